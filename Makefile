@@ -1,0 +1,34 @@
+# Every target sets up what it needs first: a fresh machine has to have Python (3.11 or newer) and make, no more.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test lint format bench clean
+
+demo: .venv/demo.stamp
+	$(BIN)/python examples/digits.py
+
+test: .venv/dev.stamp
+	$(BIN)/python -m pytest
+
+lint: .venv/dev.stamp
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: .venv/dev.stamp
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: .venv/dev.stamp
+	$(BIN)/python benchmarks/loop.py
+
+clean:
+	rm -rf .venv build dist runs
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/%.stamp: pyproject.toml constraints.txt | .venv/bin/python
+	$(INSTALL) -e ".[$*]"
+	touch $@
