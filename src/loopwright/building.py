@@ -1,0 +1,118 @@
+"""Optimizers and schedulers from what the user gave: an object, or a factory for what cannot exist yet."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
+
+from .errors import ConfigurationError
+
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
+SchedulerFactory = Callable[[Optimizer], Any]
+Interval = Literal["update", "epoch"]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A scheduler with its cadence, where the default is not what you want.
+
+    By default a scheduler is stepped as its own documentation says: OneCycleLR and CyclicLR after every update, the
+    others after every epoch. `metric` is what ReduceLROnPlateau watches ("eval_loss" if there is evaluation, "loss"
+    otherwise).
+    """
+
+    scheduler: Any
+    every: Interval | None = None
+    metric: str | None = None
+
+    @property
+    def interval(self) -> Interval:
+        if self.every is not None:
+            return self.every
+        return "update" if isinstance(self.scheduler, (OneCycleLR, CyclicLR)) else "epoch"
+
+    @property
+    def watches(self) -> bool:
+        """Whether stepping it takes a metric."""
+        return isinstance(self.scheduler, ReduceLROnPlateau)
+
+    def step(self, metrics: Mapping[str, float]) -> None:
+        """One step of the schedule, at the end of an epoch with these metrics."""
+        if not self.watches:
+            self.scheduler.step()
+            return
+        name = self.metric or ("eval_loss" if "eval_loss" in metrics else "loss")
+        if name not in metrics:
+            raise ConfigurationError(
+                f"ReduceLROnPlateau watches {name!r}, which this epoch did not measure; there is: "
+                f"{', '.join(metrics)}. Say `Schedule(scheduler, metric=...)`."
+            )
+        self.scheduler.step(metrics[name])
+
+
+def build_optimizer(given: Any, params: Callable[[], Iterable[nn.Parameter]], name: str = "optimizer") -> Optimizer:
+    """The optimizer itself, or what the factory makes of the parameters, fused where that pays."""
+    if isinstance(given, Optimizer):
+        return given
+    if not callable(given):
+        raise ConfigurationError(
+            f"{name} is a {type(given).__name__}: pass a torch optimizer, or a function of the parameters that makes "
+            "one, such as `partial(torch.optim.Adam, lr=1e-3)`."
+        )
+    built = given(params())
+    if not isinstance(built, Optimizer):
+        raise ConfigurationError(f"The factory given as {name} returned a {type(built).__name__}, no torch optimizer.")
+    return _fused(built)
+
+
+def _fused(optimizer: Optimizer) -> Optimizer:
+    """The same optimizer with its fused implementation, if it has one and the user chose no implementation."""
+    kinds = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
+    chosen = ("fused", "foreach", "capturable", "differentiable")
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    if (
+        type(optimizer) not in kinds
+        or any(group.get(option) for group in optimizer.param_groups for option in chosen)
+        or any(group.get("fused") is False or group.get("foreach") is False for group in optimizer.param_groups)
+        or not all(p.is_floating_point() and p.device.type in ("cpu", "cuda", "mps") for p in params)
+    ):
+        return optimizer
+    accepted = inspect.signature(type(optimizer)).parameters
+    options = {key: value for key, value in optimizer.defaults.items() if key in accepted}
+    groups = [{key: value for key, value in group.items() if key != "fused"} for group in optimizer.param_groups]
+    return type(optimizer)(groups, **(options | {"fused": True}))
+
+
+def build_schedule(given: Any, optimizer: Optimizer | None) -> Schedule:
+    """A scheduler with its cadence from a scheduler, a factory `optimizer -> scheduler`, or a `Schedule` of either."""
+    every, metric = (given.every, given.metric) if isinstance(given, Schedule) else (None, None)
+    scheduler = given.scheduler if isinstance(given, Schedule) else given
+    if every not in (None, "update", "epoch"):
+        raise ConfigurationError(f"Schedule(every={every!r}): use 'update' or 'epoch'.")
+    if not isinstance(scheduler, LRScheduler) and not hasattr(scheduler, "step"):
+        if not callable(scheduler):
+            raise ConfigurationError(
+                f"scheduler is a {type(scheduler).__name__}: pass a scheduler, or a function of the optimizer that "
+                "makes one."
+            )
+        if optimizer is None:
+            raise ConfigurationError(
+                "A scheduler factory needs to know its optimizer, and there are several: pass "
+                "`scheduler={'name of the optimizer': factory}`."
+            )
+        scheduler = scheduler(optimizer)
+    return Schedule(scheduler, every, metric)
+
+
+def named(given: Any, default: str) -> dict[str, Any]:
+    """One thing or a mapping of them, as a mapping; nothing for None."""
+    if given is None:
+        return {}
+    return dict(given) if isinstance(given, Mapping) else {default: given}

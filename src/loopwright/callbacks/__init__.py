@@ -1,0 +1,1 @@
+"""Callbacks that ship; each imports what it needs only when it is used."""

@@ -1,0 +1,159 @@
+"""Resume points by time, updates or epochs, and kept models by a metric: two things with two policies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..errors import ConfigurationError
+from ..hooks import Callback
+
+if TYPE_CHECKING:
+    from ..checkpoint import CheckpointStore, KeepPolicy, KeptModels
+    from ..trainer import Trainer
+
+
+class Checkpoints(Callback):
+    """Writes resume points to the run directory: every n updates, epochs or minutes, whichever comes first.
+
+    Saving is asynchronous: the step pays for a copy of the state. `on_error` says whether a failed write ends
+    training at the next step ("raise") or is only reported ("warn").
+    """
+
+    def __init__(
+        self,
+        every_updates: int | None = None,
+        every_epochs: int | None = 1,
+        every_minutes: float | None = 5.0,
+        *,
+        keep: int = 2,
+        asynchronous: bool = True,
+        on_error: Literal["raise", "warn"] = "raise",
+    ) -> None:
+        from ..checkpoint import ResumePolicy
+
+        self.policy = ResumePolicy(every_updates, every_epochs, every_minutes, keep)
+        self.asynchronous = asynchronous
+        self.on_error: Literal["raise", "warn"] = on_error
+        self._store: CheckpointStore | None = None
+        self._saved_at = 0.0
+
+    def on_train_start(self, trainer: Trainer) -> None:
+        from ..checkpoint import AsyncWriter, CheckpointStore
+
+        if trainer.run is None:
+            raise ConfigurationError("Checkpoints needs a place to write to: pass `run_dir=` to the trainer.")
+        if self._store is None:
+            self._store = CheckpointStore(trainer.run.checkpoints, self.policy.keep, writer=AsyncWriter(self.on_error))
+        self._saved_at = monotonic()
+
+    def on_update_end(self, trainer: Trainer) -> None:
+        if self._store is not None:
+            self._store.check()
+        minutes = (monotonic() - self._saved_at) / 60
+        if self.policy.is_due(update=trainer.progress.update, minutes_since_last=minutes):
+            self.save(trainer)
+
+    def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        if self.policy.is_due(update=trainer.progress.update, epoch_end=trainer.progress.epoch):
+            self.save(trainer)
+
+    def on_train_end(self, trainer: Trainer) -> None:
+        self.save(trainer, wait=True)
+
+    def on_exception(self, trainer: Trainer, error: BaseException) -> None:
+        if self._store is not None:
+            self._store.wait()
+
+    def save(self, trainer: Trainer, *, wait: bool = False) -> None:
+        """Write a resume point now."""
+        from ..checkpoint import update_name
+        from ..checkpoint.capture import capture, meta_of
+
+        assert self._store is not None
+        wait = wait or not self.asynchronous
+        self._store.save(update_name(trainer.progress.update), capture(trainer), meta_of(trainer), wait=wait)
+        self._saved_at = monotonic()
+
+
+class BestModel(Callback):
+    """Keeps the weights of the best epochs by a metric.
+
+    They go to the run directory; without one, the best are held in memory. `mode` "auto" minimises a metric whose
+    name ends in loss or error and maximises any other. `restore` puts the best weights back when training ends.
+    """
+
+    def __init__(
+        self,
+        metric: str = "eval_loss",
+        mode: Literal["auto", "min", "max"] = "auto",
+        *,
+        keep: int = 1,
+        restore: bool = False,
+    ) -> None:
+        from ..checkpoint import KeepPolicy
+
+        self.policy: KeepPolicy = KeepPolicy(metric, resolve_mode(metric, mode), keep)
+        self.restore = restore
+        self.best: float | None = None
+        self._kept: KeptModels | None = None
+        self._weights: dict[str, Any] | None = None
+
+    def required_metrics(self) -> set[str]:
+        return {self.policy.metric}
+
+    def on_train_start(self, trainer: Trainer) -> None:
+        from ..checkpoint import KeptModels
+
+        if trainer.run is not None and self._kept is None:
+            self._kept = KeptModels(trainer.run.kept, self.policy)
+
+    def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        from ..checkpoint import snapshot, update_name
+        from ..checkpoint.capture import capture_models, meta_of
+
+        value = metric_of(metrics, self.policy.metric, type(self).__name__)
+        is_best = self.best is None or self.policy.better(value, self.best)
+        if is_best:
+            self.best = value
+        if self._kept is not None:
+            tree = {"models": capture_models(trainer)}
+            meta = meta_of(trainer) | {"metrics": dict(metrics)}
+            self._kept.offer(update_name(trainer.progress.update), tree, meta, value=value)
+        elif is_best:
+            self._weights = snapshot(capture_models(trainer))
+
+    def on_train_end(self, trainer: Trainer) -> None:
+        weights = self._weights
+        if self._kept is not None:
+            self._kept.writer.wait()
+            found = self._kept.best() if self.restore else None
+            weights = found.tree["models"] if found is not None else None
+        if self.restore and weights is not None:
+            for name, model in trainer.models.items():
+                model.load_state_dict(weights[name])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "weights": self._weights}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.best, self._weights = state["best"], state["weights"]
+
+
+def resolve_mode(metric: str, mode: str) -> Literal["min", "max"]:
+    """Whether smaller or larger values of a metric are better, from its name if nobody says."""
+    if mode == "auto":
+        return "min" if metric.endswith(("loss", "error")) else "max"
+    if mode == "min":
+        return "min"
+    if mode == "max":
+        return "max"
+    raise ConfigurationError(f"mode={mode!r}: use 'min', 'max' or 'auto'.")
+
+
+def metric_of(metrics: Mapping[str, float], name: str, watcher: str) -> float:
+    """The metric that a callback watches, or an error that names the ones there are."""
+    if name not in metrics:
+        raise ConfigurationError(f"{watcher} watches {name!r}, but this epoch measured only {', '.join(metrics)}.")
+    return metrics[name]

@@ -1,0 +1,78 @@
+"""The run directory's record: step and epoch metrics as they come, and how the run ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+from ..hooks import Callback
+
+if TYPE_CHECKING:
+    from ..run import MetricsStore
+    from ..trainer import Trainer
+
+
+class RunRecorder(Callback):
+    """Writes metrics and the state of the run to `run_dir`; what a resumed run measures again is replaced."""
+
+    def __init__(self) -> None:
+        self._metrics: MetricsStore | None = None
+
+    def on_train_start(self, trainer: Trainer) -> None:
+        from ..run import MetricsStore, RunManifest, update_manifest
+
+        assert trainer.run is not None
+        if trainer.run.has_run:
+            update_manifest(trainer.run.manifest_path, state="running")
+        else:
+            manifest = RunManifest.collect(device=str(trainer.runtime.device), seed=trainer.seed)
+            manifest.write(trainer.run.manifest_path)
+        self._metrics = MetricsStore(trainer.run.metrics_path)
+        self._metrics.truncate(step=trainer.progress.step, epoch=trainer.progress.epoch)
+
+    def on_log(self, trainer: Trainer, rows: list[dict[str, float]]) -> None:
+        """Log points fall on update boundaries, so which update a step belonged to follows from its place."""
+        assert self._metrics is not None
+        width = trainer.accumulate
+        first_step = trainer.progress.step - len(rows) + 1
+        first_update = trainer.progress.update - -(-len(rows) // width) + 1
+        self._metrics.add_steps(
+            (first_update + at // width, first_step + at, name, value)
+            for at, row in enumerate(rows)
+            for name, value in row.items()
+        )
+
+    def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        assert self._metrics is not None
+        self._metrics.add_epoch(trainer.progress.epoch, trainer.progress.update, metrics)
+
+    def on_train_end(self, trainer: Trainer) -> None:
+        assert self._metrics is not None
+        if trainer.progress.in_epoch and len(trainer.history) > trainer.progress.epoch:
+            row = trainer.history.epochs[-1]
+            self._metrics.add_epoch(trainer.progress.epoch + 1, trainer.progress.update, row)
+        if trainer.is_interrupted:
+            self._close(trainer, "interrupted", trainer.stop_reason)
+        else:
+            self._close(trainer, "finished" if trainer.stop_reason is None else "stopped", trainer.stop_reason)
+
+    def on_exception(self, trainer: Trainer, error: BaseException) -> None:
+        is_interrupt = isinstance(error, KeyboardInterrupt)
+        self._close(trainer, "interrupted" if is_interrupt else "failed", f"{type(error).__name__}: {error}")
+
+    def _close(
+        self,
+        trainer: Trainer,
+        state: Literal["finished", "stopped", "failed", "interrupted"],
+        reason: str | None,
+    ) -> None:
+        from ..run import update_manifest
+
+        assert trainer.run is not None
+        if trainer.run.has_run:
+            progress = {
+                name: getattr(trainer.progress, name) for name in ("epoch", "step", "update", "sample", "seconds")
+            }
+            update_manifest(trainer.run.manifest_path, state=state, reason=reason, progress=progress)
+        if self._metrics is not None:
+            self._metrics.close()

@@ -1,0 +1,175 @@
+"""Files that are complete or absent: staged beside their destination, made durable, then renamed."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+CHUNK = 16 << 20
+STALE_AFTER_SECONDS = 24 * 3600.0
+AT_FDCWD = -100
+RENAME_EXCHANGE = 2
+
+_in_use: set[Path] = set()  # what this process is writing now; process ids may be used again
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """Size and hash of a file, as its manifest states them."""
+
+    size: int
+    sha256: str
+
+
+class HashingFile:
+    """A new file that is hashed while it is written and durable once closed."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        self._hash = hashlib.sha256()
+        self._size = 0
+
+    def write(self, data: bytes | memoryview) -> None:
+        view = memoryview(data)
+        for start in range(0, len(view), CHUNK):
+            chunk = view[start : start + CHUNK]
+            self._hash.update(chunk)
+            while chunk:
+                chunk = chunk[os.write(self._descriptor, chunk) :]
+        self._size += len(view)
+
+    def record(self) -> FileRecord:
+        return FileRecord(self._size, self._hash.hexdigest())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                os.fsync(self._descriptor)
+        finally:
+            os.close(self._descriptor)
+
+
+def write_bytes(path: Path, data: bytes) -> FileRecord:
+    """A new durable file with these bytes."""
+    with HashingFile(path) as file:
+        file.write(data)
+    return file.record()
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def staged_file(destination: Path) -> Iterator[Path]:
+    """A path to write to, which replaces the destination in one step if nothing is raised."""
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    staging = _hidden_sibling(destination, "tmp")
+    try:
+        yield staging
+        os.replace(staging, destination)
+        sync_directory(destination.parent)
+    finally:
+        staging.unlink(missing_ok=True)
+
+
+@contextmanager
+def staged_directory(destination: Path) -> Iterator[Path]:
+    """A directory to fill, which replaces the destination in one step if nothing is raised."""
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    staging = _hidden_sibling(destination, "tmp")
+    _in_use.add(staging)
+    try:
+        staging.mkdir()
+        yield staging
+        sync_directory(staging)
+        _put_in_place(staging, destination)
+        sync_directory(destination.parent)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+        _in_use.discard(staging)
+
+
+def remove_directory(path: Path) -> None:
+    """Take a directory away in one step, so that a kill leaves no half of it under its name."""
+    doomed = _hidden_sibling(path, "tmp")
+    os.rename(path, doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def clean_leftovers(directory: Path) -> list[str]:
+    """Remove what killed processes left in a directory, put back what they had set aside; the names."""
+    cleaned = []
+    for path in sorted(directory.glob(".*-*-*")):
+        name, _, tail = path.name[1:].rpartition(".")
+        kind, *rest = tail.split("-")
+        if kind not in ("tmp", "old") or len(rest) != 2 or not _is_abandoned(path, rest[0]):
+            continue
+        if kind == "old" and not (directory / name).exists():
+            os.rename(path, directory / name)
+        elif path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+        cleaned.append(path.name)
+    return cleaned
+
+
+def _put_in_place(staging: Path, destination: Path) -> None:
+    """Rename over the destination; where a directory is there, exchange the two."""
+    if not destination.is_dir():
+        os.rename(staging, destination)
+    elif not _exchange(staging, destination):
+        # Filesystems that cannot exchange: `clean_leftovers` puts the old one back after a kill in between.
+        aside = _hidden_sibling(destination, "old")
+        os.rename(destination, aside)
+        os.rename(staging, destination)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
+    if renameat2 is None:
+        return False
+    paths = (os.fsencode(first), os.fsencode(second))
+    return bool(renameat2(AT_FDCWD, paths[0], AT_FDCWD, paths[1], RENAME_EXCHANGE) == 0)
+
+
+def _hidden_sibling(path: Path, kind: str) -> Path:
+    return path.with_name(f".{path.name}.{kind}-{os.getpid()}-{secrets.token_hex(4)}")
+
+
+def _is_abandoned(path: Path, process: str) -> bool:
+    if path in _in_use or not process.isdecimal():
+        return False
+    if int(process) == os.getpid():
+        return True
+    with suppress(PermissionError):
+        try:
+            os.kill(int(process), 0)
+        except (ProcessLookupError, OverflowError):
+            return True
+    try:
+        return time.time() - path.lstat().st_mtime > STALE_AFTER_SECONDS
+    except OSError:
+        return False

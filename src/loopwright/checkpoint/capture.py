@@ -1,0 +1,167 @@
+"""A trainer's complete state as a tree, and a tree put back into a trainer; what does not fit is listed first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..data.seeding import rng_state, set_rng_state
+from ..errors import CheckpointError
+from .files import read_checkpoint, write_checkpoint
+from .tree import Tree
+from .weights import save_weights
+
+if TYPE_CHECKING:
+    from ..data.stream import Stream
+    from ..hooks import Callback
+    from ..trainer import Trainer
+
+
+def capture(trainer: Trainer) -> dict[str, Tree]:
+    """Everything that a run needs in order to go on exactly where it is."""
+    trainer.flush()
+    stream = trainer.train_stream
+    return {
+        "models": capture_models(trainer),
+        "optimizers": {name: optimizer.state_dict() for name, optimizer in trainer.optimizers.items()},
+        "schedules": {name: s.scheduler.state_dict() for name, s in trainer.schedules.items()},
+        "lanes": {name: lane.state_dict() for name, lane in trainer.optimization.lanes.items()},
+        "callbacks": {name: callback.state_dict() for name, callback in _named_callbacks(trainer).items()},
+        "progress": trainer.progress.state_dict(),
+        "history": trainer.history.state_dict(),
+        "meter": trainer.meter.state_dict(),
+        "data": stream.state_dict() if stream is not None and trainer.progress.in_epoch else None,
+        "stop_reason": trainer.stop_reason,
+        "rng": rng_state(),
+    }
+
+
+def capture_models(trainer: Trainer) -> dict[str, Tree]:
+    return {name: model.state_dict() for name, model in trainer.models.items()}
+
+
+def meta_of(trainer: Trainer) -> dict[str, Any]:
+    """What a person or a listing wants to know of a checkpoint without reading it."""
+    progress = trainer.progress
+    return {
+        "epoch": progress.epoch,
+        "step": progress.step,
+        "update": progress.update,
+        "sample": progress.sample,
+    }
+
+
+def restore(trainer: Trainer, tree: Mapping[str, Any], stream: Stream | None, source: str) -> None:
+    """Put the state back. Everything is compared first: either all of it fits, or nothing is changed."""
+    problems = _compare(trainer, tree)
+    if problems:
+        listed = "".join(f"\n  - {problem}" for problem in problems[:20])
+        more = f"\n  - and {len(problems) - 20} more" if len(problems) > 20 else ""
+        raise CheckpointError(
+            f"Checkpoint {source} does not fit this trainer:{listed}{more}\nBuild the same models, optimizers and "
+            "callbacks as the run that wrote it, or start a new run (resume=False)."
+        )
+    for name, model in trainer.models.items():
+        model.load_state_dict(tree["models"][name])
+    for name, optimizer in trainer.optimizers.items():
+        _load_optimizer(optimizer, tree["optimizers"][name])
+    for name, schedule in trainer.schedules.items():
+        schedule.scheduler.load_state_dict(tree["schedules"][name])
+    for name, lane in trainer.optimization.lanes.items():
+        if name in tree["lanes"]:
+            lane.load_state_dict(tree["lanes"][name])
+    for name, callback in _named_callbacks(trainer).items():
+        callback.load_state_dict(tree["callbacks"].get(name) or callback.state_dict())
+    trainer.progress.load_state_dict(tree["progress"])
+    trainer.history.load_state_dict(tree["history"])
+    trainer.meter.load_state_dict(tree["meter"])
+    trainer.stop_reason = tree["stop_reason"]
+    if stream is not None and tree["data"] is not None:
+        stream.load_state_dict(tree["data"])
+    set_rng_state(tree["rng"])
+
+
+def save_trainer(trainer: Trainer, path: str | Path) -> None:
+    write_checkpoint(path, capture(trainer), meta_of(trainer))
+
+
+def load_trainer(trainer: Trainer, path: str | Path) -> None:
+    """Load for use: evaluation, or a new `train` call that counts its limits from here."""
+    restore(trainer, read_checkpoint(path).tree, None, str(path))
+    trainer.num_calls = trainer.progress.call
+
+
+def export_weights(trainer: Trainer, path: str | Path) -> None:
+    """The weights of the only model under their own names; of several, with the model's name in front."""
+    models = trainer.models
+    if len(models) == 1:
+        weights = next(iter(models.values())).state_dict()
+    else:
+        weights = {f"{name}.{key}": value for name, m in models.items() for key, value in m.state_dict().items()}
+    save_weights(path, weights)
+
+
+def _named_callbacks(trainer: Trainer) -> dict[str, Callback]:
+    """Callbacks under the names their state is saved by: the class, numbered where it occurs again."""
+    named: dict[str, Callback] = {}
+    for callback in trainer.active_callbacks:
+        base = name = type(callback).__name__
+        number = 1
+        while name in named:
+            number += 1
+            name = f"{base}-{number}"
+        named[name] = callback
+    return named
+
+
+def _compare(trainer: Trainer, tree: Mapping[str, Any]) -> list[str]:
+    """Every disagreement between the trainer and the saved state, in words."""
+    problems = []
+    for part, own in (
+        ("models", trainer.models),
+        ("optimizers", trainer.optimizers),
+        ("schedules", trainer.schedules),
+    ):
+        saved = tree[part]
+        problems += [f"{part}: {name!r} is not in the checkpoint" for name in own if name not in saved]
+        problems += [f"{part}: the checkpoint has {name!r}, the trainer has not" for name in saved if name not in own]
+    for name, model in trainer.models.items():
+        if name in tree["models"]:
+            problems += [f"{name}: {p}" for p in compare_model(model, tree["models"][name])]
+    for name, optimizer in trainer.optimizers.items():
+        if name in tree["optimizers"]:
+            problems += [f"{name}: {p}" for p in _compare_groups(optimizer, tree["optimizers"][name])]
+    return problems
+
+
+def compare_model(model: nn.Module, saved: Mapping[str, Any]) -> list[str]:
+    """How a saved state dict differs from what the model has: missing, unexpected, and of another shape."""
+    own = model.state_dict()
+    problems = [f"{key} is missing in the checkpoint" for key in own if key not in saved]
+    problems += [f"{key} is in the checkpoint only" for key in saved if key not in own]
+    for key, value in own.items():
+        other = saved.get(key)
+        if isinstance(value, Tensor) and isinstance(other, Tensor) and value.shape != other.shape:
+            problems.append(f"{key} has shape {tuple(value.shape)}, the checkpoint's {tuple(other.shape)}")
+    return problems
+
+
+def _compare_groups(optimizer: Optimizer, saved: Mapping[str, Any]) -> list[str]:
+    own = [len(group["params"]) for group in optimizer.param_groups]
+    other = [len(group["params"]) for group in saved["param_groups"]]
+    return [] if own == other else [f"parameter groups of sizes {own}, the checkpoint's {other}"]
+
+
+def _load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Load the state; torch casts it to the parameters' type, which is undone where the optimizer keeps another."""
+    optimizer.load_state_dict(state)
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    for index, saved in state["state"].items():
+        own = optimizer.state[params[index]]
+        for key, value in saved.items():
+            if isinstance(value, Tensor) and isinstance(own.get(key), Tensor) and own[key].dtype != value.dtype:
+                own[key] = value.to(own[key].device)

@@ -1,0 +1,138 @@
+"""One checkpoint, one directory: a manifest, the state as JSON, its tensors, and each model's weights apart.
+
+```
+update-00000120/
+  manifest.json       format, metadata, size and hash of every other file; written last
+  state.json          the state tree, with references to tensors
+  state.safetensors   optimizers, schedulers and all other tensors
+  model.safetensors   one per model, under the names of its state dict
+```
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from loopwright.checkpoint.atomic import staged_directory, write_bytes
+from loopwright.checkpoint.decoding import decode, parse_json
+from loopwright.checkpoint.encoding import HEADER_KEY, encode
+from loopwright.checkpoint.manifest import (
+    MANIFEST,
+    REMEDY,
+    STATE,
+    TENSORS,
+    Manifest,
+    find_problem,
+    manifest_bytes,
+    read_manifest,
+)
+from loopwright.checkpoint.tensorfile import read_tensors, write_tensors
+from loopwright.checkpoint.tree import Tree, escape, unescape
+from loopwright.errors import CheckpointError
+
+MODELS = "models"
+LONGEST_NAME = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What was read from a checkpoint: the state tree, what was noted about it, and where it is."""
+
+    meta: dict[str, Any]
+    tree: Tree
+    path: Path
+
+
+def write_checkpoint(path: str | os.PathLike[str], tree: Tree, meta: dict[str, Any] | None = None) -> None:
+    """Write a state tree as a checkpoint directory, which appears complete or not at all.
+
+    An existing checkpoint of that name is replaced in one step.
+    """
+    destination = Path(path)
+    structure, tensors = encode(tree)
+    models = _model_files(tree)
+    groups = _split(tensors, models)
+    try:
+        with staged_directory(destination) as staging:
+            files = {STATE: write_bytes(staging / STATE, json.dumps(structure, allow_nan=False).encode())}
+            for name, group in groups.items():
+                files[name] = write_tensors(staging / name, group)
+            write_bytes(staging / MANIFEST, manifest_bytes(meta or {}, files, models))
+    except OSError as error:
+        raise CheckpointError(
+            f"Checkpoint {destination} could not be written: {error}. What was there before is untouched; "
+            "see to free space and access, then save again."
+        ) from error
+
+
+def read_checkpoint(path: str | os.PathLike[str], *, verify: bool = True) -> Checkpoint:
+    """Read a checkpoint after comparing every file with its hash; nothing in it is executed."""
+    directory = Path(path)
+    manifest = read_manifest(directory)
+    check_files(directory, manifest, list(manifest.files), deep=verify)
+    try:
+        structure = parse_json((directory / STATE).read_bytes(), str(directory / STATE))
+    except OSError as error:
+        raise CheckpointError(f"{directory / STATE} cannot be read: {error}") from error
+    return Checkpoint(manifest.meta, decode(structure, dict(_all_tensors(directory, manifest))), directory)
+
+
+def check_files(directory: Path, manifest: Manifest, names: list[str], *, deep: bool) -> None:
+    """Raise for the first of these files that is not what the manifest says."""
+    for name in names:
+        if problem := find_problem(directory, name, manifest.files[name], deep=deep):
+            raise CheckpointError(f"Checkpoint {directory} is damaged: {problem}; {REMEDY}.")
+
+
+def _all_tensors(directory: Path, manifest: Manifest) -> Iterator[tuple[str, Tensor]]:
+    yield from read_tensors(directory / TENSORS).items()
+    for model, file in manifest.models.items():
+        for key, tensor in read_tensors(directory / file).items():
+            yield f"{MODELS}/{escape(model)}/{escape(key)}", tensor
+
+
+def _model_files(tree: Tree) -> dict[str, str]:
+    """A safe and free file name for each model of the tree."""
+    models = tree.get(MODELS) if isinstance(tree, dict) else {}
+    names: dict[str, str] = {}
+    taken = {TENSORS}
+    for model, state in models.items() if isinstance(models, dict) else ():
+        if not isinstance(model, str) or not isinstance(state, dict):
+            raise CheckpointError(
+                f'The state\'s "{MODELS}" holds {model!r}: it takes one state dict per name, as '
+                "{name: model.state_dict()}."
+            )
+        names[model] = _free_name(model, taken)
+        taken.add(names[model].lower())
+    return names
+
+
+def _free_name(model: str, taken: set[str]) -> str:
+    stem = re.sub(r"[^A-Za-z0-9._-]", "_", model)[:LONGEST_NAME].lstrip(".-") or "model"
+    name, number = f"{stem}.safetensors", 2
+    while name.lower() in taken:
+        name, number = f"{stem}-{number}.safetensors", number + 1
+    return name
+
+
+def _split(tensors: dict[str, Tensor], models: dict[str, str]) -> dict[str, dict[str, Tensor]]:
+    """The tensors by file: a model's own entries go to its file, all others to the state's."""
+    groups: dict[str, dict[str, Tensor]] = {TENSORS: {}, **{file: {} for file in models.values()}}
+    files = {escape(model): file for model, file in models.items()}
+    for path, tensor in tensors.items():
+        top, _, rest = path.partition("/")
+        model, _, key = rest.partition("/")
+        is_weight = top == MODELS and model in files and "/" not in key and unescape(key) != HEADER_KEY
+        if is_weight:
+            groups[files[model]][unescape(key)] = tensor
+        else:
+            groups[TENSORS][path] = tensor
+    return groups

@@ -1,0 +1,152 @@
+"""A copy of a state tree in host memory, made quickly and into the same buffers every time."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+from pathlib import PurePath
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from loopwright.checkpoint.encoding import encode
+from loopwright.checkpoint.tree import ATOMS, TensorKey, Tree, plain_tensor, tensor_key
+from loopwright.errors import CheckpointError
+
+BufferKey: TypeAlias = tuple[tuple[int, ...], torch.dtype, bool]
+
+
+class SnapshotBuffers:
+    """Memory for one snapshot; taking the next overwrites the one before.
+
+    It holds one copy of the state, pinned where the state is on a CUDA device.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[BufferKey, deque[Tensor]] = {}
+
+    def take(self, tree: Tree) -> Tree:
+        """The tree as it is now; what happens to the original afterwards does not show in it."""
+        copier = _Copier(self._buffers)
+        try:
+            copied = copier.copy(tree)
+        except (_UnknownTypeError, RecursionError):
+            encode(tree)  # raises the error that names the place
+            raise
+        copier.finish()
+        self._buffers = copier.used
+        return copied
+
+    def release(self) -> None:
+        """Give the memory back."""
+        self._buffers = {}
+
+
+def snapshot(tree: Tree, buffers: SnapshotBuffers | None = None) -> Tree:
+    """A copy of the tree in host memory; with `buffers`, in theirs."""
+    return (buffers or SnapshotBuffers()).take(tree)
+
+
+class _UnknownTypeError(CheckpointError):
+    pass
+
+
+class _Copier:
+    def __init__(self, free: dict[BufferKey, deque[Tensor]]) -> None:
+        self.free = {key: deque(buffers) for key, buffers in free.items()}
+        self.used: dict[BufferKey, deque[Tensor]] = {}
+        self.shared: dict[TensorKey, Tensor] = {}
+        self.targets: list[Tensor] = []
+        self.sources: list[Tensor] = []
+
+    def copy(self, value: Tree) -> Tree:
+        kind = type(value)
+        if kind in ATOMS:
+            return value
+        copy = _BY_TYPE.get(kind) or _by_ancestor(value)
+        return copy(self, value)
+
+    def finish(self) -> None:
+        """Copy all tensors at once, and wait for devices that copy in the background."""
+        if not self.targets:
+            return
+        with torch.no_grad():
+            torch._foreach_copy_(self.targets, self.sources, non_blocking=True)
+        for device in {source.device for source in self.sources if source.device.type != "cpu"}:
+            torch.accelerator.synchronize(device)
+
+    def copy_tensor(self, value: Tensor) -> Tensor:
+        source = plain_tensor(value, "snapshot")
+        key = tensor_key(source)
+        if key is not None and key in self.shared:
+            return self.shared[key]
+        target = self.buffer(source)
+        if key is not None:
+            self.shared[key] = target
+            self.targets.append(target)
+            self.sources.append(source)
+        return target
+
+    def buffer(self, source: Tensor) -> Tensor:
+        pinned = source.is_cuda
+        key = (tuple(source.shape), source.dtype, pinned)
+        free = self.free.get(key)
+        target = free.popleft() if free else torch.empty(key[0], dtype=source.dtype, pin_memory=pinned)
+        self.used.setdefault(key, deque()).append(target)
+        return target
+
+    def copy_list(self, value: list[Tree]) -> list[Tree]:
+        if set(map(type, value)) <= ATOMS:
+            return value.copy()
+        return [self.copy(item) for item in value]
+
+    def copy_tuple(self, value: tuple[Tree, ...]) -> tuple[Tree, ...]:
+        return tuple(self.copy(item) for item in value)
+
+    def copy_dict(self, value: dict[Tree, Tree]) -> dict[Tree, Tree]:
+        return {key: self.copy(item) for key, item in value.items()}
+
+    def copy_counter(self, value: Counter[Tree]) -> Counter[Tree]:
+        return value.copy()
+
+    def copy_ordered(self, value: OrderedDict[Tree, Tree]) -> OrderedDict[Tree, Tree]:
+        copied = OrderedDict(self.copy_dict(value))
+        if (metadata := getattr(value, "_metadata", None)) is not None:
+            copied._metadata = self.copy(metadata)  # type: ignore[attr-defined]
+        return copied
+
+    def copy_array(self, value: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Tree:
+        return value.copy()
+
+    def copy_same(self, value: Tree) -> Tree:
+        return value
+
+
+def _by_ancestor(value: Tree) -> Callable[[_Copier, Tree], Tree]:
+    for kind, copy in _BY_ANCESTOR:
+        if isinstance(value, kind):
+            return copy
+    raise _UnknownTypeError
+
+
+_BY_TYPE: dict[type, Callable[[_Copier, Tree], Tree]] = {
+    Tensor: _Copier.copy_tensor,
+    torch.nn.Parameter: _Copier.copy_tensor,
+    dict: _Copier.copy_dict,
+    OrderedDict: _Copier.copy_ordered,
+    Counter: _Copier.copy_counter,
+    list: _Copier.copy_list,
+    tuple: _Copier.copy_tuple,
+    torch.Size: _Copier.copy_tuple,
+    np.ndarray: _Copier.copy_array,
+    torch.dtype: _Copier.copy_same,
+    torch.device: _Copier.copy_same,
+}
+_BY_ANCESTOR: tuple[tuple[type, Callable[[_Copier, Tree], Tree]], ...] = (
+    (Tensor, _Copier.copy_tensor),
+    (np.generic, _Copier.copy_same),
+    (PurePath, _Copier.copy_same),
+    (dict, _Copier.copy_dict),
+)

@@ -1,0 +1,151 @@
+"""The resume points of a run: the last few checkpoints in a directory, and the newest that can be trusted."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loopwright.checkpoint.atomic import clean_leftovers, remove_directory
+from loopwright.checkpoint.files import Checkpoint, read_checkpoint
+from loopwright.checkpoint.manifest import (
+    FILE_NAME,
+    Manifest,
+    find_problem,
+    read_manifest,
+    verify_checkpoint,
+)
+from loopwright.checkpoint.tree import Tree
+from loopwright.checkpoint.writer import AsyncWriter
+from loopwright.errors import CheckpointError, ConfigurationError
+
+logger = logging.getLogger("loopwright")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A checkpoint in a directory, as its manifest describes it."""
+
+    name: str
+    path: Path
+    manifest: Manifest
+    problem: str | None = None  # what is wrong at a glance: a file missing or of the wrong size
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        return self.manifest.meta
+
+
+def update_name(update: int) -> str:
+    """The name of the checkpoint taken at an update; names sort as the updates do."""
+    return f"update-{update:08d}"
+
+
+class CheckpointStore:
+    """Saves checkpoints to a directory, keeps the last `keep`, and finds the newest that verifies."""
+
+    def __init__(self, directory: str | os.PathLike[str], keep: int = 2, *, writer: AsyncWriter | None = None) -> None:
+        if keep < 1:
+            raise ConfigurationError(f"CheckpointStore(keep={keep}): keep at least 1.")
+        self.directory = Path(directory)
+        self.keep = keep
+        self.writer = writer or AsyncWriter()
+
+    def save(self, name: str, tree: Tree, meta: dict[str, Any] | None = None, *, wait: bool = False) -> None:
+        """Save the state as it is now; the writing goes on behind unless `wait`."""
+        path = checked_path(self.directory, name)
+        self.writer.save(path, tree, meta, then=lambda: self._prune(committed=name))
+        if wait:
+            self.writer.wait()
+
+    def check(self) -> None:
+        """Raise the error of a save that failed behind the training."""
+        self.writer.check()
+
+    def wait(self) -> None:
+        """Return when everything saved is on disk, or raise what went wrong."""
+        self.writer.wait()
+
+    def entries(self) -> list[Entry]:
+        """The checkpoints that look complete, oldest first; sizes are compared, hashes are not."""
+        return [entry for entry in list_entries(self.directory) if entry.problem is None]
+
+    def newest(self) -> Checkpoint | None:
+        """The newest checkpoint that verifies; damaged ones are named in the log and passed over."""
+        self.clean()
+        for path in _newest_first(self.directory):
+            try:
+                return read_checkpoint(path)
+            except CheckpointError as error:
+                logger.warning("Checkpoint %s is passed over: %s", path.name, error)
+        return None
+
+    def clean(self) -> list[str]:
+        """Remove what killed processes left half-written; the names of it."""
+        return clean_leftovers(self.directory) if self.directory.is_dir() else []
+
+    def prune(self) -> list[str]:
+        """Remove all but the last `keep`, once the newest of them is known to be sound; the names removed."""
+        entries = self.entries()
+        if len(entries) <= self.keep:
+            return []
+        sound = next((entry for entry in reversed(entries) if not verify_checkpoint(entry.path)), None)
+        return [] if sound is None else self._prune(committed=sound.name)
+
+    def discard(self, *, after_update: int) -> list[str]:
+        """Remove the checkpoints of a future that is not taken: those after this update."""
+        return _remove([e for e in list_entries(self.directory) if e.manifest.order[0] > after_update])
+
+    def _prune(self, *, committed: str) -> list[str]:
+        """Remove what is older than a sound checkpoint and no longer needed beside it, damaged ones too."""
+        entries = list_entries(self.directory)
+        position = next((i for i, entry in enumerate(entries) if entry.name == committed), 0)
+        sound = [entry for entry in entries[:position] if entry.problem is None]
+        spared = sound[max(len(sound) - self.keep + 1, 0) :]
+        return _remove([entry for entry in entries[:position] if entry not in spared])
+
+
+def _remove(entries: list[Entry]) -> list[str]:
+    for entry in entries:
+        remove_directory(entry.path)
+    return [entry.name for entry in entries]
+
+
+def checked_path(directory: Path, name: str) -> Path:
+    """The place of a checkpoint, after refusing a name that is not one plain component."""
+    if not FILE_NAME.fullmatch(name):
+        raise CheckpointError(f"{name!r} cannot name a checkpoint: use letters, digits, '.', '_' and '-'.")
+    return directory / name
+
+
+def list_entries(directory: Path) -> list[Entry]:
+    """The checkpoints of a directory whose manifest can be read, oldest first."""
+    entries = []
+    for path in _candidates(directory):
+        try:
+            manifest = read_manifest(path)
+        except CheckpointError:
+            continue
+        problems = (find_problem(path, name, r, deep=False) for name, r in manifest.files.items())
+        entries.append(Entry(path.name, path, manifest, next(filter(None, problems), None)))
+    return sorted(entries, key=lambda entry: (entry.manifest.order, entry.name))
+
+
+def _newest_first(directory: Path) -> list[Path]:
+    """All checkpoints, complete or not; those whose manifest cannot be read are tried first, to be named."""
+
+    def order(path: Path) -> tuple[bool, tuple[float, str], str]:
+        try:
+            return (False, read_manifest(path).order, path.name)
+        except CheckpointError:
+            return (True, (0, ""), path.name)
+
+    return sorted(_candidates(directory), key=order, reverse=True)
+
+
+def _candidates(directory: Path) -> list[Path]:
+    if not directory.is_dir():
+        return []
+    return [path for path in directory.iterdir() if not path.name.startswith(".") and path.is_dir()]

@@ -1,0 +1,107 @@
+"""A model's weights alone: from a checkpoint, a safetensors file or somebody's `.pt`, and to either."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from loopwright.checkpoint.atomic import staged_file
+from loopwright.checkpoint.files import check_files
+from loopwright.checkpoint.manifest import read_manifest
+from loopwright.checkpoint.tensorfile import DTYPES, read_tensors, write_tensors
+from loopwright.checkpoint.tree import plain_tensor
+from loopwright.errors import CheckpointError
+
+SAFE = ".safetensors"
+PICKLED = (".pt", ".pth", ".bin")
+WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "weights")
+
+
+def load_weights(path: str | os.PathLike[str], *, model: str | None = None) -> dict[str, Tensor]:
+    """The tensors of one model; `model` says which, where a checkpoint holds several.
+
+    A `.pt` file is read with torch's restricted reader, which runs no code, and only with that one.
+    """
+    source = Path(path)
+    if source.is_dir():
+        return _from_checkpoint(source, model)
+    if not source.is_file():
+        raise CheckpointError(f"There is no checkpoint and no file of weights at {source}.")
+    return read_tensors(source) if source.suffix == SAFE else _from_pickle(source)
+
+
+def save_weights(
+    path: str | os.PathLike[str], state_dict: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write a state dict as plain safetensors, or with torch's own format where the name ends in `.pt`."""
+    destination = Path(path)
+    if destination.suffix not in (SAFE, *PICKLED):
+        raise CheckpointError(f"Weights are saved as {SAFE} or {', '.join(PICKLED)}, not as {destination}.")
+    tensors = {name: _checked(name, tensor) for name, tensor in state_dict.items()}
+    try:
+        with staged_file(destination) as staging:
+            if destination.suffix == SAFE:
+                write_tensors(staging, tensors, {"format": "pt", **(metadata or {})})
+            else:
+                _write_pickle(staging, tensors)
+    except OSError as error:
+        raise CheckpointError(f"Weights could not be written to {destination}: {error}.") from error
+
+
+def _checked(name: str, tensor: Tensor) -> Tensor:
+    if not isinstance(name, str) or not isinstance(tensor, Tensor):
+        raise CheckpointError(
+            f"Entry {name!r} of the state dict is {type(tensor).__name__}, not a tensor: leave it out, "
+            "or save a whole checkpoint."
+        )
+    if tensor.dtype not in DTYPES:
+        raise CheckpointError(f"Entry {name!r} is {tensor.dtype}, which safetensors does not know: cast it.")
+    return plain_tensor(tensor, name)
+
+
+def _write_pickle(path: Path, tensors: dict[str, Tensor]) -> None:
+    with path.open("xb") as file:
+        torch.save(tensors, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _from_checkpoint(directory: Path, model: str | None) -> dict[str, Tensor]:
+    manifest = read_manifest(directory)
+    names = sorted(manifest.models)
+    if model is None and len(names) != 1:
+        raise CheckpointError(f"{directory} holds the models {names}: say which with `model=`.")
+    name = names[0] if model is None else model
+    if name not in manifest.models:
+        raise CheckpointError(f"{directory} holds no model {name!r}, only {names}.")
+    file = manifest.models[name]
+    check_files(directory, manifest, [file], deep=True)
+    return read_tensors(directory / file)
+
+
+def _from_pickle(path: Path) -> dict[str, Tensor]:
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # an untrusted file fails in any way it likes; none of them is ours
+        raise CheckpointError(
+            f"{path} was refused: it is damaged, or does not hold plain tensors only, and loading "
+            "anything else could run code from it. Convert it where you trust it, with "
+            f"`safetensors.torch.save_file(model.state_dict(), 'weights.safetensors')`. ({error})"
+        ) from error
+    for candidate in (content, *_wrapped(content)):
+        if isinstance(candidate, Mapping) and _is_state_dict(candidate):
+            return dict(candidate)
+    keys = sorted(map(str, content))[:8] if isinstance(content, Mapping) else type(content).__name__
+    raise CheckpointError(f"{path} holds no state dict, only {keys}: save `model.state_dict()` alone.")
+
+
+def _wrapped(content: object) -> list[object]:
+    return [content[key] for key in WRAPPERS if key in content] if isinstance(content, Mapping) else []
+
+
+def _is_state_dict(content: Mapping[object, object]) -> bool:
+    return bool(content) and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in content.items())

@@ -1,0 +1,19 @@
+"""Data: the order of samples, the position in it, their randomness, and batches from whatever is given."""
+
+from .order import derive_seed, permutation
+from .seeding import preserved_rng, rng_state, seed_everything, seed_sample, set_rng_state
+from .stream import Batch, Stream, batch_size_of, open_stream
+
+__all__ = [
+    "Batch",
+    "Stream",
+    "batch_size_of",
+    "derive_seed",
+    "open_stream",
+    "permutation",
+    "preserved_rng",
+    "rng_state",
+    "seed_everything",
+    "seed_sample",
+    "set_rng_state",
+]

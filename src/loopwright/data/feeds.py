@@ -1,0 +1,135 @@
+"""Who makes the batches: this process, or the workers of a DataLoader that we hand the requests to."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import DataLoader, get_worker_info
+
+from .fetching import Fetcher, Request, can_pin, pin
+from .interface import Batch
+from .order import WORKER, derive_seed
+
+
+class Feed(Protocol):
+    """Batches for requests, in the order of the requests."""
+
+    def start(self, requests: Iterator[Request]) -> None:
+        """Forget the previous requests and go on with these."""
+
+    def next(self) -> Batch: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """What a loader was told about its workers."""
+
+    num_workers: int = 0
+    pin_memory: bool = False
+    timeout: float = 0
+    worker_init_fn: Callable[[int], Any] | None = None
+    multiprocessing_context: Any = None
+    prefetch_factor: int | None = None
+    persistent_workers: bool = False
+    in_order: bool = True
+
+    @classmethod
+    def of(cls, loader: DataLoader[Any]) -> "WorkerSettings":
+        return cls(**{field.name: getattr(loader, field.name) for field in fields(cls)})
+
+
+class LocalFeed:
+    """Makes every batch in this process, when it is asked for."""
+
+    def __init__(self, fetcher: Fetcher, pin_memory: bool) -> None:
+        self._fetcher = fetcher
+        self._pins = pin_memory and can_pin()
+        self._requests: Iterator[Request] = iter(())
+
+    def start(self, requests: Iterator[Request]) -> None:
+        self._requests = requests
+
+    def next(self) -> Batch:
+        batch = self._fetcher[next(self._requests)]
+        return Batch(pin(batch.value), batch.size) if self._pins else batch
+
+    def close(self) -> None:
+        self._requests = iter(())
+
+
+class WorkerFeed:
+    """Sends requests to worker processes, which are started with the first batch that is asked for."""
+
+    def __init__(self, fetcher: Fetcher, settings: WorkerSettings) -> None:
+        self._fetcher = fetcher
+        self._settings = settings
+        self._requests = _Requests()
+        self._generator = torch.Generator().manual_seed(derive_seed(fetcher.seed, WORKER))
+        self._loader: DataLoader[Any] | None = None
+        self._batches: Iterator[Batch] | None = None
+
+    def start(self, requests: Iterator[Request]) -> None:
+        self._requests.current = requests
+        self._batches = None
+
+    def next(self) -> Batch:
+        if self._batches is None:
+            self._batches = self._open()
+        return next(self._batches)
+
+    def close(self) -> None:
+        self._batches = self._loader = None
+
+    def _open(self) -> Iterator[Batch]:
+        with warnings.catch_warnings():  # their own loader has already said it
+            warnings.filterwarnings("ignore", message="This DataLoader will create")
+            if self._loader is None:
+                self._loader = self._build()
+            return iter(self._loader)
+
+    def _build(self) -> DataLoader[Any]:
+        settings = self._settings
+        return DataLoader(
+            self._fetcher,  # type: ignore[arg-type]  # __getitem__ is all it needs
+            batch_size=None,
+            sampler=self._requests,
+            collate_fn=_as_it_is,
+            num_workers=settings.num_workers,
+            pin_memory=settings.pin_memory and can_pin(),
+            timeout=settings.timeout,
+            worker_init_fn=_WorkerStart(settings.worker_init_fn),
+            multiprocessing_context=settings.multiprocessing_context,
+            generator=self._generator,
+            prefetch_factor=settings.prefetch_factor,
+            persistent_workers=settings.persistent_workers,
+            in_order=settings.in_order,
+        )
+
+
+class _Requests:
+    """The sampler of our loader: whatever requests were set last."""
+
+    current: Iterator[Request] = iter(())
+
+    def __iter__(self) -> Iterator[Request]:
+        return self.current
+
+
+@dataclass(frozen=True, slots=True)
+class _WorkerStart:
+    """Shows the user's own data set in `get_worker_info()`, then calls the user's function."""
+
+    function: Any
+
+    def __call__(self, worker_id: int) -> None:
+        info: Any = get_worker_info()
+        object.__setattr__(info, "dataset", info.dataset.dataset)  # it is frozen
+        if self.function is not None:
+            self.function(worker_id)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

@@ -1,0 +1,159 @@
+"""The stream over what can only be iterated: iterable data sets, stateful loaders, iterables of batches."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from ..errors import DataError
+from .fetching import Collate, can_pin, pin
+from .interface import Batch, HasEpochs, Stateful, Stream, batch_size_of
+from .order import SAMPLE, WORKER, derive_seed
+from .seeding import preserved_rng, seed_sample
+
+
+class Randomness(Enum):
+    """What an iterable draws from while it is iterated."""
+
+    PER_ITEM = "seeded from (seed, epoch, number of the item)"
+    PER_EPOCH = "seeded from (seed, epoch) when iteration starts"
+    LEFT_ALONE = "whatever is there"
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """How items become batches; without a size every item is a batch already."""
+
+    size: int | None
+    drop_last: bool
+    collate: Collate
+    pin_memory: bool = False
+
+
+class Cursor:
+    """Reads one item after another and never ahead of what is asked for."""
+
+    def __init__(self, source: Iterable[Any], seed: int, randomness: Randomness) -> None:
+        self.source = source
+        self.is_exhausted = False
+        self._seed = seed
+        self._randomness = randomness
+        self._epoch = 0
+        self._items: Iterator[Any] | None = None
+        self._may_be_spent = False
+
+    def start(self, epoch: int) -> None:
+        self._epoch, self._items, self.is_exhausted = epoch, None, False
+        if isinstance(self.source, HasEpochs):
+            self.source.set_epoch(epoch)
+
+    def load(self, state: dict[str, Any]) -> None:
+        if isinstance(self.source, Stateful) and "source" in state:
+            self.source.load_state_dict(state["source"])
+        self.is_exhausted = self._may_be_spent = state["is_exhausted"]
+
+    def read(self, number: int) -> list[Any]:
+        """The item with this number in the epoch, or nothing at the end."""
+        if self.is_exhausted:
+            return []
+        if self._randomness is Randomness.PER_ITEM:
+            seed_sample(derive_seed(self._seed, self._epoch, SAMPLE, number))
+        items = self._next()
+        if not items and self._may_be_spent:  # state saved at the end of an epoch can make one empty pass
+            self._items = None
+            items = self._next()
+        self._may_be_spent, self.is_exhausted = False, not items
+        return items
+
+    def close(self) -> None:
+        self._items = None
+
+    def undisturbed(self) -> AbstractContextManager[None]:
+        """Around reading: keeps the generators of training as they are, where ours are used instead."""
+        return preserved_rng() if self._randomness is Randomness.PER_ITEM else nullcontext()
+
+    def _next(self) -> list[Any]:
+        if self._items is None:
+            self._items = self._open()
+        try:
+            return [next(self._items)]
+        except StopIteration:
+            return []
+
+    def _open(self) -> Iterator[Any]:
+        if self._randomness is not Randomness.PER_EPOCH:
+            return iter(self.source)
+        with preserved_rng():
+            seed_sample(derive_seed(self._seed, self._epoch, WORKER))
+            return iter(self.source)
+
+
+class IteratedStream(Stream):
+    """Batches read from an iterable; the position is the number of items read."""
+
+    def __init__(self, cursor: Cursor, batching: Batching, *, refusal: str, length: int | None) -> None:
+        self._cursor = cursor
+        self._batching = batching
+        self._refusal = refusal
+        self._pins = batching.pin_memory and can_pin()
+        self._epoch = self._position = 0
+        self.num_batches = length
+        if length is not None and batching.size is not None:
+            self.num_samples = length - length % batching.size if batching.drop_last else length
+            self.num_batches = -(-self.num_samples // batching.size)
+
+    def begin(self, epoch: int) -> None:
+        self._epoch, self._position = epoch, 0
+        self._cursor.start(epoch)
+
+    def take(self, count: int, max_samples: int | None = None) -> list[Batch]:
+        batches: list[Batch] = []
+        left = max_samples
+        with self._cursor.undisturbed():
+            while len(batches) < count and (left is None or left > 0):
+                if (batch := self._next_batch(left)) is None:
+                    break
+                left = None if left is None else left - batch.size
+                batches.append(batch)
+        return batches
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = {"epoch": self._epoch, "position": self._position}
+        state["is_exhausted"] = self._cursor.is_exhausted
+        if isinstance(self._cursor.source, Stateful):
+            state["source"] = self._cursor.source.state_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["position"] and not state["is_exhausted"]:
+            self.check_resumable()
+        self.begin(state["epoch"])
+        self._cursor.load(state)
+        self._position = state["position"]
+
+    def check_resumable(self) -> None:
+        if not isinstance(self._cursor.source, Stateful):
+            raise DataError(self._refusal)
+
+    def close(self) -> None:
+        self._cursor.close()
+
+    def _next_batch(self, left: int | None) -> Batch | None:
+        size = self._batching.size
+        items = self._read(1 if size is None else size - self._position % size, left)
+        if not items:
+            return None
+        self._position += len(items)
+        value = self._batching.collate(items[0] if size is None else items)
+        if self._pins:
+            value = pin(value)
+        return Batch(value, batch_size_of(value) if size is None else len(items))
+
+    def _read(self, wanted: int, left: int | None) -> list[Any]:
+        items: list[Any] = []
+        allowed = wanted if left is None else min(wanted, left)
+        while len(items) < allowed and (item := self._cursor.read(self._position + len(items))):
+            items += item
+        is_short = len(items) < allowed
+        return [] if is_short and self._batching.drop_last else items

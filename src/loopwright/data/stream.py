@@ -1,0 +1,108 @@
+"""Opening a stream over whatever the user calls data."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, default_collate
+
+from ..errors import ConfigurationError, DataError
+from .feeds import WorkerSettings
+from .interface import Batch, Stateful, Stream, batch_size_of
+from .iterated import Batching
+from .loaders import is_plain, open_indexed, open_items, open_iterable, open_loader, open_stateful
+from .plan import Planner
+from .samplers import Order, SequentialOrder, ShuffledOrder
+from .sequences import SequenceStream
+
+__all__ = ["Batch", "Stream", "batch_size_of", "open_stream"]
+
+DEFAULT_BATCH_SIZE = 32
+
+
+@runtime_checkable
+class _MapStyle(Protocol):
+    def __getitem__(self, index: Any) -> Any: ...
+    def __len__(self) -> int: ...
+
+
+@runtime_checkable
+class _FetchesBatches(Protocol):
+    def __getitems__(self, indices: Any) -> Any: ...
+
+
+def open_stream(
+    data: Any,
+    *,
+    batch_size: int | None = None,
+    seed: int,
+    shuffle: bool,
+    collate_fn: Callable[[Any], Any] | None = None,
+) -> Stream:
+    """A stream over a data set, a DataLoader, a sequence of batches, or any iterable of batches.
+
+    `batch_size` (None means 32), `shuffle` and `collate_fn` are for data sets; a DataLoader keeps its own.
+    """
+    _check_batch_size(batch_size)
+    if isinstance(data, IterableDataset):
+        batching = Batching(batch_size or DEFAULT_BATCH_SIZE, False, collate_fn or default_collate)
+        return open_items(data, batching, seed)
+    if _is_samples(data, batch_size):
+        return _open_dataset(data, batch_size, collate_fn, seed=seed, shuffle=shuffle)
+    _check_accepted(data)
+    _check_no_batching(data, batch_size, collate_fn)
+    if isinstance(data, Stateful):
+        return open_stateful(data, seed)  # type: ignore[arg-type]  # checked to be iterable
+    if is_plain(data):
+        return open_loader(data, seed)
+    return SequenceStream(data) if isinstance(data, Sequence) else open_iterable(data, seed)
+
+
+def _open_dataset(
+    dataset: Any, batch_size: int | None, collate_fn: Callable[[Any], Any] | None, *, seed: int, shuffle: bool
+) -> Stream:
+    if not isinstance(dataset, Sized):
+        raise DataError(f"{type(dataset).__name__} has no length: give it `__len__`, or make it an IterableDataset.")
+    order: Order = ShuffledOrder(dataset, seed) if shuffle else SequentialOrder(dataset)
+    planner = Planner(order, batch_size or DEFAULT_BATCH_SIZE, drop_last=False)
+    collate = collate_fn or default_collate
+    return open_indexed(dataset, planner, collate, seed=seed, settings=WorkerSettings())
+
+
+def _is_samples(data: Any, batch_size: int | None) -> bool:
+    """Whether `data` is a data set: by its class, or because nothing else makes sense of it."""
+    if isinstance(data, Dataset):
+        return True
+    if isinstance(data, Tensor | np.ndarray | Mapping | str | bytes) or not isinstance(data, _MapStyle):
+        return False
+    if isinstance(data, Sequence):
+        return batch_size is not None
+    return batch_size is not None or isinstance(data, _FetchesBatches) or not isinstance(data, Iterable)
+
+
+def _check_batch_size(batch_size: int | None) -> None:
+    if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
+        raise ConfigurationError(f"batch_size is {batch_size!r}: it must be a positive whole number.")
+
+
+def _check_accepted(data: Any) -> None:
+    if isinstance(data, Tensor | np.ndarray):
+        raise DataError(
+            f"Data is a bare {type(data).__name__}, which does not say where samples begin and batches end: "
+            "wrap it, as in TensorDataset(inputs, targets)."
+        )
+    if not isinstance(data, Iterable) or isinstance(data, Mapping | str | bytes):
+        raise DataError(
+            f"Data of type {type(data).__name__} cannot be trained on: pass a Dataset, a DataLoader, a list "
+            "of batches, or an iterable of batches."
+        )
+
+
+def _check_no_batching(data: Any, batch_size: int | None, collate_fn: object) -> None:
+    name = "batch_size" if batch_size is not None else "collate_fn"
+    if batch_size is not None or collate_fn is not None:
+        raise ConfigurationError(
+            f"{name} was given together with a {type(data).__name__}, which makes its own batches: leave out "
+            f"{name}, or pass the data set itself."
+        )

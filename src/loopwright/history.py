@@ -1,0 +1,138 @@
+"""What a run measured: one row per epoch, and a bounded series per step metric."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .errors import ConfigurationError, MissingExtraError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MAX_POINTS = 1 << 17
+
+
+class Series:
+    """The values of one step metric. Past `MAX_POINTS`, every second point is dropped, so memory stays flat."""
+
+    __slots__ = ("steps", "stride", "values")
+
+    def __init__(self) -> None:
+        self.steps = array("q")
+        self.values = array("d")
+        self.stride = 1
+
+    def append(self, step: int, value: float) -> None:
+        if step % self.stride:
+            return
+        self.steps.append(step)
+        self.values.append(value)
+        if len(self.steps) >= MAX_POINTS:
+            self.stride *= 2
+            kept = [i for i, at in enumerate(self.steps) if at % self.stride == 0]
+            self.steps = array("q", [self.steps[i] for i in kept])
+            self.values = array("d", [self.values[i] for i in kept])
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __iter__(self) -> Iterator[float]:
+        return iter(self.values)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "stride": self.stride,
+            "steps": torch.tensor(self.steps, dtype=torch.int64),
+            "values": torch.tensor(self.values, dtype=torch.float64),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.stride = state["stride"]
+        self.steps = array("q", state["steps"].tolist())
+        self.values = array("d", state["values"].tolist())
+
+
+class History:
+    """Epoch rows (`history.epochs`, `history["eval_loss"]`) and step series (`history.steps["loss"]`)."""
+
+    def __init__(self) -> None:
+        self.epochs: list[dict[str, float]] = []
+        self.steps: dict[str, Series] = {}
+
+    def add_steps(self, first_step: int, rows: Sequence[Mapping[str, float]]) -> None:
+        """Record the metrics of consecutive steps, the first of them numbered `first_step`."""
+        for step, row in enumerate(rows, start=first_step):
+            for name, value in row.items():
+                series = self.steps.get(name)
+                if series is None:
+                    series = self.steps[name] = Series()
+                series.append(step, value)
+
+    def set_epoch(self, epoch: int, row: Mapping[str, float]) -> None:
+        """Record the row of an epoch (0-based); the row of an epoch that was cut short is replaced when it ends."""
+        del self.epochs[epoch:]
+        self.epochs.append(dict(row))
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the epoch metrics, in the order they first appeared."""
+        return list(dict.fromkeys(name for row in self.epochs for name in row))
+
+    def __getitem__(self, name: str) -> list[float]:
+        if name not in self.names:
+            raise KeyError(f"No metric {name!r} in this history; there is: {', '.join(self.names) or 'nothing yet'}.")
+        return [row[name] for row in self.epochs if name in row]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def __len__(self) -> int:
+        return len(self.epochs)
+
+    def last(self, name: str) -> float:
+        return self[name][-1]
+
+    def to_dict(self) -> dict[str, list[float]]:
+        """One list per epoch metric."""
+        return {name: self[name] for name in self.names}
+
+    def to_frame(self, level: str = "epochs") -> pd.DataFrame:
+        """A pandas frame of the epochs, or (`level="steps"`) of the steps."""
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise MissingExtraError("A history as a frame needs pandas: pip install 'loopwright[frames]'.") from error
+        if level == "epochs":
+            return pd.DataFrame(self.epochs, index=pd.RangeIndex(1, len(self.epochs) + 1, name="epoch"))
+        if level != "steps":
+            raise ConfigurationError(f"Unknown level {level!r}: use 'epochs' or 'steps'.")
+        columns = {name: pd.Series(list(s.values), index=list(s.steps)) for name, s in self.steps.items()}
+        return pd.DataFrame(columns).rename_axis("step")
+
+    def plot(self, path: str | Path | None = None, names: Sequence[str] | None = None) -> Any:
+        """A matplotlib figure of the curves, written to `path` when one is given."""
+        from .plots import plot_history
+
+        return plot_history(self, path, names)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "epochs": [dict(row) for row in self.epochs],
+            "steps": {name: series.state_dict() for name, series in self.steps.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.epochs = [dict(row) for row in state["epochs"]]
+        self.steps = {}
+        for name, saved in state["steps"].items():
+            self.steps[name] = Series()
+            self.steps[name].load_state_dict(saved)
+
+    def __repr__(self) -> str:
+        latest = ", ".join(f"{name} {value:.4g}" for name, value in self.epochs[-1].items()) if self.epochs else "empty"
+        return f"History({len(self.epochs)} epochs; {latest})"

@@ -1,0 +1,208 @@
+"""The events of a run and who hears them: `Callback`, and the dispatch that is worked out once per run."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from .errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from .data.stream import Stream
+    from .step import StepResult
+    from .trainer import Trainer
+
+Hook = Callable[..., None]
+
+
+class Callback:
+    """Observes a run. Override the `on_*` methods you need; only those are ever called.
+
+    The trainer has hooks of the same names, without the `trainer` argument, which run before the callbacks'.
+    """
+
+    def on_train_start(self, trainer: Trainer) -> None:
+        """A `train` call begins; everything is built and, when resuming, restored."""
+
+    def on_epoch_start(self, trainer: Trainer) -> None:
+        """An epoch begins (not called again when a run is resumed inside one)."""
+
+    def on_train_step_start(self, trainer: Trainer, batch: Any) -> None:
+        """A batch is about to go through `train_step`."""
+
+    def on_train_step_end(self, trainer: Trainer, batch: Any, result: StepResult) -> None:
+        """A batch went through `train_step`."""
+
+    def on_optimizer_start(self, trainer: Trainer, optimizer: str) -> None:
+        """The named optimizer's gradients are complete and unscaled; clipping and its step come next."""
+
+    def on_update_end(self, trainer: Trainer) -> None:
+        """A window of steps, with every optimizer step in it, is over. Checkpoints are taken here."""
+
+    def on_log(self, trainer: Trainer, rows: list[dict[str, float]]) -> None:
+        """Step metrics were read from the device: one dict for each step since the last time."""
+
+    def on_train_epoch_end(self, trainer: Trainer) -> None:
+        """All batches of an epoch are through; what is given to `trainer.log` here is part of the epoch's row."""
+
+    def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        """An epoch's data is exhausted, evaluation included; `metrics` is its row in the history."""
+
+    def on_train_end(self, trainer: Trainer) -> None:
+        """A `train` call ends without an exception."""
+
+    def on_eval_start(self, trainer: Trainer, data: Stream) -> None:
+        """An evaluation over `data` begins."""
+
+    def on_eval_step_end(self, trainer: Trainer, batch: Any, result: StepResult) -> None:
+        """A batch went through `eval_step`."""
+
+    def on_eval_end(self, trainer: Trainer, data: Stream) -> None:
+        """The batches are through; what is given to `trainer.log` here still belongs to this evaluation."""
+
+    def on_exception(self, trainer: Trainer, error: BaseException) -> None:
+        """An exception is leaving `train`; it is raised again afterwards."""
+
+    def adapt_stream(self, stream: Stream, *, is_training: bool) -> Stream:
+        """The stream that training or evaluation is to read instead of this one."""
+        return stream
+
+    def metric_names(self, known: set[str]) -> set[str]:
+        """Names of epoch metrics that this callback adds to the `known` ones with `trainer.log`."""
+        return set()
+
+    def required_metrics(self) -> set[str]:
+        """Names of epoch metrics that this callback cannot work without; checked before the first step."""
+        return set()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must hold for this callback to go on exactly: tensors, numbers, strings, lists, dicts."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+
+
+class TrainerHooks:
+    """The same events as methods of the trainer itself; see `Callback` for when each one happens."""
+
+    def on_train_start(self) -> None: ...
+
+    def on_epoch_start(self) -> None: ...
+
+    def on_train_step_start(self, batch: Any) -> None: ...
+
+    def on_train_step_end(self, batch: Any, result: StepResult) -> None: ...
+
+    def on_optimizer_start(self, optimizer: str) -> None: ...
+
+    def on_update_end(self) -> None: ...
+
+    def on_log(self, rows: list[dict[str, float]]) -> None: ...
+
+    def on_train_epoch_end(self) -> None: ...
+
+    def on_epoch_end(self, metrics: Mapping[str, float]) -> None: ...
+
+    def on_train_end(self) -> None: ...
+
+    def on_eval_start(self, data: Stream) -> None: ...
+
+    def on_eval_step_end(self, batch: Any, result: StepResult) -> None: ...
+
+    def on_eval_end(self, data: Stream) -> None: ...
+
+    def on_exception(self, error: BaseException) -> None: ...
+
+
+def hook_names(vocabulary: type) -> tuple[str, ...]:
+    return tuple(name for name in vars(vocabulary) if name.startswith("on_"))
+
+
+class FunctionCallback(Callback):
+    """A plain function as a callback: called as `function(trainer, metrics)` at the end of every epoch."""
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self.function = function
+        self.name = getattr(function, "__name__", type(function).__name__)
+        _check_arguments(function, ("trainer", "metrics"), f"Callback function {self.name}")
+
+    def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        self.function(trainer, metrics)
+
+
+def as_callback(given: Any) -> Callback:
+    """A callback from what the user passed: an instance, a class, or a plain function."""
+    if isinstance(given, type) and issubclass(given, Callback):
+        given = given()
+    if isinstance(given, Callback):
+        check_hooks(given, Callback)
+        return given
+    if callable(given):
+        return FunctionCallback(given)
+    raise ConfigurationError(
+        f"{given!r} is not a callback: pass a loopwright.Callback, or a function of (trainer, metrics)."
+    )
+
+
+def check_hooks(callback: object, vocabulary: type, *, allow_other: bool = False) -> None:
+    """Refuse misspelt hooks and hooks whose arguments do not fit, at registration rather than hours later."""
+    known = hook_names(vocabulary)
+    owner = type(callback).__name__
+    for name in dir(type(callback)):
+        if not name.startswith("on_") or not callable(getattr(callback, name)):
+            continue
+        if name in known:
+            expected = [p for p in inspect.signature(getattr(vocabulary, name)).parameters if p != "self"]
+            _check_arguments(getattr(callback, name), expected, f"{owner}.{name}")
+            continue
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.8 if allow_other else 0.5)
+        if near or not allow_other:
+            hint = f"; did you mean {' or '.join(near)}?" if near else f"; there is: {', '.join(known)}."
+            raise ConfigurationError(f"{owner}.{name} is not an event and would never be called{hint}")
+
+
+def _check_arguments(function: Callable[..., Any], expected: Iterable[str], label: str) -> None:
+    expected = list(expected)
+    try:
+        inspect.signature(function).bind(*expected)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"{label} does not take the arguments it is called with ({', '.join(expected)}): {error}."
+        ) from None
+
+
+class Dispatch:
+    """Which functions run at each event: the owner's own hook first, then the callbacks', in order."""
+
+    def __init__(self, vocabulary: type, owner: object, callbacks: Iterable[object], base: type | None = None) -> None:
+        self.hooks: dict[str, list[Hook]] = {}
+        for name in hook_names(vocabulary):
+            found: list[Hook] = []
+            if base is not None and getattr(type(owner), name) is not getattr(base, name):
+                found.append(_named(getattr(owner, name), f"{type(owner).__name__}.{name}", None))
+            for callback in callbacks:
+                if getattr(type(callback), name, None) is not getattr(vocabulary, name):
+                    label = getattr(callback, "name", type(callback).__name__)
+                    found.append(_named(getattr(callback, name), f"{label}.{name}", owner))
+            self.hooks[name] = found
+
+    def emit(self, event: str, *args: Any) -> None:
+        for hook in self.hooks[event]:
+            hook(*args)
+
+
+def _named(function: Hook, label: str, owner: object | None) -> Hook:
+    """The function with its owner bound, so that an exception in it says which callback and event it came from."""
+    first = () if owner is None else (owner,)
+
+    def call(*args: Any) -> None:
+        try:
+            function(*first, *args)
+        except Exception as error:
+            error.add_note(f"raised in {label}")
+            raise
+
+    return call

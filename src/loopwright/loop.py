@@ -1,0 +1,140 @@
+"""The loop: the only place where training data is iterated. It knows no devices, no files and no printing."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .data.seeding import preserved_rng
+from .errors import DataError
+from .meter import Meter
+from .step import StepResult
+
+if TYPE_CHECKING:
+    from .data.stream import Stream
+    from .progress import Limits
+    from .trainer import Trainer
+
+FLUSH_STEPS = 512
+FLUSH_SECONDS = 0.25
+
+
+def train(trainer: Trainer, stream: Stream, until: Limits) -> None:
+    """Epochs until a limit is reached or someone asks to stop."""
+    while not trainer.is_done(until):
+        train_epoch(trainer, stream, until)
+
+
+def train_epoch(trainer: Trainer, stream: Stream, until: Limits) -> None:
+    """One epoch, or what is left of it: its steps, an evaluation, and its row in the history."""
+    progress, epoch = trainer.progress, trainer.progress.epoch
+    trainer.optimization.refresh(trainer.modules.values())
+    if not progress.in_epoch:
+        stream.begin(epoch)
+        trainer.meter = Meter(ignores_nonfinite=trainer.skips_nonfinite)
+        trainer.emit("on_epoch_start")
+    deque(train_steps(trainer, stream, until), maxlen=0)
+    is_over = progress.epoch > epoch
+    trainer.flush()
+    if trainer.is_interrupted and not is_over:
+        return
+    if is_over:
+        trainer.emit("on_train_epoch_end")
+    row = trainer.meter.compute()
+    if trainer.eval_stream is not None:
+        measured = evaluate(trainer, trainer.eval_stream)
+        row |= {f"eval_{name}": value for name, value in measured.items()}
+    trainer.history.set_epoch(epoch, row)
+    if is_over:
+        trainer.schedule_epoch(row)
+        trainer.emit("on_epoch_end", row)
+
+
+def train_steps(trainer: Trainer, stream: Stream, until: Limits) -> Iterator[StepResult]:
+    """One result per batch; an update after every window of `accumulate` batches."""
+    progress, meter, window = trainer.progress, trainer.meter, trainer.window
+    step_starts, step_ends = trainer.hooks["on_train_step_start"], trainer.hooks["on_train_step_end"]
+    update_ends, autocast = trainer.hooks["on_update_end"], trainer.runtime.autocast
+    started, seconds, flushed = monotonic(), progress.seconds, 0.0
+    while batches := stream.take(trainer.accumulate, until.samples_left(progress)):
+        total = sum(size for _, size in batches) if len(batches) > 1 else 0
+        for position, (batch, size) in enumerate(batches, start=1):
+            window.divisor = total / size if total else 1.0
+            window.is_last = position == len(batches)
+            window.size = size
+            batch = trainer.prepare_batch(batch)
+            for hook in step_starts:
+                hook(batch)
+            with autocast:
+                result = StepResult.of(trainer.train_step(batch), size)
+            progress.next_step(size)
+            meter.add(result)
+            for hook in step_ends:
+                hook(batch, result)
+            yield result
+            del result
+        progress.next_update()
+        now = monotonic() - started
+        progress.seconds = seconds + now
+        for hook in update_ends:
+            hook()
+        if now - flushed > FLUSH_SECONDS or meter.num_pending >= FLUSH_STEPS:
+            flushed = now
+            trainer.flush()
+        if trainer.is_done(until) and (trainer.is_interrupted or progress.epoch_step != stream.num_batches):
+            return
+    _check_length(trainer, stream)
+    progress.next_epoch()
+
+
+def _check_length(trainer: Trainer, stream: Stream) -> None:
+    """An epoch that gave nothing, or less than was announced, is a mistake and not the end of training."""
+    progress = trainer.progress
+    if progress.epoch_step == 0:
+        reason = "is empty" if progress.epoch == 0 else "gave nothing in this epoch; an iterator can be used only once"
+        raise DataError(
+            f"The training data {reason} (epoch {progress.epoch + 1}): pass a data set or loader with at least one "
+            "batch (is `drop_last` on with fewer samples than a batch?)."
+        )
+    if stream.num_batches is not None and progress.epoch_step < stream.num_batches:
+        raise DataError(
+            f"The training data ended early: {progress.epoch_step} batches in epoch {progress.epoch + 1}, but its "
+            f"length says {stream.num_batches}. Correct its `__len__`, or remove it to train on data of any length."
+        )
+
+
+def evaluate(trainer: Trainer, stream: Stream) -> dict[str, float]:
+    """Averages over all samples of the stream. Leaves modes and random generators as they were."""
+    meter = Meter()
+    step_ends, autocast = trainer.hooks["on_eval_step_end"], trainer.runtime.autocast
+    with trainer.phase(meter), trainer.eval_mode(), torch.no_grad(), preserved_rng():
+        trainer.emit("on_eval_start", stream)
+        stream.begin(0)
+        for batch, size in stream:
+            trainer.window.size = size
+            batch = trainer.prepare_batch(batch)
+            with autocast:
+                result = StepResult.of(trainer.eval_step(batch), size)
+            meter.add(result)
+            for hook in step_ends:
+                hook(batch, result)
+            if meter.num_pending >= FLUSH_STEPS:
+                meter.flush()
+        trainer.emit("on_eval_end", stream)
+        return meter.compute()
+
+
+def predict(trainer: Trainer, stream: Stream) -> list[Any]:
+    """The model's outputs, batch by batch."""
+    outputs = []
+    with trainer.eval_mode(), torch.no_grad(), preserved_rng():
+        stream.begin(0)
+        for batch, _ in stream:
+            inputs, _ = trainer.split_batch(trainer.prepare_batch(batch))
+            with trainer.runtime.autocast:
+                outputs.append(trainer.forward(inputs))
+    return outputs

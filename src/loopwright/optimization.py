@@ -1,0 +1,273 @@
+"""From a loss to changed weights: backward, accumulation, scaling, clipping, the step, zeroing and scheduling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .errors import ConfigurationError
+from .hooks import Hook
+
+
+class Guard(Protocol):
+    """Decides what a non-finite loss or gradient norm means; may raise."""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether no update may follow a refused one."""
+
+    def refuse(self, what: str) -> None:
+        """Hear of a value that is not finite, before the optimizer step it would have gone into."""
+
+
+@dataclass(slots=True)
+class Window:
+    """The current step within its accumulation window: how the loss is divided, whether it is the last, its samples."""
+
+    divisor: float = 1.0
+    is_last: bool = True
+    size: int = 0
+
+
+class Lane:
+    """One optimizer with all that its updates need, worked out once per run."""
+
+    def __init__(
+        self,
+        name: str,
+        optimizer: Optimizer,
+        *,
+        scaler: torch.amp.GradScaler | None = None,
+        clip_norm: float | None = None,
+        clip_value: float | None = None,
+        guard: Guard | None = None,
+        reads_are_free: bool = True,
+    ) -> None:
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise ConfigurationError(
+                f"Optimizer {name!r} is LBFGS, which evaluates the loss several times a step: override `update`, "
+                "or use another optimizer."
+            )
+        self.name, self.optimizer, self.scaler = name, optimizer, scaler
+        self.clip_norm, self.clip_value = clip_norm, clip_value
+        self.guard = guard
+        self.schedulers: list[Any] = []
+        self.listeners: Sequence[Hook] = ()
+        self.norm: Tensor | None = None
+        self.updates = 0
+        self.params: list[nn.Parameter] = []
+        self.holds_all = False
+        self._count: Any = None
+        self._is_spoilt = False
+        self._flag: Tensor | None = None
+        self._seen: Tensor | None = None
+        self._on_device = (
+            guard is not None
+            and not reads_are_free
+            and scaler is None
+            and getattr(optimizer, "_step_supports_amp_scaling", False)
+        )
+
+    def refresh(self, trainable: Iterable[nn.Parameter]) -> None:
+        """Look again at which parameters there are, after groups were added or layers frozen."""
+        self.params = [p for group in self.optimizer.param_groups for p in group["params"]]
+        own = {id(p) for p in self.params}
+        self.holds_all = all(id(p) in own for p in trainable)
+
+    def backward(
+        self,
+        loss: Tensor,
+        window: Window,
+        count: Any = None,
+        retain_graph: bool | None = None,
+    ) -> None:
+        """Add the gradients of this step's share of the window, to this optimizer's parameters only."""
+        guard = self.guard
+        if guard is not None:
+            if self._on_device:
+                self._note(loss)
+            elif not math.isfinite(loss.item()):
+                guard.refuse(f"the loss of optimizer {self.name!r} is {loss.item()}")
+                self._is_spoilt = True
+                return
+        if count is not None:
+            loss = self._share_of_sum(loss, count, window)
+        elif window.divisor != 1.0:
+            loss = loss / window.divisor
+        if self.scaler is not None:
+            loss = self.scaler.scale(loss)
+        if self.holds_all:
+            loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+        else:
+            inputs = [p for p in self.params if p.requires_grad]
+            torch.autograd.backward(loss, retain_graph=retain_graph, inputs=inputs)
+
+    def _share_of_sum(self, loss: Tensor, count: Any, window: Window) -> Tensor:
+        if window.is_last and window.divisor == 1.0:
+            share: Tensor = loss / _at_least_one(count)
+            return share
+        self._count = count if self._count is None else self._count + count
+        return loss
+
+    def finish(self) -> None:
+        """The window is over: clip, step, schedule, and drop the gradients."""
+        if self._is_spoilt:
+            self._is_spoilt = False
+            self.zero()
+            return
+        self.complete()
+        for listener in self.listeners:
+            listener(self.name)
+        if self.clip():
+            self.step()
+            self.schedule()
+        self.zero()
+
+    def complete(self) -> None:
+        """Make the gradients what one big batch would have given: unscaled, and divided by the items counted."""
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+        if self._count is not None:
+            grads = [p.grad for p in self.params if p.grad is not None]
+            if grads:
+                torch._foreach_div_(grads, _at_least_one(self._count))
+            self._count = None
+
+    def clip(self) -> bool:
+        """Clip as configured; False when the norm turned out not to be finite and the step must not be taken."""
+        if self.clip_value is not None:
+            nn.utils.clip_grad_value_(self.params, self.clip_value)
+        if self.clip_norm is None:
+            return True
+        self.norm = nn.utils.clip_grad_norm_(self.params, self.clip_norm)
+        if self.guard is None or self.scaler is not None:
+            return True
+        if self._on_device:
+            self._note(self.norm)
+        elif not math.isfinite(self.norm.item()):
+            self.guard.refuse(f"the gradient norm of optimizer {self.name!r} is {self.norm.item()}")
+            return False
+        return True
+
+    def step(self) -> None:
+        if self.scaler is not None:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        elif self._flag is not None:
+            self._step_unless_flagged()
+        else:
+            self.optimizer.step()
+        self.updates += 1
+
+    def schedule(self) -> None:
+        for scheduler in self.schedulers:
+            scheduler.step()
+
+    def zero(self) -> None:
+        for param in self.params:
+            param.grad = None
+
+    def _note(self, value: Tensor) -> None:
+        """Remember on the device that a value was not finite."""
+        bad = (~torch.isfinite(value.detach())).float().reshape(())
+        self._flag = bad if self._flag is None else torch.maximum(self._flag, bad)
+
+    def _step_unless_flagged(self) -> None:
+        """Let the fused optimizer itself leave out the step, as it does for loss scaling, without asking the host."""
+        optimizer: Any = self.optimizer
+        optimizer.grad_scale, optimizer.found_inf = None, self._flag
+        optimizer.step()
+        del optimizer.grad_scale, optimizer.found_inf
+        self._seen = self._flag if self._seen is None else torch.maximum(self._seen, cast(Tensor, self._flag))
+        if self.guard is not None and not self.guard.is_final:
+            self._flag = None
+
+    def check(self) -> None:
+        """At a log point: read what the device noted, if anything, and let the guard act on it."""
+        seen, self._seen = self._seen, None
+        if seen is not None and self.guard is not None and seen.item():
+            self.guard.refuse(f"a loss or gradient norm of optimizer {self.name!r} since the last log point")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"updates": self.updates, "scaler": self.scaler.state_dict() if self.scaler else None}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.updates = state["updates"]
+        if self.scaler is not None and state["scaler"] is not None:
+            self.scaler.load_state_dict(state["scaler"])
+
+
+class Optimization:
+    """The lanes of a trainer, and the window that all of them are in."""
+
+    def __init__(
+        self,
+        lanes: Mapping[str, Lane],
+        window: Window,
+        no_autocast: AbstractContextManager[Any] | None = None,
+    ) -> None:
+        self.lanes = dict(lanes)
+        self.window = window
+        self.calls = 0
+        self._only = next(iter(self.lanes.values())) if len(self.lanes) == 1 else None
+        self._no_autocast = no_autocast
+
+    def update(
+        self,
+        loss: Tensor,
+        optimizer: Optimizer | str | None = None,
+        *,
+        count: Any = None,
+        retain_graph: bool | None = None,
+    ) -> None:
+        lane = self._only if optimizer is None else self.lane(optimizer)
+        if lane is None:
+            raise ConfigurationError(
+                f"update(loss) is ambiguous: there are the optimizers {', '.join(self.lanes)}. "
+                "Say which: update(loss, self.<name>)."
+            )
+        self.calls += 1
+        window = self.window
+        if self._no_autocast is None:
+            lane.backward(loss, window, count, retain_graph)
+        else:
+            with self._no_autocast:
+                lane.backward(loss, window, count, retain_graph)
+        if window.is_last:
+            lane.finish()
+
+    def lane(self, optimizer: Optimizer | str) -> Lane:
+        if isinstance(optimizer, str) and optimizer in self.lanes:
+            return self.lanes[optimizer]
+        for lane in self.lanes.values():
+            if lane.optimizer is optimizer:
+                return lane
+        raise ConfigurationError(
+            f"{optimizer!r} is none of this trainer's optimizers ({', '.join(self.lanes)}): "
+            "assign it to self in configure_optimizers, or pass it to the constructor."
+        )
+
+    def refresh(self, modules: Iterable[nn.Module]) -> None:
+        """Look again at which parameters can be trained; call it after freezing or adding parameter groups."""
+        trainable = [p for module in modules for p in module.parameters() if p.requires_grad]
+        for lane in self.lanes.values():
+            lane.refresh(trainable)
+
+    def check(self) -> None:
+        for lane in self.lanes.values():
+            lane.check()
+
+    def zero(self) -> None:
+        for lane in self.lanes.values():
+            lane.zero()
+
+
+def _at_least_one(count: Any) -> Any:
+    return count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1)

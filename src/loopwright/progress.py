@@ -1,0 +1,99 @@
+"""Where a run is: the one clock of epochs, steps, updates and samples, and the limits that stop it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+
+@dataclass(slots=True)
+class Progress:
+    """Counters of a run. A step is one batch; an update is one window of steps that ends in optimizer steps."""
+
+    epoch: int = 0
+    step: int = 0
+    update: int = 0
+    sample: int = 0
+    epoch_step: int = 0
+    epoch_sample: int = 0
+    seconds: float = 0.0
+    call: int = 0
+    call_epoch: int = 0
+    call_update: int = 0
+    call_sample: int = 0
+    call_seconds: float = 0.0
+    call_finished: bool = False
+
+    def next_step(self, size: int) -> None:
+        self.step += 1
+        self.epoch_step += 1
+        self.sample += size
+        self.epoch_sample += size
+
+    def next_update(self) -> None:
+        self.update += 1
+
+    def next_epoch(self) -> None:
+        self.epoch += 1
+        self.epoch_step = 0
+        self.epoch_sample = 0
+
+    @property
+    def in_epoch(self) -> bool:
+        """Whether an epoch has begun and not ended."""
+        return self.epoch_step > 0
+
+    def next_call(self) -> None:
+        """Begin another `train` call: its limits count from here."""
+        self.call += 1
+        self.call_epoch = self.epoch
+        self.call_update = self.update
+        self.call_sample = self.sample
+        self.call_seconds = self.seconds
+        self.call_finished = False
+
+    def state_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for field in fields(self):
+            setattr(self, field.name, state[field.name])
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How far a `train` call goes; the limit that is reached first ends it."""
+
+    epochs: int | None = None
+    updates: int | None = None
+    samples: int | None = None
+    seconds: float | None = None
+
+    def from_call(self, progress: Progress) -> Limits:
+        """The same limits as absolute values of the run's clock."""
+
+        def absolute(start: Any, amount: Any) -> Any:
+            return None if amount is None else start + amount
+
+        return Limits(
+            absolute(progress.call_epoch, self.epochs),
+            absolute(progress.call_update, self.updates),
+            absolute(progress.call_sample, self.samples),
+            absolute(progress.call_seconds, self.seconds),
+        )
+
+    def reached(self, progress: Progress) -> str | None:
+        """The limit that has been reached, in words, or None."""
+        if self.updates is not None and progress.update >= self.updates:
+            return f"{progress.update} updates done"
+        if self.samples is not None and progress.sample >= self.samples:
+            return f"{progress.sample} samples seen"
+        if self.epochs is not None and progress.epoch >= self.epochs:
+            return f"{progress.epoch} epochs done"
+        if self.seconds is not None and progress.seconds >= self.seconds:
+            return f"{self.seconds:g} s passed"
+        return None
+
+    def samples_left(self, progress: Progress) -> int | None:
+        return None if self.samples is None else self.samples - progress.sample

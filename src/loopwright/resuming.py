@@ -1,0 +1,67 @@
+"""Which run a `train` call belongs to, and the checkpoint it goes on from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from .data.stream import Stream
+    from .trainer import Trainer
+
+
+def restore_run(trainer: Trainer, stream: Stream, resume: bool | str | Path) -> None:
+    """Open the run directory and take the newest sound checkpoint, or the one that `resume` names.
+
+    `resume=False` opens a directory of its own beside one that already holds a run.
+    """
+    is_path = not isinstance(resume, bool) and resume != "auto"
+    if trainer.num_calls > 1 and not is_path:
+        if trainer.run is not None:
+            trainer.run.lock()
+        return
+    if trainer.run_dir is not None:
+        stream.check_resumable()
+        _open_directory(trainer, is_fresh=resume is False)
+    if is_path:
+        _load(trainer, stream, Path(str(resume)))
+    elif resume is not False and trainer.run is not None:
+        _load(trainer, stream, None)
+
+
+def _open_directory(trainer: Trainer, *, is_fresh: bool) -> None:
+    from .run import RunDirectory
+
+    assert trainer.run_dir is not None
+    if not is_fresh:
+        trainer.run = RunDirectory(trainer.run_dir).lock()
+        return
+    trainer.run = RunDirectory.fresh(trainer.run_dir)
+    if trainer.run.path != trainer.run_dir.absolute():
+        trainer.say(f"{trainer.run_dir} holds a run already; this one goes to {trainer.run.path}.")
+        trainer.run_dir = trainer.run.path
+
+
+def _load(trainer: Trainer, stream: Stream, path: Path | None) -> None:
+    """Restore from a checkpoint directory, or from the newest of the run if None; drop what came after it."""
+    from .checkpoint import CheckpointStore, read_checkpoint
+    from .checkpoint.capture import restore
+
+    store = CheckpointStore(trainer.run.checkpoints) if trainer.run is not None else None
+    if path is None:
+        assert store is not None
+        checkpoint = store.newest()
+        if checkpoint is None:
+            return
+    else:
+        if not path.exists():
+            raise ConfigurationError(
+                f"resume={str(path)!r} does not exist: pass a checkpoint directory, 'auto' to continue the run in "
+                "`run_dir`, or False to start over."
+            )
+        checkpoint = read_checkpoint(path)
+    restore(trainer, checkpoint.tree, stream, str(checkpoint.path))
+    if store is not None:
+        store.discard(after_update=trainer.progress.update)

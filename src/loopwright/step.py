@@ -1,0 +1,56 @@
+"""What one batch through the trainer gives: a `StepResult`, whatever form the user returned it in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+from .errors import ConfigurationError
+
+_ACCEPTED = "a tensor, a dict of named values, a (sum, count) pair, a StepResult, or None"
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The loss of one step and what else it measured.
+
+    With `count`, `loss` is a sum over that many items (tokens, say): it is optimised and reported as sum / count,
+    also across the batches of an accumulation window. Without it, `loss` is the mean over the batch.
+    """
+
+    loss: Tensor | float | None = None
+    size: int | None = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    count: Tensor | float | None = None
+    outputs: Any = None
+
+    @staticmethod
+    def of(returned: Any, size: int, outputs: Any = None) -> StepResult:
+        """Normalise what `train_step` or `eval_step` returned."""
+        if isinstance(returned, StepResult):
+            return returned if returned.size is not None else replace(returned, size=size)
+        if isinstance(returned, Tensor):
+            return StepResult(returned, size, {}, None, outputs)
+        if isinstance(returned, Mapping):
+            rest = {name: value for name, value in returned.items() if name != "loss"}
+            return StepResult(returned.get("loss"), size, rest, None, outputs)
+        if isinstance(returned, tuple) and len(returned) == 2:
+            return StepResult(returned[0], size, {}, returned[1], outputs)
+        if returned is None or isinstance(returned, (int, float)):
+            return StepResult(returned, size, {}, None, outputs)
+        raise ConfigurationError(f"A step returned {type(returned).__name__}; expected {_ACCEPTED}.")
+
+    @staticmethod
+    def of_loss(computed: Any, size: int, outputs: Any = None) -> StepResult:
+        """Normalise what `compute_loss` returned: named losses without a "loss" among them are summed."""
+        if isinstance(computed, Mapping) and "loss" not in computed:
+            if not computed:
+                raise ConfigurationError("compute_loss returned an empty dict: return at least one named loss.")
+            return StepResult(sum(computed.values()), size, dict(computed), None, outputs)
+        result = StepResult.of(computed, size, outputs)
+        if result.loss is None:
+            raise ConfigurationError("compute_loss returned None: return the loss, or pass `loss_fn=`.")
+        return result

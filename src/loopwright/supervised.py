@@ -1,0 +1,91 @@
+"""The default step for supervised training: batches of inputs and targets, one model, one loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .errors import ConfigurationError
+
+TARGET_NAMES = ("labels", "label", "targets", "target", "y")
+
+
+def split_supervised(batch: Any, has_loss_fn: bool) -> tuple[Any, Any]:
+    """(inputs, targets): a pair is that, a longer tuple ends in the targets, a tensor has none.
+
+    Of a mapping, the entry named like a target is one when there is a loss function to take it; without a loss
+    function the model computes its loss itself and gets every entry.
+    """
+    if isinstance(batch, (list, tuple)):
+        if len(batch) == 2:
+            return batch[0], batch[1]
+        return (batch[0], None) if len(batch) == 1 else (tuple(batch[:-1]), batch[-1])
+    if isinstance(batch, Mapping) and has_loss_fn:
+        for name in TARGET_NAMES:
+            if name in batch:
+                return {key: value for key, value in batch.items() if key != name}, batch[name]
+    return batch, None
+
+
+def call_model(model: nn.Module, inputs: Any) -> Any:
+    """The model applied to the inputs; an error says how the model was called."""
+    try:
+        if isinstance(inputs, Tensor):
+            return model(inputs)
+        if isinstance(inputs, Mapping):
+            return model(**inputs)
+        return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+    except (TypeError, RuntimeError, ValueError, IndexError) as error:
+        error.add_note(
+            f"The model was called with {describe(inputs)}. If that is not what it takes, override `split_batch` "
+            "(which part of a batch is input) or `forward` (how the model is called)."
+        )
+        raise
+
+
+def loss_of(outputs: Any, targets: Any, loss_fn: Callable[..., Any] | None) -> Any:
+    """The loss that the outputs carry, as Hugging Face models' do, or the loss function's."""
+    own = None if type(outputs) is Tensor else _own_loss(outputs)
+    if own is not None:
+        return own
+    if loss_fn is None:
+        raise ConfigurationError(
+            f"There is no loss: `loss_fn` is None and the model's output ({describe(outputs)}) has no `.loss`. Pass "
+            "`loss_fn=`, return the loss from the model, or override `compute_loss`."
+        )
+    return loss_fn(outputs) if targets is None else loss_fn(outputs, targets)
+
+
+def _own_loss(outputs: Any) -> Any:
+    loss = getattr(outputs, "loss", None)
+    if loss is None and isinstance(outputs, Mapping):
+        loss = outputs.get("loss")
+    return loss
+
+
+def describe(value: Any) -> str:
+    """A short picture of a nested value: types and shapes."""
+    if isinstance(value, Tensor):
+        return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {describe(item)}" for key, item in list(value.items())[:8]) + "}"
+    if isinstance(value, (list, tuple)):
+        return f"a {type(value).__name__} of ({', '.join(describe(item) for item in value[:8])})"
+    return f"a {type(value).__name__}"
+
+
+def stack_outputs(batches: list[Any]) -> Any:
+    """Outputs of all batches as one: tensors (and dicts or tuples of them) concatenated, anything else as a list."""
+    if not batches:
+        return batches
+    first = batches[0]
+    if isinstance(first, Tensor) and first.dim() > 0:
+        return torch.cat(batches)
+    if type(first) is dict and all(isinstance(value, Tensor) for value in first.values()):
+        return {key: torch.cat([batch[key] for batch in batches]) for key in first}
+    if type(first) in (list, tuple) and all(isinstance(value, Tensor) for value in first):
+        return type(first)(torch.cat(parts) for parts in zip(*batches, strict=True))
+    return batches
