@@ -29,15 +29,28 @@ class SnapshotBuffers:
 
     def take(self, tree: Tree) -> Tree:
         """The tree as it is now; what happens to the original afterwards does not show in it."""
-        copier = _Copier(self._buffers)
-        try:
-            copied = copier.copy(tree)
-        except (_UnknownTypeError, RecursionError):
-            encode(tree)  # raises the error that names the place
-            raise
+        copier, copied = self._walk(tree)
         copier.finish()
         self._buffers = copier.used
         return copied
+
+    def reserve(self, tree: Tree) -> Callable[[], None]:
+        """Set memory aside for trees of this form; calling the result makes the system really provide it.
+
+        The first snapshot costs several times as much as later ones without, since memory is given page by page
+        when first written. That part may be done on another thread.
+        """
+        copier, _ = self._walk(tree)
+        self._buffers = copier.used
+        return copier.touch
+
+    def _walk(self, tree: Tree) -> tuple[_Copier, Tree]:
+        copier = _Copier(self._buffers)
+        try:
+            return copier, copier.copy(tree)
+        except (CheckpointError, RecursionError):
+            encode(tree)  # raises the error that names the place
+            raise
 
     def release(self) -> None:
         """Give the memory back."""
@@ -67,6 +80,11 @@ class _Copier:
             return value
         copy = _BY_TYPE.get(kind) or _by_ancestor(value)
         return copy(self, value)
+
+    def touch(self) -> None:
+        """Write to every buffer, so that its memory is really there."""
+        for target in self.targets:
+            target.zero_()
 
     def finish(self) -> None:
         """Copy all tensors at once, and wait for devices that copy in the background."""

@@ -52,6 +52,12 @@ class AsyncWriter:
         )
         self._thread.start()
 
+    def prepare(self, tree: Tree) -> None:
+        """Have the memory for such a state ready before the first save, which is then as quick as the later ones."""
+        self.wait()
+        self._thread = threading.Thread(target=self._buffers.reserve(tree), name="loopwright-memory")
+        self._thread.start()
+
     def check(self) -> None:
         """Raise the error of a write that failed since the last call; nearly free otherwise."""
         if self._error is not None:

@@ -16,10 +16,11 @@ from .order import WORKER, derive_seed
 class Feed(Protocol):
     """Batches for requests, in the order of the requests."""
 
-    def start(self, requests: Iterator[Request]) -> None:
+    def start(self, epoch: int, requests: Iterator[Request]) -> None:
         """Forget the previous requests and go on with these."""
 
     def next(self) -> Batch: ...
+
     def close(self) -> None: ...
 
 
@@ -49,7 +50,7 @@ class LocalFeed:
         self._pins = pin_memory and can_pin()
         self._requests: Iterator[Request] = iter(())
 
-    def start(self, requests: Iterator[Request]) -> None:
+    def start(self, epoch: int, requests: Iterator[Request]) -> None:
         self._requests = requests
 
     def next(self) -> Batch:
@@ -61,17 +62,18 @@ class LocalFeed:
 
 
 class WorkerFeed:
-    """Sends requests to worker processes, which are started with the first batch that is asked for."""
+    """Sends requests to worker processes, which are started when the first batch is asked for."""
 
     def __init__(self, fetcher: Fetcher, settings: WorkerSettings) -> None:
         self._fetcher = fetcher
         self._settings = settings
         self._requests = _Requests()
-        self._generator = torch.Generator().manual_seed(derive_seed(fetcher.seed, WORKER))
+        self._generator = torch.Generator()  # a loader without its own would draw from the one of training
         self._loader: DataLoader[Any] | None = None
         self._batches: Iterator[Batch] | None = None
 
-    def start(self, requests: Iterator[Request]) -> None:
+    def start(self, epoch: int, requests: Iterator[Request]) -> None:
+        self._generator.manual_seed(derive_seed(self._fetcher.seed, WORKER, epoch))
         self._requests.current = requests
         self._batches = None
 
@@ -84,7 +86,7 @@ class WorkerFeed:
         self._batches = self._loader = None
 
     def _open(self) -> Iterator[Batch]:
-        with warnings.catch_warnings():  # their own loader has already said it
+        with warnings.catch_warnings():  # the user's own loader has already said it
             warnings.filterwarnings("ignore", message="This DataLoader will create")
             if self._loader is None:
                 self._loader = self._build()
@@ -122,11 +124,11 @@ class _Requests:
 class _WorkerStart:
     """Shows the user's own data set in `get_worker_info()`, then calls the user's function."""
 
-    function: Any
+    function: Callable[[int], Any] | None
 
     def __call__(self, worker_id: int) -> None:
         info: Any = get_worker_info()
-        object.__setattr__(info, "dataset", info.dataset.dataset)  # it is frozen
+        object.__setattr__(info, "dataset", info.dataset.dataset)  # the info is frozen
         if self.function is not None:
             self.function(worker_id)
 

@@ -2,12 +2,10 @@
 
 The same object fetches in this process and, pickled or forked, in workers, so that where a batch is made does
 not change it. A data set that defines `__getitems__` is asked for whole batches, which are seeded from their
-first index.
+first index; so is a collate function.
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from hashlib import blake2b
 from operator import index as as_int
 from typing import Any, NamedTuple
@@ -37,54 +35,53 @@ class Request(NamedTuple):
     indices: list[Any]
 
 
-@dataclass(frozen=True, slots=True)
 class Fetcher:
     """Makes the batch for a request. `single` means that one index is one whole batch."""
 
-    dataset: Any
-    collate: Collate
-    seed: int
-    single: bool = False
+    def __init__(self, dataset: Any, collate: Collate, seed: int, single: bool = False) -> None:
+        self.dataset = dataset
+        self.seed = seed
+        self._collate = collate
+        self._single = single
+        self._by_batch = not single and fetches_batches(dataset)
+        self._seeds_samples = not draws_nothing(dataset)
+        self._seeds_collate = collate is not default_collate and collate is not default_convert
 
     def __getitem__(self, request: Request) -> Batch:
-        with self._undisturbed():
-            samples = self._samples(request)
-            if self._is_random_collate():
-                seed_sample(self._seed(request, COLLATE))
-            value = self.collate(samples)
-        return Batch(value, self._size(request, value))
+        if get_worker_info() is not None or not (self._seeds_samples or self._seeds_collate):
+            return self._make(request)
+        with preserved_rng():  # what training draws does not depend on what the data set drew
+            return self._make(request)
 
-    def _samples(self, request: Request) -> Any:
-        if self.single:
-            return self._sample(request, request.indices[0])
-        if fetches_batches(self.dataset):
-            seed_sample(self._seed(request, SAMPLE))
+    def _make(self, request: Request) -> Batch:
+        samples = self._fetch(request)
+        if self._seeds_collate:
+            seed_sample(self._seed_of(request.epoch, COLLATE, request.indices[0]))
+        value = self._collate(samples)
+        return Batch(value, self._size_of(value, request))
+
+    def _fetch(self, request: Request) -> Any:
+        if not self._seeds_samples:
+            samples = [self.dataset[index] for index in request.indices]
+        elif self._by_batch:
+            seed_sample(self._seed_of(request.epoch, SAMPLE, request.indices[0]))
             return self.dataset.__getitems__(request.indices)
-        if draws_nothing(self.dataset):
-            return [self.dataset[index] for index in request.indices]
-        return [self._sample(request, index) for index in request.indices]
+        else:
+            samples = [self._sample(request.epoch, index) for index in request.indices]
+        return samples[0] if self._single else samples
 
-    def _sample(self, request: Request, index: Any) -> Any:
-        if not draws_nothing(self.dataset):
-            seed_sample(derive_seed(self.seed, request.epoch, SAMPLE, _number(index)))
+    def _sample(self, epoch: int, index: Any) -> Any:
+        seed_sample(self._seed_of(epoch, SAMPLE, index))
         return self.dataset[index]
 
-    def _seed(self, request: Request, purpose: int) -> int:
-        return derive_seed(self.seed, request.epoch, purpose, _number(request.indices[0]))
+    def _seed_of(self, epoch: int, purpose: int, index: Any) -> int:
+        return derive_seed(self.seed, purpose, epoch, _number(index))
 
-    def _size(self, request: Request, value: Any) -> int:
-        if not self.single:
+    def _size_of(self, value: Any, request: Request) -> int:
+        if not self._single:
             return len(request.indices)
         index = request.indices[0]
         return len(index) if isinstance(index, list | tuple) else batch_size_of(value)
-
-    def _is_random_collate(self) -> bool:
-        return self.collate is not default_collate and self.collate is not default_convert
-
-    def _undisturbed(self) -> AbstractContextManager[None]:
-        if get_worker_info() is not None or (draws_nothing(self.dataset) and not self._is_random_collate()):
-            return nullcontext()
-        return preserved_rng()
 
 
 def draws_nothing(dataset: Any) -> bool:
@@ -112,17 +109,17 @@ def fetches_batches(dataset: Any) -> bool:
     return callable(method)
 
 
+def can_pin() -> bool:
+    """Whether pinning memory means anything on this machine."""
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return accelerator is not None and accelerator.type != "mps"
+
+
 def pin(value: Any) -> Any:
     """Copy the tensors of a batch into pinned memory, as a loader does it."""
     from torch.utils.data._utils.pin_memory import pin_memory
 
     return pin_memory(value)  # type: ignore[no-untyped-call]
-
-
-def can_pin() -> bool:
-    """Whether pinning memory means anything on this machine."""
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return accelerator is not None and accelerator.type != "mps"
 
 
 def _stacked(dataset: Any) -> list[Any]:
@@ -133,5 +130,5 @@ def _stacked(dataset: Any) -> list[Any]:
 def _number(index: Any) -> int:
     try:
         return as_int(index)
-    except TypeError:  # a key or a tuple: anything that prints the same is the same sample
+    except TypeError:  # a key or a tuple: what prints the same is the same sample
         return int.from_bytes(blake2b(repr(index).encode(), digest_size=8).digest())

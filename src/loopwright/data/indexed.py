@@ -1,62 +1,55 @@
-"""The stream over a map-style data set: an order we know, batches addressed by position."""
+"""The stream over a map-style data set: an order that we know, batches addressed by position."""
 
 from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any
 
 from ..errors import DataError
 from .feeds import Feed
 from .fetching import Request
-from .interface import Batch, Stateful, Stream
+from .interface import Batch, Stateful, Stream, check_kind
 from .plan import Plan, Planner, spans_from
+
+_KIND = "a map-style data set"
 
 
 class Place:
-    """Epoch and position in an indexed data set, and the plan they refer to."""
+    """Epoch and position in an indexed data set, and the plan of batches they refer to."""
 
     def __init__(self, planner: Planner, seed: int) -> None:
         self.planner = planner
-        self.seed = seed
         self.epoch = 0
         self.position = 0
+        self._seed = seed
         self._plan: Plan | None = None
         self._sampler_state: dict[str, Any] | None = None
 
     @property
     def plan(self) -> Plan:
-        """The current epoch's batches, drawn when they are first needed."""
+        """The batches of the current epoch, drawn when they are first needed."""
         if self._plan is None:
             sampler = self.planner.order.sampler
-            if isinstance(sampler, Stateful):
-                self._sampler_state = sampler.state_dict()
+            if isinstance(sampler, Stateful):  # as it was before this epoch was drawn
+                self._sampler_state = deepcopy(sampler.state_dict())
             self._plan = self.planner.plan(self.epoch)
         return self._plan
 
     def move(self, epoch: int, position: int = 0) -> None:
-        if epoch != self.epoch or position == 0:
-            self._plan = None
-        self.epoch, self.position = epoch, position
+        self.epoch, self.position, self._plan = epoch, position, None
 
     def state_dict(self) -> dict[str, Any]:
         """Enough to come back here, and to notice that the data is not the same any more."""
-        num_samples = self.plan.num_samples
-        state = {
-            "epoch": self.epoch,
-            "position": self.position,
-            "seed": self.seed,
-            "num_samples": num_samples,
-        }
-        if self._sampler_state is not None:
-            state["sampler"] = self._sampler_state
-        return state
+        state = {"kind": _KIND, "epoch": self.epoch, "position": self.position, "seed": self._seed}
+        return state | {"num_samples": self.plan.num_samples, "sampler": self._sampler_state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        check_kind(state, _KIND)
         sampler = self.planner.order.sampler
-        if "sampler" in state and isinstance(sampler, Stateful):
+        if isinstance(sampler, Stateful) and state["sampler"] is not None:
             sampler.load_state_dict(state["sampler"])
-        self._plan = None
         self.move(state["epoch"], state["position"])
         if self.position:
-            self._check_same_data(state)
+            self._check_same_order(state)
 
     def check_resumable(self) -> None:
         if name := self.planner.order.hidden_state():
@@ -66,11 +59,11 @@ class Place:
                 "and `load_state_dict`, or use shuffle=True."
             )
 
-    def _check_same_data(self, state: dict[str, Any]) -> None:
-        if state["seed"] != self.seed:
+    def _check_same_order(self, state: dict[str, Any]) -> None:
+        if state["seed"] != self._seed:
             raise DataError(
                 f"The position to continue from was saved with seed {state['seed']}, but the seed is now "
-                f"{self.seed}, which gives another order: use seed={state['seed']}, or start a new run."
+                f"{self._seed}, which gives another order: use seed={state['seed']}, or start a new run."
             )
         if state["num_samples"] != self.plan.num_samples:
             raise DataError(
@@ -86,7 +79,7 @@ class IndexedStream(Stream):
         self._place = place
         self._feed = feed
         self._in_order = in_order
-        self._started = False
+        self._is_started = False
         self.num_batches, self.num_samples = place.planner.sizes()
 
     def begin(self, epoch: int) -> None:
@@ -94,20 +87,17 @@ class IndexedStream(Stream):
         self._start()
 
     def take(self, count: int, max_samples: int | None = None) -> list[Batch]:
-        if not self._started:
+        if not self._is_started:
             self._start()
         batches: list[Batch] = []
         position, left = self._place.position, max_samples
         while len(batches) < count and (left is None or left > 0):
-            start, stop = self._place.plan.span(position)
-            if start == stop:
+            batch = self._next(position, left)
+            if batch is None:
                 break
-            if left is not None and not self._place.planner.single and stop - start > left:
-                self._feed.start(self._requests(position, left))
-            batch = self._feed.next()
+            batches.append(batch)
             position += 1 if self._place.planner.single else batch.size
             left = None if left is None else left - batch.size
-            batches.append(batch)
         self._place.position = position  # only now: a batch that was not given out is not consumed
         return batches
 
@@ -128,14 +118,23 @@ class IndexedStream(Stream):
 
     def close(self) -> None:
         self._feed.close()
-        self._started = False
+        self._is_started = False
 
     def _start(self) -> None:
         plan = self._place.plan
         self.num_batches = plan.num_batches
         self.num_samples = None if self._place.planner.single else plan.num_samples
-        self._feed.start(self._requests(self._place.position))
-        self._started = True
+        self._feed.start(self._place.epoch, self._requests(self._place.position))
+        self._is_started = True
+
+    def _next(self, position: int, limit: int | None) -> Batch | None:
+        start, stop = self._place.plan.span(position)
+        if start == stop:  # nothing more to ask for: workers of this epoch end
+            self._feed.start(self._place.epoch, iter(()))
+            return None
+        if limit is not None and stop - start > limit:  # a shorter batch than the one asked for
+            self._feed.start(self._place.epoch, self._requests(position, limit))
+        return self._feed.next()
 
     def _requests(self, position: int, limit: int | None = None) -> Iterator[Request]:
         plan, epoch = self._place.plan, self._place.epoch

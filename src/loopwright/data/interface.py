@@ -6,6 +6,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from ..errors import DataError
+
 
 class Batch(NamedTuple):
     """A batch as the model side sees it, and the number of samples in it."""
@@ -69,6 +71,15 @@ class Stream(ABC):
         """The rest of this epoch, batch by batch."""
         while batches := self.take(1):
             yield batches[0]
+
+
+def check_kind(state: dict[str, Any], kind: str) -> None:
+    """Refuse a position in one kind of data for another."""
+    if state["kind"] != kind:
+        raise DataError(
+            f"The position to continue from is in {state['kind']}, but the data is now {kind}: resume with the "
+            "same data, or start a new run."
+        )
 
 
 def batch_size_of(batch: Any) -> int:

@@ -2,15 +2,18 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from ..errors import DataError
 from .fetching import Collate, can_pin, pin
-from .interface import Batch, HasEpochs, Stateful, Stream, batch_size_of
+from .interface import Batch, HasEpochs, Stateful, Stream, batch_size_of, check_kind
 from .order import SAMPLE, WORKER, derive_seed
 from .seeding import preserved_rng, seed_sample
+
+_KIND = "an iterable"
 
 
 class Randomness(Enum):
@@ -48,8 +51,12 @@ class Cursor:
         if isinstance(self.source, HasEpochs):
             self.source.set_epoch(epoch)
 
-    def load(self, state: dict[str, Any]) -> None:
-        if isinstance(self.source, Stateful) and "source" in state:
+    def state_dict(self) -> dict[str, Any]:
+        source = deepcopy(self.source.state_dict()) if isinstance(self.source, Stateful) else None
+        return {"is_exhausted": self.is_exhausted, "source": source}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if isinstance(self.source, Stateful) and state["source"] is not None:
             self.source.load_state_dict(state["source"])
         self.is_exhausted = self._may_be_spent = state["is_exhausted"]
 
@@ -57,12 +64,10 @@ class Cursor:
         """The item with this number in the epoch, or nothing at the end."""
         if self.is_exhausted:
             return []
-        if self._randomness is Randomness.PER_ITEM:
-            seed_sample(derive_seed(self._seed, self._epoch, SAMPLE, number))
-        items = self._next()
-        if not items and self._may_be_spent:  # state saved at the end of an epoch can make one empty pass
+        items = self._next(number)
+        if not items and self._may_be_spent:  # state saved at the end of an epoch can cause one empty pass
             self._items = None
-            items = self._next()
+            items = self._next(number)
         self._may_be_spent, self.is_exhausted = False, not items
         return items
 
@@ -73,19 +78,21 @@ class Cursor:
         """Around reading: keeps the generators of training as they are, where ours are used instead."""
         return preserved_rng() if self._randomness is Randomness.PER_ITEM else nullcontext()
 
-    def _next(self) -> list[Any]:
+    def _next(self, number: int) -> list[Any]:
         if self._items is None:
             self._items = self._open()
+        if self._randomness is Randomness.PER_ITEM:
+            seed_sample(derive_seed(self._seed, SAMPLE, self._epoch, number))
         try:
             return [next(self._items)]
         except StopIteration:
             return []
 
     def _open(self) -> Iterator[Any]:
-        if self._randomness is not Randomness.PER_EPOCH:
+        if self._randomness is Randomness.LEFT_ALONE:
             return iter(self.source)
         with preserved_rng():
-            seed_sample(derive_seed(self._seed, self._epoch, WORKER))
+            seed_sample(derive_seed(self._seed, WORKER, self._epoch))
             return iter(self.source)
 
 
@@ -119,17 +126,15 @@ class IteratedStream(Stream):
         return batches
 
     def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = {"epoch": self._epoch, "position": self._position}
-        state["is_exhausted"] = self._cursor.is_exhausted
-        if isinstance(self._cursor.source, Stateful):
-            state["source"] = self._cursor.source.state_dict()
-        return state
+        state = {"kind": _KIND, "epoch": self._epoch, "position": self._position}
+        return state | self._cursor.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        check_kind(state, _KIND)
         if state["position"] and not state["is_exhausted"]:
             self.check_resumable()
         self.begin(state["epoch"])
-        self._cursor.load(state)
+        self._cursor.load_state_dict(state)
         self._position = state["position"]
 
     def check_resumable(self) -> None:

@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import DataError
-from .interface import Batch, Stream, batch_size_of
+from .interface import Batch, Stream, batch_size_of, check_kind
+
+_KIND = "a sequence of batches"
 
 
 class SequenceStream(Stream):
@@ -32,9 +34,10 @@ class SequenceStream(Stream):
         return batches
 
     def state_dict(self) -> dict[str, Any]:
-        return {"epoch": self._epoch, "position": self._position}
+        return {"kind": _KIND, "epoch": self._epoch, "position": self._position}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        check_kind(state, _KIND)
         if state["position"] > len(self._batches):
             raise DataError(
                 f"The position to continue from is batch {state['position']}, but there are only "

@@ -1,7 +1,7 @@
 """The fast path: batches of a `TensorDataset` indexed straight from its tensors, the same as a loader's."""
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -37,10 +37,14 @@ class TensorStream(Stream):
     def take(self, count: int, max_samples: int | None = None) -> list[Batch]:
         if max_samples is not None:
             return self._take_limited(count, max_samples)
-        batches = list(islice(self._batches or self._start(), count))
-        place = self._place
+        source = self._batches or self._start()
+        if count == 1:
+            for batch in source:
+                self._place.position += batch.size
+                return [batch]
+        batches = list(islice(source, count))
         for batch in batches:
-            place.position += batch.size
+            self._place.position += batch.size
         return batches
 
     def state_dict(self) -> dict[str, Any]:
@@ -72,11 +76,11 @@ class TensorStream(Stream):
         plan = self._place.plan
         assert isinstance(plan, EvenBatches)
         self.num_batches, self.num_samples = plan.num_batches, plan.num_samples
-        batches = self._cut(plan, self._place.position, limit)
+        batches = chain.from_iterable(self._blocks(plan, self._place.position, limit))
         self._batches = map(_pinned, batches) if self._pins else batches
         return self._batches
 
-    def _cut(self, plan: EvenBatches, position: int, limit: int | None) -> Iterator[Batch]:
+    def _blocks(self, plan: EvenBatches, position: int, limit: int | None) -> Iterator[Iterator[Batch]]:
         tensors, order = _resolve(self._dataset, plan.order)
         cut = _copies if isinstance(order, range) else _selections
         while position < plan.num_samples:  # a first part up to a batch boundary, then blocks of whole batches
@@ -85,7 +89,7 @@ class TensorStream(Stream):
                 stop, limit = min(stop, start + limit), None
             if stop % plan.batch_size == 0 and start % plan.batch_size == 0:
                 stop = min(start + _BLOCK * plan.batch_size, plan.num_samples)
-            yield from cut(tensors, order, (start, stop), plan.batch_size)
+            yield cut(tensors, order, (start, stop), plan.batch_size)
             position = stop
 
 
@@ -116,23 +120,29 @@ def _resolve(dataset: Any, order: Any) -> tuple[tuple[Tensor, ...], Any]:
         chosen = torch.as_tensor(dataset.indices, dtype=torch.int64)
         order = chosen if isinstance(order, range) else chosen[torch.as_tensor(order, dtype=torch.int64)]
         dataset = dataset.dataset
-    tensors = dataset.tensors
-    if not isinstance(order, range):
-        order = torch.as_tensor(order, dtype=torch.int64).to(tensors[0].device)
-    return tensors, order
+    if isinstance(order, range):
+        return dataset.tensors, order
+    order = torch.as_tensor(order, dtype=torch.int64)
+    if len(order) and order.min() < 0:  # counted from the end
+        order = torch.where(order < 0, order + len(dataset), order)
+    return dataset.tensors, order.to(dataset.tensors[0].device)
 
 
 def _selections(tensors: tuple[Tensor, ...], order: Tensor, span: tuple[int, int], batch_size: int) -> Iterator[Batch]:
     select = [tensor.index_select for tensor in tensors]
-    for indices in order[span[0] : span[1]].split(batch_size):
+    for indices in _split(order, span, batch_size):
         yield Batch([of(0, indices) for of in select], indices.shape[0])
 
 
 def _copies(tensors: tuple[Tensor, ...], order: range, span: tuple[int, int], batch_size: int) -> Iterator[Batch]:
-    start, stop = span
-    parts = [tensor[start:stop].split(batch_size) for tensor in tensors]
+    parts = [_split(tensor, span, batch_size) for tensor in tensors]
     for views in zip(*parts, strict=True):  # views of the data set's memory, which must not be given out
         yield Batch([view.clone() for view in views], views[0].shape[0])
+
+
+def _split(tensor: Tensor, span: tuple[int, int], size: int) -> tuple[Tensor, ...]:
+    views: tuple[Tensor, ...] = tensor[span[0] : span[1]].split(size)  # type: ignore[no-untyped-call]
+    return views
 
 
 def _pinned(batch: Batch) -> Batch:

@@ -1,0 +1,95 @@
+"""What the loop costs: W1 to W3 against hand-written loops, import time, and the time to the first step.
+
+    python benchmarks/loop.py [--rounds 11] [--workloads W1 W2 W3]
+
+Only ratios within one run mean anything; within 0.05 of 1 is "the same".
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+
+from interleaved import measure, ratio
+
+TARGETS = [
+    # contender, compared with, workloads, at most
+    ("tight", "naive", ("W1",), None),
+    ("ours_own_optimizer", "naive", ("W1",), 0.90),
+    ("ours_factory", "naive", ("W1",), 0.70),
+    ("ours_bare", "tight", ("W1",), 1.10),
+    ("ours_bare_idle", "ours_bare", ("W1",), 1.02),
+    ("ours_own_optimizer", "naive", ("W2", "W3"), 1.00),
+]
+IMPORTS = {
+    "torch": "import torch",
+    "loopwright": "import torch, loopwright; loopwright.Trainer",
+}
+FIRST_STEP = """
+import tempfile, time, torch
+from torch.utils.data import DataLoader
+import sys; sys.path.insert(0, "benchmarks")
+from workloads import WORKLOADS
+from loopwright import Trainer
+class Timed(Trainer):
+    def train_step(self, batch):
+        self.first = getattr(self, "first", None) or time.perf_counter()
+        return super().train_step(batch)
+work = WORKLOADS["W1"]
+model, data = work.build_model(), work.build_data()
+trainer = Timed(model, work.build_optimizer(model.parameters()), work.loss_fn, run_dir=tempfile.mkdtemp() + "/run",
+                progress="silent")
+loader = DataLoader(data, batch_size=32, shuffle=True)
+began = time.perf_counter()
+trainer.train(loader, num_updates=2)
+print((trainer.first - began) * 1000)
+"""
+CPU_OF = "import time; {code}; print(time.process_time())"
+
+
+def printed_number(code: str) -> float:
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return float(result.stdout.split()[-1])
+
+
+def report_loops(workload: str, num_rounds: int) -> None:
+    rows = [row for row in TARGETS if workload in row[2]]
+    names = list(dict.fromkeys(name for row in rows for name in (row[1], row[0])))
+    times = measure(names, workload, num_rounds)
+    print(f"\n{workload}: CPU time per step, median of {num_rounds} interleaved rounds (middle half)")
+    for name in names:
+        print(f"  {name:22s} {statistics.median(times[name]) * 1e6:10.0f} us")
+    for name, base, _, target in rows:
+        verdict = "" if target is None else f"   target <= {target:.2f}"
+        print(f"  {name:22s} / {base:12s} {ratio(times, name, base)}{verdict}")
+
+
+def report_import(num_rounds: int) -> None:
+    times: dict[str, list[float]] = {name: [] for name in IMPORTS}
+    for _ in range(num_rounds):
+        for name, code in IMPORTS.items():
+            times[name].append(printed_number(CPU_OF.format(code=code)))
+    print(f"\nimport, CPU seconds: {', '.join(f'{n} {statistics.median(t):.2f}' for n, t in times.items())}")
+    print(f"  with Trainer / torch alone  {ratio(times, 'loopwright', 'torch')}   target <= 1.05")
+
+
+def report_first_step(num_rounds: int) -> None:
+    times = [printed_number(FIRST_STEP) for _ in range(num_rounds)]
+    print(f"\ntrain() to the first step, W1 with a run directory: {statistics.median(times):.0f} ms   target <= 50 ms")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--workloads", nargs="*", default=["W1", "W2", "W3"])
+    options = parser.parse_args()
+    for workload in options.workloads:
+        report_loops(workload, options.rounds)
+    report_import(max(options.rounds // 2, 3))
+    report_first_step(5)
+
+
+if __name__ == "__main__":
+    main()
