@@ -21,5 +21,9 @@ class NonFiniteLossError(LoopwrightError, FloatingPointError):
     """A loss or gradient norm was NaN or infinite; the optimizer step it belongs to was not taken."""
 
 
+class Interrupted(SystemExit):
+    """A signal ended training after the update it came in. Leaves the program with 130 (SIGINT) or 143 (SIGTERM)."""
+
+
 class MissingExtraError(LoopwrightError, ImportError):
     """An optional package is needed; the message names the pip command."""

@@ -50,8 +50,11 @@ class Callback:
     def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         """An epoch's data is exhausted, evaluation included; `metrics` is its row in the history."""
 
+    def on_loop_end(self, trainer: Trainer) -> None:
+        """The loop was left, by a limit, a stop or a signal; all is as training left it. Final checkpoint."""
+
     def on_train_end(self, trainer: Trainer) -> None:
-        """A `train` call ends without an exception."""
+        """A `train` call has done what it was asked to; not called when a signal or an exception ended it."""
 
     def on_eval_start(self, trainer: Trainer, data: Stream) -> None:
         """An evaluation over `data` begins."""
@@ -105,6 +108,8 @@ class TrainerHooks:
     def on_train_epoch_end(self) -> None: ...
 
     def on_epoch_end(self, metrics: Mapping[str, float]) -> None: ...
+
+    def on_loop_end(self) -> None: ...
 
     def on_train_end(self) -> None: ...
 

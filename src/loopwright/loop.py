@@ -15,7 +15,7 @@ from .meter import Meter
 from .step import StepResult
 
 if TYPE_CHECKING:
-    from .data.stream import Stream
+    from .data.stream import Batch, Stream
     from .progress import Limits
     from .trainer import Trainer
 
@@ -30,26 +30,29 @@ def train(trainer: Trainer, stream: Stream, until: Limits) -> None:
 
 
 def train_epoch(trainer: Trainer, stream: Stream, until: Limits) -> None:
-    """One epoch, or what is left of it: its steps, an evaluation, and its row in the history."""
-    progress, epoch = trainer.progress, trainer.progress.epoch
+    """One epoch, or what is left of it: its steps, an evaluation, and its row in the history.
+
+    A signal leaves it where it is: a resumed run takes the remaining steps, or the evaluation, from there.
+    """
+    progress = trainer.progress
     trainer.optimization.refresh(trainer.modules.values())
     if not progress.in_epoch:
-        stream.begin(epoch)
+        stream.begin(progress.epoch)
         trainer.meter = Meter(ignores_nonfinite=trainer.skips_nonfinite)
         trainer.emit("on_epoch_start")
     deque(train_steps(trainer, stream, until), maxlen=0)
-    is_over = progress.epoch > epoch
     trainer.flush()
-    if trainer.is_interrupted and not is_over:
-        return
-    if is_over:
+    if progress.is_exhausted and not trainer.is_interrupted:
         trainer.emit("on_train_epoch_end")
-    row = trainer.meter.compute()
-    if trainer.eval_stream is not None:
+    measured: dict[str, float] = {}
+    if trainer.eval_stream is not None and not trainer.is_interrupted:
         measured = evaluate(trainer, trainer.eval_stream)
-        row |= {f"eval_{name}": value for name, value in measured.items()}
-    trainer.history.set_epoch(epoch, row)
-    if is_over:
+    if trainer.is_interrupted:
+        return
+    row = trainer.meter.compute() | {f"eval_{name}": value for name, value in measured.items()}
+    trainer.history.set_epoch(progress.epoch, row)
+    if progress.is_exhausted:
+        progress.next_epoch()
         trainer.schedule_epoch(row)
         trainer.emit("on_epoch_end", row)
 
@@ -60,7 +63,7 @@ def train_steps(trainer: Trainer, stream: Stream, until: Limits) -> Iterator[Ste
     step_starts, step_ends = trainer.hooks["on_train_step_start"], trainer.hooks["on_train_step_end"]
     update_ends, autocast = trainer.hooks["on_update_end"], trainer.runtime.autocast
     started, seconds, flushed = monotonic(), progress.seconds, 0.0
-    while batches := stream.take(trainer.accumulate, until.samples_left(progress)):
+    for batches in take_windows(trainer, stream, until):
         total = sum(size for _, size in batches) if len(batches) > 1 else 0
         for position, (batch, size) in enumerate(batches, start=1):
             window.divisor = total / size if total else 1.0
@@ -87,8 +90,23 @@ def train_steps(trainer: Trainer, stream: Stream, until: Limits) -> Iterator[Ste
             trainer.flush()
         if trainer.is_done(until) and (trainer.is_interrupted or progress.epoch_step != stream.num_batches):
             return
+
+
+def take_windows(trainer: Trainer, stream: Stream, until: Limits) -> Iterator[list[Batch]]:
+    """The epoch's batches in groups of `accumulate`, the last one perhaps shorter."""
+    progress = trainer.progress
+    while True:
+        try:
+            batches = stream.take(trainer.accumulate, until.samples_left(progress))
+        except Exception:
+            if trainer.is_interrupted:  # the signal reached the loader's workers too, and ended them
+                return
+            raise
+        if not batches:
+            break
+        yield batches
     _check_length(trainer, stream)
-    progress.next_epoch()
+    progress.is_exhausted = True
 
 
 def _check_length(trainer: Trainer, stream: Stream) -> None:
@@ -108,13 +126,18 @@ def _check_length(trainer: Trainer, stream: Stream) -> None:
 
 
 def evaluate(trainer: Trainer, stream: Stream) -> dict[str, float]:
-    """Averages over all samples of the stream. Leaves modes and random generators as they were."""
+    """Averages over all samples of the stream. Leaves modes and random generators as they were.
+
+    A signal to a training run ends it at the next batch, without a result.
+    """
     meter = Meter()
     step_ends, autocast = trainer.hooks["on_eval_step_end"], trainer.runtime.autocast
     with trainer.phase(meter), trainer.eval_mode(), torch.no_grad(), preserved_rng():
         trainer.emit("on_eval_start", stream)
         stream.begin(0)
         for batch, size in stream:
+            if trainer.is_interrupted:
+                return {}
             trainer.window.size = size
             batch = trainer.prepare_batch(batch)
             with autocast:

@@ -17,6 +17,7 @@ class Progress:
     sample: int = 0
     epoch_step: int = 0
     epoch_sample: int = 0
+    is_exhausted: bool = False
     seconds: float = 0.0
     call: int = 0
     call_epoch: int = 0
@@ -38,6 +39,7 @@ class Progress:
         self.epoch += 1
         self.epoch_step = 0
         self.epoch_sample = 0
+        self.is_exhausted = False
 
     @property
     def in_epoch(self) -> bool:

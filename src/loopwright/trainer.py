@@ -24,7 +24,7 @@ from .hooks import Callback, Dispatch, TrainerHooks, as_callback
 from .meter import Meter
 from .optimization import Lane, Optimization, Window
 from .progress import Limits, Progress
-from .runtime import Runtime, resolve_runtime
+from .runtime import Runtime, Signals, resolve_runtime
 from .step import StepResult
 from .supervised import call_model, loss_of, split_supervised, stack_outputs
 
@@ -74,7 +74,8 @@ class Trainer(TrainerHooks):
         self.optimization = Optimization({}, self.window)
         self.eval_stream: Stream | None = None
         self.stop_reason: str | None = None
-        self.is_interrupted = self.skips_nonfinite = False
+        self.signals = Signals()
+        self.skips_nonfinite = False
         self.num_calls = 0
         self.run: RunDirectory | None = None
         self.until = Limits()
@@ -310,8 +311,13 @@ class Trainer(TrainerHooks):
             self.history.add_steps(first, rows)
             self.emit("on_log", rows)
 
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether a signal asked for the end of training."""
+        return self.signals.stop is not None
+
     def is_done(self, until: Limits) -> bool:
-        return self.is_interrupted or self.stop_reason is not None or until.reached(self.progress) is not None
+        return self.signals.stop is not None or self.stop_reason is not None or until.reached(self.progress) is not None
 
     def say(self, line: str) -> None:
         """A line for the person at the terminal, unless silence was asked for."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from . import loop
 from .data.seeding import seed_everything
 from .data.stream import Stream
-from .errors import ConfigurationError
+from .errors import ConfigurationError, Interrupted
 from .history import History
 from .progress import Limits
 from .required import check_required_metrics
@@ -64,7 +64,6 @@ def _begin(trainer: Trainer, stream: Stream, data: Any, limits: Limits, resume: 
     """Put the run where this call starts; False when an earlier process already finished this call."""
     progress = trainer.progress
     restore_run(trainer, stream, resume)
-    trainer.is_interrupted = False
     if trainer.num_calls > progress.call:
         trainer.stop_reason = None
         _continue_epoch(trainer, stream, data)
@@ -100,16 +99,35 @@ def _continue_epoch(trainer: Trainer, stream: Stream, data: Any) -> None:
 def _run(trainer: Trainer, stream: Stream) -> None:
     progress = trainer.progress
     progress.call_finished = False
-    try:
-        trainer.optimization.zero()
-        trainer.emit("on_train_start")
-        loop.train(trainer, stream, trainer.until)
-        progress.call_finished = not trainer.is_interrupted
-        trainer.emit("on_train_end")
-    except BaseException as error:
-        for hook in trainer.hooks["on_exception"]:
-            try:
-                hook(error)
-            except Exception as second:
-                error.add_note(f"and on_exception itself failed: {second!r}")
-        raise
+    with trainer.signals:
+        try:
+            trainer.optimization.zero()
+            trainer.emit("on_train_start")
+            loop.train(trainer, stream, trainer.until)
+            progress.call_finished = not trainer.is_interrupted
+            trainer.emit("on_loop_end")
+            _leave_if_interrupted(trainer)
+            trainer.emit("on_train_end")
+        except BaseException as error:
+            _tell_of(error, trainer)
+            raise
+
+
+def _tell_of(error: BaseException, trainer: Trainer) -> None:
+    """Let every callback hear of the exception; one that fails at that does not hide it."""
+    for hook in trainer.hooks["on_exception"]:
+        try:
+            hook(error)
+        except Exception as second:
+            error.add_note(f"and on_exception itself failed: {second!r}")
+
+
+def _leave_if_interrupted(trainer: Trainer) -> None:
+    """Everything is saved: end the program with the code that belongs to the signal."""
+    if not trainer.is_interrupted:
+        return
+    saved = (
+        "saved; start the same program again to continue" if trainer.run is not None else "nothing saved: no run_dir"
+    )
+    trainer.say(f"{trainer.signals.name} after update {trainer.progress.update}: {saved}.")
+    raise Interrupted(trainer.signals.exit_code)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import ConfigurationError
 from ..hooks import Callback
+from .watching import metric_of, resolve_mode
 
 if TYPE_CHECKING:
     from ..checkpoint import CheckpointStore, KeepPolicy, KeptModels
@@ -52,14 +53,15 @@ class Checkpoints(Callback):
         if self._store is not None:
             self._store.check()
         minutes = (monotonic() - self._saved_at) / 60
-        if self.policy.is_due(update=trainer.progress.update, minutes_since_last=minutes):
+        is_due = self.policy.is_due(update=trainer.progress.update, minutes_since_last=minutes)
+        if trainer.signals.take_save() or is_due:
             self.save(trainer)
 
     def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         if self.policy.is_due(update=trainer.progress.update, epoch_end=trainer.progress.epoch):
             self.save(trainer)
 
-    def on_train_end(self, trainer: Trainer) -> None:
+    def on_loop_end(self, trainer: Trainer) -> None:
         self.save(trainer, wait=True)
 
     def on_exception(self, trainer: Trainer, error: BaseException) -> None:
@@ -139,21 +141,3 @@ class BestModel(Callback):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.best, self._weights = state["best"], state["weights"]
-
-
-def resolve_mode(metric: str, mode: str) -> Literal["min", "max"]:
-    """Whether smaller or larger values of a metric are better, from its name if nobody says."""
-    if mode == "auto":
-        return "min" if metric.endswith(("loss", "error")) else "max"
-    if mode == "min":
-        return "min"
-    if mode == "max":
-        return "max"
-    raise ConfigurationError(f"mode={mode!r}: use 'min', 'max' or 'auto'.")
-
-
-def metric_of(metrics: Mapping[str, float], name: str, watcher: str) -> float:
-    """The metric that a callback watches, or an error that names the ones there are."""
-    if name not in metrics:
-        raise ConfigurationError(f"{watcher} watches {name!r}, but this epoch measured only {', '.join(metrics)}.")
-    return metrics[name]

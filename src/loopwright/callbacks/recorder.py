@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
+from ..errors import Interrupted
 from ..hooks import Callback
 
 if TYPE_CHECKING:
@@ -51,14 +52,13 @@ class RunRecorder(Callback):
         if trainer.progress.in_epoch and len(trainer.history) > trainer.progress.epoch:
             row = trainer.history.epochs[-1]
             self._metrics.add_epoch(trainer.progress.epoch + 1, trainer.progress.update, row)
-        if trainer.is_interrupted:
-            self._close(trainer, "interrupted", trainer.stop_reason)
-        else:
-            self._close(trainer, "finished" if trainer.stop_reason is None else "stopped", trainer.stop_reason)
+        self._close(trainer, "finished" if trainer.stop_reason is None else "stopped", trainer.stop_reason)
 
     def on_exception(self, trainer: Trainer, error: BaseException) -> None:
-        is_interrupt = isinstance(error, KeyboardInterrupt)
-        self._close(trainer, "interrupted" if is_interrupt else "failed", f"{type(error).__name__}: {error}")
+        if isinstance(error, (KeyboardInterrupt, Interrupted)):
+            self._close(trainer, "interrupted", trainer.signals.name)
+        else:
+            self._close(trainer, "failed", f"{type(error).__name__}: {error}")
 
     def _close(
         self,

@@ -70,7 +70,7 @@ class WorkerFeed:
         self._requests = _Requests()
         self._generator = torch.Generator()  # a loader without its own would draw from the one of training
         self._loader: DataLoader[Any] | None = None
-        self._batches: Iterator[Batch] | None = None
+        self._batches: Any = None
 
     def start(self, epoch: int, requests: Iterator[Request]) -> None:
         self._generator.manual_seed(derive_seed(self._fetcher.seed, WORKER, epoch))
@@ -80,9 +80,13 @@ class WorkerFeed:
     def next(self) -> Batch:
         if self._batches is None:
             self._batches = self._open()
-        return next(self._batches)
+        batch: Batch = next(self._batches)
+        return batch
 
     def close(self) -> None:
+        for batches in (self._batches, self._loader and self._loader._iterator):
+            if batches is not None:  # a traceback may keep the iterator alive, and with it the workers
+                batches._shutdown_workers()
         self._batches = self._loader = None
 
     def _open(self) -> Iterator[Batch]:

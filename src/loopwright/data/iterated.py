@@ -58,14 +58,15 @@ class Cursor:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if isinstance(self.source, Stateful) and state["source"] is not None:
             self.source.load_state_dict(state["source"])
-        self.is_exhausted = self._may_be_spent = state["is_exhausted"]
+        self.is_exhausted = state["is_exhausted"]
+        self._may_be_spent = self.is_exhausted or not state["position"]
 
     def read(self, number: int) -> list[Any]:
         """The item with this number in the epoch, or nothing at the end."""
         if self.is_exhausted:
             return []
         items = self._next(number)
-        if not items and self._may_be_spent:  # state saved at the end of an epoch can cause one empty pass
+        if not items and self._may_be_spent:  # state saved between two epochs can cause one empty pass
             self._items = None
             items = self._next(number)
         self._may_be_spent, self.is_exhausted = False, not items

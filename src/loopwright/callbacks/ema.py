@@ -1,0 +1,206 @@
+"""Exponential moving averages of the weights: kept beside the model, evaluated and saved under a name of their own."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import CheckpointError, ConfigurationError, DataError
+from ..hooks import Callback
+
+if TYPE_CHECKING:
+    from ..data.stream import Stream
+    from ..trainer import Trainer
+
+LOW_PRECISION = (torch.float16, torch.bfloat16)
+
+
+class EMA(Callback):
+    """Averages the weights over the updates: `average = decay * average + (1 - decay) * weights` after every update.
+
+    `model` names one of the trainer's models; by default all of them are averaged. Buffers, such as the statistics
+    of batch norm, are not averaged but copied. With `warmup` the first updates weigh more: the decay is at most
+    (1 + n) / (10 + n) after n updates. Every evaluation is repeated with the averages, and what it measures is
+    called `ema_loss` and so on (`name` is the prefix, for several averages in one run), unless `evaluate` is False.
+
+    `with ema.weights(trainer): ...` runs anything else with the averages in place, such as `trainer.export(path)`.
+    """
+
+    evaluates_again = True
+
+    def __init__(
+        self,
+        decay: float = 0.999,
+        *,
+        model: str | None = None,
+        warmup: bool = False,
+        evaluate: bool = True,
+        name: str = "ema",
+    ) -> None:
+        if not 0 <= decay < 1:
+            raise ConfigurationError(f"EMA(decay={decay!r}): use a number from 0 to 1, such as 0.999.")
+        self.decay = decay
+        self.model = model
+        self.warmup = warmup
+        self.evaluate = evaluate
+        self.prefix = name
+        self.num_updates = 0
+        self.is_in_place = False
+        self._averages: dict[str, Average] = {}
+        self._loaded: Mapping[str, Any] = {}
+
+    @property
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        """The averaged state dict of each model; the tensors change as training goes on."""
+        if self._averages:
+            return {name: average.state_dict() for name, average in self._averages.items()}
+        return {name: dict(state) for name, state in self._loaded.items()}
+
+    @contextmanager
+    def weights(self, trainer: Trainer) -> Iterator[None]:
+        """The models with the averages in place of their weights, which come back afterwards."""
+        self._prepare(trainer)
+        kept = [(average, average.put_in_place()) for average in self._averages.values()]
+        was_in_place, self.is_in_place = self.is_in_place, True
+        try:
+            yield
+        finally:
+            self.is_in_place = was_in_place
+            for average, tensors in kept:
+                average.put_back(tensors)
+
+    def metric_names(self, known: set[str]) -> set[str]:
+        if not self.evaluate:
+            return set()
+        return {f"eval_{self.prefix}_{name.removeprefix('eval_')}" for name in known if name.startswith("eval_")}
+
+    def on_train_start(self, trainer: Trainer) -> None:
+        for other in trainer.active_callbacks:
+            if isinstance(other, EMA) and other is not self and other.prefix == self.prefix:
+                raise ConfigurationError(
+                    f"Two EMA callbacks are both named {self.prefix!r}: give each its own, as in "
+                    f"EMA({self.decay}, name='ema_slow')."
+                )
+        self._prepare(trainer)
+
+    def on_update_end(self, trainer: Trainer) -> None:
+        self.num_updates += 1
+        decay = self.decay
+        if self.warmup:
+            decay = min(decay, (1 + self.num_updates) / (10 + self.num_updates))
+        for average in self._averages.values():
+            average.update(1 - decay)
+
+    def on_eval_end(self, trainer: Trainer, data: Stream) -> None:
+        if not self.evaluate or not (self._averages or self._loaded) or _is_averaged(trainer):
+            return
+        with self.weights(trainer):
+            measured = trainer.evaluate(data)
+        if not measured:
+            raise DataError(
+                "EMA evaluates on the same data a second time, and this time measured nothing: pass a data set, a "
+                "loader or a list instead of an iterator that can be used once, or say EMA(evaluate=False)."
+            )
+        trainer.log({f"{self.prefix}_{name}": value for name, value in measured.items()})
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"num_updates": self.num_updates, "models": self.state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.num_updates, self._loaded = state["num_updates"], dict(state["models"])
+        self._averages = {}
+
+    def _prepare(self, trainer: Trainer) -> None:
+        """Average this trainer's models, from the state that was loaded or from their weights as they are now."""
+        models = self._models_of(trainer)
+        if all(name in self._averages and self._averages[name].model is model for name, model in models.items()):
+            return
+        self._averages = {name: Average(model) for name, model in models.items()}
+        for name, saved in self._loaded.items():
+            if name in self._averages:
+                self._averages[name].load_state_dict(saved, name)
+        self._loaded = {}
+
+    def _models_of(self, trainer: Trainer) -> dict[str, nn.Module]:
+        if self.model is None:
+            return trainer.models
+        if self.model not in trainer.models:
+            near = difflib.get_close_matches(self.model, trainer.models, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ConfigurationError(
+                f"EMA(model={self.model!r}): the trainer's models are {', '.join(trainer.models)}.{hint}"
+            )
+        return {self.model: trainer.models[self.model]}
+
+
+class Average:
+    """The averaged parameters and copied buffers of one model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self._params: list[Tensor] = list(model.parameters())
+        self._buffers: list[Tensor] = list(model.buffers())
+        self._averages = [_for_averaging(param) for param in self._params]
+        self._copies = [buffer.detach().clone() for buffer in self._buffers]
+
+    @torch.no_grad()
+    def update(self, weight: float) -> None:
+        """Move the averages towards the weights by this part of the way."""
+        current = [
+            param if param.dtype == average.dtype else param.to(average.dtype)
+            for param, average in zip(self._params, self._averages, strict=True)
+        ]
+        if current:
+            torch._foreach_lerp_(self._averages, current, weight)
+        _copy(self._copies, self._buffers)
+
+    @torch.no_grad()
+    def put_in_place(self) -> list[Tensor]:
+        """Overwrite the model's tensors; what they held is given back, for `put_back`."""
+        live = self._params + self._buffers
+        kept = [tensor.detach().clone() for tensor in live]
+        _copy(live, self._averages + self._copies)
+        return kept
+
+    @torch.no_grad()
+    def put_back(self, kept: list[Tensor]) -> None:
+        _copy(self._params + self._buffers, kept)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The names of the model's state dict, with the averages as values."""
+        mine = self._by_live_tensor()
+        live = self.model.state_dict(keep_vars=True)
+        return {name: mine.get(id(value), value) for name, value in live.items()}
+
+    @torch.no_grad()
+    def load_state_dict(self, saved: Mapping[str, Tensor], name: str) -> None:
+        mine = self._by_live_tensor()
+        for key, value in self.model.state_dict(keep_vars=True).items():
+            if key not in saved:
+                raise CheckpointError(f"The averages of {name!r} have no {key}: they belong to another model.")
+            if id(value) in mine:
+                mine[id(value)].copy_(saved[key])
+
+    def _by_live_tensor(self) -> dict[int, Tensor]:
+        pairs = zip(self._params + self._buffers, self._averages + self._copies, strict=True)
+        return {id(live): own for live, own in pairs}
+
+
+def _for_averaging(param: Tensor) -> Tensor:
+    """A copy of the parameter, in a precision that can hold a step of a thousandth."""
+    return param.detach().to(torch.float32 if param.dtype in LOW_PRECISION else param.dtype, copy=True)
+
+
+def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+    if targets:
+        torch._foreach_copy_(targets, sources)
+
+
+def _is_averaged(trainer: Trainer) -> bool:
+    """Whether an average is in place already, so that the evaluation under way is its own."""
+    return any(isinstance(callback, EMA) and callback.is_in_place for callback in trainer.active_callbacks)

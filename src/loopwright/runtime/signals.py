@@ -1,0 +1,58 @@
+"""Signals while training: a handler only sets a flag, which the loop looks at after each update.
+
+SIGTERM and the first SIGINT ask for a stop at the end of the update; a second SIGINT interrupts at once. SIGUSR1 asks
+for a resume point without stopping.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from typing import Any, Self
+
+
+class Signals:
+    """The flags, and the handlers that set them for as long as training lasts."""
+
+    def __init__(self) -> None:
+        self.stop: int | None = None
+        self.wants_save = False
+        self._previous: dict[int, Any] = {}
+
+    @property
+    def name(self) -> str:
+        return signal.Signals(self.stop).name if self.stop is not None else ""
+
+    @property
+    def exit_code(self) -> int:
+        """What a shell reports for a process that the signal ended: 130 for SIGINT, 143 for SIGTERM."""
+        return 128 + (self.stop or 0)
+
+    def __enter__(self) -> Self:
+        self.stop, self.wants_save = None, False
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, self._ask_to_stop)
+            if hasattr(signal, "SIGUSR1"):
+                self._previous[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._ask_to_save)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        self._previous = {}
+        self.stop = None
+
+    def take_save(self) -> bool:
+        """Whether a resume point was asked for since the last time."""
+        wanted, self.wants_save = self.wants_save, False
+        return wanted
+
+    def _ask_to_stop(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self.stop is not None:
+            raise KeyboardInterrupt
+        self.stop = number
+
+    def _ask_to_save(self, number: int, frame: FrameType | None) -> None:
+        self.wants_save = True

@@ -1,0 +1,159 @@
+"""The resume points of a run: found, passed over, pruned, and never all lost."""
+
+import logging
+import os
+
+import pytest
+from checkpoint_helpers import die_while_writing, numbered_state, processes, write_numbered
+
+from loopwright.checkpoint import CheckpointStore, update_name, verify_checkpoint
+from loopwright.errors import CheckpointError, ConfigurationError
+
+
+def save(store, *updates):
+    for update in updates:
+        store.save(update_name(update), numbered_state(update, 100), {"update": update})
+    store.wait()
+
+
+def names(store):
+    return [entry.name for entry in store.entries()]
+
+
+def damage(path):
+    data = bytearray((path / "state.safetensors").read_bytes())
+    data[-1] ^= 1
+    (path / "state.safetensors").write_bytes(data)
+
+
+def test_an_empty_directory_has_no_newest(tmp_path):
+    assert CheckpointStore(tmp_path / "absent", 2).newest() is None
+
+
+def test_the_newest_is_the_one_with_the_highest_update(tmp_path):
+    for update in (9, 10, 2):
+        write_numbered(tmp_path / f"any-{update}", update)
+    store = CheckpointStore(tmp_path, 3)
+    assert names(store) == ["any-2", "any-9", "any-10"]
+    assert store.newest().tree["update"] == 10
+
+
+def test_the_last_few_are_kept(tmp_path):
+    store = CheckpointStore(tmp_path, 2)
+    save(store, 1, 2, 3, 4)
+    assert names(store) == [update_name(3), update_name(4)]
+    assert sorted(os.listdir(tmp_path)) == names(store)
+
+
+def test_saving_the_same_update_again_replaces_it(tmp_path):
+    store = CheckpointStore(tmp_path, 2)
+    save(store, 1, 2, 2)
+    assert names(store) == [update_name(1), update_name(2)]
+
+
+def test_a_damaged_newest_is_named_and_passed_over(tmp_path, caplog):
+    store = CheckpointStore(tmp_path, 2)
+    save(store, 1, 2)
+    damage(tmp_path / update_name(2))
+    with caplog.at_level(logging.WARNING, "loopwright"):
+        assert store.newest().tree["update"] == 1
+    assert "update-00000002" in caplog.text
+    assert "state.safetensors does not match its hash" in caplog.text
+
+
+def test_a_directory_without_a_manifest_is_named_and_passed_over(tmp_path, caplog):
+    store = CheckpointStore(tmp_path, 2)
+    save(store, 1, 2)
+    (tmp_path / update_name(2) / "manifest.json").unlink()
+    with caplog.at_level(logging.WARNING, "loopwright"):
+        assert store.newest().tree["update"] == 1
+    assert "manifest.json is missing" in caplog.text
+
+
+def test_where_all_are_damaged_there_is_no_newest(tmp_path):
+    store = CheckpointStore(tmp_path, 2)
+    save(store, 1, 2)
+    for update in (1, 2):
+        damage(tmp_path / update_name(update))
+    assert store.newest() is None
+
+
+def test_pruning_never_removes_the_only_sound_one(tmp_path):
+    for update in (1, 2, 3):
+        write_numbered(tmp_path / update_name(update), update)
+    for update in (2, 3):
+        damage(tmp_path / update_name(update))
+    store = CheckpointStore(tmp_path, 1)
+    assert store.prune() == []
+    assert store.newest().tree["update"] == 1
+
+
+def test_pruning_by_hand_keeps_the_last_few(tmp_path):
+    for update in (1, 2, 3):
+        write_numbered(tmp_path / update_name(update), update)
+    assert CheckpointStore(tmp_path, 2).prune() == [update_name(1)]
+
+
+def test_an_incomplete_one_is_removed_once_a_newer_one_is_there(tmp_path):
+    store = CheckpointStore(tmp_path, 2)
+    save(store, 1, 2)
+    (tmp_path / update_name(2) / "state.safetensors").unlink()
+    save(store, 3)
+    assert sorted(os.listdir(tmp_path)) == [update_name(1), update_name(3)]
+
+
+def test_directories_that_are_no_checkpoints_are_left_alone(tmp_path):
+    (tmp_path / "notes").mkdir()
+    store = CheckpointStore(tmp_path, 1)
+    save(store, 1, 2)
+    assert sorted(os.listdir(tmp_path)) == ["notes", update_name(2)]
+
+
+def test_a_future_that_is_not_taken_is_discarded(tmp_path):
+    store = CheckpointStore(tmp_path, 5)
+    save(store, 1, 2, 3)
+    assert store.discard(after_update=1) == [update_name(2), update_name(3)]
+    assert names(store) == [update_name(1)]
+
+
+def test_what_a_dead_process_left_is_cleaned_up(tmp_path):
+    ours, theirs = processes.Pipe()
+    process = processes.Process(target=die_while_writing, args=(str(tmp_path), theirs))
+    process.start()
+    staging = ours.recv()
+    process.join()
+    assert os.listdir(tmp_path) == [staging]
+    CheckpointStore(tmp_path, 1).newest()
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_a_living_process_is_writing_is_left_alone(tmp_path):
+    staging = tmp_path / f".update-00000009.tmp-{os.getppid()}-0a1b2c3d"
+    staging.mkdir()
+    CheckpointStore(tmp_path, 1).newest()
+    assert staging.is_dir()
+
+
+def test_a_checkpoint_set_aside_by_a_killed_replacement_is_put_back(tmp_path):
+    write_numbered(tmp_path / update_name(1), 1)
+    (tmp_path / update_name(1)).rename(tmp_path / f".{update_name(1)}.old-{2**22 + 1}-0a1b2c3d")
+    assert CheckpointStore(tmp_path, 1).newest().tree["update"] == 1
+
+
+@pytest.mark.parametrize("name", ["../a", "a/b", "", ".hidden", "a\n"])
+def test_a_name_that_is_no_plain_name_is_refused(tmp_path, name):
+    with pytest.raises(CheckpointError, match="cannot name a checkpoint"):
+        CheckpointStore(tmp_path, 1).save(name, {})
+
+
+def test_keeping_none_is_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match="keep at least 1"):
+        CheckpointStore(tmp_path, 0)
+
+
+def test_every_entry_verifies_and_tells_its_size(tmp_path):
+    store = CheckpointStore(tmp_path, 2)
+    save(store, 1)
+    (entry,) = store.entries()
+    assert verify_checkpoint(entry.path) == []
+    assert entry.manifest.size == sum(f.stat().st_size for f in entry.path.iterdir() if f.name != "manifest.json")

@@ -1,0 +1,175 @@
+"""Weights alone: read from checkpoints and foreign files, and no code runs whatever is in them."""
+
+import os
+import pickle
+import shutil
+from contextlib import suppress
+
+import pytest
+import torch
+from checkpoint_helpers import TiedModel, resign, same, training_state
+from safetensors.torch import load_file, load_model, save_file, save_model
+
+from loopwright.checkpoint import CheckpointStore, load_weights, read_checkpoint, save_weights, write_checkpoint
+from loopwright.errors import CheckpointError
+
+
+class Bomb:
+    def __init__(self, evidence):
+        self.evidence = evidence
+
+    def __reduce__(self):
+        return (os.mkdir, (str(self.evidence),))
+
+
+def by_name(state):
+    return dict(sorted(state.items()))
+
+
+@pytest.fixture
+def bomb(tmp_path):
+    """Pickled bytes that leave evidence when they are loaded, and the place where to look for it."""
+    evidence = tmp_path / "evidence"
+    data = pickle.dumps(Bomb(evidence))
+    pickle.loads(data)
+    assert evidence.is_dir(), "the bomb must work, or its silence proves nothing"
+    evidence.rmdir()
+    return data, evidence
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt", ".pth"])
+def test_saved_weights_come_back(tmp_path, suffix):
+    state = TiedModel().state_dict()
+    save_weights(tmp_path / f"w{suffix}", state)
+    assert same(by_name(load_weights(tmp_path / f"w{suffix}")), by_name(state))
+    assert os.listdir(tmp_path) == [f"w{suffix}"]
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+def test_tied_weights_are_tied_again(tmp_path, suffix):
+    save_weights(tmp_path / f"w{suffix}", TiedModel().state_dict())
+    weights = load_weights(tmp_path / f"w{suffix}")
+    assert weights["head.weight"].data_ptr() == weights["embedding.weight"].data_ptr()
+    TiedModel().load_state_dict(weights)
+
+
+def test_saved_weights_load_with_safetensors_own_functions(tmp_path):
+    model, other = TiedModel(), TiedModel()
+    save_weights(tmp_path / "w.safetensors", model.state_dict(), {"note": "mine"})
+    load_model(other, tmp_path / "w.safetensors")
+    assert same(dict(other.state_dict()), dict(model.state_dict()))
+
+
+def test_files_of_safetensors_own_functions_load_complete(tmp_path):
+    model = TiedModel()
+    save_model(model, str(tmp_path / "w.safetensors"))
+    assert set(load_weights(tmp_path / "w.safetensors")) == set(model.state_dict())
+
+
+def test_unusual_dtypes_are_read_as_safetensors_reads_them(tmp_path):
+    state = {str(d): torch.ones(3).to(d) for d in (torch.bfloat16, torch.bool, torch.uint16, torch.complex64)}
+    save_weights(tmp_path / "w.safetensors", state)
+    read = load_file(tmp_path / "w.safetensors")
+    assert same({name: read[name] for name in state}, state)
+
+
+def test_an_unknown_suffix_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match=r"\.safetensors"):
+        save_weights(tmp_path / "w.onnx", {})
+
+
+def test_weights_that_are_not_tensors_are_refused_by_name(tmp_path):
+    with pytest.raises(CheckpointError, match="'scale' of the state dict is float"):
+        save_weights(tmp_path / "w.safetensors", {"scale": 1.0})
+
+
+def test_the_weights_of_the_only_model_are_read_from_a_checkpoint(tmp_path):
+    write_checkpoint(tmp_path / "a", training_state())
+    assert same(by_name(load_weights(tmp_path / "a")), by_name(training_state()["models"]["default"]))
+
+
+def test_one_of_several_models_is_asked_for_by_name(tmp_path):
+    models = {"generator": {"w": torch.ones(1)}, "critic": {"w": torch.zeros(1)}}
+    write_checkpoint(tmp_path / "a", {"models": models})
+    assert load_weights(tmp_path / "a", model="generator")["w"] == 1
+    with pytest.raises(CheckpointError, match=r"critic.*generator.*say which"):
+        load_weights(tmp_path / "a")
+    with pytest.raises(CheckpointError, match="no model 'encoder'"):
+        load_weights(tmp_path / "a", model="encoder")
+
+
+def test_damaged_weights_in_a_checkpoint_are_refused(tmp_path):
+    write_checkpoint(tmp_path / "a", training_state())
+    path = tmp_path / "a" / "default.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(CheckpointError, match="does not match its hash"):
+        load_weights(tmp_path / "a")
+
+
+def test_nothing_at_the_path_is_said(tmp_path):
+    with pytest.raises(CheckpointError, match="no checkpoint and no file"):
+        load_weights(tmp_path / "nowhere.pt")
+
+
+@pytest.mark.parametrize("key", ["state_dict", "model"])
+def test_a_state_dict_inside_a_foreign_checkpoint_is_found(tmp_path, key):
+    torch.save({key: {"w": torch.ones(2)}, "epoch": 3}, tmp_path / "w.pt")
+    assert torch.equal(load_weights(tmp_path / "w.pt")["w"], torch.ones(2))
+
+
+def test_a_file_without_a_state_dict_says_what_it_holds(tmp_path):
+    torch.save({"epoch": 3, "loss": [1.0]}, tmp_path / "w.pt")
+    with pytest.raises(CheckpointError, match=r"no state dict, only \['epoch', 'loss'\]"):
+        load_weights(tmp_path / "w.pt")
+
+
+@pytest.mark.parametrize("how", ["pickle", "torch"])
+@pytest.mark.parametrize("name", ["model.pt", "model.pth", "model.bin", "model.safetensors", "model", "data.pkl"])
+def test_a_foreign_file_with_code_in_it_is_refused_and_does_not_run(tmp_path, bomb, name, how):
+    data, evidence = bomb
+    path = tmp_path / name
+    if how == "pickle":
+        path.write_bytes(data)
+    else:
+        torch.save({"w": torch.ones(1), "bomb": Bomb(evidence)}, path)
+    with pytest.raises(CheckpointError, match=r"refused|cannot be read"):
+        load_weights(path)
+    assert not evidence.exists()
+
+
+BAIT = ["state.json", "manifest.json", "state.safetensors", "default.safetensors"]
+BAIT += ["model.pt", "pytorch_model.bin", "data.pkl", ".metadata", "optimizer.pt", "__init__.py", "state.pkl"]
+
+
+@pytest.mark.parametrize("is_signed", [False, True])
+@pytest.mark.parametrize("name", BAIT)
+def test_a_bomb_under_any_name_in_a_checkpoint_does_not_run(tmp_path, bomb, name, is_signed):
+    data, evidence = bomb
+    path = tmp_path / "run" / "update-00000001"
+    write_checkpoint(path, training_state(), {"update": 1})
+    (path / name).write_bytes(data)
+    if is_signed and name != "manifest.json":
+        resign(path, files={name: data})
+    for load in (
+        read_checkpoint,
+        lambda place: read_checkpoint(place, verify=False),
+        load_weights,
+        lambda place: CheckpointStore(place.parent, 1).newest(),
+    ):
+        with suppress(CheckpointError):
+            load(path)
+    assert not evidence.exists()
+
+
+def test_a_refusal_says_why_and_what_to_do(tmp_path, bomb):
+    (tmp_path / "w.pt").write_bytes(bomb[0])
+    with pytest.raises(CheckpointError, match=r"could run code.*Convert it where you trust it"):
+        load_weights(tmp_path / "w.pt")
+
+
+def test_a_file_that_is_overwritten_does_not_change_weights_already_read(tmp_path):
+    path = tmp_path / "w.safetensors"
+    save_file({"w": torch.ones(1000)}, path)
+    weights = load_weights(path)
+    shutil.copyfile(os.devnull, path)
+    assert torch.equal(weights["w"], torch.ones(1000))

@@ -1,0 +1,166 @@
+"""Randomness inside a data set is a function of (seed, epoch, index), and training never notices it."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from example_data import Batched, Noisy, Numbers, add_noise, same, values
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import ConcatDataset, DataLoader, StackDataset, Subset
+
+from loopwright.data import open_stream, rng_state, seed_everything
+
+many_workers = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+def by_index(batches):
+    """What was drawn for each sample, whatever batch it was in."""
+    return {
+        int(batch[0][place]): [part[place].tolist() for part in batch[1:]]
+        for batch in batches
+        for place in range(len(batch[0]))
+    }
+
+
+def noisy(epoch=0, batch_size=4, shuffle=True, **options):
+    loader = DataLoader(Noisy(18), batch_size=batch_size, shuffle=shuffle, **options)
+    stream = open_stream(loader, seed=2, shuffle=True)
+    batches = values(stream, epoch)
+    stream.close()
+    return batches
+
+
+@many_workers
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_draw_the_same_numbers_as_this_process(workers, persistent):
+    assert same(noisy(), noisy(num_workers=workers, persistent_workers=persistent))
+
+
+def test_spawned_workers_draw_the_same_numbers():
+    assert same(noisy(), noisy(num_workers=1, multiprocessing_context="spawn"))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_draw_the_same_numbers_in_later_epochs(persistent):
+    loader = DataLoader(Noisy(10), batch_size=4, shuffle=True, num_workers=2, persistent_workers=persistent)
+    stream = open_stream(loader, seed=2, shuffle=True)
+    local = open_stream(DataLoader(Noisy(10), batch_size=4, shuffle=True), seed=2, shuffle=True)
+    for epoch in (0, 1, 5):
+        assert same(values(stream, epoch), values(local, epoch))
+    stream.close()
+
+
+def test_a_sample_is_the_same_in_any_batch_and_any_order():
+    assert by_index(noisy(batch_size=4)) == by_index(noisy(batch_size=7, shuffle=False))
+
+
+def test_every_epoch_draws_anew():
+    first, second = by_index(noisy(0)), by_index(noisy(1))
+    assert all(one != other for index in first for one, other in zip(first[index], second[index], strict=True))
+
+
+def test_every_sample_draws_anew():
+    drawn = by_index(noisy()).values()
+    assert len({str(parts) for parts in drawn}) == len(drawn)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda data: Subset(data, range(18)), lambda data: ConcatDataset([data])],
+    ids=["subset", "concatenation"],
+)
+def test_a_container_does_not_change_the_samples_in_it(wrap):
+    wrapped = open_stream(wrap(Noisy(18)), batch_size=5, seed=2, shuffle=False)
+    assert by_index(values(wrapped)) == by_index(noisy())
+
+
+def test_a_stack_draws_per_sample():
+    one = open_stream(StackDataset(Noisy(12), Numbers(12)), batch_size=4, seed=2, shuffle=False)
+    other = open_stream(StackDataset(Noisy(12), Numbers(12)), batch_size=6, seed=2, shuffle=False)
+    first, second = (by_index([batch[0] for batch in values(stream)]) for stream in (one, other))
+    assert first == second
+
+
+def test_a_data_set_that_fetches_batches_draws_once_for_a_batch():
+    streams = [
+        open_stream(DataLoader(Batched(12), batch_size=4, num_workers=workers), seed=2, shuffle=False)
+        for workers in (0, 2)
+    ]
+    assert same(values(streams[0]), values(streams[1]))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_collate_function_draws_the_same_numbers_anywhere(workers):
+    loader = DataLoader(Numbers(12), batch_size=4, collate_fn=add_noise, num_workers=workers)
+    first, second = (
+        values(open_stream(loader, seed=2, shuffle=False)),
+        values(open_stream(loader, seed=2, shuffle=False)),
+    )
+    local = DataLoader(Numbers(12), batch_size=4, collate_fn=add_noise)
+    assert same(first, second)
+    assert same(first, values(open_stream(local, seed=2, shuffle=False)))
+
+
+def test_samples_may_be_named_by_anything():
+    names = {"a": 1, ("b", 2): 3}
+
+    class Keyed(Noisy):
+        def __getitem__(self, key):
+            return names[key], torch.rand(1)
+
+    loader = DataLoader(Keyed(2), batch_size=1, sampler=["a", ("b", 2)])
+    first, second = (
+        values(open_stream(loader, seed=0, shuffle=False)),
+        values(open_stream(loader, seed=0, shuffle=False)),
+    )
+    assert same(first, second)
+
+
+@given(position=st.integers(0, 18))
+def test_the_samples_after_a_position_do_not_depend_on_how_it_was_reached(position):
+    stream = open_stream(Noisy(18), batch_size=4, seed=2, shuffle=True)
+    everything = by_index(values(stream, 3))
+    stream.begin(3)
+    stream.take(99, max_samples=position)
+    resumed = open_stream(Noisy(18), batch_size=4, seed=2, shuffle=True)
+    resumed.load_state_dict(stream.state_dict())
+    rest = by_index([batch.value for batch in resumed])
+    assert rest == {index: everything[index] for index in rest}
+    assert len(rest) == 18 - position
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("collate", [None, add_noise], ids=["default", "noisy"])
+@pytest.mark.parametrize("data", [Noisy(12), Numbers(12)], ids=["noisy", "numbers"])
+def test_fetching_does_not_disturb_the_generators_of_training(workers, collate, data):
+    if collate is add_noise:
+        data = Numbers(12)
+    loader = DataLoader(data, batch_size=4, shuffle=True, collate_fn=collate, num_workers=workers)
+    seed_everything(1)
+    expected = torch.rand(1), random.random(), np.random.rand()
+    seed_everything(1)
+    values(open_stream(loader, seed=2, shuffle=True))
+    assert (torch.rand(1), random.random(), np.random.rand()) == expected
+
+
+def test_the_generators_of_training_do_not_disturb_fetching():
+    seed_everything(1)
+    first = noisy()
+    seed_everything(2)
+    assert same(first, noisy())
+
+
+def test_a_failing_sample_leaves_the_generators_of_training_alone():
+    class Failing(Noisy):
+        def __getitem__(self, index):
+            torch.rand(1)
+            raise RuntimeError("no sample")
+
+    stream = open_stream(Failing(4), seed=0, shuffle=False)
+    before = rng_state()["torch"]
+    with pytest.raises(RuntimeError, match="no sample"):
+        stream.take(1)
+    assert torch.equal(before, rng_state()["torch"])

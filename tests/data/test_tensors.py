@@ -1,0 +1,142 @@
+"""The fast path gives what the general path gives, and never the data set's own memory."""
+
+import pytest
+import torch
+from example_data import mark_dataset, same, sizes, tensors, values
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, Subset, TensorDataset, WeightedRandomSampler, default_collate
+
+from loopwright.data import open_stream
+from loopwright.data.indexed import IndexedStream
+from loopwright.data.tensors import TensorStream
+
+
+def general_collate(samples):
+    """The default, but not recognised as such."""
+    return default_collate(samples)
+
+
+def both(dataset, batch_size=8, shuffle=True, sampler=None):
+    options = {"batch_size": batch_size, "sampler": sampler}
+    options |= {} if sampler else {"shuffle": shuffle}
+    fast = open_stream(DataLoader(dataset, **options), seed=3, shuffle=False)
+    general = open_stream(DataLoader(dataset, collate_fn=general_collate, **options), seed=3, shuffle=False)
+    assert isinstance(fast, TensorStream)
+    assert isinstance(general, IndexedStream)
+    return fast, general
+
+
+@given(length=st.integers(1, 70), batch_size=st.integers(1, 40), shuffle=st.booleans(), epoch=st.integers(0, 5))
+def test_both_paths_agree(length, batch_size, shuffle, epoch):
+    fast, general = both(tensors(length), batch_size, shuffle)
+    assert same(values(fast, epoch), values(general, epoch))
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_both_paths_agree_on_a_subset_of_a_subset(shuffle):
+    dataset = Subset(Subset(tensors(50), range(0, 50, 2)), torch.tensor([3, 20, 7, -1, 9]))
+    fast, general = both(dataset, 2, shuffle)
+    assert same(values(fast), values(general))
+
+
+def test_both_paths_agree_on_a_weighted_sample():
+    fast, general = both(tensors(20), 6, sampler=WeightedRandomSampler([1.0] * 10 + [0.0] * 10, 40))
+    assert same(values(fast, 1), values(general, 1))
+    assert all(index < 10 for batch in values(fast) for index in batch[1])
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_both_paths_agree_over_more_than_one_block_of_batches(shuffle):
+    fast, general = both(tensors(1500), 1, shuffle)
+    assert same(values(fast), values(general))
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float64, torch.bool, torch.uint8, torch.int32, torch.complex64]
+)
+def test_both_paths_agree_on_types(dtype, shuffle):
+    fast, general = both(TensorDataset(torch.arange(40).view(20, 2).to(dtype)), 8, shuffle)
+    assert same(values(fast), values(general))
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.randn(20, 6)[:, :3], torch.randn(40)[::2], torch.randn(1, 3).expand(20, 3), torch.randn(20, 0)],
+    ids=["columns", "every second", "expanded", "empty rows"],
+)
+def test_both_paths_agree_on_views(tensor, shuffle):
+    fast, general = both(TensorDataset(tensor), 8, shuffle)
+    assert same(values(fast), values(general))
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        TensorDataset(torch.randn(6, 4).T),
+        TensorDataset(torch.randn(6, 3, 4, 4).to(memory_format=torch.channels_last)),
+        TensorDataset(torch.randn(6, 2, requires_grad=True)),
+        TensorDataset(torch.randn(6, dtype=torch.complex64).conj()),
+        TensorDataset(torch.nn.Parameter(torch.randn(6, 2), requires_grad=False)),
+    ],
+    ids=["transposed", "channels last", "needs gradients", "conjugated", "parameter"],
+)
+def test_unusual_tensors_take_the_general_path(dataset):
+    stream = open_stream(dataset, batch_size=4, seed=0, shuffle=False)
+    assert isinstance(stream, IndexedStream)
+    assert same(values(stream), list(DataLoader(dataset, batch_size=4)))
+
+
+def test_a_subclass_takes_the_general_path():
+    class Doubled(TensorDataset):
+        def __getitem__(self, index):
+            return tuple(2 * tensor for tensor in super().__getitem__(index))
+
+    stream = open_stream(Doubled(torch.ones(4)), batch_size=4, seed=0, shuffle=False)
+    assert torch.equal(stream.take(1)[0].value[0], torch.full((4,), 2.0))
+
+
+def test_a_worker_init_function_takes_the_general_path():
+    loader = DataLoader(tensors(), num_workers=1, worker_init_fn=mark_dataset)
+    assert isinstance(open_stream(loader, seed=0, shuffle=False), IndexedStream)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_changing_a_batch_does_not_change_the_data_set(shuffle):
+    dataset = tensors(32)
+    before = dataset.tensors[0].clone()
+    stream = open_stream(dataset, batch_size=32, seed=0, shuffle=shuffle)
+    stream.take(1)[0].value[0].zero_()
+    assert torch.equal(dataset.tensors[0], before)
+
+
+def test_changing_a_batch_does_not_change_another():
+    stream = open_stream(tensors(64), batch_size=32, seed=0, shuffle=False)
+    first, second = stream.take(2)
+    before = second.value[0].clone()
+    first.value[0].zero_()
+    assert torch.equal(second.value[0], before)
+    assert first.value[0].untyped_storage().data_ptr() != second.value[0].untyped_storage().data_ptr()
+
+
+def test_nothing_is_drawn_from_the_global_generator():
+    before = torch.get_rng_state()
+    values(open_stream(tensors(), seed=0, shuffle=True))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@given(position=st.integers(0, 50), batch_size=st.integers(1, 12), shuffle=st.booleans())
+def test_a_stream_continues_from_any_position(position, batch_size, shuffle):
+    whole = open_stream(tensors(50), batch_size=batch_size, seed=4, shuffle=shuffle)
+    indices = torch.cat([batch[1] for batch in values(whole, 2)])
+    whole.begin(2)
+    whole.take(99, max_samples=position)
+    rest = open_stream(tensors(50), batch_size=batch_size, seed=4, shuffle=shuffle)
+    rest.load_state_dict(whole.state_dict())
+    taken = rest.take(99)
+    assert torch.equal(
+        torch.cat([torch.tensor([], dtype=torch.int64), *[batch.value[1] for batch in taken]]), indices[position:]
+    )
+    assert all(size == batch_size for size in sizes(taken)[1:-1])

@@ -1,0 +1,82 @@
+"""Processes that the run directory's tests share."""
+
+from __future__ import annotations
+
+import multiprocessing
+from multiprocessing.connection import Connection
+
+from loopwright.errors import ConfigurationError
+from loopwright.run import MetricsStore, RunDirectory, RunManifest
+
+processes = multiprocessing.get_context("forkserver")
+processes.set_forkserver_preload(["loopwright.checkpoint", "loopwright.run"])
+
+
+def start(target, *arguments):
+    """A process that runs a function with a connection to us as its last argument; both."""
+    ours, theirs = processes.Pipe()
+    process = processes.Process(target=target, args=(*map(str, arguments), theirs))
+    process.start()
+    theirs.close()
+    return process, ours
+
+
+def hold_lock(path: str, connection: Connection) -> None:
+    """Lock a run, say so, and hold it until told to stop."""
+    with RunDirectory(path):
+        connection.send("locked")
+        connection.recv()
+
+
+def hold_lock_with_a_child(path: str, connection: Connection) -> None:
+    """Lock a run and fork a child that stays, as the workers of a killed process do for a while."""
+    import os
+
+    RunDirectory(path).lock()
+    child = os.fork()
+    if child == 0:
+        try:
+            connection.recv()  # until the test closes its end
+        finally:
+            os._exit(0)
+    connection.send(child)
+    os.waitpid(child, 0)
+
+
+def try_lock(path: str, connection: Connection) -> None:
+    try:
+        with RunDirectory(path):
+            connection.send("locked")
+    except ConfigurationError as error:
+        connection.send(str(error))
+
+
+def take_fresh(path: str, connection: Connection) -> None:
+    """Take a fresh directory as soon as told, start a run in it, and keep it until told to stop."""
+    connection.send("ready")
+    connection.recv()
+    directory = RunDirectory.fresh(path)
+    RunManifest.collect().write(directory.manifest_path)
+    connection.send(directory.path.name)
+    connection.recv()
+
+
+def read_until(path: str, count: str, connection: Connection) -> None:
+    """Read a metrics store that is being written until so many rows are seen; send how many each time."""
+    store = MetricsStore(path, read_only=True)
+    seen = [0]
+    while seen[-1] < int(count):
+        rows = store.steps("loss")
+        assert [row[1] for row in rows] == list(range(len(rows)))
+        seen.append(len(rows))
+        if len(seen) == 2:
+            connection.send("reading")
+    connection.send(seen)
+
+
+def write_metrics_forever(path: str, connection: Connection) -> None:
+    """Add rows in batches of 64, telling each time how many are committed, until killed."""
+    store = MetricsStore(path)
+    for start_at in range(0, 64_000_000, 64):
+        store.add_steps((step, step, "loss", step / 3) for step in range(start_at, start_at + 64))
+        connection.send(start_at + 64)

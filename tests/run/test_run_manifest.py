@@ -1,0 +1,143 @@
+"""What a run says about itself."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from loopwright._version import __version__
+from loopwright.errors import CheckpointError, ConfigurationError
+from loopwright.run import RunManifest, update_manifest
+from loopwright.run.git import git_state
+
+IDENTITY = {f"GIT_{who}_{what}": "a@b" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+
+
+def git(directory, *arguments):
+    command = ["git", "-c", "init.defaultBranch=main", *arguments]
+    environment = os.environ | IDENTITY
+    done = subprocess.run(command, cwd=directory, env=environment, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path):
+    git(tmp_path, "init")
+    (tmp_path / "train.py").write_text("one")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-m", "one")
+    return tmp_path
+
+
+def test_a_manifest_says_what_runs_and_on_what():
+    manifest = RunManifest.collect(device="cuda:0", seed=7)
+    assert manifest.torch == torch.__version__
+    assert manifest.loopwright == __version__
+    assert manifest.command == [sys.executable, *sys.argv]
+    assert (manifest.device, manifest.seed, manifest.state) == ("cuda:0", 7, "running")
+
+
+def test_two_runs_have_two_ids():
+    assert RunManifest.collect().id != RunManifest.collect().id
+
+
+def test_a_manifest_comes_back_from_its_file(tmp_path):
+    manifest = RunManifest.collect(seed=3)
+    manifest.write(tmp_path / "run.json")
+    assert RunManifest.read(tmp_path / "run.json") == manifest
+    assert os.listdir(tmp_path) == ["run.json"]
+
+
+def test_an_update_changes_state_and_progress_and_nothing_else(tmp_path):
+    path = tmp_path / "run.json"
+    first = RunManifest.collect()
+    first.write(path)
+    update_manifest(path, progress={"update": 5, "epoch": 1})
+    update_manifest(path, state="stopped", reason="early stopping", progress={"update": 9})
+    read = RunManifest.read(path)
+    assert (read.id, read.created, read.command) == (first.id, first.created, first.command)
+    assert (read.state, read.reason, read.progress) == ("stopped", "early stopping", {"update": 9, "epoch": 1})
+
+
+def test_a_new_state_does_not_keep_the_reason_of_the_one_before(tmp_path):
+    manifest = RunManifest.collect().changed(state="failed", reason="ValueError").changed(state="running")
+    assert manifest.reason is None
+
+
+def test_an_unknown_state_is_refused():
+    with pytest.raises(ConfigurationError, match="never 'done'"):
+        RunManifest.collect().changed(state="done")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"id": 1}', "{" * 100_000, '{"id":1,"created":1,"command":1,"state":"x"}']
+)
+def test_a_damaged_manifest_is_refused_by_name(tmp_path, text):
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"run\.json"):
+        RunManifest.read(tmp_path / "run.json")
+
+
+def test_entries_of_a_later_version_are_passed_over(tmp_path):
+    RunManifest.collect().write(tmp_path / "run.json")
+    content = json.loads((tmp_path / "run.json").read_text()) | {"invented": 1}
+    (tmp_path / "run.json").write_text(json.dumps(content))
+    assert RunManifest.read(tmp_path / "run.json").state == "running"
+
+
+def test_the_commit_is_the_one_git_names(repository):
+    (repository / "inner").mkdir()
+    assert git_state(repository / "inner")[0] == git(repository, "rev-parse", "HEAD")
+
+
+def test_the_commit_of_a_packed_branch_is_found(repository):
+    git(repository, "pack-refs", "--all")
+    assert git_state(repository)[0] == git(repository, "rev-parse", "HEAD")
+
+
+def test_the_commit_of_a_detached_head_is_found(repository):
+    git(repository, "checkout", "--detach")
+    assert git_state(repository)[0] == git(repository, "rev-parse", "HEAD")
+
+
+def test_the_commit_of_a_worktree_is_found(repository, tmp_path_factory):
+    other = tmp_path_factory.mktemp("worktrees") / "other"
+    git(repository, "worktree", "add", "-b", "side", str(other))
+    (other / "train.py").write_text("two")
+    git(other, "commit", "-am", "two")
+    assert git_state(other)[0] == git(other, "rev-parse", "HEAD")
+
+
+def test_a_changed_file_is_never_taken_for_the_commit(repository):
+    (repository / "train.py").write_text("changed")
+    assert git_state(repository)[1] is not False
+
+
+def test_an_unchanged_tree_is_never_called_changed(repository):
+    assert git_state(repository)[1] is not True
+
+
+def test_without_git_nothing_is_known_and_nothing_fails(tmp_path, monkeypatch, repository):
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    assert git_state(repository)[1] is None
+
+
+@pytest.mark.parametrize("head", [b"", b"ref: refs/heads/absent", b"\xff\xfe", b"nonsense"])
+def test_a_broken_repository_does_not_fail_the_run(repository, head):
+    (repository / ".git" / "HEAD").write_bytes(head)
+    assert git_state(repository) == (None, None)
+
+
+def test_finding_the_commit_is_cut_short_where_git_is_slow(repository, tmp_path, monkeypatch):
+    slow = tmp_path / "bin" / "git"
+    slow.parent.mkdir()
+    slow.write_text("#!/bin/sh\nexec sleep 5\n")
+    slow.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
+    began = time.perf_counter()
+    assert git_state(repository)[1] is None
+    assert time.perf_counter() - began < 1

@@ -1,0 +1,377 @@
+"""The trainer against hand-written loops, bit for bit, for one model and one optimizer."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from loopwright import Callback, StepResult, Trainer
+from loopwright.data.order import permutation
+
+from .loops import assert_same_model, assert_same_optimizer, build_linear, build_net, train_by_hand
+
+cross_entropy = nn.functional.cross_entropy
+
+
+def trainer_for(model: nn.Module, optimizer: object, **options: object) -> Trainer:
+    return Trainer(model, optimizer, cross_entropy, progress="silent", **options)  # type: ignore[arg-type]
+
+
+OPTIMIZERS = {
+    "adam": partial(torch.optim.Adam, lr=0.01),
+    "adamw": partial(torch.optim.AdamW, lr=0.01, weight_decay=0.1),
+    "sgd": partial(torch.optim.SGD, lr=0.05, momentum=0.9, nesterov=True),
+    "rmsprop": partial(torch.optim.RMSprop, lr=0.01),
+}
+SETTINGS = {
+    "plain": {},
+    "accumulating with a short last window": {"accumulate": 3},
+    "accumulating more than an epoch has": {"accumulate": 9},
+    "clipping the norm": {"clip_norm": 0.3},
+    "clipping values": {"clip_value": 0.01},
+    "clipping both while accumulating": {"clip_norm": 0.05, "clip_value": 0.02, "accumulate": 2},
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
+@pytest.mark.parametrize("build", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+def test_supervised_training_is_the_hand_written_loop(points, build, settings):
+    ours, theirs = build_net(), build_net()
+    optimizer = build(ours.parameters())
+    trainer_for(ours, optimizer, **settings).train(points, num_epochs=3, batch_size=8)
+    other = build(theirs.parameters())
+    train_by_hand(theirs, other, points, epochs=3, **settings)
+    assert_same_model(ours, theirs)
+    assert_same_optimizer(optimizer, other)
+
+
+def test_the_losses_reported_are_those_of_the_steps_and_never_scaled(points):
+    ours, theirs = build_net(), build_net()
+    history = trainer_for(ours, torch.optim.SGD(ours.parameters(), 0.1), accumulate=3).train(points, 2, batch_size=8)
+    losses = train_by_hand(theirs, torch.optim.SGD(theirs.parameters(), 0.1), points, epochs=2, accumulate=3)
+    assert list(history.steps["loss"]) == losses
+
+
+def test_the_seed_decides_order_and_dropout(points):
+    first, second = build_net(), build_net()
+    trainer_for(first, partial(torch.optim.SGD, lr=0.1), seed=1).train(points, batch_size=8)
+    trainer_for(second, partial(torch.optim.SGD, lr=0.1), seed=2).train(points, batch_size=8)
+    assert not torch.equal(first[0].weight, second[0].weight)
+
+
+def test_without_a_seed_the_run_follows_torch_manual_seed(points):
+    nets = []
+    for seed in (3, 3, 4):
+        nets.append(build_net())
+        torch.manual_seed(seed)
+        trainer_for(nets[-1], partial(torch.optim.SGD, lr=0.1), seed=None).train(points, batch_size=8)
+    assert_same_model(nets[0], nets[1])
+    assert not torch.equal(nets[0][0].weight, nets[2][0].weight)
+
+
+def test_a_shuffling_loader_gives_the_same_run_as_its_data_set(points):
+    first, second = build_net(), build_net()
+    trainer_for(first, partial(torch.optim.SGD, lr=0.1)).train(points, 2, batch_size=8)
+    loader = DataLoader(points, batch_size=8, shuffle=True)
+    trainer_for(second, partial(torch.optim.SGD, lr=0.1)).train(loader, 2)
+    assert_same_model(first, second)
+
+
+def test_bf16_training_is_the_hand_written_autocast_loop(points):
+    ours, theirs = build_net(), build_net()
+    optimizer, other = (torch.optim.Adam(net.parameters(), 0.01) for net in (ours, theirs))
+    trainer = trainer_for(ours, optimizer, precision="bf16", clip_norm=1.0, accumulate=2)
+    trainer.train(points, num_epochs=2, batch_size=8)
+    train_by_hand(
+        theirs, other, points, epochs=2, autocast=torch.bfloat16, clip_norm=1.0, accumulate=2
+    )
+    assert_same_model(ours, theirs)
+    assert_same_optimizer(optimizer, other)
+
+
+def test_fp16_training_is_the_hand_written_loop_with_a_scaler(points):
+    ours, theirs = build_net(), build_net()
+    optimizer, other = (torch.optim.SGD(net.parameters(), 0.05, momentum=0.9) for net in (ours, theirs))
+    scaler = torch.amp.GradScaler("cpu")
+    trainer = trainer_for(ours, optimizer, precision="fp16", clip_norm=1.0)
+    trainer.train(points, num_epochs=2, batch_size=8)
+    train_by_hand(theirs, other, points, epochs=2, autocast=torch.float16, clip_norm=1.0, scaler=scaler)
+    assert_same_model(ours, theirs)
+    assert trainer.optimization.lanes["optimizer"].scaler.state_dict() == scaler.state_dict()
+
+
+def test_autocast_is_off_again_after_training_and_evaluating(points):
+    net = build_net()
+    trainer = trainer_for(net, partial(torch.optim.SGD, lr=0.1), precision="bf16")
+    trainer.train(points, eval_data=points, batch_size=8)
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_evaluating_inside_a_step_leaves_autocast_as_it_was(points):
+    seen = []
+
+    class Peeking(Trainer):
+        def train_step(self, batch):
+            self.evaluate(points, batch_size=37)
+            seen.append(torch.is_autocast_enabled("cpu"))
+            return super().train_step(batch)
+
+    Peeking(build_net(), partial(torch.optim.SGD, lr=0.1), cross_entropy, precision="bf16", progress="silent").train(
+        points, num_updates=2, batch_size=8
+    )
+    assert seen == [True, True]
+    assert not torch.is_autocast_enabled("cpu")
+
+
+# Accumulation is the big batch
+
+
+def double_points(points: TensorDataset) -> TensorDataset:
+    return TensorDataset(points.tensors[0].double(), points.tensors[1])
+
+
+@pytest.mark.parametrize(("batch_size", "accumulate"), [(8, 5), (5, 8), (10, 4), (1, 37), (37, 1), (30, 2)])
+def test_a_window_of_ragged_batches_is_the_big_batch(points, batch_size, accumulate):
+    data = double_points(points)
+    ours, theirs = build_linear().double(), build_linear().double()
+    trainer_for(ours, torch.optim.SGD(ours.parameters(), 0.5), accumulate=accumulate).train(
+        data, batch_size=batch_size
+    )
+    loss = cross_entropy(theirs(data.tensors[0]), data.tensors[1])
+    loss.backward()
+    torch.optim.SGD(theirs.parameters(), 0.5).step()
+    torch.testing.assert_close(ours.weight, theirs.weight, rtol=1e-12, atol=1e-14)
+
+
+def ragged(points: TensorDataset, returned: str) -> type[Trainer]:
+    """A trainer whose sample i has i % 4 tokens (some samples have none), each with the same loss."""
+
+    class Ragged(Trainer):
+        def split_batch(self, batch):
+            return batch[0], (batch[1], batch[2])
+
+        def compute_loss(self, outputs, targets):
+            labels, tokens = targets
+            total = (cross_entropy(outputs, labels, reduction="none") * tokens).sum()
+            count = {"tensor": tokens.sum(), "number": tokens.sum().item()}.get(returned)
+            return StepResult(total, count=tokens.sum()) if count is None else (total, count)
+
+    return Ragged
+
+
+@pytest.mark.parametrize("returned", ["tensor", "number", "result"])
+@pytest.mark.parametrize(("batch_size", "accumulate"), [(37, 1), (8, 5), (3, 13), (1, 37)])
+def test_sums_over_ragged_tokens_in_any_number_of_batches_are_the_big_batch(points, batch_size, accumulate, returned):
+    data = double_points(points)
+    tokens = torch.arange(37) % 4
+    data = TensorDataset(*data.tensors, tokens)
+    ours, theirs = build_linear().double(), build_linear().double()
+    trainer = ragged(points, returned)(ours, torch.optim.SGD(ours.parameters(), 0.5), accumulate=accumulate, progress="silent")
+    history = trainer.train(data, batch_size=batch_size)
+    losses = cross_entropy(theirs(data.tensors[0]), data.tensors[1], reduction="none")
+    loss = (losses * tokens).sum() / tokens.sum()
+    loss.backward()
+    torch.optim.SGD(theirs.parameters(), 0.5).step()
+    torch.testing.assert_close(ours.weight, theirs.weight, rtol=1e-12, atol=1e-14)
+    assert history["loss"] == [pytest.approx(loss.item(), rel=1e-12)]
+
+
+def test_a_window_without_any_token_changes_nothing_and_counts_for_nothing(points):
+    data = TensorDataset(*points.tensors, torch.tensor([0] * 8 + [2] * 29))
+    net = build_linear()
+    before = net.weight.clone()
+    trainer = ragged(points, "tensor")(net, torch.optim.SGD(net.parameters(), 0.5), progress="silent")
+    loader = DataLoader(data, batch_size=8)  # the first batch has no tokens
+    trainer.train(loader, num_updates=1)
+    assert torch.equal(net.weight, before)
+    trainer.train(loader, num_updates=1)
+    assert not torch.equal(net.weight, before)
+
+
+# What the last step leaves behind
+
+
+def test_no_gradients_are_left_after_training(points):
+    net = build_net()
+    trainer_for(net, partial(torch.optim.SGD, lr=0.1), accumulate=3).train(points, num_updates=4, batch_size=8)
+    assert all(p.grad is None for p in net.parameters())
+
+
+def test_gradients_from_before_training_do_not_count(points):
+    ours, theirs = build_net(), build_net()
+    ours(points.tensors[0]).sum().backward()
+    ours.load_state_dict(theirs.state_dict())  # batch norm counted the batch above
+    optimizer = torch.optim.SGD(ours.parameters(), 0.1)
+    trainer_for(ours, optimizer).train(points, batch_size=8)
+    train_by_hand(theirs, torch.optim.SGD(theirs.parameters(), 0.1), points)
+    assert_same_model(ours, theirs)
+
+
+def test_freezing_a_layer_between_epochs_keeps_it_as_it_is(points):
+    class Freeze(Callback):
+        def on_epoch_end(self, trainer, metrics):
+            trainer.model[0].requires_grad_(False)
+            self.weight = trainer.model[0].weight.clone()
+
+    net, freeze = build_net(), Freeze()
+    trainer = trainer_for(net, torch.optim.SGD(net.parameters(), 0.1), callbacks=[freeze])
+    trainer.train(points, num_epochs=1, batch_size=8)
+    last = net[4].weight.clone()
+    trainer.train(points, num_epochs=1, batch_size=8)
+    assert torch.equal(net[0].weight, freeze.weight)
+    assert not torch.equal(net[4].weight, last)
+
+
+# Batches of every form
+
+
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, left, right):
+        return self.layer(torch.cat([left, right], 1))
+
+
+class Named(TwoInputs):
+    def forward(self, left=None, right=None):
+        return super().forward(left, right)
+
+
+class Autoencoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x):
+        return nn.functional.mse_loss(self.layer(x), x)
+
+
+def moved(module: nn.Module) -> bool:
+    torch.manual_seed(1)
+    return not torch.equal(next(module.parameters()), next(type(module)().parameters()))
+
+
+x, y = torch.randn(8, 6, generator=torch.Generator().manual_seed(3)), torch.arange(8) % 3
+FORMS = {
+    "a pair": (lambda: nn.Linear(6, 3), (x, y)),
+    "a list": (lambda: nn.Linear(6, 3), [x, y]),
+    "three tensors": (TwoInputs, (x[:, :2], x[:, 2:], y)),
+    "a nested pair": (TwoInputs, ((x[:, :2], x[:, 2:]), y)),
+    "a dict with labels": (Named, {"left": x[:, :2], "right": x[:, 2:], "labels": y}),
+    "a dict with y": (Named, {"left": x[:, :2], "right": x[:, 2:], "y": y}),
+    "a dict in a pair": (Named, ({"left": x[:, :2], "right": x[:, 2:]}, y)),
+}
+
+
+@pytest.mark.parametrize(("build", "batch"), FORMS.values(), ids=FORMS.keys())
+def test_batches_of_inputs_and_targets_train_in_every_form(build, batch):
+    torch.manual_seed(1)
+    ours = build()
+    torch.manual_seed(1)
+    theirs = nn.Linear(6, 3)
+    trainer_for(ours, torch.optim.SGD(ours.parameters(), 0.1)).train([batch])
+    cross_entropy(theirs(x), y).backward()
+    torch.optim.SGD(theirs.parameters(), 0.1).step()
+    for own, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(own, other)
+
+
+@pytest.mark.parametrize("batch", [x, (x,), [x]], ids=["tensor", "1-tuple", "1-list"])
+def test_a_batch_without_targets_goes_to_a_model_whose_output_is_the_loss(batch):
+    ours, theirs = Autoencoder(), Autoencoder()
+    Trainer(ours, torch.optim.SGD(ours.parameters(), 0.1), lambda loss: loss, progress="silent").train([batch])
+    theirs(x).backward()
+    torch.optim.SGD(theirs.parameters(), 0.1).step()
+    assert_same_model(ours, theirs)
+
+
+class Output:
+    def __init__(self, loss: torch.Tensor) -> None:
+        self.loss = loss
+
+
+class OwnLoss(Named):
+    def forward(self, left, right, labels):
+        return Output(cross_entropy(super().forward(left, right), labels))
+
+
+class OwnLossDict(Named):
+    def forward(self, left, right, labels):
+        return {"loss": cross_entropy(super().forward(left, right), labels), "logits": labels}
+
+
+@pytest.mark.parametrize("build", [OwnLoss, OwnLossDict])
+def test_a_model_that_carries_its_own_loss_needs_no_loss_function(build):
+    ours = build()
+    theirs = TwoInputs()
+    batch = {"left": x[:, :2], "right": x[:, 2:], "labels": y}
+    history = Trainer(ours, torch.optim.SGD(ours.parameters(), 0.1), progress="silent").train([batch])
+    loss = cross_entropy(theirs(x[:, :2], x[:, 2:]), y)
+    loss.backward()
+    torch.optim.SGD(theirs.parameters(), 0.1).step()
+    assert_same_model(ours, theirs)
+    assert history["loss"] == [loss.item()]
+
+
+def test_named_losses_are_optimised_as_their_sum_and_reported_by_name(points):
+    ours, theirs = build_linear(), build_linear()
+
+    def losses(outputs, targets):
+        return {"fit": cross_entropy(outputs, targets), "size": outputs.square().mean()}
+
+    trainer = Trainer(ours, torch.optim.SGD(ours.parameters(), 0.1), losses, progress="silent")
+    history = trainer.train([(x, y)])
+    named = losses(theirs(x), y)
+    (named["fit"] + named["size"]).backward()
+    torch.optim.SGD(theirs.parameters(), 0.1).step()
+    assert_same_model(ours, theirs)
+    assert history.epochs[0]["fit"] == named["fit"].item()
+    assert history.epochs[0]["size"] == named["size"].item()
+    assert history.epochs[0]["loss"] == (named["fit"] + named["size"]).item()
+
+
+def test_a_dict_with_a_loss_is_optimised_as_that_loss_alone():
+    ours, theirs = build_linear(), build_linear()
+
+    def losses(outputs, targets):
+        return {"loss": cross_entropy(outputs, targets), "size": outputs.square().mean()}
+
+    history = Trainer(ours, torch.optim.SGD(ours.parameters(), 0.1), losses, progress="silent").train([(x, y)])
+    cross_entropy(theirs(x), y).backward()
+    torch.optim.SGD(theirs.parameters(), 0.1).step()
+    assert_same_model(ours, theirs)
+    assert set(history.names) == {"loss", "size"}
+
+
+def test_iterable_data_without_a_length_trains_all_of_it():
+    class Endless(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return (((torch.full((6,), float(i))), i % 3) for i in range(11))
+
+    net = build_linear()
+    trainer = trainer_for(net, torch.optim.SGD(net.parameters(), 0.1))
+    trainer.train(Endless(), num_epochs=2, batch_size=4)
+    assert (trainer.progress.epoch, trainer.progress.step, trainer.progress.sample) == (2, 6, 22)
+
+
+def test_the_order_of_samples_is_the_permutation_of_seed_and_epoch(points):
+    seen = []
+
+    class Looking(Trainer):
+        def on_train_step_end(self, batch, result):
+            seen.extend(batch[1].tolist())
+
+    indexed = TensorDataset(points.tensors[0], torch.arange(37))
+    net = nn.Linear(6, 37)
+    Looking(net, partial(torch.optim.SGD, lr=0.1), cross_entropy, seed=5, progress="silent").train(
+        indexed, 2, batch_size=8
+    )
+    assert seen == permutation(5, 0, 37).tolist() + permutation(5, 1, 37).tolist()
