@@ -108,6 +108,10 @@ def build_schedule(given: Any, optimizer: Optimizer | None) -> Schedule:
                 "`scheduler={'name of the optimizer': factory}`."
             )
         scheduler = scheduler(optimizer)
+    if every == "update" and isinstance(scheduler, ReduceLROnPlateau):
+        raise ConfigurationError(
+            "ReduceLROnPlateau watches a metric of the epoch, so it cannot be stepped every update: leave out `every`."
+        )
     return Schedule(scheduler, every, metric)
 
 

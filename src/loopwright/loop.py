@@ -26,7 +26,7 @@ FLUSH_SECONDS = 0.25
 def train(trainer: Trainer, stream: Stream, until: Limits) -> None:
     """Epochs until a limit is reached or someone asks to stop."""
     while not trainer.is_done(until):
-        train_epoch(trainer, stream, until)
+        trainer.run_epoch(stream, until)
 
 
 def train_epoch(trainer: Trainer, stream: Stream, until: Limits) -> None:

@@ -50,11 +50,6 @@ class Lane:
         guard: Guard | None = None,
         reads_are_free: bool = True,
     ) -> None:
-        if isinstance(optimizer, torch.optim.LBFGS):
-            raise ConfigurationError(
-                f"Optimizer {name!r} is LBFGS, which evaluates the loss several times a step: override `update`, "
-                "or use another optimizer."
-            )
         self.name, self.optimizer, self.scaler = name, optimizer, scaler
         self.clip_norm, self.clip_value = clip_norm, clip_value
         self.guard = guard
@@ -119,8 +114,7 @@ class Lane:
     def finish(self) -> None:
         """The window is over: clip, step, schedule, and drop the gradients."""
         if self._is_spoilt:
-            self._is_spoilt = False
-            self.zero()
+            self.reset()
             return
         self.complete()
         for listener in self.listeners:
@@ -173,6 +167,12 @@ class Lane:
     def zero(self) -> None:
         for param in self.params:
             param.grad = None
+
+    def reset(self) -> None:
+        """Forget a window that will not be finished: its gradients, what it counted, and what was wrong with it."""
+        self.zero()
+        self._count = self._flag = self._seen = None
+        self._is_spoilt = False
 
     def _note(self, value: Tensor) -> None:
         """Remember on the device that a value was not finite."""
@@ -242,6 +242,8 @@ class Optimization:
                 lane.backward(loss, window, count, retain_graph)
         if window.is_last:
             lane.finish()
+            if self._no_autocast is not None:
+                torch.clear_autocast_cache()  # type: ignore[no-untyped-call]  # it holds weights as they were before the step
 
     def lane(self, optimizer: Optimizer | str) -> Lane:
         if isinstance(optimizer, str) and optimizer in self.lanes:
@@ -264,9 +266,9 @@ class Optimization:
         for lane in self.lanes.values():
             lane.check()
 
-    def zero(self) -> None:
+    def reset(self) -> None:
         for lane in self.lanes.values():
-            lane.zero()
+            lane.reset()
 
 
 def _at_least_one(count: Any) -> Any:

@@ -271,6 +271,11 @@ class Trainer(TrainerHooks):
         start_training_mode(self.modules.values(), self.optimizers.values())
 
     def _build_lane(self, name: str, optimizer: Optimizer, guard: Any) -> Lane:
+        if isinstance(optimizer, torch.optim.LBFGS) and type(self).train_step is Trainer.train_step:
+            raise ConfigurationError(
+                f"Optimizer {name!r} is LBFGS, which evaluates the loss several times a step: override `train_step` and "
+                "call `optimizer.step(closure)` there, or use another optimizer."
+            )
         lane = Lane(
             name,
             optimizer,
@@ -284,6 +289,10 @@ class Trainer(TrainerHooks):
             if schedule.interval == "update" and schedule.scheduler.optimizer is optimizer:
                 lane.schedulers.append(schedule.scheduler)
         return lane
+
+    def run_epoch(self, stream: Stream, until: Limits) -> None:
+        """One epoch as the loop runs it; a door puts around it what its document has there."""
+        loop.train_epoch(self, stream, until)
 
     def epoch_length(self) -> int | None:
         """Batches in an epoch, where that is known."""
@@ -327,11 +336,13 @@ class Trainer(TrainerHooks):
     @contextmanager
     def phase(self, meter: Meter) -> Iterator[None]:
         """Make a meter the one that `log` writes to."""
+        size = self.window.size  # an evaluation may be nested in a step
         self._phases.append(meter)
         try:
             yield
         finally:
             self._phases.pop()
+            self.window.size = size
 
     def eval_mode(self) -> AbstractContextManager[None]:
         return evaluating(self.modules.values(), self.optimizers.values())

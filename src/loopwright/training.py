@@ -101,7 +101,7 @@ def _run(trainer: Trainer, stream: Stream) -> None:
     progress.call_finished = False
     with trainer.signals:
         try:
-            trainer.optimization.zero()
+            trainer.optimization.reset()
             trainer.emit("on_train_start")
             loop.train(trainer, stream, trainer.until)
             progress.call_finished = not trainer.is_interrupted

@@ -65,14 +65,13 @@ class EMA(Callback):
     def weights(self, trainer: Trainer) -> Iterator[None]:
         """The models with the averages in place of their weights, which come back afterwards."""
         self._prepare(trainer)
-        kept = [(average, average.put_in_place()) for average in self._averages.values()]
+        kept = [pair for average in self._averages.values() for pair in average.put_in_place()]
         was_in_place, self.is_in_place = self.is_in_place, True
         try:
             yield
         finally:
             self.is_in_place = was_in_place
-            for average, tensors in kept:
-                average.put_back(tensors)
+            _put_back(kept)
 
     def metric_names(self, known: set[str]) -> set[str]:
         if not self.evaluate:
@@ -87,6 +86,12 @@ class EMA(Callback):
                     f"EMA({self.decay}, name='ema_slow')."
                 )
         self._prepare(trainer)
+        for average in self._averages.values():
+            average.buffers = {}
+
+    def on_loop_end(self, trainer: Trainer) -> None:
+        for average in self._averages.values():
+            average.keep_buffers()
 
     def on_update_end(self, trainer: Trainer) -> None:
         self.num_updates += 1
@@ -139,14 +144,17 @@ class EMA(Callback):
 
 
 class Average:
-    """The averaged parameters and copied buffers of one model."""
+    """The averaged parameters of one model.
+
+    While it is trained, the model's own buffers go with them; `keep_buffers` makes a copy for afterwards, when
+    somebody may have put other weights into the model.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self._params: list[Tensor] = list(model.parameters())
-        self._buffers: list[Tensor] = list(model.buffers())
+        self.buffers: dict[str, Tensor] = {}
+        self._params = [param for param in model.parameters() if param.is_floating_point() or param.is_complex()]
         self._averages = [_for_averaging(param) for param in self._params]
-        self._copies = [buffer.detach().clone() for buffer in self._buffers]
 
     @torch.no_grad()
     def update(self, weight: float) -> None:
@@ -157,38 +165,43 @@ class Average:
         ]
         if current:
             torch._foreach_lerp_(self._averages, current, weight)
-        _copy(self._copies, self._buffers)
+
+    def keep_buffers(self) -> None:
+        self.buffers = {name: buffer.detach().clone() for name, buffer in self.model.named_buffers()}
 
     @torch.no_grad()
-    def put_in_place(self) -> list[Tensor]:
-        """Overwrite the model's tensors; what they held is given back, for `put_back`."""
-        live = self._params + self._buffers
-        kept = [tensor.detach().clone() for tensor in live]
-        _copy(live, self._averages + self._copies)
+    def put_in_place(self) -> list[tuple[Tensor, Tensor]]:
+        """Overwrite the model's tensors; each with what it held is given back, for `put_back`."""
+        own = dict(self.model.named_buffers())
+        targets = [*self._params, *(own[name] for name in self.buffers)]
+        kept = [(target, target.detach().clone()) for target in targets]
+        if targets:
+            torch._foreach_copy_(targets, [*self._averages, *self.buffers.values()])
         return kept
 
-    @torch.no_grad()
-    def put_back(self, kept: list[Tensor]) -> None:
-        _copy(self._params + self._buffers, kept)
-
-    def state_dict(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Any]:
         """The names of the model's state dict, with the averages as values."""
-        mine = self._by_live_tensor()
-        live = self.model.state_dict(keep_vars=True)
-        return {name: mine.get(id(value), value) for name, value in live.items()}
+        averages = self._by_param()
+        result: dict[str, Any] = {}
+        for name, value in self.model.state_dict(keep_vars=True).items():
+            own = self.buffers.get(name, averages.get(id(value), value))
+            result[name] = own.detach() if isinstance(own, Tensor) else own
+        return result
 
     @torch.no_grad()
     def load_state_dict(self, saved: Mapping[str, Tensor], name: str) -> None:
-        mine = self._by_live_tensor()
+        averages = self._by_param()
+        buffers = dict(self.model.named_buffers())
         for key, value in self.model.state_dict(keep_vars=True).items():
             if key not in saved:
                 raise CheckpointError(f"The averages of {name!r} have no {key}: they belong to another model.")
-            if id(value) in mine:
-                mine[id(value)].copy_(saved[key])
+            if id(value) in averages:
+                averages[id(value)].copy_(saved[key])
+            elif key in buffers:
+                self.buffers[key] = saved[key].to(value.device)
 
-    def _by_live_tensor(self) -> dict[int, Tensor]:
-        pairs = zip(self._params + self._buffers, self._averages + self._copies, strict=True)
-        return {id(live): own for live, own in pairs}
+    def _by_param(self) -> dict[int, Tensor]:
+        return {id(param): average for param, average in zip(self._params, self._averages, strict=True)}
 
 
 def _for_averaging(param: Tensor) -> Tensor:
@@ -196,9 +209,10 @@ def _for_averaging(param: Tensor) -> Tensor:
     return param.detach().to(torch.float32 if param.dtype in LOW_PRECISION else param.dtype, copy=True)
 
 
-def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
-    if targets:
-        torch._foreach_copy_(targets, sources)
+@torch.no_grad()
+def _put_back(kept: list[tuple[Tensor, Tensor]]) -> None:
+    for target, value in kept:
+        target.copy_(value)
 
 
 def _is_averaged(trainer: Trainer) -> bool:

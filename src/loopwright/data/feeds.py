@@ -84,9 +84,11 @@ class WorkerFeed:
         return batch
 
     def close(self) -> None:
-        for batches in (self._batches, self._loader and self._loader._iterator):
-            if batches is not None:  # a traceback may keep the iterator alive, and with it the workers
-                batches._shutdown_workers()
+        batches, loader = self._batches, self._loader
+        if batches is None and loader is not None:  # persistent workers wait for the next epoch
+            batches = loader._iterator
+        if batches is not None:  # dropping it may not be enough: a traceback can keep it alive
+            batches._shutdown_workers()
         self._batches = self._loader = None
 
     def _open(self) -> Iterator[Batch]:

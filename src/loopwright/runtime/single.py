@@ -22,13 +22,18 @@ class Runtime:
             raise ConfigurationError(f"Unknown precision {precision!r}: use one of {', '.join(_DTYPES)}.")
         self.device = torch.device(device) if device is not None else detect_device()
         self.precision = precision
-        dtype = _DTYPES[precision]
-        self.autocast: AbstractContextManager[Any] = nullcontext()
-        self.no_autocast: AbstractContextManager[Any] = nullcontext()
-        if dtype is not None:
-            self.autocast = torch.autocast(self.device.type, dtype=dtype)
-            self.no_autocast = torch.autocast(self.device.type, enabled=False)
         self.is_host = self.device.type == "cpu"
+
+    @property
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The context of forward passes; a new one each time, since torch's must not be entered twice at once."""
+        dtype = _DTYPES[self.precision]
+        return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype)
+
+    @property
+    def no_autocast(self) -> AbstractContextManager[Any] | None:
+        """The context that takes backward passes out of `autocast`, where there is one."""
+        return None if self.precision == "fp32" else torch.autocast(self.device.type, enabled=False)
 
     @property
     def reads_are_free(self) -> bool:

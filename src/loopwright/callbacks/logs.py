@@ -1,0 +1,112 @@
+"""What a run can log about itself: learning rates, gradient norms, and how fast it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..hooks import Callback
+
+if TYPE_CHECKING:
+    from ..trainer import Trainer
+
+
+class LearningRateLog(Callback):
+    """Logs the learning rate that each step was taken with, and the last one of every epoch.
+
+    It is called `lr`, or `lr/<optimizer>/<group>` where there is more than one.
+    """
+
+    def __init__(self) -> None:
+        self._rates: dict[str, float | Tensor] = {}
+
+    def on_train_step_start(self, trainer: Trainer, batch: Any) -> None:
+        """Before the step, because afterwards schedulers have moved on to the next rate."""
+        self._rates = learning_rates(trainer)
+
+    def on_train_step_end(self, trainer: Trainer, batch: Any, result: Any) -> None:
+        trainer.log_step(self._rates)
+
+    def on_train_epoch_end(self, trainer: Trainer) -> None:
+        trainer.log(self._rates)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rates": dict(self._rates)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._rates = dict(state["rates"])
+
+
+def learning_rates(trainer: Trainer) -> dict[str, float | Tensor]:
+    """The learning rate of every parameter group of every optimizer, by name."""
+    rates = {
+        f"lr/{name}/{number}": group["lr"]
+        for name, optimizer in trainer.optimizers.items()
+        for number, group in enumerate(optimizer.param_groups)
+        if "lr" in group
+    }
+    # a tensor is changed in place by the next step of its scheduler
+    rates = {name: rate.detach().clone() if isinstance(rate, Tensor) else rate for name, rate in rates.items()}
+    return {"lr": rate for rate in rates.values()} if len(rates) == 1 else rates
+
+
+class GradientNormLog(Callback):
+    """Logs the norm of each optimizer's gradients, before clipping, at the step that ends in its update.
+
+    It is called `grad_norm`, or `grad_norm/<optimizer>` where there are several; the epoch's row has the mean. Where
+    `clip_norm` computes the norm anyway, that one is used. The device is not waited for.
+    """
+
+    def __init__(self) -> None:
+        self._norms: dict[str, Tensor | None] = {}
+
+    def metric_names(self, known: set[str]) -> set[str]:
+        return {"grad_norm"}
+
+    def on_optimizer_start(self, trainer: Trainer, optimizer: str) -> None:
+        lane = trainer.optimization.lanes[optimizer]
+        if lane.clip_norm is not None and lane.clip_value is None:
+            self._norms[optimizer] = None
+            return
+        grads = [param.grad for param in lane.params if param.grad is not None]
+        self._norms[optimizer] = torch.nn.utils.get_total_norm(grads)
+
+    def on_update_end(self, trainer: Trainer) -> None:
+        lanes = trainer.optimization.lanes
+        values = {name: lanes[name].norm if norm is None else norm for name, norm in self._norms.items()}
+        self._norms = {}
+        is_only = len(lanes) == 1
+        trainer.log_step({"grad_norm" if is_only else f"grad_norm/{name}": norm for name, norm in values.items()})
+
+
+class Throughput(Callback):
+    """Adds `samples_per_second` and `steps_per_second` of the training part of each epoch to its row.
+
+    They are measured on the clock, so the metrics of two runs are no longer identical where this is used.
+    """
+
+    def __init__(self) -> None:
+        self._began: dict[str, float] = {"sample": 0, "step": 0, "seconds": 0.0}
+
+    def metric_names(self, known: set[str]) -> set[str]:
+        return {"samples_per_second", "steps_per_second"}
+
+    def on_epoch_start(self, trainer: Trainer) -> None:
+        progress = trainer.progress
+        self._began = {"sample": progress.sample, "step": progress.step, "seconds": progress.seconds}
+
+    def on_train_epoch_end(self, trainer: Trainer) -> None:
+        progress = trainer.progress
+        seconds = progress.seconds - self._began["seconds"]
+        if seconds > 0:
+            samples, steps = progress.sample - self._began["sample"], progress.step - self._began["step"]
+            trainer.log({"samples_per_second": samples / seconds, "steps_per_second": steps / seconds})
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"began": dict(self._began)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._began = dict(state["began"])

@@ -1,0 +1,50 @@
+"""Every Python block in the README and the docs, and every example, runs as it stands from an empty folder."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+
+
+def blocks() -> list[object]:
+    found = []
+    for document in DOCUMENTS:
+        for number, block in enumerate(re.findall(r"^```python\n(.*?)^```", document.read_text(), re.M | re.S), start=1):
+            found.append(pytest.param(block, id=f"{document.name}-{number}"))
+    return found
+
+
+def run_script(path: Path, folder: Path, *arguments: str) -> str:
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error::DeprecationWarning:__main__"}
+    result = subprocess.run(
+        [sys.executable, str(path), *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.mark.parametrize("block", blocks())
+def test_block_runs_as_a_script(block: str, tmp_path: Path) -> None:
+    script = tmp_path / "block.py"
+    script.write_text(block)
+    run_script(script, tmp_path)
+
+
+def test_digits_example_reaches_97_percent_and_draws_its_curves(tmp_path: Path) -> None:
+    printed = run_script(ROOT / "examples" / "digits.py", tmp_path, "--run-dir", "run", "--epochs", "6")
+    accuracy = float(re.search(r"Test accuracy: ([\d.]+)%", printed)[1])
+    assert accuracy >= 97.0
+    assert (tmp_path / "run" / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_digits_example_sees_that_its_run_is_finished(tmp_path: Path) -> None:
+    first = run_script(ROOT / "examples" / "digits.py", tmp_path, "--run-dir", "run", "--epochs", "1")
+    second = run_script(ROOT / "examples" / "digits.py", tmp_path, "--run-dir", "run", "--epochs", "1")
+    assert "Nothing to train" in second
+    assert re.search(r"Test accuracy: .*", first)[0] == re.search(r"Test accuracy: .*", second)[0]

@@ -1,0 +1,559 @@
+"""From a loss to changed weights: several optimizers, schedules, scaling, and values that are not finite."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR, ReduceLROnPlateau, StepLR
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import TensorDataset
+
+from loopwright import Callback, ConfigurationError, NonFiniteLossError, Runtime, Schedule, StepResult, Trainer
+from loopwright.callbacks.nonfinite import NonFiniteGuard
+from loopwright.data.seeding import seed_everything
+
+from .loops import (
+    assert_same_model,
+    assert_same_optimizer,
+    batches,
+    build_linear,
+    build_net,
+    evaluate_by_hand,
+    train_by_hand,
+)
+
+cross_entropy = nn.functional.cross_entropy
+bce = nn.functional.binary_cross_entropy_with_logits
+
+
+# Several optimizers
+
+
+class Gan(Trainer):
+    """The discriminator first, on a detached fake; then the generator, through the discriminator."""
+
+    def configure_models(self):
+        torch.manual_seed(1)
+        self.generator = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6))
+        self.discriminator = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1))
+
+    def configure_optimizers(self):
+        self.generator_optimizer = torch.optim.Adam(self.generator.parameters(), 0.01)
+        self.discriminator_optimizer = torch.optim.Adam(self.discriminator.parameters(), 0.02)
+
+    def train_step(self, batch):
+        real = batch[0]
+        fake = self.generator(torch.randn(len(real), 4))
+        judged, unmasked = self.discriminator(real), self.discriminator(fake.detach())
+        d_loss = bce(judged, torch.ones_like(judged)) + bce(unmasked, torch.zeros_like(unmasked))
+        self.update(d_loss, self.discriminator_optimizer)
+        fooled = self.discriminator(fake)
+        g_loss = bce(fooled, torch.ones_like(fooled))
+        self.update(g_loss, self.generator_optimizer)
+        return {"g_loss": g_loss, "d_loss": d_loss}
+
+
+def gan_by_hand(data: TensorDataset, epochs: int, autocast: bool = False) -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(1)
+    generator = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6))
+    discriminator = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1))
+    g_opt = torch.optim.Adam(generator.parameters(), 0.01)
+    d_opt = torch.optim.Adam(discriminator.parameters(), 0.02)
+    seed_everything(0)
+    for epoch in range(epochs):
+        for (real,) in batches(data, 8, epoch):
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                fake = generator(torch.randn(len(real), 4))
+                judged, unmasked = discriminator(real), discriminator(fake.detach())
+                d_loss = bce(judged, torch.ones_like(judged)) + bce(unmasked, torch.zeros_like(unmasked))
+            d_loss.backward()
+            d_opt.step()
+            d_opt.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                fooled = discriminator(fake)
+                g_loss = bce(fooled, torch.ones_like(fooled))
+            g_loss.backward()
+            g_opt.step()
+            g_opt.zero_grad()
+            d_opt.zero_grad()  # the generator's loss went through the discriminator
+    return generator, discriminator
+
+
+@pytest.fixture
+def reals(points) -> TensorDataset:
+    return TensorDataset(points.tensors[0])
+
+
+def test_a_gan_is_the_hand_written_one(reals):
+    trainer = Gan(progress="silent")
+    trainer.train(reals, num_epochs=3, batch_size=8)
+    generator, discriminator = gan_by_hand(reals, 3)
+    assert_same_model(trainer.generator, generator)
+    assert_same_model(trainer.discriminator, discriminator)
+
+
+def test_a_gan_in_bf16_sees_the_discriminator_that_was_just_updated(reals):
+    trainer = Gan(progress="silent", precision="bf16")
+    trainer.train(reals, num_epochs=3, batch_size=8)
+    generator, discriminator = gan_by_hand(reals, 3, autocast=True)
+    assert_same_model(trainer.generator, generator)
+    assert_same_model(trainer.discriminator, discriminator)
+
+
+def test_the_generators_loss_leaves_no_gradient_in_the_discriminator(reals):
+    seen = []
+
+    class Watching(Gan):
+        def on_optimizer_start(self, optimizer):
+            if optimizer == "generator_optimizer":
+                seen.append([p.grad for p in self.discriminator.parameters()])
+
+    Watching(progress="silent").train(reals, num_updates=2, batch_size=8)
+    assert seen == [[None] * 4] * 2
+
+
+def test_accumulation_never_mixes_the_gradients_of_two_optimizers(reals):
+    """Over a window, the discriminator's gradient is what its own losses alone give."""
+
+    class Recording(Gan):
+        grads = None
+
+        def on_optimizer_start(self, optimizer):
+            if optimizer == "discriminator_optimizer":
+                self.grads = [p.grad.clone() for p in self.discriminator.parameters()]
+
+        def train_step(self, batch):
+            return super().train_step(batch)
+
+    class WithoutGenerator(Recording):
+        def train_step(self, batch):
+            real = batch[0]
+            fake = self.generator(torch.randn(len(real), 4))
+            judged, unmasked = self.discriminator(real), self.discriminator(fake.detach())
+            d_loss = bce(judged, torch.ones_like(judged)) + bce(unmasked, torch.zeros_like(unmasked))
+            self.update(d_loss, "discriminator_optimizer")
+            return d_loss
+
+    both, alone = Recording(accumulate=3, progress="silent"), WithoutGenerator(accumulate=3, progress="silent")
+    both.train(reals, num_updates=1, batch_size=8)
+    alone.train(reals, num_updates=1, batch_size=8)
+    for grad, other in zip(both.grads, alone.grads, strict=True):
+        assert torch.equal(grad, other)
+
+
+def test_each_optimizer_counts_its_own_updates(reals):
+    class Twice(Gan):
+        def train_step(self, batch):
+            for _ in range(2):
+                judged = self.discriminator(batch[0])
+                self.update(bce(judged, torch.ones_like(judged)), "discriminator_optimizer")
+            fooled = self.discriminator(self.generator(torch.randn(8, 4)))
+            self.update(bce(fooled, torch.ones_like(fooled)), "generator_optimizer")
+
+    trainer = Twice(progress="silent")
+    trainer.train(reals, num_updates=3, batch_size=8)
+    lanes = trainer.optimization.lanes
+    assert trainer.progress.update == 3
+    assert (lanes["generator_optimizer"].updates, lanes["discriminator_optimizer"].updates) == (3, 6)
+
+
+def test_update_without_a_name_is_refused_when_there_are_several_optimizers(reals):
+    class Vague(Gan):
+        def train_step(self, batch):
+            self.update(self.discriminator(batch[0]).mean())
+
+    with pytest.raises(ConfigurationError, match=r"ambiguous.*generator_optimizer, discriminator_optimizer"):
+        Vague(progress="silent").train(reals)
+
+
+def test_update_with_a_stranger_names_the_optimizers_there_are(reals):
+    class Strange(Gan):
+        def train_step(self, batch):
+            loss = self.discriminator(batch[0]).mean()
+            self.update(loss, torch.optim.SGD(self.discriminator.parameters(), 0.1))
+
+    with pytest.raises(ConfigurationError, match=r"none of this trainer's optimizers \(generator_optimizer"):
+        Strange(progress="silent").train(reals)
+
+
+def test_a_graph_can_be_kept_for_a_second_optimizer(reals):
+    class Shared(Gan):
+        def train_step(self, batch):
+            loss = self.discriminator(self.generator(torch.randn(8, 4))).mean()
+            self.update(-loss, "generator_optimizer", retain_graph=True)
+            before = self.discriminator[2].bias.clone()
+            self.update(loss, "discriminator_optimizer")
+            assert not torch.equal(before, self.discriminator[2].bias)
+
+    class Later(Shared):
+        """The generator is updated last here, so that the graph's weights are unchanged when it is used again."""
+
+        def train_step(self, batch):
+            loss = self.discriminator(self.generator(torch.randn(8, 4))).mean()
+            self.optimization.window.is_last = False
+            self.update(-loss, "generator_optimizer", retain_graph=True)
+            self.update(loss, "discriminator_optimizer")
+
+    Later(progress="silent").train(reals, num_updates=1, batch_size=8)
+
+
+# Schedules
+
+
+def sgd(net: nn.Module) -> torch.optim.SGD:
+    return torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+
+
+def test_a_schedule_per_update_is_the_hand_written_one(points):
+    ours, theirs = build_net(), build_net()
+    optimizer, other = sgd(ours), sgd(theirs)
+    cycle = partial(OneCycleLR, max_lr=0.3, total_steps=10)
+    Trainer(ours, optimizer, cross_entropy, scheduler=cycle, progress="silent").train(points, 2, batch_size=8)
+    train_by_hand(theirs, other, points, epochs=2, every_update=cycle(other))
+    assert_same_model(ours, theirs)
+    assert_same_optimizer(optimizer, other)
+
+
+def test_a_schedule_per_epoch_is_the_hand_written_one(points):
+    ours, theirs = build_net(), build_net()
+    optimizer, other = sgd(ours), sgd(theirs)
+    scheduler = StepLR(optimizer, 1, gamma=0.5)
+    Trainer(ours, optimizer, cross_entropy, scheduler=scheduler, progress="silent").train(points, 3, batch_size=8)
+    train_by_hand(theirs, other, points, epochs=3, every_epoch=StepLR(other, 1, gamma=0.5))
+    assert_same_model(ours, theirs)
+    assert optimizer.param_groups[0]["lr"] == 0.0125
+
+
+def test_the_cadence_of_any_schedule_can_be_chosen(points):
+    ours, theirs = build_net(), build_net()
+    optimizer, other = sgd(ours), sgd(theirs)
+    schedule = Schedule(partial(ExponentialLR, gamma=0.9), every="update")
+    trainer = Trainer(ours, optimizer, cross_entropy, scheduler=schedule, accumulate=2, progress="silent")
+    trainer.train(points, 2, batch_size=8)
+    train_by_hand(theirs, other, points, epochs=2, accumulate=2, every_update=ExponentialLR(other, gamma=0.9))
+    assert_same_model(ours, theirs)
+
+
+def test_a_plateau_schedule_watches_the_evaluation(points):
+    ours, theirs = build_net(), build_net()
+    optimizer, other = sgd(ours), sgd(theirs)
+    plateau = partial(ReduceLROnPlateau, patience=0, factor=0.1, threshold=0.2)
+    trainer = Trainer(ours, optimizer, cross_entropy, scheduler=plateau, progress="silent")
+    history = trainer.train(points, 4, eval_data=points, batch_size=37)
+    scheduler = plateau(other)
+
+    class Evaluating:
+        def step(self):
+            scheduler.step(evaluate_by_hand(theirs, points))
+
+    train_by_hand(theirs, other, points, epochs=4, batch_size=37, every_epoch=Evaluating())
+    assert history["eval_loss"][-1] == pytest.approx(evaluate_by_hand(theirs, points), rel=1e-6)
+    assert optimizer.param_groups[0]["lr"] == other.param_groups[0]["lr"] < 0.1
+
+
+def test_a_plateau_schedule_watches_the_loss_where_nothing_is_evaluated(points):
+    net = build_net()
+    optimizer = sgd(net)
+    seen = []
+
+    class Spy(ReduceLROnPlateau):
+        def step(self, metrics):
+            seen.append(metrics)
+            super().step(metrics)
+
+    trainer = Trainer(net, optimizer, cross_entropy, scheduler=Spy(optimizer), progress="silent")
+    history = trainer.train(points, 2, batch_size=8)
+    assert seen == history["loss"]
+
+
+def test_a_plateau_schedule_cannot_step_per_update():
+    with pytest.raises(ConfigurationError, match=r"ReduceLROnPlateau.*epoch"):
+        net = build_net()
+        schedule = Schedule(partial(ReduceLROnPlateau), every="update")
+        Trainer(net, sgd(net), cross_entropy, scheduler=schedule, progress="silent").setup()
+
+
+def test_each_optimizer_has_its_own_schedule(reals):
+    class Scheduled(Gan):
+        def configure_optimizers(self):
+            super().configure_optimizers()
+            self.schedule = Schedule(StepLR(self.generator_optimizer, 1, gamma=0.1), every="update")
+            self.decay = StepLR(self.discriminator_optimizer, 1, gamma=0.5)
+
+    trainer = Scheduled(progress="silent")
+    trainer.train(reals, num_epochs=2, batch_size=20)
+    assert trainer.generator_optimizer.param_groups[0]["lr"] == pytest.approx(1e-6)
+    assert trainer.discriminator_optimizer.param_groups[0]["lr"] == pytest.approx(0.005)
+
+
+# Values that are not finite
+
+
+class Poison(nn.Module):
+    """A linear model whose output is NaN for rows that contain one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = build_linear()
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def poisoned(points: TensorDataset, at: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Batches of four, the one numbered `at` with a NaN in it."""
+    pairs = list(zip(points.tensors[0].clone().split(4), points.tensors[1].split(4), strict=True))
+    pairs[at][0][1, 2] = math.nan
+    return pairs
+
+
+def test_a_nan_loss_raises_before_the_weights_change(points):
+    net, clean = build_linear(), build_linear()
+    with pytest.raises(NonFiniteLossError, match=r"loss of optimizer 'optimizer' is nan in update 4.*clip_norm"):
+        Trainer(net, sgd(net), cross_entropy, progress="silent").train(poisoned(points, 3))
+    Trainer(clean, sgd(clean), cross_entropy, progress="silent").train(poisoned(points, 3)[:3])
+    assert_same_model(net, clean)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_skipping_leaves_out_the_update_with_the_nan_and_no_other(points, accumulate):
+    net, clean = build_linear(), build_linear()
+    optimizer, other = sgd(net), sgd(clean)
+    guard = NonFiniteGuard("skip")
+    data = poisoned(points, 4)
+    kept = data[:4] + data[4 + accumulate :]
+    trainer = Trainer(net, optimizer, cross_entropy, callbacks=[guard], accumulate=accumulate, progress="silent")
+    history = trainer.train(data)
+    Trainer(clean, other, cross_entropy, accumulate=accumulate, progress="silent").train(kept)
+    assert_same_model(net, clean)
+    assert_same_optimizer(optimizer, other)
+    assert guard.num_skipped == 1
+    assert math.isfinite(history.last("loss"))
+
+
+def test_skipping_a_window_of_sums_forgets_what_it_counted(points):
+    class Sums(Trainer):
+        def compute_loss(self, outputs, targets):
+            return cross_entropy(outputs, targets, reduction="sum"), len(targets)
+
+    net, clean = build_linear(), build_linear()
+    data = poisoned(points, 1)
+    Sums(net, sgd(net), callbacks=[NonFiniteGuard("skip")], accumulate=2, progress="silent").train(data)
+    Sums(clean, sgd(clean), accumulate=2, progress="silent").train(data[2:])
+    assert_same_model(net, clean)
+
+
+def test_skipping_more_often_than_allowed_raises(points):
+    data = poisoned(points, 1)
+    data[2][0][:] = math.inf
+    with pytest.raises(NonFiniteLossError, match="after 1 skipped updates"):
+        net = build_linear()
+        Trainer(net, sgd(net), cross_entropy, callbacks=[NonFiniteGuard("skip", max_skips=1)], progress="silent").train(
+            data
+        )
+
+
+def test_stopping_ends_training_without_the_bad_update(points):
+    net, clean = build_linear(), build_linear()
+    trainer = Trainer(net, sgd(net), cross_entropy, callbacks=[NonFiniteGuard("stop")], progress="silent")
+    trainer.train(poisoned(points, 3))
+    Trainer(clean, sgd(clean), cross_entropy, progress="silent").train(poisoned(points, 3)[:3])
+    assert_same_model(net, clean)
+    assert "loss of optimizer 'optimizer' is nan" in trainer.stop_reason
+    assert trainer.progress.update == 4
+
+
+class Exploding(torch.autograd.Function):
+    """The identity with infinite gradients."""
+
+    @staticmethod
+    def forward(ctx, value):
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * math.inf
+
+
+def test_an_infinite_gradient_norm_is_refused_where_clipping_computes_it(points):
+    class Bad(Trainer):
+        def compute_loss(self, outputs, targets):
+            return Exploding.apply(cross_entropy(outputs, targets))
+
+    net = build_linear()
+    with pytest.raises(NonFiniteLossError, match="gradient norm"):
+        Bad(net, sgd(net), clip_norm=1.0, progress="silent").train(points)
+    assert_same_model(net, build_linear())
+
+
+def test_training_goes_on_cleanly_after_an_exception_in_the_middle_of_a_window(points):
+    class Once(Callback):
+        def on_train_step_end(self, trainer, batch, result):
+            if trainer.progress.step == 4:
+                raise RuntimeError("once")
+
+    class Sums(Trainer):
+        def compute_loss(self, outputs, targets):
+            return cross_entropy(outputs, targets, reduction="sum"), len(targets)
+
+    data = poisoned(points, 0)[1:]
+    net, clean = build_linear(), build_linear()
+    trainer = Sums(net, torch.optim.SGD(net.parameters(), 0.1), callbacks=[Once()], accumulate=3, progress="silent")
+    with pytest.raises(RuntimeError, match="once"):
+        trainer.train(data)
+    trainer.train(list(data[6:]))
+    other = Sums(clean, torch.optim.SGD(clean.parameters(), 0.1), accumulate=3, progress="silent")
+    other.train(data[:3])
+    other.train(data[6:])
+    assert_same_model(net, clean)
+
+
+# Without a wait for the device
+
+
+class FarRuntime(Runtime):
+    """The CPU, as if reading a number from it meant waiting for a queue."""
+
+    @property
+    def reads_are_free(self) -> bool:
+        return False
+
+
+class Syncs(TorchDispatchMode):
+    """Counts reads of tensor values by the host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten._local_scalar_dense.default:
+            self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def count_syncs(points: TensorDataset, **options: object) -> float:
+    """Host reads per step beyond those at the start and the end of a call."""
+    counts = []
+    for updates in (10, 30):
+        net = build_linear()
+        factory = partial(torch.optim.Adam, lr=0.01)
+        trainer = Trainer(net, factory, cross_entropy, progress="silent", **options)
+        with Syncs() as syncs:
+            trainer.train([(points.tensors[0], points.tensors[1])] * 40, num_updates=updates)
+        counts.append(syncs.count)
+    return (counts[1] - counts[0]) / 20
+
+
+@pytest.fixture
+def rare_log_points(monkeypatch):
+    """No log point because of a slow machine in the middle of counting."""
+    monkeypatch.setattr("loopwright.loop.FLUSH_SECONDS", 1e9)
+
+
+@pytest.mark.usefixtures("rare_log_points")
+@pytest.mark.parametrize("options", [{}, {"clip_norm": 1.0}, {"accumulate": 2}], ids=["plain", "clipping", "windows"])
+def test_without_a_guard_no_step_reads_from_the_device(points, options):
+    assert count_syncs(points, callbacks=[NonFiniteGuard("off")], **options) == 0
+
+
+@pytest.mark.usefixtures("rare_log_points")
+def test_the_guard_reads_the_loss_once_where_reading_is_free(points):
+    assert count_syncs(points) == 1
+
+
+@pytest.mark.usefixtures("rare_log_points")
+@pytest.mark.parametrize("action", ["raise", "skip", "stop"])
+def test_with_a_fused_optimizer_the_guard_never_waits_for_a_device(points, action):
+    options = {"callbacks": [NonFiniteGuard(action)], "runtime": FarRuntime("cpu"), "clip_norm": 1.0}
+    assert count_syncs(points, **options) == 0
+
+
+def adam(net: nn.Module) -> torch.optim.Adam:
+    return torch.optim.Adam(net.parameters(), 0.01, fused=True)
+
+
+@pytest.mark.usefixtures("rare_log_points")
+def test_a_nan_on_the_device_never_reaches_the_weights_and_is_raised_at_the_next_log_point(points):
+    net, clean = build_linear(), build_linear()
+    trainer = Trainer(net, adam(net), cross_entropy, runtime=FarRuntime("cpu"), progress="silent")
+    with pytest.raises(NonFiniteLossError, match="since the last log point"):
+        trainer.train(poisoned(points, 3))
+    assert trainer.progress.update == 10  # all of them, since the log point is the epoch's end
+    Trainer(clean, adam(clean), cross_entropy, progress="silent").train(poisoned(points, 3)[:3])
+    assert_same_model(net, clean)
+
+
+@pytest.mark.usefixtures("rare_log_points")
+def test_skipping_on_the_device_leaves_out_the_bad_update_only(points):
+    net, clean = build_linear(), build_linear()
+    optimizer, other = adam(net), adam(clean)
+    data = poisoned(points, 4)
+    options = {"callbacks": [NonFiniteGuard("skip")], "runtime": FarRuntime("cpu")}
+    Trainer(net, optimizer, cross_entropy, progress="silent", **options).train(data)
+    Trainer(clean, other, cross_entropy, progress="silent").train(data[:4] + data[5:])
+    assert_same_model(net, clean)
+
+
+@pytest.mark.usefixtures("rare_log_points")
+def test_a_run_that_stopped_for_a_nan_on_the_device_can_be_trained_on(points):
+    net = build_linear()
+    options = {"callbacks": [NonFiniteGuard("stop")], "runtime": FarRuntime("cpu")}
+    trainer = Trainer(net, adam(net), cross_entropy, progress="silent", **options)
+    trainer.train(poisoned(points, 3))
+    assert "log point" in trainer.stop_reason
+    before = net.weight.clone()
+    trainer.train(poisoned(points, 0)[1:])
+    assert not torch.equal(net.weight, before)
+
+
+def test_an_optimizer_that_is_not_fused_is_asked_before_each_step(points):
+    net, clean = build_linear(), build_linear()
+    trainer = Trainer(net, sgd(net), cross_entropy, runtime=FarRuntime("cpu"), progress="silent")
+    with pytest.raises(NonFiniteLossError, match="update 4"):
+        trainer.train(poisoned(points, 3))
+    Trainer(clean, sgd(clean), cross_entropy, progress="silent").train(poisoned(points, 3)[:3])
+    assert_same_model(net, clean)
+
+
+# Optimizers that want to evaluate the loss themselves
+
+
+def test_lbfgs_is_refused_by_the_default_step():
+    net = build_linear()
+    with pytest.raises(ConfigurationError, match=r"LBFGS.*override `train_step`"):
+        Trainer(net, torch.optim.LBFGS(net.parameters()), cross_entropy, progress="silent").train([])
+
+
+def test_lbfgs_trains_with_a_step_of_ones_own(points):
+    class Closure(Trainer):
+        def train_step(self, batch):
+            def closure():
+                self.optimizer.zero_grad()
+                loss = cross_entropy(self.model(batch[0]), batch[1])
+                loss.backward()
+                return loss
+
+            return self.optimizer.step(closure)
+
+        def configure_optimizers(self):
+            self.optimizer = torch.optim.LBFGS(self.model.parameters(), lr=0.5)
+
+    ours, theirs = build_linear(), build_linear()
+    history = Closure(ours, progress="silent").train([tuple(points.tensors)] * 3)
+    assert history.steps["loss"].values[-1] < history.steps["loss"].values[0]
+
+
+def test_a_step_result_can_say_how_many_samples_it_stands_for(points):
+    class Weighted(Trainer):
+        def train_step(self, batch):
+            super().train_step(batch)
+            return StepResult(loss=float(len(batch[0])), size=1)
+
+    net = build_linear()
+    history = Weighted(net, sgd(net), cross_entropy, progress="silent").train(points, batch_size=8)
+    assert history["loss"] == [(8 * 4 + 5) / 5]
