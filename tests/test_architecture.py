@@ -1,0 +1,15 @@
+"""The architecture document shows the code that is there."""
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+from loopwright import loop
+
+DOCUMENT = Path(__file__).parent.parent / "docs" / "architecture.md"
+
+
+@pytest.mark.parametrize("function", [loop.train, loop.train_epoch, loop.train_steps, loop.take_windows])
+def test_the_loop_in_the_document_is_the_loop(function: object) -> None:
+    assert inspect.getsource(function) in DOCUMENT.read_text()
