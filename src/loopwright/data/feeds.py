@@ -1,5 +1,6 @@
 """Who makes the batches: this process, or the workers of a DataLoader that we hand the requests to."""
 
+import signal
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
@@ -128,11 +129,16 @@ class _Requests:
 
 @dataclass(frozen=True, slots=True)
 class _WorkerStart:
-    """Shows the user's own data set in `get_worker_info()`, then calls the user's function."""
+    """Shows the user's own data set in `get_worker_info()`, then calls the user's function.
+
+    A Ctrl-C on the terminal reaches workers too; whether to stop is up to the process that trains.
+    """
 
     function: Callable[[int], Any] | None
 
     def __call__(self, worker_id: int) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         info: Any = get_worker_info()
         object.__setattr__(info, "dataset", info.dataset.dataset)  # the info is frozen
         if self.function is not None:

@@ -1,4 +1,4 @@
-"""Samples to batches: every sample is fetched with the generators seeded from (seed, epoch, index).
+"""Samples to batches: every sample is fetched with the generators it draws from seeded by (seed, epoch, index).
 
 The same object fetches in this process and, pickled or forked, in workers, so that where a batch is made does
 not change it. A data set that defines `__getitems__` is asked for whole batches, which are seeded from their
@@ -18,12 +18,11 @@ from torch.utils.data import (
     TensorDataset,
     default_collate,
     default_convert,
-    get_worker_info,
 )
 
+from .draws import Draws
 from .interface import Batch, batch_size_of
 from .order import COLLATE, SAMPLE, derive_seed
-from .seeding import preserved_rng, seed_sample
 
 Collate = Callable[[Any], Any]
 
@@ -44,34 +43,34 @@ class Fetcher:
         self._collate = collate
         self._single = single
         self._by_batch = not single and fetches_batches(dataset)
-        self._seeds_samples = not draws_nothing(dataset)
-        self._seeds_collate = collate is not default_collate and collate is not default_convert
+        self._is_random = not draws_nothing(dataset)
+        self._is_random_collate = collate is not default_collate and collate is not default_convert
+        self._draws = Draws()
 
     def __getitem__(self, request: Request) -> Batch:
-        if get_worker_info() is not None or not (self._seeds_samples or self._seeds_collate):
-            return self._make(request)
-        with preserved_rng():  # what training draws does not depend on what the data set drew
-            return self._make(request)
+        if self._is_random or self._is_random_collate:
+            return self._draws.make(lambda: self._build(request))
+        return self._build(request)
 
-    def _make(self, request: Request) -> Batch:
+    def _build(self, request: Request) -> Batch:
         samples = self._fetch(request)
-        if self._seeds_collate:
-            seed_sample(self._seed_of(request.epoch, COLLATE, request.indices[0]))
+        if self._is_random_collate and self._draws:
+            self._draws.seed(self._seed_of(request.epoch, COLLATE, request.indices[0]))
         value = self._collate(samples)
         return Batch(value, self._size_of(value, request))
 
     def _fetch(self, request: Request) -> Any:
-        if not self._seeds_samples:
-            samples = [self.dataset[index] for index in request.indices]
-        elif self._by_batch:
-            seed_sample(self._seed_of(request.epoch, SAMPLE, request.indices[0]))
+        if self._by_batch:
+            self._draws.seed(self._seed_of(request.epoch, SAMPLE, request.indices[0]))
             return self.dataset.__getitems__(request.indices)
-        else:
+        if self._is_random and self._draws:
             samples = [self._sample(request.epoch, index) for index in request.indices]
+        else:
+            samples = [self.dataset[index] for index in request.indices]
         return samples[0] if self._single else samples
 
     def _sample(self, epoch: int, index: Any) -> Any:
-        seed_sample(self._seed_of(epoch, SAMPLE, index))
+        self._draws.seed(self._seed_of(epoch, SAMPLE, index))
         return self.dataset[index]
 
     def _seed_of(self, epoch: int, purpose: int, index: Any) -> int:

@@ -20,27 +20,27 @@ def seed_sample(seed: int) -> None:
     """
     _default.manual_seed(seed)
     random.seed(seed)
-    _numpy_random().seed(seed & _NUMPY_MASK)
+    numpy_random().seed(seed & _NUMPY_MASK)
 
 
 def seed_everything(seed: int) -> None:
     """Seed every generator of this process, devices included."""
     torch.manual_seed(seed)
     random.seed(seed)
-    _numpy_random().seed(seed & _NUMPY_MASK)
+    numpy_random().seed(seed & _NUMPY_MASK)
 
 
 @contextmanager
 def preserved_rng() -> Iterator[None]:
     """Leave torch's CPU generator, numpy's and python's as they were found."""
-    numpy_random = _numpy_random()
-    torch_state, python_state, numpy_state = _default.get_state(), random.getstate(), numpy_random.get_state()
+    torch_state, python_state = _default.get_state(), random.getstate()
+    numpy_state = numpy_random().get_state()
     try:
         yield
     finally:
         _default.set_state(torch_state)
         random.setstate(python_state)
-        numpy_random.set_state(numpy_state)
+        numpy_random().set_state(numpy_state)
 
 
 def rng_state() -> dict[str, Any]:
@@ -71,15 +71,15 @@ def set_rng_state(state: dict[str, Any]) -> None:
 
 
 @cache
-def _numpy_random() -> ModuleType:
-    # torch imports numpy but not this part of it, which takes 20 ms
+def numpy_random() -> ModuleType:
+    """`numpy.random`, imported on first use: torch imports numpy, but not this part of it, which takes 20 ms."""
     import numpy.random
 
     return numpy.random
 
 
 def _numpy_state() -> dict[str, Any]:
-    kind, keys, position, has_gauss, gauss = _numpy_random().get_state()
+    kind, keys, position, has_gauss, gauss = numpy_random().get_state()
     return {
         "kind": str(kind),
         "keys": torch.from_numpy(keys.astype("int64")),
@@ -92,7 +92,7 @@ def _numpy_state() -> dict[str, Any]:
 def _set_numpy_state(state: dict[str, Any]) -> None:
     keys = state["keys"].numpy().astype("uint32")
     position, has_gauss, gauss = state["position"], state["has_gauss"], state["gauss"]
-    _numpy_random().set_state((state["kind"], keys, position, has_gauss, gauss))
+    numpy_random().set_state((state["kind"], keys, position, has_gauss, gauss))
 
 
 def _python_state() -> dict[str, Any]:
