@@ -120,7 +120,9 @@ def assert_same_optimizer(optimizer: Optimizer, other: Optimizer) -> None:
         for name, value in entries.items():
             assert _equal(value, others["state"][index][name]), f"{name} of parameter {index} differs"
     for group, other_group in zip(own["param_groups"], others["param_groups"], strict=True):
-        assert {k: v for k, v in group.items() if k != "fused"} == {k: v for k, v in other_group.items() if k != "fused"}
+        assert {k: v for k, v in group.items() if k != "fused"} == {
+            k: v for k, v in other_group.items() if k != "fused"
+        }
 
 
 def _equal(value: Any, other: Any) -> bool:

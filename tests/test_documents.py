@@ -15,7 +15,9 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 def blocks() -> list[object]:
     found = []
     for document in DOCUMENTS:
-        for number, block in enumerate(re.findall(r"^```python\n(.*?)^```", document.read_text(), re.M | re.S), start=1):
+        for number, block in enumerate(
+            re.findall(r"^```python\n(.*?)^```", document.read_text(), re.M | re.S), start=1
+        ):
             found.append(pytest.param(block, id=f"{document.name}-{number}"))
     return found
 
@@ -23,7 +25,12 @@ def blocks() -> list[object]:
 def run_script(path: Path, folder: Path, *arguments: str) -> str:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error::DeprecationWarning:__main__"}
     result = subprocess.run(
-        [sys.executable, str(path), *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+        [sys.executable, str(path), *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert result.returncode == 0, result.stderr
     return result.stdout

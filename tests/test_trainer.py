@@ -86,9 +86,7 @@ def test_bf16_training_is_the_hand_written_autocast_loop(points):
     optimizer, other = (torch.optim.Adam(net.parameters(), 0.01) for net in (ours, theirs))
     trainer = trainer_for(ours, optimizer, precision="bf16", clip_norm=1.0, accumulate=2)
     trainer.train(points, num_epochs=2, batch_size=8)
-    train_by_hand(
-        theirs, other, points, epochs=2, autocast=torch.bfloat16, clip_norm=1.0, accumulate=2
-    )
+    train_by_hand(theirs, other, points, epochs=2, autocast=torch.bfloat16, clip_norm=1.0, accumulate=2)
     assert_same_model(ours, theirs)
     assert_same_optimizer(optimizer, other)
 
@@ -138,9 +136,7 @@ def double_points(points: TensorDataset) -> TensorDataset:
 def test_a_window_of_ragged_batches_is_the_big_batch(points, batch_size, accumulate):
     data = double_points(points)
     ours, theirs = build_linear().double(), build_linear().double()
-    trainer_for(ours, torch.optim.SGD(ours.parameters(), 0.5), accumulate=accumulate).train(
-        data, batch_size=batch_size
-    )
+    trainer_for(ours, torch.optim.SGD(ours.parameters(), 0.5), accumulate=accumulate).train(data, batch_size=batch_size)
     loss = cross_entropy(theirs(data.tensors[0]), data.tensors[1])
     loss.backward()
     torch.optim.SGD(theirs.parameters(), 0.5).step()
@@ -170,7 +166,9 @@ def test_sums_over_ragged_tokens_in_any_number_of_batches_are_the_big_batch(poin
     tokens = torch.arange(37) % 4
     data = TensorDataset(*data.tensors, tokens)
     ours, theirs = build_linear().double(), build_linear().double()
-    trainer = ragged(points, returned)(ours, torch.optim.SGD(ours.parameters(), 0.5), accumulate=accumulate, progress="silent")
+    trainer = ragged(points, returned)(
+        ours, torch.optim.SGD(ours.parameters(), 0.5), accumulate=accumulate, progress="silent"
+    )
     history = trainer.train(data, batch_size=batch_size)
     losses = cross_entropy(theirs(data.tensors[0]), data.tensors[1], reduction="none")
     loss = (losses * tokens).sum() / tokens.sum()
@@ -252,11 +250,6 @@ class Autoencoder(nn.Module):
 
     def forward(self, x):
         return nn.functional.mse_loss(self.layer(x), x)
-
-
-def moved(module: nn.Module) -> bool:
-    torch.manual_seed(1)
-    return not torch.equal(next(module.parameters()), next(type(module)().parameters()))
 
 
 x, y = torch.randn(8, 6, generator=torch.Generator().manual_seed(3)), torch.arange(8) % 3

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import CyclicLR, OneCycleLR, ReduceLROnPlateau
 
 from .errors import ConfigurationError
 
@@ -96,7 +96,7 @@ def build_schedule(given: Any, optimizer: Optimizer | None) -> Schedule:
     scheduler = given.scheduler if isinstance(given, Schedule) else given
     if every not in (None, "update", "epoch"):
         raise ConfigurationError(f"Schedule(every={every!r}): use 'update' or 'epoch'.")
-    if not isinstance(scheduler, LRScheduler) and not hasattr(scheduler, "step"):
+    if isinstance(scheduler, type) or not hasattr(scheduler, "step"):
         if not callable(scheduler):
             raise ConfigurationError(
                 f"scheduler is a {type(scheduler).__name__}: pass a scheduler, or a function of the optimizer that "

@@ -25,14 +25,30 @@ def found_on(owner: object, kind: type[T] | tuple[type[T], ...], known: Mapping[
     return result
 
 
-def check_parameters(modules: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]) -> None:
-    """Refuse to train when no optimizer could change anything the models compute."""
-    owned = {id(p) for module in modules.values() for p in module.parameters()}
+def is_trained(module: nn.Module) -> bool:
+    return any(param.requires_grad for param in module.parameters())
+
+
+def swap_parameters(optimizer: Optimizer, replaced: Mapping[int, nn.Parameter]) -> None:
+    """Let an optimizer that was made before a model was sharded hold the parameters it has now."""
+    if not replaced:
+        return
+    for group in optimizer.param_groups:
+        group["params"] = [replaced.get(id(param), param) for param in group["params"]]
+
+
+def check_trainable(modules: Mapping[str, nn.Module]) -> None:
+    """Refuse to train models that have nothing to be trained."""
     if not any(p.requires_grad for module in modules.values() for p in module.parameters()):
         raise ConfigurationError(
             f"Nothing to train: none of the models ({', '.join(modules) or 'there is none'}) has a parameter with "
             "requires_grad=True. Unfreeze some, or use `evaluate`."
         )
+
+
+def check_owners(modules: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]) -> None:
+    """Refuse an optimizer that would change what none of the models computes with."""
+    owned = {id(p) for module in modules.values() for p in module.parameters()}
     for name, optimizer in optimizers.items():
         params = [p for group in optimizer.param_groups for p in group["params"]]
         strangers = sum(id(p) not in owned for p in params)
@@ -61,9 +77,11 @@ def evaluating(modules: Iterable[nn.Module], optimizers: Iterable[Optimizer]) ->
 
 
 def start_training_mode(modules: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> None:
-    """Train mode for models that are to be trained. One already in train mode keeps its frozen parts as they are."""
+    """Train mode for models that an optimizer trains. One already in train mode keeps its frozen parts as they are."""
+    optimizers = list(optimizers)
+    trained = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
     for module in modules:
-        if not module.training and any(p.requires_grad for p in module.parameters()):
+        if not module.training and any(id(p) in trained for p in module.parameters()):
             module.train()
     _set_optimizers(optimizers, "train")
 

@@ -20,23 +20,24 @@ MAX_POINTS = 1 << 17
 class Series:
     """The values of one step metric. Past `MAX_POINTS`, every second point is dropped, so memory stays flat."""
 
-    __slots__ = ("steps", "stride", "values")
+    __slots__ = ("num_seen", "steps", "stride", "values")
 
     def __init__(self) -> None:
         self.steps = array("q")
         self.values = array("d")
         self.stride = 1
+        self.num_seen = 0
 
     def append(self, step: int, value: float) -> None:
-        if step % self.stride:
+        is_kept = self.num_seen % self.stride == 0
+        self.num_seen += 1
+        if not is_kept:
             return
         self.steps.append(step)
         self.values.append(value)
         if len(self.steps) >= MAX_POINTS:
             self.stride *= 2
-            kept = [i for i, at in enumerate(self.steps) if at % self.stride == 0]
-            self.steps = array("q", [self.steps[i] for i in kept])
-            self.values = array("d", [self.values[i] for i in kept])
+            self.steps, self.values = self.steps[::2], self.values[::2]
 
     def __len__(self) -> int:
         return len(self.values)
@@ -47,12 +48,13 @@ class Series:
     def state_dict(self) -> dict[str, Any]:
         return {
             "stride": self.stride,
+            "num_seen": self.num_seen,
             "steps": torch.tensor(self.steps, dtype=torch.int64),
             "values": torch.tensor(self.values, dtype=torch.float64),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.stride = state["stride"]
+        self.stride, self.num_seen = state["stride"], state["num_seen"]
         self.steps = array("q", state["steps"].tolist())
         self.values = array("d", state["values"].tolist())
 

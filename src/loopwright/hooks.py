@@ -23,6 +23,8 @@ class Callback:
     The trainer has hooks of the same names, without the `trainer` argument, which run before the callbacks'.
     """
 
+    evaluates_again = False  # whether it evaluates in `on_eval_end` and adds all that measures under its own names
+
     def on_train_start(self, trainer: Trainer) -> None:
         """A `train` call begins; everything is built and, when resuming, restored."""
 
@@ -64,6 +66,9 @@ class Callback:
 
     def on_eval_end(self, trainer: Trainer, data: Stream) -> None:
         """The batches are through; what is given to `trainer.log` here still belongs to this evaluation."""
+
+    def on_rewind(self, trainer: Trainer) -> None:
+        """Training went back to an earlier update of this epoch; states are loaded, what was written since is void."""
 
     def on_exception(self, trainer: Trainer, error: BaseException) -> None:
         """An exception is leaving `train`; it is raised again afterwards."""
@@ -119,7 +124,19 @@ class TrainerHooks:
 
     def on_eval_end(self, data: Stream) -> None: ...
 
+    def on_rewind(self) -> None: ...
+
     def on_exception(self, error: BaseException) -> None: ...
+
+
+class Rewinding(BaseException):
+    """Raised by a callback at the end of a step or update: the loop calls `undo` and goes on from where that leads.
+
+    No `Exception`, so that nobody's error handling stops it on the way.
+    """
+
+    def __init__(self, undo: Callable[[], None]) -> None:
+        self.undo = undo
 
 
 def hook_names(vocabulary: type) -> tuple[str, ...]:
@@ -132,7 +149,7 @@ class FunctionCallback(Callback):
     def __init__(self, function: Callable[..., None]) -> None:
         self.function = function
         self.name = getattr(function, "__name__", type(function).__name__)
-        _check_arguments(function, ("trainer", "metrics"), f"Callback function {self.name}")
+        check_arguments(function, ("trainer", "metrics"), f"Callback function {self.name}")
 
     def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         self.function(trainer, metrics)
@@ -154,14 +171,19 @@ def as_callback(given: Any) -> Callback:
 
 def check_hooks(callback: object, vocabulary: type, *, allow_other: bool = False) -> None:
     """Refuse misspelt hooks and hooks whose arguments do not fit, at registration rather than hours later."""
-    known = hook_names(vocabulary)
-    owner = type(callback).__name__
-    for name in dir(type(callback)):
-        if not name.startswith("on_") or not callable(getattr(callback, name)):
+    check_hook_names(callback, vocabulary, allow_other=allow_other)
+    for name in hook_names(vocabulary):
+        if getattr(type(callback), name) is getattr(vocabulary, name):
             continue
-        if name in known:
-            expected = [p for p in inspect.signature(getattr(vocabulary, name)).parameters if p != "self"]
-            _check_arguments(getattr(callback, name), expected, f"{owner}.{name}")
+        expected = [p for p in inspect.signature(getattr(vocabulary, name)).parameters if p != "self"]
+        check_arguments(getattr(callback, name), expected, f"{type(callback).__name__}.{name}")
+
+
+def check_hook_names(callback: object, vocabulary: type, *, allow_other: bool = False) -> None:
+    """Refuse `on_*` methods that are no events; with `allow_other`, those that look like a misspelt one."""
+    known, owner = hook_names(vocabulary), type(callback).__name__
+    for name in dir(type(callback)):
+        if not name.startswith("on_") or name in known or not callable(getattr(callback, name)):
             continue
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.8 if allow_other else 0.5)
         if near or not allow_other:
@@ -169,7 +191,7 @@ def check_hooks(callback: object, vocabulary: type, *, allow_other: bool = False
             raise ConfigurationError(f"{owner}.{name} is not an event and would never be called{hint}")
 
 
-def _check_arguments(function: Callable[..., Any], expected: Iterable[str], label: str) -> None:
+def check_arguments(function: Callable[..., Any], expected: Iterable[str], label: str) -> None:
     expected = list(expected)
     try:
         inspect.signature(function).bind(*expected)
@@ -187,11 +209,11 @@ class Dispatch:
         for name in hook_names(vocabulary):
             found: list[Hook] = []
             if base is not None and getattr(type(owner), name) is not getattr(base, name):
-                found.append(_named(getattr(owner, name), f"{type(owner).__name__}.{name}", None))
+                found.append(named_hook(getattr(owner, name), f"{type(owner).__name__}.{name}", None))
             for callback in callbacks:
                 if getattr(type(callback), name, None) is not getattr(vocabulary, name):
                     label = getattr(callback, "name", type(callback).__name__)
-                    found.append(_named(getattr(callback, name), f"{label}.{name}", owner))
+                    found.append(named_hook(getattr(callback, name), f"{label}.{name}", owner))
             self.hooks[name] = found
 
     def emit(self, event: str, *args: Any) -> None:
@@ -199,7 +221,7 @@ class Dispatch:
             hook(*args)
 
 
-def _named(function: Hook, label: str, owner: object | None) -> Hook:
+def named_hook(function: Hook, label: str, owner: object | None) -> Hook:
     """The function with its owner bound, so that an exception in it says which callback and event it came from."""
     first = () if owner is None else (owner,)
 

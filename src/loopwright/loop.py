@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +12,14 @@ import torch
 
 from .data.seeding import preserved_rng
 from .errors import DataError
+from .hooks import Rewinding
 from .meter import Meter
+from .micro import redo_window, step_function
 from .step import StepResult
 
 if TYPE_CHECKING:
     from .data.stream import Batch, Stream
-    from .progress import Limits
+    from .progress import Limits, Progress
     from .trainer import Trainer
 
 FLUSH_STEPS = 512
@@ -24,7 +27,12 @@ FLUSH_SECONDS = 0.25
 
 
 def train(trainer: Trainer, stream: Stream, until: Limits) -> None:
-    """Epochs until a limit is reached or someone asks to stop."""
+    """Epochs until a limit is reached or someone asks to stop.
+
+    A run that was killed after its last update, before that was evaluated, has only the end of its epoch to do.
+    """
+    if trainer.progress.is_unrecorded and trainer.is_done(until):
+        trainer.run_epoch(stream, until)
     while not trainer.is_done(until):
         trainer.run_epoch(stream, until)
 
@@ -38,9 +46,10 @@ def train_epoch(trainer: Trainer, stream: Stream, until: Limits) -> None:
     trainer.optimization.refresh(trainer.modules.values())
     if not progress.in_epoch:
         stream.begin(progress.epoch)
+        trainer.meter.reset_computed()
         trainer.meter = Meter(ignores_nonfinite=trainer.skips_nonfinite)
         trainer.emit("on_epoch_start")
-    deque(train_steps(trainer, stream, until), maxlen=0)
+    take_steps(trainer, stream, until)
     trainer.flush()
     if progress.is_exhausted and not trainer.is_interrupted:
         trainer.emit("on_train_epoch_end")
@@ -49,46 +58,73 @@ def train_epoch(trainer: Trainer, stream: Stream, until: Limits) -> None:
         measured = evaluate(trainer, trainer.eval_stream)
     if trainer.is_interrupted:
         return
-    row = trainer.meter.compute() | {f"eval_{name}": value for name, value in measured.items()}
+    row = trainer.meter.compute(trainer.runtime.sum_table, is_final=progress.is_exhausted)
+    row |= {f"eval_{name}": value for name, value in measured.items()}
     trainer.history.set_epoch(progress.epoch, row)
+    progress.recorded_step = progress.step
     if progress.is_exhausted:
         progress.next_epoch()
         trainer.schedule_epoch(row)
         trainer.emit("on_epoch_end", row)
+        trainer.agree_on_stop()
+
+
+def take_steps(trainer: Trainer, stream: Stream, until: Limits) -> None:
+    """The steps of an epoch to its end or a limit; where a callback asks to go back, again from there."""
+    while True:
+        try:
+            deque(train_steps(trainer, stream, until), maxlen=0)
+            return
+        except Rewinding as rewinding:
+            undo = rewinding.undo
+        undo()
 
 
 def train_steps(trainer: Trainer, stream: Stream, until: Limits) -> Iterator[StepResult]:
     """One result per batch; an update after every window of `accumulate` batches."""
     progress, meter, window = trainer.progress, trainer.meter, trainer.window
     step_starts, step_ends = trainer.hooks["on_train_step_start"], trainer.hooks["on_train_step_end"]
-    update_ends, autocast = trainer.hooks["on_update_end"], trainer.runtime.autocast
-    started, seconds, flushed = monotonic(), progress.seconds, 0.0
+    update_ends, autocast, train_step = trainer.hooks["on_update_end"], trainer.runtime.autocast, step_function(trainer)
+    started, seconds, flushed = monotonic(), progress.seconds, progress.seconds
+    num_shares, is_shared = trainer.runtime.num_shares, trainer.runtime.world > 1
+    if trainer.is_done(until):
+        progress.is_exhausted = _has_given_all(progress, stream)
+        return
     for batches in take_windows(trainer, stream, until):
-        total = sum(size for _, size in batches) if len(batches) > 1 else 0
-        for position, (batch, size) in enumerate(batches, start=1):
-            window.divisor = total / size if total else 1.0
+        divisors = shares(batches, num_shares)
+        window.is_spent = False
+        for position, (batch, size, total) in enumerate(batches, start=1):
+            window.divisor = divisors[position - 1]
             window.is_last = position == len(batches)
             window.size = size
+            if is_shared:
+                trainer.runtime.start_step(window.is_last)
             batch = trainer.prepare_batch(batch)
             for hook in step_starts:
                 hook(batch)
-            with autocast:
-                result = StepResult.of(trainer.train_step(batch), size)
-            progress.next_step(size)
+            try:
+                with autocast:
+                    result = StepResult.of(train_step(batch), size)
+            except torch.OutOfMemoryError as error:
+                result = redo_window(trainer, batches, position, error)
+                train_step = step_function(trainer)
+            progress.next_step(size if total is None else total)
             meter.add(result)
             for hook in step_ends:
                 hook(batch, result)
             yield result
             del result
         progress.next_update()
-        now = monotonic() - started
-        progress.seconds = seconds + now
+        progress.seconds = seconds + monotonic() - started
+        if is_shared:
+            trainer.agree()
         for hook in update_ends:
             hook()
-        if now - flushed > FLUSH_SECONDS or meter.num_pending >= FLUSH_STEPS:
-            flushed = now
+        if progress.seconds - flushed > FLUSH_SECONDS or meter.num_pending >= FLUSH_STEPS:
+            flushed = progress.seconds
             trainer.flush()
-        if trainer.is_done(until) and (trainer.is_interrupted or progress.epoch_step != stream.num_batches):
+        if trainer.is_done(until):
+            progress.is_exhausted = not trainer.is_interrupted and _has_given_all(progress, stream)
             return
 
 
@@ -107,6 +143,24 @@ def take_windows(trainer: Trainer, stream: Stream, until: Limits) -> Iterator[li
         yield batches
     _check_length(trainer, stream)
     progress.is_exhausted = True
+
+
+def shares(batches: list[Batch], num_shares: int) -> list[float]:
+    """What each step's mean loss is divided by, so that the window's gradient is the mean over all its samples.
+
+    Processes average their gradients, so each one's part counts `num_shares` times as much; a stand-in counts nothing.
+    """
+    if len(batches) == 1 and batches[0].total is None:
+        return [1.0]
+    total = sum(batch.size if batch.total is None else batch.total for batch in batches)
+    return [total / (batch.size * num_shares) if batch.size else inf for batch in batches]
+
+
+def _has_given_all(progress: Progress, stream: Stream) -> bool:
+    """Whether an epoch of known length is complete: by samples, since a limit may have cut a batch in two."""
+    if stream.num_samples is not None:
+        return progress.epoch_sample >= stream.num_samples
+    return progress.epoch_step == stream.num_batches
 
 
 def _check_length(trainer: Trainer, stream: Stream) -> None:
@@ -135,20 +189,27 @@ def evaluate(trainer: Trainer, stream: Stream) -> dict[str, float]:
     with trainer.phase(meter), trainer.eval_mode(), torch.no_grad(), preserved_rng():
         trainer.emit("on_eval_start", stream)
         stream.begin(0)
-        for batch, size in stream:
+        steps = 0
+        for steps, (batch, size, _) in enumerate(stream, start=1):  # noqa: B007  (looked at after the loop)
             if trainer.is_interrupted:
                 return {}
+            if size == 0 and not trainer.runtime.forwards_together:
+                continue  # nothing of this batch is for this process
             trainer.window.size = size
             batch = trainer.prepare_batch(batch)
             with autocast:
                 result = StepResult.of(trainer.eval_step(batch), size)
+            if size == 0:
+                continue
             meter.add(result)
             for hook in step_ends:
                 hook(batch, result)
             if meter.num_pending >= FLUSH_STEPS:
                 meter.flush()
+        if steps == 0:
+            raise DataError("The evaluation data is empty: pass a data set or loader with at least one batch.")
         trainer.emit("on_eval_end", stream)
-        return meter.compute()
+        return meter.compute(trainer.runtime.sum_table)
 
 
 def predict(trainer: Trainer, stream: Stream) -> list[Any]:
@@ -156,7 +217,7 @@ def predict(trainer: Trainer, stream: Stream) -> list[Any]:
     outputs = []
     with trainer.eval_mode(), torch.no_grad(), preserved_rng():
         stream.begin(0)
-        for batch, _ in stream:
+        for batch, _, _ in stream:
             inputs, _ = trainer.split_batch(trainer.prepare_batch(batch))
             with trainer.runtime.autocast:
                 outputs.append(trainer.forward(inputs))

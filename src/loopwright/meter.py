@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import isfinite
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping
+from math import isfinite, nan
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from .errors import ConfigurationError
 from .step import StepResult
+
+
+AddUp = Callable[[Mapping[str, tuple[float, float]]], Mapping[str, tuple[float, float]]]
 
 
 @runtime_checkable
@@ -25,11 +28,13 @@ class ComputedMetric(Protocol):
 class Meter:
     """Collects the results of a phase without touching the device's queue until `flush`.
 
-    `ignores_nonfinite` leaves NaN and infinite values out of the averages, for runs that skip such steps. Values are folded in the order they came, in float64 on the host, so when `flush` happens changes nothing.
+    `ignores_nonfinite` leaves NaN and infinite values out of the averages, for runs that skip such steps. Values are
+    folded in the order they came, in float64 on the host, so when `flush` happens changes nothing.
     """
 
     def __init__(self, *, ignores_nonfinite: bool = False) -> None:
         self.ignores_nonfinite = ignores_nonfinite
+        self.weights: list[dict[str, float]] = []
         self.sums: dict[str, float] = {}
         self.counts: dict[str, float] = {}
         self._pending: list[tuple[Any, Any, Any, Mapping[str, Any] | None]] = []
@@ -44,6 +49,11 @@ class Meter:
 
     def add_to_last(self, values: Mapping[str, Any]) -> None:
         """Add metrics to the step that was added last."""
+        if not self._pending:
+            raise ConfigurationError(
+                f"log_step({', '.join(values)}): there is no step to add it to, since the last one was read already. "
+                "Call it in on_train_step_end or on_update_end, or use `log` for the whole epoch."
+            )
         loss, size, count, metrics = self._pending[-1]
         self._pending[-1] = (loss, size, count, {**(metrics or {}), **values})
 
@@ -68,6 +78,7 @@ class Meter:
         """Fold in what is pending, with one read from the device a name; give it back, a dict a step."""
         pending, self._pending = self._pending, []
         rows: list[dict[str, float]] = [{} for _ in pending]
+        self.weights = [{} for _ in pending]
         columns: dict[str, list[tuple[int, Any, Any, bool]]] = {}
         for at, (loss, size, count, metrics) in enumerate(pending):
             if loss is not None:
@@ -82,11 +93,6 @@ class Meter:
     def _spread(self, columns: dict[str, Any], at: int, metrics: Mapping[str, Any], size: int) -> None:
         for name, value in metrics.items():
             if isinstance(value, Tensor):
-                if value.numel() != 1:
-                    raise ConfigurationError(
-                        f"Metric {name!r} has shape {tuple(value.shape)}: return one number a step, "
-                        "such as its mean, or keep whole tensors in StepResult.outputs."
-                    )
                 columns.setdefault(name, []).append((at, value.detach(), size, False))
             elif not isinstance(value, (int, float)) and isinstance(value, ComputedMetric):
                 self._computed[name] = value
@@ -94,28 +100,39 @@ class Meter:
                 columns.setdefault(name, []).append((at, value, size, False))
 
     def _fold(self, name: str, cells: list[tuple[int, Any, Any, bool]], rows: list[dict[str, float]]) -> None:
-        values = _to_host([cell[1] for cell in cells])
-        weights = _to_host([cell[2] for cell in cells])
+        values = _to_host([cell[1] for cell in cells], name)
+        weights = _to_host([cell[2] for cell in cells], f"count of {name}")
         total, count = self.sums.get(name, 0.0), self.counts.get(name, 0.0)
         for (at, _, _, is_sum), value, weight in zip(cells, values, weights, strict=True):
             rows[at][name] = (value / weight if weight else 0.0) if is_sum else value
+            self.weights[at][name] = weight
             if self.ignores_nonfinite and not isfinite(value):
                 continue
             total += value if is_sum else value * weight
             count += weight
         self.sums[name], self.counts[name] = total, count
 
-    def compute(self) -> dict[str, float]:
-        """The phase's averages, and the values of metrics that keep their own state (which are reset)."""
+    def compute(self, add_up: AddUp = dict, *, is_final: bool = True) -> dict[str, float]:
+        """The phase's averages, and the values of metrics that keep their own state, which are reset at the end.
+
+        `add_up` adds the sums and counts of all processes, where there are several.
+        """
         self.flush()
-        result = {name: _ratio(self.sums[name], self.counts[name]) for name in self.sums}
+        table = add_up({name: (self.sums[name], self.counts[name]) for name in self.sums})
+        result = {name: _ratio(total, count) for name, (total, count) in table.items()}
         for name, metric in self._computed.items():
             value = metric.compute()
-            metric.reset()
+            if is_final:
+                metric.reset()
             result.update(
                 {k: float(v) for k, v in value.items()} if isinstance(value, Mapping) else {name: float(value)}
             )
         return result | self._logged
+
+    def reset_computed(self) -> None:
+        """Reset the metrics that keep their own state, where the phase they measured is given up."""
+        for metric in self._computed.values():
+            metric.reset()
 
     def state_dict(self) -> dict[str, Any]:
         """Sums and counts so far; what is pending belongs to whoever calls `flush`, so do that first."""
@@ -127,19 +144,41 @@ class Meter:
         self._logged = dict(state["logged"])
 
 
+def average_rows(
+    rows: list[dict[str, float]], weights: list[dict[str, float]], add_up: AddUp
+) -> list[dict[str, float]]:
+    """Step metrics of all processes as one: means weighted by what each of them measured."""
+    table = {
+        f"{at}/{name}": (value * weights[at][name] if weights[at][name] else 0.0, weights[at][name])
+        for at, row in enumerate(rows)
+        for name, value in row.items()
+    }
+    result: list[dict[str, float]] = [{} for _ in rows]
+    for key, (total, count) in add_up(table).items():
+        at, _, name = key.partition("/")
+        result[int(at)][name] = _ratio(total, count)
+    return result
+
+
 def _ratio(total: float, count: float) -> float:
-    return total / count if count else 0.0
+    return total / count if count else nan
 
 
-def _to_host(values: list[Any]) -> list[float]:
+def _to_host(values: list[Any], name: str) -> list[float]:
     """Numbers as floats; tensors are stacked first, so that the device is read once."""
-    at = [i for i, value in enumerate(values) if isinstance(value, Tensor)]
-    if not at:
-        return [float(value) for value in values]
-    if len(at) == len(values):
-        stacked: list[float] = torch.stack([value.reshape(()) for value in values]).tolist()
-        return stacked
-    read = torch.stack([values[i].reshape(()) for i in at]).tolist()
-    for i, value in zip(at, read, strict=True):
-        values[i] = value
-    return [float(value) for value in values]
+    try:
+        tensors = [value.reshape(()) for value in values if isinstance(value, Tensor)]
+        read = torch.stack(tensors).tolist() if tensors else []
+        if len(read) == len(values):
+            return cast(list[float], read)
+        rest = iter(read)
+        return [float(next(rest) if isinstance(value, Tensor) else value) for value in values]
+    except (RuntimeError, TypeError, ValueError) as error:
+        for value in values:
+            if not isinstance(value, (int, float)) and not (isinstance(value, Tensor) and value.numel() == 1):
+                shape = f"tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+                raise ConfigurationError(
+                    f"The {name} of a step is a {shape}: reduce it to one number, such as its mean, or keep what is "
+                    "more in StepResult.outputs."
+                ) from error
+        raise

@@ -23,17 +23,40 @@ class Guard(Protocol):
     def is_final(self) -> bool:
         """Whether no update may follow a refused one."""
 
+    @property
+    def is_immediate(self) -> bool:
+        """Whether it must hear of a value at once, even if that waits for the device."""
+
     def refuse(self, what: str) -> None:
         """Hear of a value that is not finite, before the optimizer step it would have gone into."""
 
 
+class Peers(Protocol):
+    """The other processes, as far as gradients are concerned."""
+
+    num_shares: int  # how many processes work on different samples
+
+    def sync_gradients(self, params: Iterable[nn.Parameter]) -> None:
+        """Average the gradients over all processes, where the model does not do that itself."""
+
+    def any_flag(self, flag: Tensor) -> Tensor:
+        """The largest of all processes' flags."""
+
+    def sum_count(self, count: Any) -> Any:
+        """The sum of all processes' counts."""
+
+
 @dataclass(slots=True)
 class Window:
-    """The current step within its accumulation window: how the loss is divided, whether it is the last, its samples."""
+    """The current step within its accumulation window: how the loss is divided, whether it is the last, its samples.
+
+    `is_spent` says that an optimizer has used the window's gradients.
+    """
 
     divisor: float = 1.0
     is_last: bool = True
     size: int = 0
+    is_spent: bool = False
 
 
 class Lane:
@@ -49,10 +72,12 @@ class Lane:
         clip_value: float | None = None,
         guard: Guard | None = None,
         reads_are_free: bool = True,
+        peers: Peers | None = None,
     ) -> None:
         self.name, self.optimizer, self.scaler = name, optimizer, scaler
         self.clip_norm, self.clip_value = clip_norm, clip_value
         self.guard = guard
+        self.peers = peers
         self.schedulers: list[Any] = []
         self.listeners: Sequence[Hook] = ()
         self.norm: Tensor | None = None
@@ -65,6 +90,7 @@ class Lane:
         self._seen: Tensor | None = None
         self._on_device = (
             guard is not None
+            and not guard.is_immediate
             and not reads_are_free
             and scaler is None
             and getattr(optimizer, "_step_supports_amp_scaling", False)
@@ -86,9 +112,9 @@ class Lane:
         """Add the gradients of this step's share of the window, to this optimizer's parameters only."""
         guard = self.guard
         if guard is not None:
-            if self._on_device:
+            if self._on_device or self.peers is not None:
                 self._note(loss)
-            elif not math.isfinite(loss.item()):
+            elif not math.isfinite(loss.item() if loss.dim() == 0 else _only_number(loss)):
                 guard.refuse(f"the loss of optimizer {self.name!r} is {loss.item()}")
                 self._is_spoilt = True
                 return
@@ -105,7 +131,9 @@ class Lane:
             torch.autograd.backward(loss, retain_graph=retain_graph, inputs=inputs)
 
     def _share_of_sum(self, loss: Tensor, count: Any, window: Window) -> Tensor:
-        if window.is_last and window.divisor == 1.0:
+        if window.size == 0:  # a stand-in for a process that got no sample
+            loss, count = loss * 0.0, count * 0
+        if window.is_last and window.divisor == 1.0 and self.peers is None:
             share: Tensor = loss / _at_least_one(count)
             return share
         self._count = count if self._count is None else self._count + count
@@ -113,7 +141,7 @@ class Lane:
 
     def finish(self) -> None:
         """The window is over: clip, step, schedule, and drop the gradients."""
-        if self._is_spoilt:
+        if self._is_spoilt or not self._is_agreed():
             self.reset()
             return
         self.complete()
@@ -125,14 +153,33 @@ class Lane:
         self.zero()
 
     def complete(self) -> None:
-        """Make the gradients what one big batch would have given: unscaled, and divided by the items counted."""
+        """Make the gradients what one big batch would have given.
+
+        They are averaged over all processes, unscaled, and divided by the items counted.
+        """
+        if self.peers is not None:
+            self.peers.sync_gradients(self.params)
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         if self._count is not None:
+            count = _at_least_one(self._count if self.peers is None else self.peers.sum_count(self._count))
             grads = [p.grad for p in self.params if p.grad is not None]
             if grads:
-                torch._foreach_div_(grads, _at_least_one(self._count))
+                torch._foreach_div_(grads, count if self.peers is None else count / self.peers.num_shares)
             self._count = None
+
+    def _is_agreed(self) -> bool:
+        """Whether no process saw a loss that is not finite; all of them act alike."""
+        if self.peers is None or self.guard is None or self._flag is None:
+            return True
+        self._flag = self.peers.any_flag(self._flag)
+        if self._on_device:
+            return True
+        flag, self._flag = self._flag, None
+        if not flag.item():
+            return True
+        self.guard.refuse(f"the loss of optimizer {self.name!r} is not finite on at least one process")
+        return False
 
     def clip(self) -> bool:
         """Clip as configured; False when the norm turned out not to be finite and the step must not be taken."""
@@ -140,7 +187,7 @@ class Lane:
             nn.utils.clip_grad_value_(self.params, self.clip_value)
         if self.clip_norm is None:
             return True
-        self.norm = nn.utils.clip_grad_norm_(self.params, self.clip_norm)
+        self.norm = whole(nn.utils.clip_grad_norm_(self.params, self.clip_norm))
         if self.guard is None or self.scaler is not None:
             return True
         if self._on_device:
@@ -242,8 +289,9 @@ class Optimization:
                 lane.backward(loss, window, count, retain_graph)
         if window.is_last:
             lane.finish()
+            window.is_spent = True
             if self._no_autocast is not None:
-                torch.clear_autocast_cache()  # type: ignore[no-untyped-call]  # it holds weights as they were before the step
+                torch.clear_autocast_cache()  # it holds weights as they were before the step
 
     def lane(self, optimizer: Optimizer | str) -> Lane:
         if isinstance(optimizer, str) and optimizer in self.lanes:
@@ -270,6 +318,26 @@ class Optimization:
         for lane in self.lanes.values():
             lane.reset()
 
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name, lane in self.lanes.items():
+            if name in state:
+                lane.load_state_dict(state[name])
+
+
+def whole(norm: Tensor) -> Tensor:
+    """A norm of sharded gradients as a plain tensor, the same on all processes."""
+    full: Any = getattr(norm, "full_tensor", None)
+    return norm if full is None else full()  # type: ignore[no-any-return]
+
 
 def _at_least_one(count: Any) -> Any:
     return count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1)
+
+
+def _only_number(loss: Tensor) -> float:
+    if loss.numel() != 1:
+        raise ConfigurationError(
+            f"The loss given to update has shape {tuple(loss.shape)}: reduce it to one number, such as its mean, or "
+            "give its sum with `count=`."
+        )
+    return loss.item()

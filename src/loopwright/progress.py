@@ -18,6 +18,7 @@ class Progress:
     epoch_step: int = 0
     epoch_sample: int = 0
     is_exhausted: bool = False
+    recorded_step: int = 0
     seconds: float = 0.0
     call: int = 0
     call_epoch: int = 0
@@ -45,6 +46,11 @@ class Progress:
     def in_epoch(self) -> bool:
         """Whether an epoch has begun and not ended."""
         return self.epoch_step > 0
+
+    @property
+    def is_unrecorded(self) -> bool:
+        """Whether steps were taken in this epoch that no row of the history tells of yet."""
+        return self.in_epoch and self.step > self.recorded_step
 
     def next_call(self) -> None:
         """Begin another `train` call: its limits count from here."""

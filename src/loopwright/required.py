@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .data.seeding import preserved_rng
-from .errors import ConfigurationError
+from .errors import ConfigurationError, DataError
 from .meter import Meter
 from .step import StepResult
 
 if TYPE_CHECKING:
+    from .data.stream import Stream
     from .trainer import Trainer
+
+EVAL_HOOKS = ("on_eval_start", "on_eval_step_end", "on_eval_end")
+TRAIN_HOOKS = ("on_epoch_start", "on_train_step_start", "on_train_step_end", "on_update_end", "on_train_epoch_end")
 
 
 def check_required_metrics(trainer: Trainer) -> None:
@@ -24,35 +29,72 @@ def check_required_metrics(trainer: Trainer) -> None:
     wanted |= {s.metric: "Schedule" for s in trainer.schedules.values() if s.watches and s.metric is not None}
     if not wanted:
         return
-    known = _measured(trainer)
+    measured = {"loss"} | _measured_in_evaluation(trainer)
+    known = _with_promised(measured, trainer)
+    if missing := _missing(wanted, known, trainer):
+        in_training = _measured_in_training(trainer)
+        known = _with_promised(measured | (in_training or set()), trainer)
+        missing = [name for name in _missing(wanted, known, trainer) if name.startswith("eval_") or in_training]
+    for name in missing:
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        if name.startswith("eval_") and trainer.eval_stream is None:
+            hint = " Pass `eval_data=` to have an evaluation."
+        raise ConfigurationError(
+            f"{wanted[name]} watches {name!r}, which this run will not measure; there will be: "
+            f"{', '.join(sorted(known))}.{hint}"
+        )
+
+
+def _with_promised(known: set[str], trainer: Trainer) -> set[str]:
+    """What is measured, and what callbacks add to it."""
     for callback in trainer.active_callbacks:
-        known |= callback.metric_names(known)
-    for name, watcher in wanted.items():
-        if name not in known and (name.startswith("eval_") or not _has_own_train_step(trainer)):
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            needs_data = name.startswith("eval_") and trainer.eval_stream is None
-            if needs_data:
-                hint = " Pass `eval_data=` to have an evaluation."
-            raise ConfigurationError(
-                f"{watcher} watches {name!r}, which this run will not measure; there will be: "
-                f"{', '.join(sorted(known))}.{hint}"
-            )
+        if not callback.evaluates_again:
+            known = known | callback.metric_names(known)
+    return known.union(*(c.metric_names(known) for c in trainer.active_callbacks if c.evaluates_again))
 
 
-def _has_own_train_step(trainer: Trainer) -> bool:
-    """Whether the names of the training metrics are only known once a step was taken."""
+def _missing(wanted: dict[str, str], known: set[str], trainer: Trainer) -> list[str]:
+    """What is watched and not known, where the trainer's own hooks cannot be what logs it."""
+    missing = [name for name in wanted if name not in known]
+    return [n for n in missing if not _overrides(trainer, *(EVAL_HOOKS if n.startswith("eval_") else TRAIN_HOOKS))]
+
+
+def _overrides(trainer: Trainer, *names: str) -> bool:
     from .trainer import Trainer
 
-    return type(trainer).train_step is not Trainer.train_step
+    return any(getattr(type(trainer), name) is not getattr(Trainer, name) for name in names)
 
 
-def _measured(trainer: Trainer) -> set[str]:
-    """Names of the metrics of an epoch: the loss, and what `eval_step` gives for one batch."""
-    known = {"loss"}
+def _measured_in_evaluation(trainer: Trainer) -> set[str]:
+    """Names of what `eval_step` gives for one batch."""
     stream = trainer.eval_stream
     if stream is None:
-        return known
+        return set()
+    stream.begin(0)
+    return {f"eval_{name}" for name in _names(trainer, stream, trainer.eval_step)}
+
+
+def _measured_in_training(trainer: Trainer) -> set[str] | None:
+    """Names of what the default `train_step` gives; None where only a step could tell, or the data cannot be reread."""
+    from .trainer import Trainer
+
+    stream = trainer.train_stream
+    if stream is None or _overrides(trainer, "train_step"):
+        return None
+    try:
+        stream.check_resumable()
+    except DataError:
+        return None
+    if not trainer.progress.in_epoch:
+        stream.begin(trainer.progress.epoch)
+    before = stream.state_dict()
+    names = _names(trainer, stream, lambda batch: Trainer.eval_step(trainer, batch))
+    stream.load_state_dict(before)
+    return names or None
+
+
+def _names(trainer: Trainer, stream: Stream, step: Callable[[Any], Any]) -> set[str]:
     meter = Meter()
     with (
         trainer.phase(meter),
@@ -61,9 +103,7 @@ def _measured(trainer: Trainer) -> set[str]:
         preserved_rng(),
         trainer.runtime.autocast,
     ):
-        stream.begin(0)
-        for batch, size in stream.take(1):
+        for batch, size, _ in stream.take(1):
             trainer.window.size = size
-            meter.add(StepResult.of(trainer.eval_step(trainer.prepare_batch(batch)), size))
-    names = meter.compute()
-    return known | {f"eval_{name}" for name in names} | (set(names) - {"loss"})
+            meter.add(StepResult.of(step(trainer.prepare_batch(batch)), size))
+    return set(meter.compute())

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from .data.seeding import set_rng_state
 from .errors import ConfigurationError
 
 if TYPE_CHECKING:
     from .data.stream import Stream
     from .trainer import Trainer
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What of a checkpoint has to wait for the `train` call that goes on from it, which has the data and the lanes."""
+
+    data: dict[str, Any] | None
+    rng: dict[str, Any]
+    lanes: dict[str, Any]
+
+    def enter(self, stream: Stream) -> None:
+        if self.data is not None:
+            stream.load_state_dict(self.data)
+        set_rng_state(self.rng)
 
 
 def restore_run(trainer: Trainer, stream: Stream, resume: bool | str | Path) -> None:
@@ -26,9 +42,9 @@ def restore_run(trainer: Trainer, stream: Stream, resume: bool | str | Path) -> 
         stream.check_resumable()
         _open_directory(trainer, is_fresh=resume is False)
     if is_path:
-        _load(trainer, stream, Path(str(resume)))
+        _load(trainer, Path(str(resume)))
     elif resume is not False and trainer.run is not None:
-        _load(trainer, stream, None)
+        _load(trainer, None)
 
 
 def _open_directory(trainer: Trainer, *, is_fresh: bool) -> None:
@@ -44,7 +60,7 @@ def _open_directory(trainer: Trainer, *, is_fresh: bool) -> None:
         trainer.run_dir = trainer.run.path
 
 
-def _load(trainer: Trainer, stream: Stream, path: Path | None) -> None:
+def _load(trainer: Trainer, path: Path | None) -> None:
     """Restore from a checkpoint directory, or from the newest of the run if None; drop what came after it."""
     from .checkpoint import CheckpointStore, read_checkpoint
     from .checkpoint.capture import restore
@@ -62,6 +78,6 @@ def _load(trainer: Trainer, stream: Stream, path: Path | None) -> None:
                 "`run_dir`, or False to start over."
             )
         checkpoint = read_checkpoint(path)
-    restore(trainer, checkpoint.tree, stream, str(checkpoint.path))
+    restore(trainer, checkpoint.tree, str(checkpoint.path))
     if store is not None:
         store.discard(after_update=trainer.progress.update)

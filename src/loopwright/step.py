@@ -38,7 +38,7 @@ class StepResult:
             rest = {name: value for name, value in returned.items() if name != "loss"}
             return StepResult(returned.get("loss"), size, rest, None, outputs)
         if isinstance(returned, tuple) and len(returned) == 2:
-            return StepResult(returned[0], size, {}, returned[1], outputs)
+            return StepResult(returned[0], size, {}, _checked_count(returned[1]), outputs)
         if returned is None or isinstance(returned, (int, float)):
             return StepResult(returned, size, {}, None, outputs)
         raise ConfigurationError(f"A step returned {type(returned).__name__}; expected {_ACCEPTED}.")
@@ -54,3 +54,14 @@ class StepResult:
         if result.loss is None:
             raise ConfigurationError("compute_loss returned None: return the loss, or pass `loss_fn=`.")
         return result
+
+
+def _checked_count(count: Any) -> Any:
+    """The second of a pair, refused where it is more likely to be a model's outputs."""
+    if isinstance(count, (int, float)) or (isinstance(count, Tensor) and count.numel() == 1):
+        return count
+    kind = f"tensor of shape {tuple(count.shape)}" if isinstance(count, Tensor) else type(count).__name__
+    raise ConfigurationError(
+        f"A step returned a pair whose second part is a {kind}; a pair is (sum, count), a loss summed over so many "
+        "items. To return a loss with outputs, use StepResult(loss, outputs=outputs)."
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,8 +30,8 @@ def split_supervised(batch: Any, has_loss_fn: bool) -> tuple[Any, Any]:
     return batch, None
 
 
-def call_model(model: nn.Module, inputs: Any) -> Any:
-    """The model applied to the inputs; an error says how the model was called."""
+def call_model(model: nn.Module, inputs: Any, *, split: str = "split_batch", forward: str = "forward") -> Any:
+    """The model applied to the inputs; an error says how the model was called, and which methods decide that."""
     try:
         if isinstance(inputs, Tensor):
             return model(inputs)
@@ -40,13 +40,15 @@ def call_model(model: nn.Module, inputs: Any) -> Any:
         return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
     except (TypeError, RuntimeError, ValueError, IndexError) as error:
         error.add_note(
-            f"The model was called with {describe(inputs)}. If that is not what it takes, override `split_batch` "
-            "(which part of a batch is input) or `forward` (how the model is called)."
+            f"The model was called with {describe(inputs)}. If that is not what it takes, override `{split}` "
+            f"(which part of a batch is input) or `{forward}` (how the model is called)."
         )
         raise
 
 
-def loss_of(outputs: Any, targets: Any, loss_fn: Callable[..., Any] | None) -> Any:
+def loss_of(
+    outputs: Any, targets: Any, loss_fn: Callable[..., Any] | None, *, override: str = "compute_loss"
+) -> Any:
     """The loss that the outputs carry, as Hugging Face models' do, or the loss function's."""
     own = None if type(outputs) is Tensor else _own_loss(outputs)
     if own is not None:
@@ -54,7 +56,7 @@ def loss_of(outputs: Any, targets: Any, loss_fn: Callable[..., Any] | None) -> A
     if loss_fn is None:
         raise ConfigurationError(
             f"There is no loss: `loss_fn` is None and the model's output ({describe(outputs)}) has no `.loss`. Pass "
-            "`loss_fn=`, return the loss from the model, or override `compute_loss`."
+            f"`loss_fn=`, return the loss from the model, or override `{override}`."
         )
     return loss_fn(outputs) if targets is None else loss_fn(outputs, targets)
 
@@ -82,10 +84,15 @@ def stack_outputs(batches: list[Any]) -> Any:
     if not batches:
         return batches
     first = batches[0]
-    if isinstance(first, Tensor) and first.dim() > 0:
+    if _can_join(batches):
         return torch.cat(batches)
-    if type(first) is dict and all(isinstance(value, Tensor) for value in first.values()):
+    if type(first) is dict and all(_can_join([batch[key] for batch in batches]) for key in first):
         return {key: torch.cat([batch[key] for batch in batches]) for key in first}
-    if type(first) in (list, tuple) and all(isinstance(value, Tensor) for value in first):
+    if type(first) in (list, tuple) and all(map(_can_join, zip(*batches, strict=True))):
         return type(first)(torch.cat(parts) for parts in zip(*batches, strict=True))
     return batches
+
+
+def _can_join(parts: Sequence[Any]) -> bool:
+    """Whether these are tensors that differ in their first dimension at most, which is samples."""
+    return all(isinstance(part, Tensor) and part.dim() > 0 and part.shape[1:] == parts[0].shape[1:] for part in parts)

@@ -16,12 +16,20 @@ from . import loop
 from .building import Schedule, build_optimizer, build_schedule, named
 from .callbacks.defaults import with_defaults
 from .callbacks.nonfinite import NonFiniteGuard
-from .components import check_parameters, evaluating, found_on, start_training_mode
+from .components import (
+    check_owners,
+    check_trainable,
+    evaluating,
+    found_on,
+    is_trained,
+    start_training_mode,
+    swap_parameters,
+)
 from .data.stream import Stream, open_stream
 from .errors import ConfigurationError
 from .history import History
-from .hooks import Callback, Dispatch, TrainerHooks, as_callback
-from .meter import Meter
+from .hooks import Callback, Dispatch, TrainerHooks, as_callback, check_hooks
+from .meter import Meter, average_rows
 from .optimization import Lane, Optimization, Window
 from .progress import Limits, Progress
 from .runtime import Runtime, Signals, resolve_runtime
@@ -29,6 +37,7 @@ from .step import StepResult
 from .supervised import call_model, loss_of, split_supervised, stack_outputs
 
 if TYPE_CHECKING:
+    from .resuming import Mark
     from .run import RunDirectory
 
 
@@ -52,6 +61,7 @@ class Trainer(TrainerHooks):
         run_dir: str | Path | None = None,
         progress: str = "auto",
     ) -> None:
+        check_hooks(self, TrainerHooks, allow_other=True)
         if not isinstance(accumulate, int) or accumulate < 1:
             raise ConfigurationError(f"accumulate={accumulate!r}: use the number of batches per update, 1 or more.")
         self._given = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
@@ -77,11 +87,17 @@ class Trainer(TrainerHooks):
         self.signals = Signals()
         self.skips_nonfinite = False
         self.num_calls = 0
+        self.num_pieces = 1  # that a step is taken in, since memory ran out
         self.run: RunDirectory | None = None
         self.until = Limits()
         self.train_data: Any = None
         self.train_stream: Stream | None = None
+        self.mark: Mark | None = None
         self._phases: list[Meter] = []
+        self._replaced: dict[int, nn.Parameter] = {}
+        self.has_agreed_stop = False
+        self._clock = 0.0
+        self.signals.is_shared = self.runtime.world > 1
         self._is_set_up = False
         self._bind_hooks(self.callbacks)
 
@@ -234,29 +250,35 @@ class Trainer(TrainerHooks):
     def setup(self) -> None:
         """Build what `configure_*` describe, once: models first, then optimizers, which need their parameters."""
         if not self._is_set_up:
-            self._is_set_up = True
             self.configure_models()
             self.modules = found_on(self, nn.Module, self.models)
             for module in self.modules.values():
                 self.runtime.place(module)
+                self._replaced |= self.runtime.wrap(module) if is_trained(module) else {}
             self.models = {name: m for name, m in self.modules.items() if m.state_dict()}
+            self._is_set_up = True
+        if not self.optimizers and any(True for _ in self.parameters()):  # a frozen model can still be evaluated
             self.configure_optimizers()
             self.optimizers = found_on(self, Optimizer, self.optimizers)
+            for optimizer in self.optimizers.values():
+                swap_parameters(optimizer, self._replaced)
             self._find_schedules()
 
     def _find_schedules(self) -> None:
         taken = {id(schedule.scheduler) for schedule in self.schedules.values()}
+        only = next(iter(self.optimizers.values())) if len(self.optimizers) == 1 else None
         for name, scheduler in found_on(self, (LRScheduler, Schedule), {}).items():
-            schedule = build_schedule(scheduler, None)
+            schedule = build_schedule(scheduler, only)
             if id(schedule.scheduler) not in taken:
                 self.schedules[name] = schedule
 
     def setup_training(self) -> None:
         """Everything that is worked out once per `train` call: callbacks, lanes, modes."""
         self.setup()
+        check_trainable(self.modules)
         if not self.optimizers:
             raise ConfigurationError("Trainer has no optimizer: pass `optimizer=` or override `configure_optimizers`.")
-        check_parameters(self.modules, self.optimizers)
+        check_owners(self.modules, self.optimizers)
         callbacks = with_defaults(self)
         self._bind_hooks(callbacks)
         guard = next((c for c in callbacks if isinstance(c, NonFiniteGuard) and c.action != "off"), None)
@@ -273,8 +295,8 @@ class Trainer(TrainerHooks):
     def _build_lane(self, name: str, optimizer: Optimizer, guard: Any) -> Lane:
         if isinstance(optimizer, torch.optim.LBFGS) and type(self).train_step is Trainer.train_step:
             raise ConfigurationError(
-                f"Optimizer {name!r} is LBFGS, which evaluates the loss several times a step: override `train_step` and "
-                "call `optimizer.step(closure)` there, or use another optimizer."
+                f"Optimizer {name!r} is LBFGS, which evaluates the loss several times a step: override `train_step` "
+                "and call `optimizer.step(closure)` there, or use another optimizer."
             )
         lane = Lane(
             name,
@@ -284,6 +306,7 @@ class Trainer(TrainerHooks):
             clip_value=self.clip_value,
             guard=guard,
             reads_are_free=self.runtime.reads_are_free,
+            peers=self.runtime if self.runtime.world > 1 else None,
         )
         for schedule in self.schedules.values():
             if schedule.interval == "update" and schedule.scheduler.optimizer is optimizer:
@@ -306,7 +329,7 @@ class Trainer(TrainerHooks):
 
     def open(self, data: Any, batch_size: int | None, *, shuffle: bool) -> Stream:
         seed = torch.initial_seed() if self.seed is None else self.seed
-        stream = open_stream(data, batch_size=batch_size, seed=seed, shuffle=shuffle)
+        stream = open_stream(data, batch_size=batch_size, seed=seed, shuffle=shuffle, shard=self.runtime.shard)
         for callback in self.active_callbacks:
             stream = callback.adapt_stream(stream, is_training=shuffle)
         return stream
@@ -315,6 +338,8 @@ class Trainer(TrainerHooks):
         """A log point: read the pending step metrics from the device and pass them on."""
         first = self.progress.step - self.meter.num_pending + 1
         rows = self.meter.flush()
+        if self.runtime.world > 1:
+            rows = average_rows(rows, self.meter.weights, self.runtime.sum_table)
         self.optimization.check()
         if rows:
             self.history.add_steps(first, rows)
@@ -325,12 +350,38 @@ class Trainer(TrainerHooks):
         """Whether a signal asked for the end of training."""
         return self.signals.stop is not None
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether someone asked for the end of training; with several processes, once all of them know."""
+        return self.stop_reason is not None and (self.runtime.world == 1 or self.has_agreed_stop)
+
     def is_done(self, until: Limits) -> bool:
-        return self.signals.stop is not None or self.stop_reason is not None or until.reached(self.progress) is not None
+        return self.signals.stop is not None or self.is_stopping or until.reached(self.progress) is not None
+
+    def agree(self) -> None:
+        """Hear what any process wished in the update before, and go by the first one's clock, so that all act alike."""
+        wants_stop = self.stop_reason is not None
+        clock = int(self.progress.seconds * 1e6) if self.runtime.is_main else 0
+        wishes = (self.signals.requested or 0, int(wants_stop), int(self.signals.take_save()), clock)
+        stop, has_stop, save, clock = self.runtime.exchange(wishes)
+        self._clock = max(self._clock, clock / 1e6)
+        self.progress.seconds = self._clock
+        self.signals.wants_save = bool(save)
+        if stop:
+            self.signals.stop = stop
+        if has_stop:
+            self.agree_on_stop()
+
+    def agree_on_stop(self) -> None:
+        """Take over a reason to stop that only some processes have."""
+        if self.runtime.world > 1:
+            reasons = self.runtime.gather_objects(self.stop_reason)
+            self.stop_reason = next((reason for reason in reasons if reason is not None), None)
+            self.has_agreed_stop = self.stop_reason is not None
 
     def say(self, line: str) -> None:
         """A line for the person at the terminal, unless silence was asked for."""
-        if self.progress_style != "silent":
+        if self.progress_style != "silent" and self.runtime.is_main:
             print(line, flush=True)
 
     @contextmanager

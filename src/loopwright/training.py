@@ -6,14 +6,17 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch.utils.data import DataLoader
+
 from . import loop
+from .data.order import derive_seed
 from .data.seeding import seed_everything
 from .data.stream import Stream
-from .errors import ConfigurationError, Interrupted
+from .errors import ConfigurationError, DataError, Interrupted
 from .history import History
 from .progress import Limits
 from .required import check_required_metrics
-from .resuming import restore_run
+from .resuming import Mark, restore_run
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -31,11 +34,13 @@ def run_training(
     """Train until a limit is reached; without any, for one epoch."""
     limits = _checked(limits)
     if data is None:
-        data, eval_data = trainer.configure_data()
-    trainer.num_calls += 1
-    trainer.eval_stream = None if eval_data is None else trainer.open(eval_data, batch_size, shuffle=False)
+        data, configured = trainer.configure_data()
+        eval_data = configured if eval_data is None else eval_data
+    trainer.eval_stream = None
+    if eval_data is not None:
+        trainer.eval_stream = trainer.open(eval_data, _size_for(eval_data, data, batch_size), shuffle=False)
     trainer.setup_training()
-    stream = trainer.open(data, batch_size, shuffle=True)
+    stream = trainer.open(data, _size_for(data, eval_data, batch_size), shuffle=True)
     try:
         if not _begin(trainer, stream, data, limits, resume):
             return trainer.history
@@ -51,31 +56,51 @@ def run_training(
     return trainer.history
 
 
+def _size_for(data: Any, other: Any, batch_size: int | None) -> int | None:
+    """The batch size, unless the data is a loader and the size is there for the other, which is none."""
+    is_for_other = isinstance(data, DataLoader) and other is not None and not isinstance(other, DataLoader)
+    return None if is_for_other else batch_size
+
+
 def _checked(limits: Limits) -> Limits:
     for field in fields(limits):
         value = getattr(limits, field.name)
-        if value is not None and not (isinstance(value, (int, float)) and value >= 0):
-            name = "max_time" if field.name == "seconds" else f"num_{field.name}"
-            raise ConfigurationError(f"{name}={value!r}: use a number of {field.name}, 0 or more.")
+        is_time = field.name == "seconds"
+        if value is not None and not (isinstance(value, (int, float) if is_time else int) and value >= 0):
+            name, kind = ("max_time", "number") if is_time else (f"num_{field.name}", "whole number")
+            raise ConfigurationError(f"{name}={value!r}: use a {kind} of {field.name}, 0 or more.")
     return Limits(epochs=1) if limits == Limits() else limits
 
 
 def _begin(trainer: Trainer, stream: Stream, data: Any, limits: Limits, resume: bool | str | Path) -> bool:
     """Put the run where this call starts; False when an earlier process already finished this call."""
     progress = trainer.progress
-    restore_run(trainer, stream, resume)
+    trainer.num_calls += 1
+    try:
+        restore_run(trainer, stream, resume)
+    except BaseException:
+        trainer.num_calls -= 1  # a call that never began; the next one is to look for the run again
+        raise
+    mark, trainer.mark = trainer.mark, None
+    if mark is not None:
+        trainer.optimization.load_state_dict(mark.lanes)
     if trainer.num_calls > progress.call:
         trainer.stop_reason = None
-        _continue_epoch(trainer, stream, data)
+        trainer.has_agreed_stop = False
+        _continue_epoch(trainer, stream, data, mark)
         progress.next_call()
         if progress.step == 0 and trainer.seed is not None:
-            seed_everything(trainer.seed)
+            rank = trainer.runtime.rank
+            seed_everything(trainer.seed if rank == 0 else derive_seed(trainer.seed, rank))
     elif trainer.num_calls < progress.call or _is_finished(trainer, limits):
         trainer.say(
             f"Nothing to train: the run in {trainer.run_dir} is finished ({progress.epoch} epochs, "
             f"{progress.update} updates). Raise the limit to go on, or pass resume=False to start over."
         )
+        trainer.mark = mark
         return False
+    elif mark is not None:
+        mark.enter(stream)
     trainer.train_data, trainer.train_stream = data, stream
     return True
 
@@ -86,14 +111,27 @@ def _is_finished(trainer: Trainer, limits: Limits) -> bool:
     return progress.call_finished and (reached is not None or trainer.stop_reason is not None)
 
 
-def _continue_epoch(trainer: Trainer, stream: Stream, data: Any) -> None:
-    """Go on in the epoch that an earlier call stopped in, if the data is the same; on other data that epoch is over."""
-    if not trainer.progress.in_epoch or trainer.train_stream is None:
+def _continue_epoch(trainer: Trainer, stream: Stream, data: Any, mark: Mark | None) -> None:
+    """Go on in the epoch that an earlier call stopped in; on other data, or where one cannot seek, it is over."""
+    if not trainer.progress.in_epoch:
         return
-    if data is trainer.train_data:
-        stream.load_state_dict(trainer.train_stream.state_dict())
-    else:
+    state = None
+    if mark is not None:
+        state = mark.data
+    elif data is trainer.train_data and trainer.train_stream is not None:
+        state = trainer.train_stream.state_dict()
+    if state is None or not _can_seek(stream, state):
         trainer.progress.next_epoch()
+
+
+def _can_seek(stream: Stream, state: dict[str, Any]) -> bool:
+    """Whether the position could be taken up, which is also done."""
+    try:
+        stream.check_resumable()
+        stream.load_state_dict(state)
+    except DataError:
+        return False
+    return True
 
 
 def _run(trainer: Trainer, stream: Stream) -> None:
@@ -104,6 +142,7 @@ def _run(trainer: Trainer, stream: Stream) -> None:
             trainer.optimization.reset()
             trainer.emit("on_train_start")
             loop.train(trainer, stream, trainer.until)
+            trainer.runtime.finish_exchange()
             progress.call_finished = not trainer.is_interrupted
             trainer.emit("on_loop_end")
             _leave_if_interrupted(trainer)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import ConfigurationError
@@ -39,6 +38,7 @@ class Checkpoints(Callback):
         self.on_error: Literal["raise", "warn"] = on_error
         self._store: CheckpointStore | None = None
         self._saved_at = 0.0
+        self._is_prepared = not asynchronous
 
     def on_train_start(self, trainer: Trainer) -> None:
         from ..checkpoint import AsyncWriter, CheckpointStore
@@ -47,12 +47,14 @@ class Checkpoints(Callback):
             raise ConfigurationError("Checkpoints needs a place to write to: pass `run_dir=` to the trainer.")
         if self._store is None:
             self._store = CheckpointStore(trainer.run.checkpoints, self.policy.keep, writer=AsyncWriter(self.on_error))
-        self._saved_at = monotonic()
+        self._saved_at = trainer.progress.seconds
 
     def on_update_end(self, trainer: Trainer) -> None:
-        if self._store is not None:
-            self._store.check()
-        minutes = (monotonic() - self._saved_at) / 60
+        assert self._store is not None
+        self._store.check()
+        if not self._is_prepared:  # now there is optimizer state to make room for
+            self._prepare(trainer)
+        minutes = (trainer.progress.seconds - self._saved_at) / 60
         is_due = self.policy.is_due(update=trainer.progress.update, minutes_since_last=minutes)
         if trainer.signals.take_save() or is_due:
             self.save(trainer)
@@ -61,12 +63,28 @@ class Checkpoints(Callback):
         if self.policy.is_due(update=trainer.progress.update, epoch_end=trainer.progress.epoch):
             self.save(trainer)
 
+    def on_rewind(self, trainer: Trainer) -> None:
+        """What was saved since belongs to updates that are now taken differently."""
+        assert self._store is not None
+        self._store.wait()
+        if trainer.progress.in_epoch:
+            self.save(trainer, wait=True)
+        self._store.discard(after_update=trainer.progress.update)
+
     def on_loop_end(self, trainer: Trainer) -> None:
         self.save(trainer, wait=True)
 
     def on_exception(self, trainer: Trainer, error: BaseException) -> None:
         if self._store is not None:
             self._store.wait()
+
+    def _prepare(self, trainer: Trainer) -> None:
+        """Let memory for the state be taken behind the training, so that the first save is as quick as the others."""
+        from ..checkpoint.capture import capture
+
+        assert self._store is not None
+        self._is_prepared = True
+        self._store.writer.prepare(capture(trainer))
 
     def save(self, trainer: Trainer, *, wait: bool = False) -> None:
         """Write a resume point now."""
@@ -76,7 +94,7 @@ class Checkpoints(Callback):
         assert self._store is not None
         wait = wait or not self.asynchronous
         self._store.save(update_name(trainer.progress.update), capture(trainer), meta_of(trainer), wait=wait)
-        self._saved_at = monotonic()
+        self._saved_at = trainer.progress.seconds
 
 
 class BestModel(Callback):
@@ -84,6 +102,7 @@ class BestModel(Callback):
 
     They go to the run directory; without one, the best are held in memory. `mode` "auto" minimises a metric whose
     name ends in loss or error and maximises any other. `restore` puts the best weights back when training ends.
+    An epoch that does not measure the metric is an error, unless `required` is False.
     """
 
     def __init__(
@@ -93,28 +112,33 @@ class BestModel(Callback):
         *,
         keep: int = 1,
         restore: bool = False,
+        required: bool = True,
     ) -> None:
         from ..checkpoint import KeepPolicy
 
         self.policy: KeepPolicy = KeepPolicy(metric, resolve_mode(metric, mode), keep)
         self.restore = restore
+        self.required = required
         self.best: float | None = None
         self._kept: KeptModels | None = None
         self._weights: dict[str, Any] | None = None
 
     def required_metrics(self) -> set[str]:
-        return {self.policy.metric}
+        return {self.policy.metric} if self.required else set()
 
     def on_train_start(self, trainer: Trainer) -> None:
         from ..checkpoint import KeptModels
 
         if trainer.run is not None and self._kept is None:
             self._kept = KeptModels(trainer.run.kept, self.policy)
+            self._kept.discard(after_update=trainer.progress.update)
 
     def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         from ..checkpoint import snapshot, update_name
         from ..checkpoint.capture import capture_models, meta_of
 
+        if not self.required and self.policy.metric not in metrics:
+            return
         value = metric_of(metrics, self.policy.metric, type(self).__name__)
         is_best = self.best is None or self.policy.better(value, self.best)
         if is_best:

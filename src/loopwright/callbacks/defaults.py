@@ -15,15 +15,18 @@ if TYPE_CHECKING:
 
 
 def with_defaults(trainer: Trainer) -> list[Callback]:
-    """The user's callbacks, then the defaults that are missing; checkpoints last, so that they see what all others did."""
+    """The user's callbacks, then the defaults that are missing.
+
+    Checkpoints come late, to see what all others did, and after them the guard, which may undo all of it.
+    """
     defaults: list[Callback] = [NonFiniteGuard(), ProgressDisplay(trainer.progress_style)]
     if trainer.run_dir is not None:
         defaults.append(RunRecorder())
         if trainer.eval_stream is not None:
-            defaults.append(BestModel())
+            defaults.append(BestModel(required=False))
         defaults.append(Checkpoints())
     callbacks = list(trainer.active_callbacks or trainer.callbacks)
     for default in defaults:
         if not any(isinstance(callback, type(default)) for callback in callbacks):
             callbacks.append(default)
-    return sorted(callbacks, key=lambda callback: isinstance(callback, Checkpoints))
+    return sorted(callbacks, key=lambda c: (isinstance(c, NonFiniteGuard), isinstance(c, Checkpoints)))

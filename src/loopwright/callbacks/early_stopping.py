@@ -39,14 +39,15 @@ class EarlyStopping(Callback):
         self.best: float | None = None
         self.best_epoch = 0
         self.num_bad_epochs = 0
+        self.has_stopped = False
 
     def required_metrics(self) -> set[str]:
         return {self.metric}
 
     def on_train_start(self, trainer: Trainer) -> None:
         """A new call after the one that was stopped has its patience back; a resumed call goes on with what is left."""
-        if self.num_bad_epochs >= self.patience and trainer.stop_reason is None:
-            self.num_bad_epochs = 0
+        if self.has_stopped and trainer.stop_reason is None:
+            self.has_stopped, self.num_bad_epochs = False, 0
 
     def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         value = metric_of(metrics, self.metric, type(self).__name__)
@@ -55,6 +56,7 @@ class EarlyStopping(Callback):
             return
         self.num_bad_epochs += 1
         if self.num_bad_epochs >= self.patience:
+            self.has_stopped = True
             trainer.stop(self._reason(value))
 
     def is_improvement(self, value: float) -> bool:
@@ -71,8 +73,13 @@ class EarlyStopping(Callback):
         return f"{self.metric} has not improved for {epochs} (now {value:.6g}, {best})"
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best, "best_epoch": self.best_epoch, "num_bad_epochs": self.num_bad_epochs}
+        return {
+            "best": self.best,
+            "best_epoch": self.best_epoch,
+            "num_bad_epochs": self.num_bad_epochs,
+            "has_stopped": self.has_stopped,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.best, self.best_epoch = state["best"], state["best_epoch"]
-        self.num_bad_epochs = state["num_bad_epochs"]
+        self.num_bad_epochs, self.has_stopped = state["num_bad_epochs"], state["has_stopped"]

@@ -86,8 +86,6 @@ class EMA(Callback):
                     f"EMA({self.decay}, name='ema_slow')."
                 )
         self._prepare(trainer)
-        for average in self._averages.values():
-            average.buffers = {}
 
     def on_loop_end(self, trainer: Trainer) -> None:
         for average in self._averages.values():
@@ -101,31 +99,40 @@ class EMA(Callback):
         for average in self._averages.values():
             average.update(1 - decay)
 
+    def on_rewind(self, trainer: Trainer) -> None:
+        self._prepare(trainer)
+
     def on_eval_end(self, trainer: Trainer, data: Stream) -> None:
         if not self.evaluate or not (self._averages or self._loaded) or _is_averaged(trainer):
             return
-        with self.weights(trainer):
-            measured = trainer.evaluate(data)
-        if not measured:
-            raise DataError(
-                "EMA evaluates on the same data a second time, and this time measured nothing: pass a data set, a "
-                "loader or a list instead of an iterator that can be used once, or say EMA(evaluate=False)."
+        try:
+            with self.weights(trainer):
+                measured = trainer.evaluate(data)
+        except DataError as error:
+            error.add_note(
+                "EMA evaluates the same data a second time: pass a data set, a loader or a list instead of an iterator "
+                "that can be used once, or say EMA(evaluate=False)."
             )
+            raise
         trainer.log({f"{self.prefix}_{name}": value for name, value in measured.items()})
 
     def state_dict(self) -> dict[str, Any]:
         return {"num_updates": self.num_updates, "models": self.state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Into the averages there are, or else, before there are models to average, for later."""
         self.num_updates, self._loaded = state["num_updates"], dict(state["models"])
-        self._averages = {}
+        if self._averages:
+            self._take_loaded()
 
     def _prepare(self, trainer: Trainer) -> None:
         """Average this trainer's models, from the state that was loaded or from their weights as they are now."""
         models = self._models_of(trainer)
-        if all(name in self._averages and self._averages[name].model is model for name, model in models.items()):
-            return
-        self._averages = {name: Average(model) for name, model in models.items()}
+        if any(name not in self._averages or self._averages[name].model is not m for name, m in models.items()):
+            self._averages = {name: Average(model) for name, model in models.items()}
+            self._take_loaded()
+
+    def _take_loaded(self) -> None:
         for name, saved in self._loaded.items():
             if name in self._averages:
                 self._averages[name].load_state_dict(saved, name)
@@ -165,6 +172,7 @@ class Average:
         ]
         if current:
             torch._foreach_lerp_(self._averages, current, weight)
+        self.buffers = {}
 
     def keep_buffers(self) -> None:
         self.buffers = {name: buffer.detach().clone() for name, buffer in self.model.named_buffers()}

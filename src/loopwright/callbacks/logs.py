@@ -50,7 +50,7 @@ def learning_rates(trainer: Trainer) -> dict[str, float | Tensor]:
     }
     # a tensor is changed in place by the next step of its scheduler
     rates = {name: rate.detach().clone() if isinstance(rate, Tensor) else rate for name, rate in rates.items()}
-    return {"lr": rate for rate in rates.values()} if len(rates) == 1 else rates
+    return {"lr": next(iter(rates.values()))} if len(rates) == 1 else rates
 
 
 class GradientNormLog(Callback):
@@ -80,6 +80,9 @@ class GradientNormLog(Callback):
         self._norms = {}
         is_only = len(lanes) == 1
         trainer.log_step({"grad_norm" if is_only else f"grad_norm/{name}": norm for name, norm in values.items()})
+
+    def on_rewind(self, trainer: Trainer) -> None:
+        self._norms = {}
 
 
 class Throughput(Callback):

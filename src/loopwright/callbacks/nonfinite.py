@@ -20,6 +20,8 @@ class NonFiniteGuard(Callback):
     by itself and the host hears of it at the next log point; other optimizers cost a read before each step.
     """
 
+    is_immediate = False
+
     def __init__(
         self, action: Literal["raise", "skip", "stop", "off"] = "raise", *, max_skips: int | None = None
     ) -> None:

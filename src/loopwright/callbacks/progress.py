@@ -85,7 +85,7 @@ class ProgressDisplay(Callback):
     def _line(self, text: str) -> None:
         self._spoken = monotonic()
         if self._bar is not None:
-            self._bar.console.print(text, highlight=False)
+            self._bar.console.print(text, highlight=False, markup=False)
         elif self._style != "silent":
             print(text.rstrip(), flush=True)
 
@@ -96,7 +96,7 @@ class ProgressDisplay(Callback):
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[text]}"),
+            TextColumn("{task.fields[text]}", markup=False),
             TimeRemainingColumn(),
             auto_refresh=False,
             transient=True,

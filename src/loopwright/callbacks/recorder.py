@@ -43,6 +43,10 @@ class RunRecorder(Callback):
             for name, value in row.items()
         )
 
+    def on_rewind(self, trainer: Trainer) -> None:
+        assert self._metrics is not None
+        self._metrics.truncate(step=trainer.progress.step, epoch=trainer.progress.epoch)
+
     def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         assert self._metrics is not None
         self._metrics.add_epoch(trainer.progress.epoch, trainer.progress.update, metrics)

@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,10 +18,13 @@ from typing import Self
 
 CHUNK = 16 << 20
 STALE_AFTER_SECONDS = 24 * 3600.0
+LEFTOVERS = {"tmp": 2, "old": 2, "group": 3}  # kinds of hidden siblings, and how many words follow
 AT_FDCWD = -100
 RENAME_EXCHANGE = 2
 
 _in_use: set[Path] = set()  # what this process is writing now; process ids may be used again
+_tokens: set[str] = set()  # of the groups that this process leads
+_rounds: Counter[tuple[Path, str, int]] = Counter()  # how often a process of a group wrote to a place
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +98,16 @@ def staged_file(destination: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def staged_directory(destination: Path) -> Iterator[Path]:
-    """A directory to fill, which replaces the destination in one step if nothing is raised."""
+def staged_directory(destination: Path, shared: Path | None = None) -> Iterator[Path]:
+    """A directory to fill, which replaces the destination in one step if nothing is raised.
+
+    A `shared` one may be there already, with what other processes put into it.
+    """
     destination.parent.mkdir(parents=True, exist_ok=True)
-    staging = _hidden_sibling(destination, "tmp")
+    staging = shared or _hidden_sibling(destination, "tmp")
     _in_use.add(staging)
     try:
-        staging.mkdir()
+        staging.mkdir(exist_ok=shared is not None)
         yield staging
         sync_directory(staging)
         _put_in_place(staging, destination)
@@ -108,6 +115,22 @@ def staged_directory(destination: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(staging, ignore_errors=True)
         _in_use.discard(staging)
+
+
+def new_token() -> str:
+    """A name for what several processes write together: made by the one that commits, and told to the others.
+
+    It belongs to this process: what the group leaves behind is litter once this process is gone.
+    """
+    token = f"{os.getpid()}-{secrets.token_hex(4)}"
+    _tokens.add(token)
+    return token
+
+
+def shared_staging(destination: Path, token: str, rank: int) -> Path:
+    """Where the processes of a group put their parts: the same place in all of them, another one each time."""
+    _rounds[destination, token, rank] += 1
+    return destination.with_name(f".{destination.name}.group-{token}-{_rounds[destination, token, rank]}")
 
 
 def remove_directory(path: Path) -> None:
@@ -123,7 +146,7 @@ def clean_leftovers(directory: Path) -> list[str]:
     for path in sorted(directory.glob(".*-*-*")):
         name, _, tail = path.name[1:].rpartition(".")
         kind, *rest = tail.split("-")
-        if kind not in ("tmp", "old") or len(rest) != 2 or not _is_abandoned(path, rest[0]):
+        if LEFTOVERS.get(kind) != len(rest) or not _is_abandoned(path, *rest[:2]):
             continue
         if kind == "old" and not (directory / name).exists():
             os.rename(path, directory / name)
@@ -159,8 +182,8 @@ def _hidden_sibling(path: Path, kind: str) -> Path:
     return path.with_name(f".{path.name}.{kind}-{os.getpid()}-{secrets.token_hex(4)}")
 
 
-def _is_abandoned(path: Path, process: str) -> bool:
-    if path in _in_use or not process.isdecimal():
+def _is_abandoned(path: Path, process: str, key: str) -> bool:
+    if path in _in_use or f"{process}-{key}" in _tokens or not process.isdecimal():
         return False
     if int(process) == os.getpid():
         return True

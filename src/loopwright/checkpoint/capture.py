@@ -11,12 +11,13 @@ from torch.optim import Optimizer
 
 from ..data.seeding import rng_state, set_rng_state
 from ..errors import CheckpointError
+from ..resuming import Mark
 from .files import read_checkpoint, write_checkpoint
+from .metric_state import load_metric_states, metric_states
 from .tree import Tree
 from .weights import save_weights
 
 if TYPE_CHECKING:
-    from ..data.stream import Stream
     from ..hooks import Callback
     from ..trainer import Trainer
 
@@ -24,18 +25,25 @@ if TYPE_CHECKING:
 def capture(trainer: Trainer) -> dict[str, Tree]:
     """Everything that a run needs in order to go on exactly where it is."""
     trainer.flush()
-    stream = trainer.train_stream
+    lanes = {name: lane.state_dict() for name, lane in trainer.optimization.lanes.items()}
+    data = None
+    if trainer.mark is not None:  # loaded and not trained since
+        lanes, data = trainer.mark.lanes, trainer.mark.data
+    elif trainer.train_stream is not None and trainer.progress.in_epoch:
+        data = trainer.train_stream.state_dict()
     return {
         "models": capture_models(trainer),
         "optimizers": {name: optimizer.state_dict() for name, optimizer in trainer.optimizers.items()},
         "schedules": {name: s.scheduler.state_dict() for name, s in trainer.schedules.items()},
-        "lanes": {name: lane.state_dict() for name, lane in trainer.optimization.lanes.items()},
+        "lanes": lanes,
         "callbacks": {name: callback.state_dict() for name, callback in _named_callbacks(trainer).items()},
         "progress": trainer.progress.state_dict(),
         "history": trainer.history.state_dict(),
         "meter": trainer.meter.state_dict(),
-        "data": stream.state_dict() if stream is not None and trainer.progress.in_epoch else None,
+        "metrics": metric_states(trainer.modules),
+        "data": data,
         "stop_reason": trainer.stop_reason,
+        "num_pieces": trainer.num_pieces,
         "rng": rng_state(),
     }
 
@@ -55,8 +63,11 @@ def meta_of(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def restore(trainer: Trainer, tree: Mapping[str, Any], stream: Stream | None, source: str) -> None:
-    """Put the state back. Everything is compared first: either all of it fits, or nothing is changed."""
+def restore(trainer: Trainer, tree: Mapping[str, Any], source: str) -> None:
+    """Put the state back. Everything is compared first: either all of it fits, or nothing is changed.
+
+    The position in the data is left in `trainer.mark`, for whoever opens the data to go on from here.
+    """
     problems = _compare(trainer, tree)
     if problems:
         listed = "".join(f"\n  - {problem}" for problem in problems[:20])
@@ -68,20 +79,19 @@ def restore(trainer: Trainer, tree: Mapping[str, Any], stream: Stream | None, so
     for name, model in trainer.models.items():
         model.load_state_dict(tree["models"][name])
     for name, optimizer in trainer.optimizers.items():
-        _load_optimizer(optimizer, tree["optimizers"][name])
+        load_optimizer(optimizer, tree["optimizers"][name])
     for name, schedule in trainer.schedules.items():
         schedule.scheduler.load_state_dict(tree["schedules"][name])
-    for name, lane in trainer.optimization.lanes.items():
-        if name in tree["lanes"]:
-            lane.load_state_dict(tree["lanes"][name])
     for name, callback in _named_callbacks(trainer).items():
         callback.load_state_dict(tree["callbacks"].get(name) or callback.state_dict())
     trainer.progress.load_state_dict(tree["progress"])
     trainer.history.load_state_dict(tree["history"])
     trainer.meter.load_state_dict(tree["meter"])
+    load_metric_states(trainer.modules, tree.get("metrics", {}))
     trainer.stop_reason = tree["stop_reason"]
-    if stream is not None and tree["data"] is not None:
-        stream.load_state_dict(tree["data"])
+    trainer.num_pieces = max(trainer.num_pieces, tree.get("num_pieces", 1))  # what did not fit will not fit
+    trainer.optimization.load_state_dict(tree["lanes"])
+    trainer.mark = Mark(tree["data"], tree["rng"], tree["lanes"])
     set_rng_state(tree["rng"])
 
 
@@ -91,13 +101,13 @@ def save_trainer(trainer: Trainer, path: str | Path) -> None:
 
 def load_trainer(trainer: Trainer, path: str | Path) -> None:
     """Load for use: evaluation, or a new `train` call that counts its limits from here."""
-    restore(trainer, read_checkpoint(path).tree, None, str(path))
+    restore(trainer, read_checkpoint(path).tree, str(path))
     trainer.num_calls = trainer.progress.call
 
 
 def export_weights(trainer: Trainer, path: str | Path) -> None:
     """The weights of the only model under their own names; of several, with the model's name in front."""
-    models = trainer.models
+    models = {name: m for name, m in trainer.models.items() if any(True for _ in m.parameters())}  # no loss's buffers
     if len(models) == 1:
         weights = next(iter(models.values())).state_dict()
     else:
@@ -134,7 +144,7 @@ def _compare(trainer: Trainer, tree: Mapping[str, Any]) -> list[str]:
             problems += [f"{name}: {p}" for p in compare_model(model, tree["models"][name])]
     for name, optimizer in trainer.optimizers.items():
         if name in tree["optimizers"]:
-            problems += [f"{name}: {p}" for p in _compare_groups(optimizer, tree["optimizers"][name])]
+            problems += [f"{name}: {p}" for p in compare_groups(optimizer, tree["optimizers"][name])]
     return problems
 
 
@@ -150,13 +160,13 @@ def compare_model(model: nn.Module, saved: Mapping[str, Any]) -> list[str]:
     return problems
 
 
-def _compare_groups(optimizer: Optimizer, saved: Mapping[str, Any]) -> list[str]:
+def compare_groups(optimizer: Optimizer, saved: Mapping[str, Any]) -> list[str]:
     own = [len(group["params"]) for group in optimizer.param_groups]
     other = [len(group["params"]) for group in saved["param_groups"]]
     return [] if own == other else [f"parameter groups of sizes {own}, the checkpoint's {other}"]
 
 
-def _load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
+def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
     """Load the state; torch casts it to the parameters' type, which is undone where the optimizer keeps another."""
     optimizer.load_state_dict(state)
     params = [p for group in optimizer.param_groups for p in group["params"]]

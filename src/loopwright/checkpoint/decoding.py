@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import re
 import struct
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from loopwright.checkpoint.encoding import Json
+from loopwright.checkpoint.stored import StoredTensor
+from loopwright.checkpoint.strictjson import Json
 from loopwright.checkpoint.tree import Tree
 from loopwright.errors import CheckpointError
 
@@ -34,29 +33,16 @@ MALFORMED = (
 )
 
 
-def decode(structure: Json, tensors: Mapping[str, Tensor]) -> Tree:
-    """The tree that was encoded; `tensors` holds what the structure refers to."""
+def decode(structure: Json, tensors: Mapping[str, Tensor | StoredTensor]) -> Tree:
+    """The tree that was encoded; `tensors` holds what the structure refers to, in memory or still in files."""
     try:
         return _Decoder(tensors).decode(structure)
     except RecursionError:
         raise CheckpointError("The saved state is nested too deeply to be read: it is damaged.") from None
 
 
-def parse_json(data: bytes, name: str) -> Json:
-    """Strict JSON from untrusted bytes; `name` is the file that the error names."""
-    try:
-        value: Json = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{name} is not valid JSON ({error or type(error).__name__}).") from None
-    return value
-
-
-def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not a JSON number")
-
-
 class _Decoder:
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor | StoredTensor]) -> None:
         self.tensors = tensors
 
     def decode(self, value: Json) -> Tree:
@@ -83,20 +69,26 @@ class _Decoder:
         except MALFORMED as error:
             raise CheckpointError(f"The saved state holds a malformed {marker}: {error!r}.") from None
 
-    def stored(self, key: Json) -> Tensor:
+    def stored(self, key: Json) -> Tensor | StoredTensor:
         if not isinstance(key, str) or key not in self.tensors:
             raise CheckpointError(f"The saved state refers to tensor {key!r}, which is not in its files.")
         return self.tensors[key]
 
-    def get_tensor(self, value: dict[str, Json]) -> Tensor:
+    def values(self, key: Json) -> Tensor:
+        stored = self.stored(key)
+        return stored.read() if isinstance(stored, StoredTensor) else stored
+
+    def get_tensor(self, value: dict[str, Json]) -> Tensor | StoredTensor:
         tensor = self.stored(value["$tensor"])
         if "as" not in value:
             return tensor
         dtype = _dtype(value["as"])
+        if isinstance(tensor, StoredTensor):
+            return tensor.viewed_as(dtype)
         return torch.view_as_complex(tensor) if dtype.is_complex else tensor.view(dtype)
 
     def get_array(self, value: dict[str, Json]) -> Tree:
-        data = self.stored(value["$array"]).numpy().tobytes()
+        data = self.values(value["$array"]).numpy().tobytes()
         shape = [_count(n) for n in _items(value["shape"])]
         return np.frombuffer(bytearray(data), dtype=_array_dtype(value["dtype"])).reshape(shape)
 
@@ -108,7 +100,7 @@ class _Decoder:
         return np.frombuffer(data, dtype=dtype).reshape(())[()]
 
     def get_numbers(self, value: dict[str, Json]) -> list[float] | list[int]:
-        return self.stored(value["$numbers"]).reshape(-1).tolist()
+        return self.values(value["$numbers"]).reshape(-1).tolist()
 
     def get_integer(self, value: dict[str, Json]) -> int:
         return int(_text(value["$int"]), 16)

@@ -13,16 +13,15 @@ from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from pathlib import PurePath
-from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from loopwright.checkpoint.pieces import Piece, is_dtensor, piece_of
+from loopwright.checkpoint.strictjson import Json
 from loopwright.checkpoint.tree import Tree, escape, plain_tensor, refusal
 from loopwright.errors import CheckpointError
-
-Json: TypeAlias = bool | int | float | str | list["Json"] | dict[str, "Json"] | None
 
 NUMBERS_FROM = 256  # a list of this many floats or ints is kept as a tensor: smaller, exact and quick
 ARRAY_KINDS = "biufcmMSU"
@@ -39,9 +38,18 @@ CARRIERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def encode(tree: Tree) -> tuple[Json, dict[str, Tensor]]:
     """The tree as JSON, and its tensors by a readable path such as `optimizers/default/state/0/exp_avg`."""
+    structure, tensors, pieces = encode_with_pieces(tree)
+    for path, piece in pieces.items():
+        remedy = "gather it to a plain tensor first (`full_tensor()` for a DTensor)"
+        raise refusal(path, piece, remedy, "a tensor that is spread over processes")
+    return structure, tensors
+
+
+def encode_with_pieces(tree: Tree) -> tuple[Json, dict[str, Tensor], dict[str, Piece]]:
+    """The tree as JSON, its tensors, and this process's part of those that are spread over several."""
     encoder = _Encoder()
     try:
-        return encoder.encode(tree, ""), encoder.tensors
+        return encoder.encode(tree, ""), encoder.tensors, encoder.pieces
     except RecursionError:
         raise CheckpointError(
             "The state is nested too deeply, or contains itself: return plain, finite containers."
@@ -61,6 +69,7 @@ def encode_plain(tree: Tree, what: str) -> Json:
 class _Encoder:
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
+        self.pieces: dict[str, Piece] = {}
 
     def encode(self, value: Tree, path: str) -> Json:
         encode = _BY_TYPE.get(type(value)) or _by_ancestor(value)
@@ -69,11 +78,15 @@ class _Encoder:
         return encode(self, value, path)
 
     def add(self, tensor: Tensor, path: str) -> str:
-        """Keep a tensor under its path, or one as near to it as is free."""
-        key, number = path, 2
-        while key in self.tensors or key in ("", HEADER_KEY):
-            key, number = f"{path}~{number}", number + 1
+        key = self.free_key(path)
         self.tensors[key] = tensor
+        return key
+
+    def free_key(self, path: str) -> str:
+        """The path of a tensor, or one as near to it as is free."""
+        key, number = path, 2
+        while key in self.tensors or key in self.pieces or key in ("", HEADER_KEY):
+            key, number = f"{path}~{number}", number + 1
         return key
 
     def put_same(self, value: Tree, path: str) -> Json:
@@ -129,15 +142,17 @@ class _Encoder:
         }
 
     def put_tensor(self, value: Tensor, path: str) -> Json:
-        tensor = plain_tensor(value, path)
-        if tensor.dtype in NATIVE:
-            return {"$tensor": self.add(tensor.resolve_neg(), path)}
-        name = str(tensor.dtype).removeprefix("torch.")
-        if tensor.is_complex():
-            stored = torch.view_as_real(tensor.resolve_conj().resolve_neg())
-        else:
-            stored = tensor.view(CARRIERS[tensor.itemsize])
-        return {"$tensor": self.add(stored, path), "as": name}
+        tensor, foreign = _stored_form(plain_tensor(value, path))
+        return {"$tensor": self.add(tensor, path), **foreign}
+
+    def put_dtensor(self, value: Tree, path: str) -> Json:
+        return self.put_piece(piece_of(value, path), path)
+
+    def put_piece(self, value: Piece, path: str) -> Json:
+        tensor, foreign = _stored_form(plain_tensor(value.local, path))
+        key = self.free_key(path)
+        self.pieces[key] = value.stored_as(tensor)
+        return {"$tensor": key, **foreign}
 
     def put_array(self, value: np.ndarray[tuple[int, ...], np.dtype[np.generic]], path: str) -> Json:
         if value.dtype.kind not in ARRAY_KINDS or value.dtype.hasobject:
@@ -161,6 +176,16 @@ class _Encoder:
         return {"$device": str(value)}
 
 
+def _stored_form(tensor: Tensor) -> tuple[Tensor, dict[str, Json]]:
+    """The tensor in a type that the file format has, and what to note where that is not its own."""
+    if tensor.dtype in NATIVE:
+        return tensor.resolve_neg(), {}
+    name: dict[str, Json] = {"as": str(tensor.dtype).removeprefix("torch.")}
+    if tensor.is_complex():
+        return torch.view_as_real(tensor.resolve_conj().resolve_neg()), name
+    return tensor.view(CARRIERS[tensor.itemsize]), name
+
+
 def _join(path: str, key: object) -> str:
     return f"{path}/{escape(str(key))}" if path else escape(str(key))
 
@@ -179,6 +204,8 @@ def _numbers(values: list[Tree]) -> Tensor | None:
 
 
 def _by_ancestor(value: Tree) -> Callable[[_Encoder, Tree, str], Json] | None:
+    if is_dtensor(value):
+        return _Encoder.put_dtensor
     return next((encode for kind, encode in _BY_ANCESTOR if isinstance(value, kind)), None)
 
 
@@ -197,6 +224,7 @@ _BY_TYPE: dict[type, Callable[[_Encoder, Tree, str], Json]] = {
     Counter: _Encoder.put_counter,
     OrderedDict: _Encoder.put_ordered,
     Tensor: _Encoder.put_tensor,
+    Piece: _Encoder.put_piece,
     np.ndarray: _Encoder.put_array,
     torch.dtype: _Encoder.put_dtype,
     torch.device: _Encoder.put_device,

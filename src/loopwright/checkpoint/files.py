@@ -7,6 +7,12 @@ update-00000120/
   state.safetensors   optimizers, schedulers and all other tensors
   model.safetensors   one per model, under the names of its state dict
 ```
+
+Where tensors are spread over several processes, there is beside it, from each of them and of all together,
+```
+  shard-0.safetensors   the pieces that one process holds, under the paths of the tensors in the state
+  pieces.json           which box of which tensor each piece fills
+```
 """
 
 from __future__ import annotations
@@ -14,6 +20,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +28,10 @@ from typing import Any
 
 from torch import Tensor
 
-from loopwright.checkpoint.atomic import staged_directory, write_bytes
-from loopwright.checkpoint.decoding import decode, parse_json
-from loopwright.checkpoint.encoding import HEADER_KEY, encode
+from loopwright.checkpoint.atomic import FileRecord, shared_staging, staged_directory, write_bytes
+from loopwright.checkpoint.decoding import decode
+from loopwright.checkpoint.encoding import HEADER_KEY, encode_with_pieces
+from loopwright.checkpoint.gathering import check_token, gather_parts, part_name, write_part
 from loopwright.checkpoint.manifest import (
     MANIFEST,
     REMEDY,
@@ -34,6 +42,9 @@ from loopwright.checkpoint.manifest import (
     manifest_bytes,
     read_manifest,
 )
+from loopwright.checkpoint.pieces import SINGLE, Group
+from loopwright.checkpoint.stored import StoredFiles, StoredTensor, read_pieces, stored_pieces, stored_tensors
+from loopwright.checkpoint.strictjson import Json, parse_json
 from loopwright.checkpoint.tensorfile import read_tensors, write_tensors
 from loopwright.checkpoint.tree import Tree, escape, unescape
 from loopwright.errors import CheckpointError
@@ -51,30 +62,62 @@ class Checkpoint:
     path: Path
 
 
-def write_checkpoint(path: str | os.PathLike[str], tree: Tree, meta: dict[str, Any] | None = None) -> None:
+def write_checkpoint(
+    path: str | os.PathLike[str],
+    tree: Tree,
+    meta: dict[str, Any] | None = None,
+    *,
+    group: Group = SINGLE,
+    token: str = "",
+    stop: threading.Event | None = None,
+) -> None:
     """Write a state tree as a checkpoint directory, which appears complete or not at all.
 
-    An existing checkpoint of that name is replaced in one step.
+    An existing checkpoint of that name is replaced in one step. Where tensors are spread over the processes of a
+    `group`, all of them call this, with trees of one form and one `token` (see `new_token`): the process of rank 0
+    returns when the checkpoint is there, or raises `group.patience` seconds later or once `stop` is set; the others
+    return when their part is written. Otherwise the process of rank 0 writes all of it, and the others nothing.
     """
+    check_token(group, token)
     destination = Path(path)
-    structure, tensors = encode(tree)
-    models = _model_files(tree)
-    groups = _split(tensors, models)
+    structure, tensors, pieces = encode_with_pieces(tree)
+    shared = shared_staging(destination, token, group.rank) if pieces and group.world > 1 else None
     try:
-        with staged_directory(destination) as staging:
-            files = {STATE: write_bytes(staging / STATE, json.dumps(structure, allow_nan=False).encode())}
-            for name, group in groups.items():
-                files[name] = write_tensors(staging / name, group)
+        if not group.is_main:
+            if shared is not None:
+                shared.mkdir(parents=True, exist_ok=True)
+                write_part(shared, group.rank, pieces)
+            return
+        models = _model_files(tree, {part_name(rank) for rank in range(group.world)} if pieces else set())
+        with staged_directory(destination, shared) as staging:
+            files = _write_state(staging, structure, _split(tensors, models))
+            if pieces:
+                write_part(staging, group.rank, pieces)
+                files |= gather_parts(staging, group, pieces, stop or threading.Event())
             write_bytes(staging / MANIFEST, manifest_bytes(meta or {}, files, models))
     except OSError as error:
+        what = "Checkpoint" if group.is_main else f"The part of rank {group.rank} of checkpoint"
         raise CheckpointError(
-            f"Checkpoint {destination} could not be written: {error}. What was there before is untouched; "
+            f"{what} {destination} could not be written: {error}. What was there before is untouched; "
             "see to free space and access, then save again."
         ) from error
 
 
-def read_checkpoint(path: str | os.PathLike[str], *, verify: bool = True) -> Checkpoint:
-    """Read a checkpoint after comparing every file with its hash; nothing in it is executed."""
+def _write_state(staging: Path, structure: Json, groups: dict[str, dict[str, Tensor]]) -> dict[str, FileRecord]:
+    files = {STATE: write_bytes(staging / STATE, json.dumps(structure, allow_nan=False).encode())}
+    for name, tensors in groups.items():
+        files[name] = write_tensors(staging / name, tensors)
+    return files
+
+
+def read_checkpoint(
+    path: str | os.PathLike[str], *, verify: bool = True, copies: bool = True, lazy: bool = False
+) -> Checkpoint:
+    """Read a checkpoint after comparing every file with its hash; nothing in it is executed.
+
+    Without `copies` the tensors stay in the files, mapped, which is enough to look at them. With `lazy` they are
+    `StoredTensor` objects, of which every process reads what it needs.
+    """
     directory = Path(path)
     manifest = read_manifest(directory)
     check_files(directory, manifest, list(manifest.files), deep=verify)
@@ -82,7 +125,9 @@ def read_checkpoint(path: str | os.PathLike[str], *, verify: bool = True) -> Che
         structure = parse_json((directory / STATE).read_bytes(), str(directory / STATE))
     except OSError as error:
         raise CheckpointError(f"{directory / STATE} cannot be read: {error}") from error
-    return Checkpoint(manifest.meta, decode(structure, dict(_all_tensors(directory, manifest))), directory)
+    if lazy:
+        return Checkpoint(manifest.meta, decode(structure, dict(_all_stored(directory, manifest))), directory)
+    return Checkpoint(manifest.meta, decode(structure, dict(_all_tensors(directory, manifest, copies))), directory)
 
 
 def check_files(directory: Path, manifest: Manifest, names: list[str], *, deep: bool) -> None:
@@ -92,18 +137,33 @@ def check_files(directory: Path, manifest: Manifest, names: list[str], *, deep: 
             raise CheckpointError(f"Checkpoint {directory} is damaged: {problem}; {REMEDY}.")
 
 
-def _all_tensors(directory: Path, manifest: Manifest) -> Iterator[tuple[str, Tensor]]:
-    yield from read_tensors(directory / TENSORS).items()
+def _all_tensors(directory: Path, manifest: Manifest, copies: bool) -> Iterator[tuple[str, Tensor]]:
+    yield from read_tensors(directory / TENSORS, copies=copies).items()
     for model, file in manifest.models.items():
-        for key, tensor in read_tensors(directory / file).items():
-            yield f"{MODELS}/{escape(model)}/{escape(key)}", tensor
+        for key, tensor in read_tensors(directory / file, copies=copies).items():
+            yield weight_path(model, key), tensor
+    yield from read_pieces(directory, manifest).items()
 
 
-def _model_files(tree: Tree) -> dict[str, str]:
+def _all_stored(directory: Path, manifest: Manifest) -> Iterator[tuple[str, StoredTensor]]:
+    files = StoredFiles(directory)
+    yield from stored_tensors(directory, TENSORS, files)
+    for model, file in manifest.models.items():
+        for key, tensor in stored_tensors(directory, file, files):
+            yield weight_path(model, key), tensor
+    yield from stored_pieces(directory, manifest, files).items()
+
+
+def weight_path(model: str, key: str) -> str:
+    """Where an entry of a model's state dict is in the state."""
+    return f"{MODELS}/{escape(model)}/{escape(key)}"
+
+
+def _model_files(tree: Tree, taken: set[str]) -> dict[str, str]:
     """A safe and free file name for each model of the tree."""
     models = tree.get(MODELS) if isinstance(tree, dict) else {}
     names: dict[str, str] = {}
-    taken = {TENSORS}
+    taken = {TENSORS, *taken}
     for model, state in models.items() if isinstance(models, dict) else ():
         if not isinstance(model, str) or not isinstance(state, dict):
             raise CheckpointError(

@@ -58,14 +58,27 @@ class KeptModels:
         wait: bool = False,
     ) -> bool:
         """Save the model if it is among the best, then remove the one it displaces; whether it was."""
-        path = checked_path(self.directory, name)
+        checked_path(self.directory, name)
         if not self.wants(name, value, int(meta.get("update", 0))):
             return False
+        self.save(name, tree, meta, value=value, wait=wait)
+        return True
+
+    def save(
+        self,
+        name: str,
+        tree: Tree,
+        meta: dict[str, Any],
+        *,
+        value: float,
+        wait: bool = False,
+        token: str = "",
+    ) -> None:
+        """Save a model that is known to be `wanted`; in a group that is for rank 0 to say, and for all to do."""
         noted = {**meta, METRIC: {"name": self.policy.metric, "value": float(value)}}
-        self.writer.save(path, tree, noted, then=self._prune)
+        self.writer.save(checked_path(self.directory, name), tree, noted, then=self._prune, token=token)
         if wait:
             self.writer.wait()
-        return True
 
     def models(self) -> list[KeptModel]:
         """What is kept, best first."""

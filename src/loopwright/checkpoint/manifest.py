@@ -14,8 +14,8 @@ from typing import Any
 
 from loopwright._version import __version__
 from loopwright.checkpoint.atomic import CHUNK, FileRecord
-from loopwright.checkpoint.decoding import decode, parse_json
-from loopwright.checkpoint.encoding import Json, encode_plain
+from loopwright.checkpoint.layout import PIECES, read_layouts, table_of
+from loopwright.checkpoint.strictjson import Json, parse_json
 from loopwright.errors import CheckpointError
 
 FORMAT = 1
@@ -44,14 +44,17 @@ class Manifest:
         return sum(record.size for record in self.files.values())
 
     @property
-    def order(self) -> tuple[float, str]:
+    def order(self) -> tuple[int | float, str]:
         """What checkpoints are ordered by: the update, then the time."""
         update = self.meta.get("update")
-        return (float(update) if isinstance(update, int | float) else -1.0, self.created)
+        is_number = isinstance(update, int | float) and update == update
+        return (update if is_number else -1, self.created)  # type: ignore[return-value]
 
 
 def manifest_bytes(meta: dict[str, Any], files: dict[str, FileRecord], models: dict[str, str]) -> bytes:
     """A manifest that also vouches for itself, as it is written."""
+    from loopwright.checkpoint.encoding import encode_plain  # torch, which reading a manifest does without
+
     content: dict[str, Json] = {
         "format": FORMAT,
         "loopwright": __version__,
@@ -69,8 +72,6 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
     name = directory / MANIFEST
     if problem := _unreadable(directory, MANIFEST):
         raise CheckpointError(f"{directory} is not a complete checkpoint: {problem}; {REMEDY}.")
-    if name.stat().st_size > LARGEST_MANIFEST:
-        raise CheckpointError(f"{name} is too large to be a manifest; {REMEDY}.")
     content = parse_json(_read(name), str(name))
     if not isinstance(content, dict) or not isinstance(content.get("format"), int):
         raise CheckpointError(f"{name} is not a manifest: it states no format; {REMEDY}.")
@@ -91,8 +92,14 @@ def verify_checkpoint(path: str | os.PathLike[str]) -> list[str]:
         manifest = read_manifest(path)
     except CheckpointError as error:
         return [str(error)]
-    problems = (find_problem(Path(path), name, record) for name, record in manifest.files.items())
-    return [problem for problem in problems if problem]
+    found = (find_problem(Path(path), name, record) for name, record in manifest.files.items())
+    problems = [problem for problem in found if problem]
+    if PIECES in manifest.files and not problems:
+        try:
+            read_layouts(Path(path), manifest.files)
+        except CheckpointError as error:
+            return [str(error)]
+    return problems
 
 
 def find_problem(directory: Path, name: str, record: FileRecord, *, deep: bool = True) -> str | None:
@@ -141,6 +148,8 @@ def _unreadable(directory: Path, name: str) -> str | None:
 
 def _read(path: Path) -> bytes:
     try:
+        if path.stat().st_size > LARGEST_MANIFEST:
+            raise CheckpointError(f"{path} is too large to be a manifest; {REMEDY}.")
         return path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
@@ -148,9 +157,9 @@ def _read(path: Path) -> bytes:
 
 def _parse(content: dict[str, Json], name: Path) -> Manifest:
     try:
-        meta = decode(content["meta"], {})
-        files = {file: _record(entry) for file, entry in _table(content["files"]).items()}
-        models = {model: str(file) for model, file in _table(content["models"]).items()}
+        meta = _decoded(content["meta"])
+        files = {file: record_of(entry) for file, entry in table_of(content["files"]).items()}
+        models = {model: str(file) for model, file in table_of(content["models"]).items()}
         created, version = str(content["created"]), str(content["loopwright"])
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{name} is malformed ({error!r}); {REMEDY}.") from None
@@ -162,15 +171,19 @@ def _parse(content: dict[str, Json], name: Path) -> Manifest:
     return Manifest(meta, files, models, created, version, FORMAT)
 
 
-def _record(entry: Json) -> FileRecord:
-    table = _table(entry)
+def _decoded(meta: Json) -> Any:
+    """Metadata as it was noted; plain JSON, as it nearly always is, is taken without importing torch."""
+    if '"$' not in json.dumps(meta):
+        return meta
+    from loopwright.checkpoint.decoding import decode
+
+    return decode(meta, {})
+
+
+def record_of(entry: Json) -> FileRecord:
+    """What a table says of a file."""
+    table = table_of(entry)
     size, sha256 = table["size"], table["sha256"]
     if type(size) is not int or not isinstance(sha256, str):
         raise TypeError("a file's size is a number and its sha256 is text")
     return FileRecord(size, sha256)
-
-
-def _table(value: Json) -> dict[str, Json]:
-    if not isinstance(value, dict):
-        raise TypeError(f"expected an object, found {value!r:.60}")
-    return value

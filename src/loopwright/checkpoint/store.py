@@ -44,7 +44,10 @@ def update_name(update: int) -> str:
 
 
 class CheckpointStore:
-    """Saves checkpoints to a directory, keeps the last `keep`, and finds the newest that verifies."""
+    """Saves checkpoints to a directory, keeps the last `keep`, and finds the newest that verifies.
+
+    In a group (that of the writer) every process has a store and saves to it; only that of rank 0 removes anything.
+    """
 
     def __init__(self, directory: str | os.PathLike[str], keep: int = 2, *, writer: AsyncWriter | None = None) -> None:
         if keep < 1:
@@ -53,10 +56,16 @@ class CheckpointStore:
         self.keep = keep
         self.writer = writer or AsyncWriter()
 
-    def save(self, name: str, tree: Tree, meta: dict[str, Any] | None = None, *, wait: bool = False) -> None:
-        """Save the state as it is now; the writing goes on behind unless `wait`."""
+    def save(
+        self, name: str, tree: Tree, meta: dict[str, Any] | None = None, *, wait: bool = False, token: str = ""
+    ) -> None:
+        """Save the state as it is now; the writing goes on behind unless `wait`.
+
+        In a group all processes save the same `name` under the same `token` (see `new_token`). Waiting is for what
+        this process writes: in that of rank 0 for the whole checkpoint, in the others for their part.
+        """
         path = checked_path(self.directory, name)
-        self.writer.save(path, tree, meta, then=lambda: self._prune(committed=name))
+        self.writer.save(path, tree, meta, then=lambda: self._prune(committed=name), token=token)
         if wait:
             self.writer.wait()
 
@@ -72,30 +81,35 @@ class CheckpointStore:
         """The checkpoints that look complete, oldest first; sizes are compared, hashes are not."""
         return [entry for entry in list_entries(self.directory) if entry.problem is None]
 
-    def newest(self) -> Checkpoint | None:
-        """The newest checkpoint that verifies; damaged ones are named in the log and passed over."""
+    def newest(self, *, lazy: bool = False) -> Checkpoint | None:
+        """The newest checkpoint that verifies; damaged ones are named in the log and passed over.
+
+        In a group, let one process find it and the others read its `path`, so that all take the same.
+        """
         self.clean()
         for path in _newest_first(self.directory):
             try:
-                return read_checkpoint(path)
+                return read_checkpoint(path, lazy=lazy)
             except CheckpointError as error:
                 logger.warning("Checkpoint %s is passed over: %s", path.name, error)
         return None
 
     def clean(self) -> list[str]:
         """Remove what killed processes left half-written; the names of it."""
-        return clean_leftovers(self.directory) if self.directory.is_dir() else []
+        return clean_leftovers(self.directory) if self.writer.group.is_main and self.directory.is_dir() else []
 
     def prune(self) -> list[str]:
         """Remove all but the last `keep`, once the newest of them is known to be sound; the names removed."""
         entries = self.entries()
-        if len(entries) <= self.keep:
+        if len(entries) <= self.keep or not self.writer.group.is_main:
             return []
         sound = next((entry for entry in reversed(entries) if not verify_checkpoint(entry.path)), None)
         return [] if sound is None else self._prune(committed=sound.name)
 
     def discard(self, *, after_update: int) -> list[str]:
         """Remove the checkpoints of a future that is not taken: those after this update."""
+        if not self.writer.group.is_main:
+            return []
         return _remove([e for e in list_entries(self.directory) if e.manifest.order[0] > after_update])
 
     def _prune(self, *, committed: str) -> list[str]:

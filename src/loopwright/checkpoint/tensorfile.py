@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from loopwright.checkpoint.atomic import FileRecord, HashingFile
-from loopwright.checkpoint.decoding import parse_json
+from loopwright.checkpoint.headers import TIED
+from loopwright.checkpoint.strictjson import parse_json
 from loopwright.checkpoint.tree import TensorKey, tensor_key
 from loopwright.errors import CheckpointError
 
-TIED = "loopwright.tied"  # in the header's metadata: {"name left out": "name it is tied to"}
 ALIGNMENT = 8
 
 DTYPES = {
@@ -39,7 +39,7 @@ DTYPES = {
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> FileRecord:
     """A new safetensors file; a tensor that occurs twice is written once and noted in the metadata."""
-    unique, tied = _split_tied(tensors)
+    unique, tied = split_tied(tensors)
     texts = {**(metadata or {}), **({TIED: json.dumps(tied)} if tied else {})}
     # Widest first, as the format's own writer does, so that every tensor stays aligned.
     names = sorted(unique, key=lambda name: (-unique[name].itemsize, name))
@@ -50,21 +50,26 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     return file.record()
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a safetensors file in memory of their own, tied ones as one tensor under two names."""
+def read_tensors(path: Path, *, copies: bool = True) -> dict[str, Tensor]:
+    """All tensors of a safetensors file in memory of their own, tied ones as one tensor under two names.
+
+    Without `copies` they are mapped from the file: only to be looked at, and in no more memory than is looked at.
+    """
     from safetensors import safe_open
 
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             metadata: dict[str, str] = file.metadata() or {}
-            # Cloned: a mapped tensor would change under us if the file did.
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            if copies:  # a mapped tensor would change under us if the file did
+                tensors = {name: tensor.clone() for name, tensor in tensors.items()}
     except Exception as error:  # the reader has no common error type, and the file is untrusted
         raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
     return tensors | {name: tensors[kept] for name, kept in _tied(path, metadata, tensors).items()}
 
 
-def _split_tied(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+def split_tied(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors that are one memory each, and the names of the others with those they stand for."""
     first: dict[TensorKey, str] = {}
     unique: dict[str, Tensor] = {}
     tied: dict[str, str] = {}

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from loopwright.checkpoint.atomic import staged_file
-from loopwright.checkpoint.files import check_files
+from loopwright.checkpoint.files import check_files, weight_path
+from loopwright.checkpoint.layout import PIECES
 from loopwright.checkpoint.manifest import read_manifest
+from loopwright.checkpoint.stored import read_pieces
 from loopwright.checkpoint.tensorfile import DTYPES, read_tensors, write_tensors
-from loopwright.checkpoint.tree import plain_tensor
+from loopwright.checkpoint.tree import plain_tensor, unescape
 from loopwright.errors import CheckpointError
 
 SAFE = ".safetensors"
@@ -79,8 +81,13 @@ def _from_checkpoint(directory: Path, model: str | None) -> dict[str, Tensor]:
     if name not in manifest.models:
         raise CheckpointError(f"{directory} holds no model {name!r}, only {names}.")
     file = manifest.models[name]
-    check_files(directory, manifest, [file], deep=True)
-    return read_tensors(directory / file)
+    spread = [name for name in manifest.files if PIECES in manifest.files and name not in manifest.models.values()]
+    check_files(directory, manifest, [file, *spread], deep=True)
+    start = weight_path(name, "")
+    pieces = read_pieces(directory, manifest, start) if spread else {}
+    keys = {path: path.removeprefix(start) for path in pieces}
+    weights = {unescape(key): pieces[path] for path, key in keys.items() if "/" not in key}
+    return read_tensors(directory / file) | weights
 
 
 def _from_pickle(path: Path) -> dict[str, Tensor]:

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from loopwright.checkpoint.files import write_checkpoint
-from loopwright.checkpoint.snapshot import SnapshotBuffers, snapshot
+from loopwright.checkpoint.gathering import check_token
+from loopwright.checkpoint.pieces import SINGLE, Group
+from loopwright.checkpoint.snapshots import SnapshotBuffers, snapshot
 from loopwright.checkpoint.tree import Tree
 from loopwright.errors import ConfigurationError
 
@@ -22,14 +24,17 @@ OnError = Literal["raise", "warn"]
 class AsyncWriter:
     """Writes one checkpoint at a time in the background.
 
-    Its memory is one copy of the state. The thread is not a daemon: leaving the program waits for it.
+    Its memory is one copy of the state. The thread is not a daemon: leaving the program waits for it. In a `group`
+    each process has a writer, and copies and writes only its part of what is spread over them; the rest is rank 0's.
     """
 
-    def __init__(self, on_error: OnError = "raise") -> None:
+    def __init__(self, on_error: OnError = "raise", *, group: Group = SINGLE) -> None:
         if on_error not in ("raise", "warn"):
             raise ConfigurationError(f"on_error is {on_error!r}; it may be 'raise' or 'warn'.")
         self.on_error = on_error
-        self._buffers = SnapshotBuffers()
+        self.group = group
+        self._buffers = SnapshotBuffers(group)
+        self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -40,15 +45,19 @@ class AsyncWriter:
         meta: dict[str, Any] | None = None,
         *,
         then: Callable[[], object] | None = None,
+        token: str = "",
     ) -> None:
         """Take a snapshot and start writing it; `then` is called on the thread once it is committed.
 
-        A write still going on is waited for first, since the snapshot uses its memory.
+        A write still going on is waited for first, since the snapshot uses its memory. All processes of a group save
+        the same state under the same `token`; `then` is for the one that commits, that of rank 0.
         """
+        check_token(self.group, token)
         self.wait()
         state, noted = self._buffers.take(tree), snapshot(meta or {})
+        self._stop = threading.Event()
         self._thread = threading.Thread(
-            target=self._write, args=(Path(path), state, noted, then), name="loopwright-checkpoint"
+            target=self._write, args=(Path(path), state, noted, then, token), name="loopwright-checkpoint"
         )
         self._thread.start()
 
@@ -64,11 +73,15 @@ class AsyncWriter:
             self._raise()
 
     def wait(self) -> None:
-        """Return when nothing is being written, or raise what went wrong with it."""
+        """Return when nothing is being written by this process, or raise what went wrong with it."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
         self.check()
+
+    def abandon(self) -> None:
+        """Stop waiting for the parts of other processes, which are known to be gone: that checkpoint fails at once."""
+        self._stop.set()
 
     @property
     def is_writing(self) -> bool:
@@ -80,10 +93,12 @@ class AsyncWriter:
         if error is not None:
             raise error
 
-    def _write(self, path: Path, state: Tree, meta: dict[str, Any], then: Callable[[], object] | None) -> None:
+    def _write(
+        self, path: Path, state: Tree, meta: dict[str, Any], then: Callable[[], object] | None, token: str
+    ) -> None:
         try:
-            write_checkpoint(path, state, meta)
-            if then is not None:
+            write_checkpoint(path, state, meta, group=self.group, token=token, stop=self._stop)
+            if then is not None and self.group.is_main:
                 then()
         except BaseException as error:
             if self.on_error == "raise" and threading.main_thread().is_alive():

@@ -9,6 +9,7 @@ from .feeds import Feed
 from .fetching import Request
 from .interface import Batch, Stateful, Stream, check_kind
 from .plan import Plan, Planner, spans_from
+from .sharding import Shard
 
 _KIND = "a map-style data set"
 
@@ -16,8 +17,9 @@ _KIND = "a map-style data set"
 class Place:
     """Epoch and position in an indexed data set, and the plan of batches they refer to."""
 
-    def __init__(self, planner: Planner, seed: int) -> None:
+    def __init__(self, planner: Planner, seed: int, shard: Shard | None = None) -> None:
         self.planner = planner
+        self.shard = shard
         self.epoch = 0
         self.position = 0
         self._seed = seed
@@ -96,8 +98,9 @@ class IndexedStream(Stream):
             if batch is None:
                 break
             batches.append(batch)
-            position += 1 if self._place.planner.single else batch.size
-            left = None if left is None else left - batch.size
+            total = batch.size if batch.total is None else batch.total
+            position += 1 if self._place.planner.single else total
+            left = None if left is None else left - total
         self._place.position = position  # only now: a batch that was not given out is not consumed
         return batches
 
@@ -134,9 +137,15 @@ class IndexedStream(Stream):
             return None
         if limit is not None and stop - start > limit:  # a shorter batch than the one asked for
             self._feed.start(self._place.epoch, self._requests(position, limit))
-        return self._feed.next()
+        batch = self._feed.next()
+        if (shard := self._place.shard) is None:
+            return batch
+        total = min(stop - start, stop - start if limit is None else limit)
+        return Batch(batch.value, shard.size(total), total)
 
     def _requests(self, position: int, limit: int | None = None) -> Iterator[Request]:
-        plan, epoch = self._place.plan, self._place.epoch
+        plan, epoch, shard = self._place.plan, self._place.epoch, self._place.shard
         for start, stop in spans_from(plan, position, limit):
+            if shard is not None:
+                start, stop = shard.part(start, stop)
             yield Request(epoch, plan.indices(start, stop))

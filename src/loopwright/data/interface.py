@@ -10,10 +10,14 @@ from ..errors import DataError
 
 
 class Batch(NamedTuple):
-    """A batch as the model side sees it, and the number of samples in it."""
+    """A batch as the model side sees it, and the number of samples in it.
+
+    `total` counts the samples of all processes' parts together, where a batch is divided among several.
+    """
 
     value: Any
     size: int
+    total: int | None = None
 
 
 @runtime_checkable

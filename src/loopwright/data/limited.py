@@ -30,6 +30,7 @@ class LimitedStream(Stream):
             return []
         batches = self._stream.take(min(count, left), max_samples)
         self._taken += len(batches)
+        self._measure()  # the stream behind may have learnt how long this epoch is
         return batches
 
     def state_dict(self) -> dict[str, Any]:

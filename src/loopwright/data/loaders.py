@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sized
 from typing import Any
 
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, IterDataPipe
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, IterDataPipe
 
 from .feeds import LocalFeed, WorkerFeed, WorkerSettings
 from .fetching import Collate, Fetcher
@@ -12,6 +12,7 @@ from .interface import Stream
 from .iterated import Batching, Cursor, IteratedStream, Randomness
 from .plan import Planner
 from .samplers import order_of
+from .sharding import AlreadySharded, Shard, ShardedBatches
 from .tensors import TensorStream, is_tensors
 
 _INSTEAD = (
@@ -28,7 +29,7 @@ def is_plain(loader: object) -> bool:
     return kind.__iter__ is DataLoader.__iter__ and kind._get_iterator is DataLoader._get_iterator
 
 
-def open_loader(loader: DataLoader[Any], seed: int) -> Stream:
+def open_loader(loader: DataLoader[Any], seed: int, shard: Shard | None = None) -> Stream:
     """A stream over the data of a plain DataLoader."""
     if isinstance(loader.dataset, IterableDataset):
         if loader.num_workers or isinstance(loader.dataset, IterDataPipe):
@@ -39,12 +40,30 @@ def open_loader(loader: DataLoader[Any], seed: int) -> Stream:
     if planner is None:
         return open_iterable(loader, seed)
     settings = WorkerSettings.of(loader)
-    return open_indexed(loader.dataset, planner, loader.collate_fn, seed=seed, settings=settings)
+    return open_indexed(loader.dataset, planner, loader.collate_fn, seed=seed, settings=settings, shard=shard)
 
 
-def open_indexed(dataset: Any, planner: Planner, collate: Collate, *, seed: int, settings: WorkerSettings) -> Stream:
+def open_indexed(
+    dataset: Any,
+    planner: Planner,
+    collate: Collate,
+    *,
+    seed: int,
+    settings: WorkerSettings,
+    shard: Shard | None = None,
+) -> Stream:
     """A stream over a map-style data set, on the fast path where that gives the same batches."""
-    place = Place(planner, seed)
+    is_divided = shard is not None and isinstance(planner.order.sampler, DistributedSampler)
+    cuts = shard is not None and not planner.single and not is_divided
+    place = Place(planner, seed, shard if cuts else None)
+    stream = _open_place(dataset, place, collate, seed=seed, settings=settings)
+    if shard is None or cuts:
+        return stream
+    return AlreadySharded(stream, shard.world) if is_divided else ShardedBatches(stream, shard)
+
+
+def _open_place(dataset: Any, place: Place, collate: Collate, *, seed: int, settings: WorkerSettings) -> Stream:
+    planner = place.planner
     if planner.is_even and settings.worker_init_fn is None and is_tensors(dataset, collate):
         return TensorStream(place, dataset, settings.pin_memory)
     fetcher = Fetcher(dataset, collate, seed, planner.single)

@@ -9,14 +9,17 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from ..errors import ConfigurationError, DataError
 from .feeds import WorkerSettings
+from .indexed import IndexedStream
 from .interface import Batch, Stateful, Stream, batch_size_of
 from .iterated import Batching
 from .loaders import is_plain, open_indexed, open_items, open_iterable, open_loader, open_stateful
 from .plan import Planner
 from .samplers import Order, SequentialOrder, ShuffledOrder
 from .sequences import SequenceStream
+from .sharding import AlreadySharded, Shard, ShardedBatches
+from .tensors import TensorStream
 
-__all__ = ["Batch", "Stream", "batch_size_of", "open_stream"]
+__all__ = ["Batch", "Shard", "Stream", "batch_size_of", "open_stream"]
 
 DEFAULT_BATCH_SIZE = 32
 
@@ -39,35 +42,57 @@ def open_stream(
     seed: int,
     shuffle: bool,
     collate_fn: Callable[[Any], Any] | None = None,
+    shard: Shard | None = None,
 ) -> Stream:
     """A stream over a data set, a DataLoader, a sequence of batches, or any iterable of batches.
 
-    `batch_size` (None means 32), `shuffle` and `collate_fn` are for data sets; a DataLoader keeps its own.
+    `batch_size` (None means 32), `shuffle` and `collate_fn` are for data sets; a DataLoader keeps its own. With a
+    `shard`, every batch is one batch of all processes together, and this one gets its part of it.
     """
     _check_batch_size(batch_size)
+    stream = _open(data, batch_size, collate_fn, seed=seed, shuffle=shuffle, shard=shard)
+    is_cut = isinstance(stream, IndexedStream | TensorStream | ShardedBatches | AlreadySharded)
+    return stream if shard is None or is_cut else ShardedBatches(stream, shard)
+
+
+def _open(
+    data: Any,
+    batch_size: int | None,
+    collate_fn: Callable[[Any], Any] | None,
+    *,
+    seed: int,
+    shuffle: bool,
+    shard: Shard | None,
+) -> Stream:
     if isinstance(data, IterableDataset):
         batching = Batching(batch_size or DEFAULT_BATCH_SIZE, False, collate_fn or default_collate)
         return open_items(data, batching, seed)
     if _is_samples(data, batch_size):
-        return _open_dataset(data, batch_size, collate_fn, seed=seed, shuffle=shuffle)
+        return _open_dataset(data, batch_size, collate_fn, seed=seed, shuffle=shuffle, shard=shard)
     _check_accepted(data)
     _check_no_batching(data, batch_size, collate_fn)
     if isinstance(data, Stateful):
         return open_stateful(data, seed)  # type: ignore[arg-type]  # checked to be iterable
     if is_plain(data):
-        return open_loader(data, seed)
+        return open_loader(data, seed, shard)
     return SequenceStream(data) if isinstance(data, Sequence) else open_iterable(data, seed)
 
 
 def _open_dataset(
-    dataset: Any, batch_size: int | None, collate_fn: Callable[[Any], Any] | None, *, seed: int, shuffle: bool
+    dataset: Any,
+    batch_size: int | None,
+    collate_fn: Callable[[Any], Any] | None,
+    *,
+    seed: int,
+    shuffle: bool,
+    shard: Shard | None,
 ) -> Stream:
     if not isinstance(dataset, Sized):
         raise DataError(f"{type(dataset).__name__} has no length: give it `__len__`, or make it an IterableDataset.")
     order: Order = ShuffledOrder(dataset, seed) if shuffle else SequentialOrder(dataset)
     planner = Planner(order, batch_size or DEFAULT_BATCH_SIZE, drop_last=False)
     collate = collate_fn or default_collate
-    return open_indexed(dataset, planner, collate, seed=seed, settings=WorkerSettings())
+    return open_indexed(dataset, planner, collate, seed=seed, settings=WorkerSettings(), shard=shard)
 
 
 def _is_samples(data: Any, batch_size: int | None) -> bool:

@@ -13,6 +13,7 @@ from .fetching import can_pin, pin
 from .indexed import Place
 from .interface import Batch, Stream
 from .plan import EvenBatches
+from .sharding import Shard
 
 _BLOCK = 512  # batches whose indices are split off at once: cheap for each, and nothing to wait for
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
@@ -40,11 +41,11 @@ class TensorStream(Stream):
         source = self._batches or self._start()
         if count == 1:
             for batch in source:
-                self._place.position += batch.size
+                self._place.position += batch.size if batch.total is None else batch.total
                 return [batch]
         batches = list(islice(source, count))
         for batch in batches:
-            self._place.position += batch.size
+            self._place.position += batch.size if batch.total is None else batch.total
         return batches
 
     def state_dict(self) -> dict[str, Any]:
@@ -68,7 +69,7 @@ class TensorStream(Stream):
                 self._start(limit=left)
             if not (taken := self.take(1)):
                 break
-            left -= taken[0].size
+            left -= taken[0].size if taken[0].total is None else taken[0].total
             batches += taken
         return batches
 
@@ -89,7 +90,7 @@ class TensorStream(Stream):
                 stop, limit = min(stop, start + limit), None
             if stop % plan.batch_size == 0 and start % plan.batch_size == 0:
                 stop = min(start + _BLOCK * plan.batch_size, plan.num_samples)
-            yield cut(tensors, order, (start, stop), plan.batch_size)
+            yield cut(tensors, order, (start, stop), plan.batch_size, self._place.shard)
             position = stop
 
 
@@ -128,16 +129,30 @@ def _resolve(dataset: Any, order: Any) -> tuple[tuple[Tensor, ...], Any]:
     return dataset.tensors, order.to(dataset.tensors[0].device)
 
 
-def _selections(tensors: tuple[Tensor, ...], order: Tensor, span: tuple[int, int], batch_size: int) -> Iterator[Batch]:
+def _selections(
+    tensors: tuple[Tensor, ...], order: Tensor, span: tuple[int, int], batch_size: int, shard: Shard | None
+) -> Iterator[Batch]:
     select = [tensor.index_select for tensor in tensors]
     for indices in _split(order, span, batch_size):
-        yield Batch([of(0, indices) for of in select], indices.shape[0])
+        if shard is None:
+            yield Batch([of(0, indices) for of in select], indices.shape[0])
+        else:
+            total = indices.shape[0]
+            first, last = shard.part(0, total)
+            yield Batch([of(0, indices[first:last]) for of in select], shard.size(total), total)
 
 
-def _copies(tensors: tuple[Tensor, ...], order: range, span: tuple[int, int], batch_size: int) -> Iterator[Batch]:
+def _copies(
+    tensors: tuple[Tensor, ...], order: range, span: tuple[int, int], batch_size: int, shard: Shard | None
+) -> Iterator[Batch]:
     parts = [_split(tensor, span, batch_size) for tensor in tensors]
     for views in zip(*parts, strict=True):  # views of the data set's memory, which must not be given out
-        yield Batch([view.clone() for view in views], views[0].shape[0])
+        if shard is None:
+            yield Batch([view.clone() for view in views], views[0].shape[0])
+        else:
+            total = views[0].shape[0]
+            first, last = shard.part(0, total)
+            yield Batch([view[first:last].clone() for view in views], shard.size(total), total)
 
 
 def _split(tensor: Tensor, span: tuple[int, int], size: int) -> tuple[Tensor, ...]:
@@ -146,4 +161,4 @@ def _split(tensor: Tensor, span: tuple[int, int], size: int) -> tuple[Tensor, ..
 
 
 def _pinned(batch: Batch) -> Batch:
-    return Batch(pin(batch.value), batch.size)
+    return Batch(pin(batch.value), batch.size, batch.total)

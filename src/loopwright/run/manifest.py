@@ -17,7 +17,7 @@ import torch
 
 from loopwright._version import __version__
 from loopwright.checkpoint.atomic import staged_file, write_bytes
-from loopwright.checkpoint.decoding import parse_json
+from loopwright.checkpoint.strictjson import parse_json
 from loopwright.errors import CheckpointError, ConfigurationError
 from loopwright.run.git import git_state
 

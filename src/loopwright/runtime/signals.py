@@ -13,11 +13,17 @@ from typing import Any, Self
 
 
 class Signals:
-    """The flags, and the handlers that set them for as long as training lasts."""
+    """The flags, and the handlers that set them for as long as training lasts.
+
+    `requested` is what this process was sent, `stop` what the loop acts on; with several processes (`is_shared`) it
+    does so once all of them know.
+    """
 
     def __init__(self) -> None:
+        self.requested: int | None = None
         self.stop: int | None = None
         self.wants_save = False
+        self.is_shared = False
         self._previous: dict[int, Any] = {}
 
     @property
@@ -30,7 +36,7 @@ class Signals:
         return 128 + (self.stop or 0)
 
     def __enter__(self) -> Self:
-        self.stop, self.wants_save = None, False
+        self.requested, self.stop, self.wants_save = None, None, False
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._previous[number] = signal.signal(number, self._ask_to_stop)
@@ -42,7 +48,7 @@ class Signals:
         for number, handler in self._previous.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
         self._previous = {}
-        self.stop = None
+        self.requested = self.stop = None
 
     def take_save(self) -> bool:
         """Whether a resume point was asked for since the last time."""
@@ -50,9 +56,11 @@ class Signals:
         return wanted
 
     def _ask_to_stop(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self.stop is not None:
+        if number == signal.SIGINT and self.requested is not None:
             raise KeyboardInterrupt
-        self.stop = number
+        self.requested = number
+        if not self.is_shared:
+            self.stop = number
 
     def _ask_to_save(self, number: int, frame: FrameType | None) -> None:
         self.wants_save = True

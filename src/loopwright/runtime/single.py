@@ -2,26 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from ..data.sharding import Shard
 from ..errors import ConfigurationError
+from .mesh import Mesh
 
 _DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Runtime:
-    """A device and a precision."""
+    """A device and a precision. It is also what several processes are to the rest of the package: the simplest case.
 
-    def __init__(self, device: str | torch.device | None = None, precision: str = "fp32") -> None:
+    `activation_checkpointing` computes the activations of repeated blocks again in the backward pass;
+    `compile` is "model" or "blocks".
+    """
+
+    rank = 0
+    world = 1
+    num_shares = 1
+    shard: Shard | None = None
+    forwards_together = False  # whether a forward pass needs all processes, so that none may leave one out
+
+    def __init__(
+        self,
+        device: str | torch.device | None = None,
+        precision: str = "fp32",
+        *,
+        activation_checkpointing: bool = False,
+        compile: str | None = None,  # noqa: A002  (what everyone calls it)
+    ) -> None:
         if precision not in _DTYPES:
             raise ConfigurationError(f"Unknown precision {precision!r}: use one of {', '.join(_DTYPES)}.")
+        if compile not in (None, "model", "blocks"):
+            raise ConfigurationError(f"compile={compile!r}: use 'model', 'blocks' or None.")
         self.device = torch.device(device) if device is not None else detect_device()
         self.precision = precision
+        self.activation_checkpointing = activation_checkpointing
+        self.compile = compile
         self.is_host = self.device.type == "cpu"
 
     @property
@@ -40,16 +64,70 @@ class Runtime:
         """Whether reading a number from the device waits for nothing."""
         return self.is_host
 
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the process that prints and writes for all."""
+        return True
+
     def build_scaler(self) -> torch.amp.GradScaler | None:
         """A loss scaler of its own for each optimizer, where the precision needs one."""
         return torch.amp.GradScaler(self.device.type) if self.precision == "fp16" else None
 
     def place(self, module: nn.Module) -> None:
+        """Put a module where it computes."""
+        from .wrapping import check_values, is_meta, materialise
+
+        if is_meta(module):
+            materialise(module, self.device)
+            check_values(module)
         module.to(self.device)
+
+    def wrap(self, module: nn.Module) -> dict[int, nn.Parameter]:
+        """Prepare a model for training; new parameters, where there are any, under the ids of those they replace."""
+        from .wrapping import blocks_of, checkpoint_activations
+
+        if self.activation_checkpointing:
+            checkpoint_activations(module)
+        if self.compile is not None:
+            for part in [module] if self.compile == "model" else blocks_of(module):
+                part.compile()
+        return {}
 
     def move(self, batch: Any) -> Any:
         """The batch with every tensor in it on the device; containers keep their type."""
         return batch if self.is_host else move_to(batch, self.device)
+
+    # What is nothing to do for one process
+
+    def start_step(self, is_last: bool) -> None:
+        """A step begins; `is_last` in its window."""
+
+    def sync_gradients(self, params: Iterable[nn.Parameter]) -> None:
+        """Make the gradients of a window those of all processes together."""
+
+    def any_flag(self, flag: Tensor) -> Tensor:
+        return flag
+
+    def sum_count(self, count: Any) -> Any:
+        return count
+
+    def sum_table(self, table: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
+        return dict(table)
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        return [value]
+
+    def broadcast_object(self, value: Any) -> Any:
+        return value
+
+    def barrier(self, place: str) -> None:
+        """Wait for all processes."""
+
+    def exchange(self, wishes: Sequence[int]) -> tuple[int, ...]:
+        return tuple(wishes)
+
+    def finish_exchange(self) -> None:
+        """Nothing is under way."""
 
 
 def detect_device() -> torch.device:
@@ -74,11 +152,36 @@ def move_to(value: Any, device: torch.device) -> Any:
     return value
 
 
-def resolve_runtime(given: Runtime | str | torch.device | None, precision: str) -> Runtime:
-    """The runtime a trainer was asked for: an object, a device, or None for the best device there is."""
+def is_launched() -> bool:
+    """Whether this is one of several processes that something started together."""
+    if not os.environ.keys() & {"WORLD_SIZE", "SLURM_NTASKS"}:
+        return False
+    from .environment import Launch
+
+    return Launch.from_environment() is not None
+
+
+def resolve_runtime(given: Any, precision: str) -> Runtime:
+    """The runtime a trainer was asked for.
+
+    An object as it is; a device; "ddp", "fsdp" or a `Mesh`; or None: several processes if there are, else the best
+    device there is.
+    """
     if isinstance(given, Runtime):
+        if precision not in ("fp32", given.precision):
+            raise ConfigurationError(
+                f"precision={precision!r} was given together with a runtime of precision {given.precision!r}: say it "
+                f"once, as in Runtime({given.device.type!r}, {precision!r})."
+            )
         return given
+    is_strategy = given in ("ddp", "fsdp") or isinstance(given, Mesh)
+    if (given is None or is_strategy) and is_launched():
+        from .distributed import DistributedRuntime
+
+        return DistributedRuntime(given or "ddp", precision=precision)
+    if isinstance(given, Mesh):
+        given.check(1)
     try:
-        return Runtime(given, precision)
+        return Runtime(None if is_strategy else given, precision)
     except RuntimeError as error:
         raise ConfigurationError(f"runtime={given!r} is no device torch knows: {error}") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import PurePath
 from typing import TypeAlias
 
@@ -11,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from loopwright.checkpoint.encoding import encode
+from loopwright.checkpoint.encoding import encode_with_pieces
+from loopwright.checkpoint.pieces import Group, Piece, is_dtensor, piece_of
 from loopwright.checkpoint.tree import ATOMS, TensorKey, Tree, plain_tensor, tensor_key
 from loopwright.errors import CheckpointError
 
@@ -21,10 +23,12 @@ BufferKey: TypeAlias = tuple[tuple[int, ...], torch.dtype, bool]
 class SnapshotBuffers:
     """Memory for one snapshot; taking the next overwrites the one before.
 
-    It holds one copy of the state, pinned where the state is on a CUDA device.
+    It holds one copy of the state, pinned where the state is on a CUDA device. With a `group`, it holds only what
+    this process writes of a checkpoint; without, all that this process has, a part of each tensor that is spread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, group: Group | None = None) -> None:
+        self._group = group
         self._buffers: dict[BufferKey, deque[Tensor]] = {}
 
     def take(self, tree: Tree) -> Tree:
@@ -45,11 +49,11 @@ class SnapshotBuffers:
         return copier.touch
 
     def _walk(self, tree: Tree) -> tuple[_Copier, Tree]:
-        copier = _Copier(self._buffers)
+        copier = _Copier(self._buffers, self._group)
         try:
             return copier, copier.copy(tree)
         except (CheckpointError, RecursionError):
-            encode(tree)  # raises the error that names the place
+            encode_with_pieces(tree)  # raises the error that names the place
             raise
 
     def release(self) -> None:
@@ -67,7 +71,9 @@ class _UnknownTypeError(CheckpointError):
 
 
 class _Copier:
-    def __init__(self, free: dict[BufferKey, deque[Tensor]]) -> None:
+    def __init__(self, free: dict[BufferKey, deque[Tensor]], group: Group | None) -> None:
+        self.is_written = group is None or group.is_main
+        self.is_shared = group is not None
         self.free = {key: deque(buffers) for key, buffers in free.items()}
         self.used: dict[BufferKey, deque[Tensor]] = {}
         self.shared: dict[TensorKey, Tensor] = {}
@@ -97,6 +103,18 @@ class _Copier:
 
     def copy_tensor(self, value: Tensor) -> Tensor:
         source = plain_tensor(value, "snapshot")
+        return self.copy_values(source) if self.is_written else torch.empty(0, dtype=source.dtype)
+
+    def copy_dtensor(self, value: Tree) -> Piece:
+        return self.copy_piece(piece_of(value, "snapshot"))
+
+    def copy_piece(self, piece: Piece) -> Piece:
+        source = plain_tensor(piece.local, "snapshot")
+        if self.is_shared and not piece.is_written:
+            return replace(piece, local=source.new_empty((0,) * source.dim(), device="cpu"), is_primary=False)
+        return replace(piece, local=self.copy_values(source))
+
+    def copy_values(self, source: Tensor) -> Tensor:
         key = tensor_key(source)
         if key is not None and key in self.shared:
             return self.shared[key]
@@ -143,6 +161,8 @@ class _Copier:
 
 
 def _by_ancestor(value: Tree) -> Callable[[_Copier, Tree], Tree]:
+    if is_dtensor(value):
+        return _Copier.copy_dtensor
     for kind, copy in _BY_ANCESTOR:
         if isinstance(value, kind):
             return copy
@@ -152,6 +172,7 @@ def _by_ancestor(value: Tree) -> Callable[[_Copier, Tree], Tree]:
 _BY_TYPE: dict[type, Callable[[_Copier, Tree], Tree]] = {
     Tensor: _Copier.copy_tensor,
     torch.nn.Parameter: _Copier.copy_tensor,
+    Piece: _Copier.copy_piece,
     dict: _Copier.copy_dict,
     OrderedDict: _Copier.copy_ordered,
     Counter: _Copier.copy_counter,

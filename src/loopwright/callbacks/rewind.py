@@ -1,0 +1,230 @@
+"""Going back: when a batch spoils training, the last good state returns and that batch is left out."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from functools import partial
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..data.skipping import SkippingStream
+from ..errors import ConfigurationError, NonFiniteLossError
+from ..hooks import Rewinding
+from .nonfinite import NonFiniteGuard
+
+if TYPE_CHECKING:
+    from ..checkpoint import SnapshotBuffers
+    from ..data.stream import Stream
+    from ..step import StepResult
+    from ..trainer import Trainer
+
+
+class Rewind(NonFiniteGuard):
+    """Goes back to the last good state when a loss or gradient norm is not finite, and goes on without that batch.
+
+    The run then is, bit for bit, the run on data that lacks the batch. With `spike`, a loss above `spike` times the
+    median of the last `window` losses is bad too. The state is copied to host memory at the start of each epoch and
+    every `every_updates` updates: one extra copy of it, and at most so many updates are taken again. After
+    `max_rewinds`, the next bad batch is an error. The loss is read at every step, which on an accelerator waits for it.
+    """
+
+    is_immediate = True
+
+    def __init__(
+        self,
+        spike: float | None = None,
+        window: int = 50,
+        *,
+        every_updates: int = 50,
+        max_rewinds: int = 3,
+    ) -> None:
+        super().__init__("raise")
+        if spike is not None and not spike > 1:
+            raise ConfigurationError(f"Rewind(spike={spike!r}): use a factor above 1, such as 3.0, or None.")
+        for name, value in (("window", window), ("every_updates", every_updates), ("max_rewinds", max_rewinds)):
+            if not isinstance(value, int) or value < 1:
+                raise ConfigurationError(f"Rewind({name}={value!r}): use a whole number, 1 or more.")
+        self.spike = spike
+        self.every_updates = every_updates
+        self.max_rewinds = max_rewinds
+        self.num_rewinds = 0
+        self._losses: deque[float] = deque(maxlen=window)
+        self._stream: SkippingStream | None = None
+        self._snapshot: dict[str, Any] | None = None
+        self._buffers: SnapshotBuffers | None = None
+        self._taken_at = 0
+        self._refused: str | None = None
+        self._is_searching = False
+
+    def adapt_stream(self, stream: Stream, *, is_training: bool) -> Stream:
+        if not is_training:
+            return stream
+        self._stream = SkippingStream(stream)
+        return self._stream
+
+    def on_train_start(self, trainer: Trainer) -> None:
+        super().on_train_start(trainer)
+        if any(isinstance(other, NonFiniteGuard) and other is not self for other in trainer.active_callbacks):
+            raise ConfigurationError("Rewind takes the place of NonFiniteGuard: pass only one of them.")
+        if trainer.runtime.world > 1:
+            raise ConfigurationError("Rewind works in one process only: use NonFiniteGuard('skip') with several.")
+        assert self._stream is not None
+        self._stream.check_resumable()
+        self._refused, self._is_searching = None, False
+        if trainer.progress.in_epoch:
+            self._stream.count_from(trainer.progress.epoch_step)
+            self._keep(trainer)
+
+    def on_epoch_start(self, trainer: Trainer) -> None:
+        self._keep(trainer)
+
+    def refuse(self, what: str) -> None:
+        self._refused = self._refused or what
+
+    def on_optimizer_start(self, trainer: Trainer, optimizer: str) -> None:
+        if self._is_searching:
+            self._search(trainer, optimizer)
+
+    def on_train_step_end(self, trainer: Trainer, batch: Any, result: StepResult) -> None:
+        if self._is_searching and not trainer.window.is_last:
+            for name in trainer.optimization.lanes:
+                self._search(trainer, name)
+        value = _loss_of(result)
+        reason = self._refused or self._judge(value)
+        if reason is None:
+            if value is not None:
+                self._losses.append(value)
+        else:
+            self._go_back(trainer, reason, blame=self._is_sure(trainer, value))
+
+    def on_update_end(self, trainer: Trainer) -> None:
+        """Keep the state if it is time, and if its weights are sound: a loss shows what they were before the step."""
+        progress = trainer.progress
+        is_due = progress.update - self._taken_at >= self.every_updates
+        if not is_due and progress.epoch_step != trainer.epoch_length():
+            return
+        if not _are_finite(trainer.parameters()):
+            self._go_back(trainer, "the weights are not finite", blame=self._is_searching)
+        if is_due:
+            self._keep(trainer)
+
+    def on_train_end(self, trainer: Trainer) -> None:
+        self._release()
+
+    def on_exception(self, trainer: Trainer, error: BaseException) -> None:
+        self._release()
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"num_rewinds": self.num_rewinds, "losses": list(self._losses)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.num_rewinds = state["num_rewinds"]
+        self._losses = deque(state["losses"], maxlen=self._losses.maxlen)
+
+    def _judge(self, loss: float | None) -> str | None:
+        """What is wrong with a loss, or None. Spikes are only told from a full window of positive losses."""
+        if loss is None:
+            return None
+        if not math.isfinite(loss):
+            return f"the loss is {loss}"
+        if self.spike is None or len(self._losses) != self._losses.maxlen:
+            return None
+        usual = median(self._losses)
+        if usual <= 0 or loss <= self.spike * usual:
+            return None
+        return f"the loss is {loss:.6g}, more than {self.spike:g} times the usual {usual:.6g}"
+
+    def _is_sure(self, trainer: Trainer, loss: float | None) -> bool:
+        """Whether the batch of this step did it, and not an earlier one that spoilt the window or the weights."""
+        if self._is_searching:
+            return True
+        is_of_window = self._refused is not None and (loss is None or math.isfinite(loss))
+        return not (is_of_window and trainer.accumulate > 1) and _are_finite(trainer.parameters())
+
+    def _search(self, trainer: Trainer, optimizer: str) -> None:
+        """Look for the step whose loss was finite and whose gradients were not; a scaler leaves such steps out."""
+        lane = trainer.optimization.lanes[optimizer]
+        if lane.scaler is None and not _are_finite(p.grad for p in lane.params if p.grad is not None):
+            self.refuse(f"a gradient of optimizer {optimizer!r} is not finite")
+
+    def _keep(self, trainer: Trainer) -> None:
+        from ..checkpoint import SnapshotBuffers
+        from ..checkpoint.capture import capture
+
+        assert trainer.train_stream is not None
+        if self._buffers is None:
+            self._buffers = SnapshotBuffers()
+        state = capture(trainer) | {"data": trainer.train_stream.state_dict()}  # also before the first batch
+        self._snapshot = self._buffers.take(state)
+        self._taken_at = trainer.progress.update
+        self._is_searching = False
+
+    def _go_back(self, trainer: Trainer, reason: str, *, blame: bool) -> None:
+        """Ask the loop to go back: to leave out the batch of this step, or to look for the one that did it."""
+        assert self._stream is not None
+        progress = trainer.progress
+        where = f"in batch {progress.epoch_step} of epoch {progress.epoch + 1}"
+        if self.num_rewinds >= self.max_rewinds:
+            times = "1 rewind" if self.max_rewinds == 1 else f"{self.max_rewinds} rewinds"
+            raise NonFiniteLossError(
+                f"{reason[0].upper()}{reason[1:]} {where}, after {times}: so many bad batches are not an accident. "
+                "Lower the learning rate, clip gradients (`clip_norm=`), look for bad samples, or raise `max_rewinds`."
+            )
+        self._is_searching = not blame
+        skipped = self._stream.with_kept(progress.epoch_step - 1) if blame else self._stream.skipped
+        raise Rewinding(partial(self._undo, trainer, f"{reason} {where}", skipped))
+
+    def _undo(self, trainer: Trainer, reason: str, skipped: Mapping[int, int]) -> None:
+        from ..checkpoint import snapshot
+        from ..checkpoint.capture import restore
+
+        assert self._stream is not None
+        assert trainer.train_stream is not None
+        num_rewinds, seconds = self.num_rewinds, trainer.progress.seconds
+        trainer.optimization.reset()
+        restore(trainer, snapshot(self._snapshot), "in memory")  # a copy: optimizers work on what they are given
+        assert trainer.mark is not None
+        trainer.mark.enter(trainer.train_stream)
+        trainer.mark = None
+        self._stream.skip(skipped)
+        trainer.progress.seconds = seconds  # time is not given back
+        self.num_rewinds, self._refused = num_rewinds, None
+        reason = f"{reason[0].upper()}{reason[1:]}"
+        if self._is_searching:
+            trainer.say(f"{reason}; taking the updates since {self._taken_at} again to find the batch that did it.")
+        else:
+            self.num_rewinds += 1
+            count = f"rewind {self.num_rewinds} of {self.max_rewinds}"
+            trainer.say(f"{reason}; back to update {self._taken_at}, to go on without it ({count}).")
+        trainer.emit("on_rewind")
+
+    def _release(self) -> None:
+        """Give the memory back."""
+        self._snapshot = self._buffers = None
+
+
+def _loss_of(result: StepResult) -> float | None:
+    """The mean loss of a step as a number, read from the device."""
+    if result.loss is None:
+        return None
+    loss = float(result.loss.detach() if isinstance(result.loss, Tensor) else result.loss)
+    if result.count is None:
+        return loss
+    count = float(result.count)
+    return loss / count if count else loss
+
+
+def _are_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether all values are, with one read from the device."""
+    values = [t.detach()._values() if t.is_sparse else t.detach() for t in tensors]
+    values = [value for value in values if value.numel()]
+    if not values:
+        return True
+    norms = torch._foreach_norm(values, math.inf)
+    return bool(torch.stack([norm.to(norms[0].device, torch.float32) for norm in norms]).isfinite().all())

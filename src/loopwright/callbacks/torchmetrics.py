@@ -1,0 +1,238 @@
+"""Metrics that keep their own state, as torchmetrics' do, computed over an evaluation or a training epoch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from ..data.interface import Stateful
+from ..errors import ConfigurationError
+from ..hooks import Callback
+
+if TYPE_CHECKING:
+    from ..data.stream import Stream
+    from ..step import StepResult
+    from ..trainer import Trainer
+
+
+@runtime_checkable
+class UpdatedMetric(Protocol):
+    """What every torchmetrics metric and collection has; anything else that has it works too."""
+
+    def update(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    def compute(self) -> Any: ...
+
+    def reset(self) -> Any: ...
+
+
+@runtime_checkable
+class _Persistent(Protocol):
+    """A torchmetrics metric, which leaves its state out of its state dict unless told otherwise."""
+
+    _update_count: int
+
+    def persistent(self, mode: bool = False) -> None: ...
+
+
+class TorchMetrics(Callback):
+    """Feeds metrics the outputs and targets of every batch and adds their values to the evaluation or epoch.
+
+    `metrics` is a metric (called by its class: MulticlassAccuracy gives `multiclass_accuracy`), a collection, or a
+    dict of names and metrics. `prepare(outputs, targets)` gives the arguments of `update` where the two do not fit as
+    they are: one value, a tuple, or a dict of keywords. `on` says what to measure: "eval", "train" (over the epoch,
+    with the weights as they were at each step) or "both". `names` lists values whose names only `compute` knows,
+    for callbacks that watch them.
+    """
+
+    def __init__(
+        self,
+        metrics: UpdatedMetric | Mapping[str, UpdatedMetric],
+        *,
+        prepare: Callable[[Any, Any], Any] | None = None,
+        on: Literal["eval", "train", "both"] = "eval",
+        names: Iterable[str] = (),
+    ) -> None:
+        if on not in ("eval", "train", "both"):
+            raise ConfigurationError(f"TorchMetrics(on={on!r}): use 'eval', 'train' or 'both'.")
+        self.metrics = _named(metrics)
+        self.prepare = prepare
+        self.on = on
+        self.names = set(names) | _value_names(self.metrics)
+        self._pristine = deepcopy(self.metrics)
+        self._train = deepcopy(self.metrics) if on == "both" else self.metrics
+        self._running: list[dict[str, UpdatedMetric]] = []
+        self._device: torch.device | None = None
+
+    def metric_names(self, known: set[str]) -> set[str]:
+        of_eval = {f"eval_{name}" for name in self.names} if self.on != "train" else set()
+        return of_eval | (self.names if self.on != "eval" else set())
+
+    def on_train_start(self, trainer: Trainer) -> None:
+        self._running = []
+        if self.on != "eval":
+            if trainer.run is not None:
+                _check_stateful(self._train)
+            self._device = trainer.runtime.device
+            _move(self._train, self._device)
+
+    def on_epoch_start(self, trainer: Trainer) -> None:
+        if self.on != "eval":
+            _reset(self._train)
+
+    def on_train_step_end(self, trainer: Trainer, batch: Any, result: StepResult) -> None:
+        if self.on != "eval":
+            self._update(self._train, trainer, batch, result)
+
+    def on_train_epoch_end(self, trainer: Trainer) -> None:
+        if self.on != "eval":
+            trainer.log(_compute(self._train))
+
+    def on_eval_start(self, trainer: Trainer, data: Stream) -> None:
+        """An evaluation inside another one, as of averaged weights, gets metrics of its own."""
+        if self.on != "train":
+            metrics = deepcopy(self._pristine) if self._running else self.metrics
+            _move(metrics, trainer.runtime.device)
+            _reset(metrics)
+            self._running.append(metrics)
+
+    def on_eval_step_end(self, trainer: Trainer, batch: Any, result: StepResult) -> None:
+        if self.on != "train":
+            self._update(self._running[-1], trainer, batch, result)
+
+    def on_eval_end(self, trainer: Trainer, data: Stream) -> None:
+        if self.on != "train":
+            trainer.log(_compute(self._running.pop()))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of a training epoch only: an evaluation is never half done at a checkpoint."""
+        return {} if self.on == "eval" else {name: _state_of(metric) for name, metric in self._train.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name, metric in self._train.items():
+            if name in state:
+                _load_state(metric, state[name])
+        if self._device is not None:
+            _move(self._train, self._device)
+
+    @torch.no_grad()
+    def _update(self, metrics: Mapping[str, UpdatedMetric], trainer: Trainer, batch: Any, result: StepResult) -> None:
+        if result.outputs is None:
+            raise ConfigurationError(
+                "TorchMetrics has no outputs to measure: the step returned a loss alone. Return "
+                "StepResult(loss, outputs=outputs) from your own `train_step` or `eval_step`."
+            )
+        targets = trainer.split_batch(batch)[1]
+        given = (result.outputs, targets) if self.prepare is None else self.prepare(result.outputs, targets)
+        given = _detached(given)
+        for metric in metrics.values():
+            if isinstance(given, dict):
+                metric.update(**given)
+            elif isinstance(given, tuple):
+                metric.update(*given)
+            else:
+                metric.update(given)
+
+
+def _named(metrics: Any) -> dict[str, UpdatedMetric]:
+    named = dict(metrics) if isinstance(metrics, Mapping) else {_snake_case(type(metrics).__name__): metrics}
+    for name, metric in named.items():
+        if not isinstance(metric, UpdatedMetric):
+            raise ConfigurationError(
+                f"TorchMetrics: {name!r} is a {type(metric).__name__}; pass a metric with `update`, `compute` and "
+                "`reset`, a collection, or a dict of them."
+            )
+    if not named:
+        raise ConfigurationError("TorchMetrics was given no metric: pass at least one.")
+    return named
+
+
+def _snake_case(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+
+
+def _value_names(metrics: Mapping[str, UpdatedMetric]) -> set[str]:
+    """The names of the values to come: a collection names its own."""
+    names: set[str] = set()
+    for name, metric in metrics.items():
+        names |= set(map(str, metric.keys())) if isinstance(metric, nn.ModuleDict) else {name}
+    return names
+
+
+def _compute(metrics: Mapping[str, UpdatedMetric]) -> dict[str, float]:
+    values: dict[str, float] = {}
+    for name, metric in metrics.items():
+        values |= _numbers(name, metric.compute())
+    return values
+
+
+def _numbers(name: str, value: Any) -> dict[str, float]:
+    """A value as named numbers: a dict by its own names, a vector (one number a class, say) by position."""
+    if isinstance(value, Mapping):
+        return {key: number for part, item in value.items() for key, number in _numbers(str(part), item).items()}
+    if isinstance(value, Tensor) and value.dim() == 1 and value.numel() != 1:
+        return {f"{name}/{i}": number for i, number in enumerate(value.tolist())}
+    if isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1):
+        return {name: float(value)}
+    shape = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+    raise ConfigurationError(
+        f"Metric {name!r} computed {shape}, which is no row of numbers: log a summary of it from your own callback."
+    )
+
+
+def _reset(metrics: Mapping[str, UpdatedMetric]) -> None:
+    for metric in metrics.values():
+        metric.reset()
+
+
+def _move(metrics: Mapping[str, UpdatedMetric], device: torch.device) -> None:
+    for metric in metrics.values():
+        if isinstance(metric, nn.Module):
+            metric.to(device)
+
+
+def _detached(value: Any) -> Any:
+    """The same arguments without their graph, which a metric that collects them would keep alive."""
+    if isinstance(value, Tensor):
+        return value.detach()
+    if type(value) is dict:
+        return {key: _detached(item) for key, item in value.items()}
+    return type(value)(map(_detached, value)) if type(value) in (list, tuple) else value
+
+
+def _check_stateful(metrics: Mapping[str, UpdatedMetric]) -> None:
+    for name, metric in metrics.items():
+        if not isinstance(metric, Stateful):
+            raise ConfigurationError(
+                f"TorchMetrics: {name!r} cannot be resumed inside an epoch: give {type(metric).__name__} `state_dict` "
+                "and `load_state_dict`, measure on 'eval' only, or train without `run_dir`."
+            )
+
+
+def _state_of(metric: UpdatedMetric) -> dict[str, Any]:
+    counts = {}
+    for path, part in _persistent_parts(metric).items():
+        part.persistent(True)
+        counts[path] = part._update_count
+    return {"state": metric.state_dict() if isinstance(metric, Stateful) else {}, "counts": counts}
+
+
+def _load_state(metric: UpdatedMetric, saved: Mapping[str, Any]) -> None:
+    metric.reset()
+    parts = _persistent_parts(metric)
+    for part in parts.values():
+        part.persistent(True)
+    if isinstance(metric, Stateful):
+        metric.load_state_dict(saved["state"])
+    for path, part in parts.items():
+        part._update_count = saved["counts"][path]
+
+
+def _persistent_parts(metric: UpdatedMetric) -> dict[str, _Persistent]:
+    modules = metric.named_modules() if isinstance(metric, nn.Module) else ()
+    return {path: module for path, module in modules if isinstance(module, _Persistent)}

@@ -1,0 +1,199 @@
+"""Several processes, one checkpoint: each writes its part to a shared place, the first commits when all are there.
+
+Beside `shard-{rank}.safetensors` every process leaves a record of it, last and in one step, so a record that can be
+seen speaks for a part that is complete. The first process turns the records into the table of pieces.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from loopwright.checkpoint.atomic import FileRecord, sync_directory, write_bytes
+from loopwright.checkpoint.layout import (
+    PIECES,
+    Box,
+    Layout,
+    Numbers,
+    StoredPiece,
+    layouts_bytes,
+    numbers_of,
+    read_box,
+    table_of,
+    tables_of,
+    text_of,
+)
+from loopwright.checkpoint.manifest import record_of
+from loopwright.checkpoint.pieces import Group, Piece
+from loopwright.checkpoint.strictjson import Json, parse_json
+from loopwright.checkpoint.tensorfile import DTYPES, split_tied, write_tensors
+from loopwright.errors import CheckpointError, ConfigurationError
+
+TOKEN = re.compile(r"[0-9]+-[0-9a-f]+")
+LEAVING_SECONDS = 5.0
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.001, 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A piece as its process recorded it."""
+
+    tensor: str
+    dtype: str
+    shape: Numbers
+    name: str
+    box: Box
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one process wrote; no file where it holds nothing of its own."""
+
+    rank: int
+    file: FileRecord | None
+    entries: tuple[_Entry, ...]
+
+
+def part_name(rank: int) -> str:
+    """The file with the pieces of one process."""
+    return f"shard-{rank}.safetensors"
+
+
+def check_token(group: Group, token: str) -> None:
+    """Refuse to begin what the processes could not finish: without a common name they write to different places."""
+    if group.world > 1 and not TOKEN.fullmatch(token):
+        raise ConfigurationError(
+            f"{group.world} processes cannot write a checkpoint together with token={token!r}: make one with "
+            "`new_token()` in the process of rank 0, send it to the others, and pass it in all of them."
+        )
+
+
+def write_part(staging: Path, rank: int, pieces: Mapping[str, Piece]) -> None:
+    """Write this process's pieces, then the record that says so; a failure is recorded too, for the first process."""
+    try:
+        own = {key: piece for key, piece in pieces.items() if piece.is_written}
+        tensors = {key: piece.local for key, piece in own.items()}
+        _, tied = split_tied(tensors)
+        entries = [
+            _Entry(key, DTYPES[piece.local.dtype], piece.shape, tied.get(key, key), piece.box)
+            for key, piece in own.items()
+        ]
+        file = write_tensors(staging / part_name(rank), tensors) if own else None
+        _write_record(staging, rank, {"file": file and asdict(file), "entries": [asdict(e) for e in entries]})
+    except BaseException as error:
+        with suppress(OSError):
+            _write_record(staging, rank, {"error": f"{type(error).__name__}: {error}"})
+        raise
+
+
+def gather_parts(
+    staging: Path, group: Group, pieces: Mapping[str, Piece], stop: threading.Event
+) -> dict[str, FileRecord]:
+    """Wait until every process has written its part, and write the table of pieces; the files that came of it."""
+    parts = _wait_for_parts(staging, group, stop)
+    files: dict[str, FileRecord] = {}
+    found: dict[str, list[StoredPiece]] = {key: [] for key in pieces}
+    for part in parts:
+        if part.file is not None:
+            files[part_name(part.rank)] = part.file
+        for entry in part.entries:
+            _check_entry(part.rank, entry, pieces)
+            found[entry.tensor].append(StoredPiece(part_name(part.rank), entry.name, entry.box))
+    layouts = {key: Layout(DTYPES[p.local.dtype], p.shape, tuple(found[key])) for key, p in pieces.items()}
+    for key, layout in layouts.items():
+        if problem := layout.find_problem():
+            raise CheckpointError(f"The parts that the processes wrote do not make up {key!r}: {problem}.")
+    for part in parts:
+        os.unlink(staging / _record_name(part.rank))  # all they say is in the table now
+    return files | {PIECES: write_bytes(staging / PIECES, layouts_bytes(layouts))}
+
+
+def _wait_for_parts(staging: Path, group: Group, stop: threading.Event) -> list[_Part]:
+    parts: dict[int, _Part] = {}
+    deadline, pause = time.monotonic() + group.patience, SHORTEST_PAUSE
+    is_leaving = False
+    while True:
+        for rank in set(range(group.world)) - set(parts):
+            if (path := staging / _record_name(rank)).exists():
+                parts[rank] = _read_record(path, rank)
+                _check_size(staging, parts[rank])
+        missing = sorted(set(range(group.world)) - set(parts))
+        if not missing:
+            return [parts[rank] for rank in range(group.world)]
+        if stop.wait(pause) or time.monotonic() > deadline:
+            raise CheckpointError(_incomplete(missing, group, is_stopped=stop.is_set()))
+        if not is_leaving and not threading.main_thread().is_alive():
+            # The program is over: others that are still there are as well, and have no more to write than this one.
+            is_leaving, deadline = True, min(deadline, time.monotonic() + LEAVING_SECONDS)
+        pause = min(2 * pause, LONGEST_PAUSE)
+
+
+def _incomplete(missing: list[int], group: Group, *, is_stopped: bool) -> str:
+    ranks = ("rank " if len(missing) == 1 else "ranks ") + ", ".join(map(str, missing))
+    when = "before it was given up" if is_stopped else f"in {group.patience:g} s"
+    return (
+        f"The checkpoint is not complete: {ranks} of {group.world} did not write a part {when}. "
+        "See to what became of that process; what was saved before is untouched."
+    )
+
+
+def _check_size(staging: Path, part: _Part) -> None:
+    if part.file is None:
+        return
+    name = part_name(part.rank)
+    size = (staging / name).stat().st_size
+    if size != part.file.size:
+        raise CheckpointError(f"{name} has {size} bytes, rank {part.rank} wrote {part.file.size}: check the storage.")
+
+
+def _check_entry(rank: int, entry: _Entry, pieces: Mapping[str, Piece]) -> None:
+    own = pieces.get(entry.tensor)
+    if own is None or (entry.dtype, entry.shape) != (DTYPES[own.local.dtype], own.shape):
+        stated = "nothing of that name" if own is None else f"{DTYPES[own.local.dtype]} {list(own.shape)}"
+        raise CheckpointError(
+            f"Rank {rank} saves {entry.tensor!r} as part of {entry.dtype} {list(entry.shape)}, rank 0 has {stated}: "
+            "all processes must save the same state at the same update."
+        )
+
+
+def _record_name(rank: int) -> str:
+    return f"shard-{rank}.json"
+
+
+def _write_record(staging: Path, rank: int, content: dict[str, object]) -> None:
+    """A record appears in one step, after everything it speaks for is durable."""
+    path = staging / _record_name(rank)
+    unfinished = path.with_suffix(".tmp")
+    unfinished.unlink(missing_ok=True)
+    write_bytes(unfinished, json.dumps(content).encode())
+    os.replace(unfinished, path)
+    sync_directory(staging)
+
+
+def _read_record(path: Path, rank: int) -> _Part:
+    try:
+        content = table_of(parse_json(path.read_bytes(), str(path)))
+        if "error" in content:
+            raise CheckpointError(f"Rank {rank} could not write its part of the checkpoint: {content['error']}")
+        entries = tuple(_entry(entry) for entry in tables_of(content["entries"]))
+        file = None if content["file"] is None else record_of(content["file"])
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} is malformed ({error!r}): check the storage.") from None
+    return _Part(rank, file, entries)
+
+
+def _entry(entry: Mapping[str, Json]) -> _Entry:
+    return _Entry(
+        text_of(entry["tensor"]),
+        text_of(entry["dtype"]),
+        numbers_of(entry["shape"]),
+        text_of(entry["name"]),
+        read_box(table_of(entry["box"])),
+    )

@@ -1,0 +1,71 @@
+"""The command `loopwright`: its groups, and what all commands share: errors in one line, exit codes, pipes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from .._version import __version__
+from ..errors import LoopwrightError
+from . import checkpoint
+from .exits import EXIT_CODES, FAILED, INTERRUPTED, PIPE_CLOSED
+from .output import printable
+
+GROUPS = (checkpoint,)  # each adds its commands to the parser; what a command needs is imported when it runs
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code."""
+    options = build_parser().parse_args(arguments)
+    try:
+        code = _run(options)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _drop_output()
+        return PIPE_CLOSED
+    return code
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="loopwright",
+        description="Work with Loopwright runs.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"loopwright {__version__}")
+    common = argparse.ArgumentParser(add_help=False)
+    for place, default in ((parser, False), (common, argparse.SUPPRESS)):  # accepted before and after the command
+        place.add_argument("--debug", action="store_true", default=default, help="show the traceback of an error")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for group in GROUPS:
+        group.add_to(commands, common)
+    return parser
+
+
+def _run(options: argparse.Namespace) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # names of files may hold what the terminal's encoding does not
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        code: int = options.run(options)
+    except BrokenPipeError:
+        raise
+    except (LoopwrightError, OSError) as error:
+        if options.debug:
+            traceback.print_exc()
+        else:
+            print("loopwright:", printable(str(error), keep="\n"), file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return code
+
+
+def _drop_output() -> None:
+    """Send what is still buffered nowhere, or the interpreter would complain about the pipe when it exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

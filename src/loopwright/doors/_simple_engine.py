@@ -1,0 +1,226 @@
+"""The core trainer behind the simple door: it asks the door for every part that a user may have overridden."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any, SupportsFloat
+
+import torch
+from torch import nn
+
+from .. import loop
+from ..building import Interval, Schedule
+from ..callbacks.nonfinite import NonFiniteGuard
+from ..components import evaluating, start_training_mode
+from ..data.seeding import preserved_rng
+from ..errors import ConfigurationError, Interrupted
+from ..progress import Limits
+from ..trainer import Trainer as CoreTrainer
+from ._simple_config import Settings
+
+if TYPE_CHECKING:
+    from ..data.stream import Stream
+    from .simple import Trainer
+
+EpochFunction = Callable[[int], Mapping[str, float]]
+EpochListener = Callable[[int, dict[str, float]], None]
+
+
+class Engine(CoreTrainer):
+    """Maps the core's names onto the door's; batches reach the door's steps as the loader gave them."""
+
+    def __init__(
+        self,
+        door: Trainer,
+        *,
+        model: nn.Module,
+        optimizer: Any,
+        loss_fn: Any,
+        settings: Settings,
+        device: torch.device | str | None,
+        scheduler: Any,
+    ) -> None:
+        guard = NonFiniteGuard()
+        super().__init__(
+            model,
+            _default_optimizer(settings.weight_decay) if optimizer is None else optimizer,
+            loss_fn,
+            scheduler=scheduler,
+            callbacks=[guard],
+            clip_norm=settings.max_grad_norm,
+            runtime=device,
+            seed=None,
+        )
+        guard.on_train_start(self)  # single steps are guarded as well, and they come without a `train` call
+        self.door = door
+        self._per_batch = settings.scheduler_step_per_batch
+        self._epoch: EpochFunction | None = None
+        self._end_epoch: EpochListener | None = None
+        self._eval_data: Any = None
+
+    # What the door's user may have overridden
+
+    def prepare_batch(self, batch: Any) -> Any:
+        return batch
+
+    def split_batch(self, batch: Any) -> tuple[Any, Any]:
+        return self.door._prepare_batch(batch)
+
+    def forward(self, inputs: Any) -> Any:
+        return self.door._forward_pass(inputs)
+
+    def compute_loss(self, outputs: Any, targets: Any) -> Any:
+        return self.door._compute_loss(outputs, targets)
+
+    def train_step(self, batch: Any) -> Any:
+        """The door's own step without reading its loss from the device, or what a subclass made of it."""
+        if not self.door._overrides("train_step"):
+            return self.learn(batch)
+        num_updates, positions = self.optimization.calls, self._schedule_positions()
+        returned = self.door.train_step(batch)
+        if self.optimization.calls == num_updates and self._schedule_positions() == positions:
+            for lane in self.optimization.lanes.values():
+                lane.schedule()
+        return returned
+
+    def eval_step(self, batch: Any) -> Any:
+        return self.door.eval_step(batch) if self.door._overrides("eval_step") else self.measure(batch)
+
+    def learn(self, batch: Any) -> Any:
+        """The step as the core takes it, from the door's parts."""
+        return super().train_step(batch)
+
+    def measure(self, batch: Any) -> Any:
+        """The evaluation of a batch as the core does it, from the door's parts."""
+        return super().eval_step(batch)
+
+    def _schedule_positions(self) -> list[Any]:
+        """How far the schedulers that count batches are, to tell whether a subclass steps them itself."""
+        lanes = self.optimization.lanes.values()
+        return [getattr(scheduler, "last_epoch", None) for lane in lanes for scheduler in lane.schedulers]
+
+    # Components
+
+    def configure_optimizers(self) -> None:
+        super().configure_optimizers()
+        if self._per_batch is None:
+            return
+        for name, schedule in self.schedules.items():
+            if schedule.every is not None:
+                continue
+            if schedule.watches and self._per_batch:
+                raise ConfigurationError(
+                    "ReduceLROnPlateau watches a metric of whole epochs and cannot be stepped after each batch: set "
+                    "training.scheduler_step_per_batch to False, or use another scheduler."
+                )
+            interval: Interval = "update" if self._per_batch else "epoch"
+            self.schedules[name] = Schedule(schedule.scheduler, interval, schedule.metric)
+
+    def ready_for_step(self) -> None:
+        """What a single step needs, outside of `train` as well as inside."""
+        if not self.optimization.lanes:
+            self.setup_training()
+        self.optimization.refresh(self.modules.values())
+        start_training_mode(self.modules.values(), self.optimizers.values())
+
+    def continue_from(self, progress: Mapping[str, Any]) -> None:
+        """Count on from a checkpoint; not while training, whose own count decides when it ends."""
+        if not self.is_running:
+            self.progress.load_state_dict(progress)
+            self.num_calls = self.progress.call
+
+    def single_eval_mode(self) -> AbstractContextManager[None]:
+        """Eval mode for one batch; inside an evaluation of the loop, which already has it, nothing."""
+        return nullcontext() if self._phases else self.eval_mode()
+
+    # Epochs
+
+    @property
+    def is_running(self) -> bool:
+        return self._epoch is not None
+
+    def run_epochs(self, data: Any, num_epochs: int, epoch: EpochFunction, end_epoch: EpochListener) -> None:
+        """Call `epoch` for each epoch (from 0) inside one `train` call, and then `end_epoch` with what it returned.
+
+        An epoch that an exception cut short starts over in the next call.
+        """
+        if self.is_running:
+            raise ConfigurationError("train() was called while this trainer is training: call it after that has ended.")
+        self._epoch, self._end_epoch = epoch, end_epoch
+        try:
+            self.train(data, num_epochs)
+        finally:
+            self._epoch = self._end_epoch = None
+            self.progress.epoch_step = self.progress.epoch_sample = 0
+            self.progress.is_exhausted = False
+
+    def run_epoch(self, stream: Stream, until: Limits) -> None:
+        """One epoch of the clock, whatever a subclass does in it: its own loop, one pass over the data, or two."""
+        assert self._epoch is not None
+        assert self._end_epoch is not None
+        start, number = self.progress.epoch, self.progress.epoch - self.progress.call_epoch
+        metrics = as_numbers(self._epoch(number), "train_epoch")
+        if self.is_interrupted:
+            return
+        self.progress.epoch = start
+        self.progress.next_epoch()
+        loss = {"loss": metrics["train_loss"]} if "train_loss" in metrics else {}
+        super().schedule_epoch(metrics | loss)
+        self._end_epoch(number, metrics)
+        self.progress.epoch = start + 1  # a callback may have trained, too
+
+    def schedule_epoch(self, row: Mapping[str, float]) -> None:
+        """Nothing yet: the door's `train_epoch` may still add metrics, or pass over the data again."""
+
+    def pass_over(self, data: Any, eval_data: Any) -> dict[str, float]:
+        """Train on all batches of the data once, then evaluate; the metrics under the door's names."""
+        is_own = data is self.train_data and self.train_stream is not None
+        stream = self.train_stream if is_own else self.open(data, None, shuffle=True)
+        assert stream is not None
+        self._eval_data = eval_data
+        try:
+            loop.train_epoch(self, stream, Limits())
+        finally:
+            self._eval_data = None
+            if not is_own:
+                stream.close()
+        if self.is_interrupted:  # there are no metrics that a subclass could go on with
+            raise Interrupted(self.signals.exit_code)
+        row = self.history.epochs[-1]
+        return {name if name.startswith("eval_") else f"train_{name}": value for name, value in row.items()}
+
+    def on_train_epoch_end(self) -> None:
+        """Evaluate through the door, so that a subclass's `evaluate` counts; it may leave modes and seeds changed."""
+        if self._eval_data is None:
+            return
+        with evaluating(self.modules.values(), ()), preserved_rng():
+            metrics = as_numbers(self.door.evaluate(self._eval_data), "evaluate")
+        self.log({f"eval_{name}": value for name, value in metrics.items()})
+
+    def names_of_one_batch(self, data: Any) -> set[str]:
+        """The metrics that an evaluation of this data will have, found out with its first batch."""
+        stream = self.open(data, None, shuffle=False)
+        try:
+            stream.begin(0)
+            batches = [batch.value for batch in stream.take(1)]
+        finally:
+            stream.close()
+        return set(self.evaluate(batches))
+
+
+def as_numbers(returned: Any, method: str) -> dict[str, float]:
+    """The metrics that an overridden method returned, as floats."""
+    if isinstance(returned, Mapping) and all(isinstance(value, SupportsFloat) for value in returned.values()):
+        return {name: float(value) for name, value in returned.items()}
+    shown = type(returned).__name__
+    if isinstance(returned, Mapping):
+        shown = ", ".join(f"{name}: {type(value).__name__}" for name, value in returned.items())
+    raise ConfigurationError(f"{method} returned {shown}; expected a dict of metrics, each of them a number.")
+
+
+def _default_optimizer(weight_decay: float | None) -> Callable[..., torch.optim.Optimizer]:
+    if weight_decay is None:
+        return torch.optim.AdamW
+    return partial(torch.optim.AdamW, weight_decay=weight_decay)

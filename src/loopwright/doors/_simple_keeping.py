@@ -1,0 +1,134 @@
+"""What the simple door does when an epoch has ended: the best model, regular checkpoints, early stopping, callbacks."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..callbacks.early_stopping import EarlyStopping
+from ..callbacks.watching import metric_of, resolve_mode
+from ..checkpoint.policy import KeepPolicy
+from ..errors import ConfigurationError
+from ..hooks import check_arguments, named_hook
+
+if TYPE_CHECKING:
+    from .simple import Trainer
+
+EpochCallback = Callable[["Trainer", int, dict[str, float]], Any]
+
+
+class EpochEnds:
+    """The ends of the epochs of one `train` call."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        *,
+        save_dir: str | Path | None,
+        save_freq: int,
+        metric: str | None,
+        patience: int | None,
+        callbacks: Iterable[EpochCallback],
+    ) -> None:
+        if not isinstance(save_freq, int) or save_freq < 1:
+            raise ConfigurationError(f"save_freq={save_freq!r}: use a number of epochs, 1 or more.")
+        self.trainer = trainer
+        self.save_dir = None if save_dir is None else Path(save_dir)
+        self.save_freq = save_freq
+        self.metric = metric
+        self.patience = patience
+        self.callbacks = [_checked(callback, trainer) for callback in callbacks]
+        self.rows: list[dict[str, float]] = []
+        self._stopping: EarlyStopping | None = None
+        if patience is not None:
+            EarlyStopping(patience=patience)  # refuses a wrong number before the first step
+
+    @property
+    def watches_metric(self) -> bool:
+        return self.patience is not None or (self.save_dir is not None and self.metric is not None)
+
+    def __call__(self, epoch: int, metrics: dict[str, float]) -> None:
+        """The epoch has ended: keep, save, maybe ask to stop, and tell the callbacks in any case."""
+        self.rows.append(dict(metrics))
+        if self.save_dir is not None:
+            self._save(self.save_dir, epoch, metrics)
+        if self.patience is not None:
+            self._watch(metrics, self.patience)
+        for callback in self.callbacks:
+            callback(epoch, metrics)
+
+    def history(self) -> dict[str, list[float]]:
+        """A list for each metric with an entry for each epoch; NaN where an epoch did not measure it."""
+        names = dict.fromkeys(name for row in self.rows for name in row)
+        return {name: [row.get(name, float("nan")) for row in self.rows] for name in names}
+
+    def _save(self, save_dir: Path, epoch: int, metrics: dict[str, float]) -> None:
+        name = self._metric_in(metrics)
+        value = None if self.metric is None else metric_of(metrics, name, "best_model_metric")
+        if value is not None and self._is_best(save_dir, name, value):
+            self.trainer._save_checkpoint(str(save_dir / "best_model"), epoch, value)
+        if (epoch + 1) % self.save_freq == 0:
+            self.trainer._save_checkpoint(str(save_dir / f"checkpoint_epoch_{epoch + 1}"), epoch, value)
+
+    def _is_best(self, save_dir: Path, name: str, value: float) -> bool:
+        """Whether it beats all that this trainer kept there under this metric, in earlier calls too."""
+        key = (save_dir.absolute(), name)
+        best = self.trainer._best.get(key)
+        is_best = best is None or KeepPolicy(name, resolve_mode(name, "auto")).better(value, best)
+        if is_best:
+            self.trainer._best[key] = value
+        return is_best
+
+    def _watch(self, metrics: dict[str, float], patience: int) -> None:
+        if self._stopping is None:
+            self._stopping = EarlyStopping(self._metric_in(metrics), patience)
+        self._stopping.on_epoch_end(self.trainer._engine, metrics)
+
+    def _metric_in(self, metrics: dict[str, float]) -> str:
+        """The metric to go by: the one asked for, or the training loss where nothing but the default was asked for."""
+        if self.metric in (None, "eval_loss") and "eval_loss" not in metrics and not self._has_eval(metrics):
+            return "train_loss"
+        return self.metric or "eval_loss"
+
+    @staticmethod
+    def _has_eval(metrics: dict[str, float]) -> bool:
+        return any(name.startswith("eval_") for name in metrics)
+
+
+def check_metric(trainer: Trainer, name: str | None, eval_dataloader: Any) -> None:
+    """Refuse a metric that no epoch will have, as far as that can be known before the first step.
+
+    What an overridden `evaluate`, `train_step` or `train_epoch` measures is only known when it has run.
+    """
+    if name in (None, "train_loss", "eval_loss") or trainer._overrides("train_epoch"):
+        return
+    assert name is not None
+    if name.startswith("train_") and (trainer._overrides("train_step") or trainer._overrides("_compute_loss")):
+        return
+    known, hint = {"train_loss"}, ""
+    if eval_dataloader is None:
+        hint = " Pass `eval_dataloader=` to have an evaluation." if name.startswith("eval_") else ""
+    elif not trainer._overrides("evaluate"):
+        known |= {f"eval_{found}" for found in trainer._engine.names_of_one_batch(eval_dataloader)}
+    elif name.startswith("eval_"):
+        return
+    else:
+        hint = f" What `evaluate` returns has eval_ in front: did you mean 'eval_{name}'?"
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        hint = hint or (f" Did you mean {near[0]!r}?" if near else "")
+        raise ConfigurationError(
+            f"best_model_metric={name!r} is nothing that these epochs measure; there is: "
+            f"{', '.join(sorted(known))}.{hint}"
+        )
+
+
+def _checked(callback: EpochCallback, trainer: Trainer) -> Callable[..., None]:
+    """The callback with its trainer bound; an exception in it says which one it came from."""
+    name = getattr(callback, "__name__", type(callback).__name__)
+    if not callable(callback):
+        raise ConfigurationError(f"callbacks: {callback!r} is not a function of (trainer, epoch, metrics).")
+    check_arguments(callback, ("trainer", "epoch", "metrics"), f"Callback {name}")
+    return named_hook(callback, f"callback {name}", trainer)

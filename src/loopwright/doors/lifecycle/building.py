@@ -1,0 +1,72 @@
+"""Loaders and schedulers from what the user asked for, and the sizes of a run that follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader, IterableDataset
+
+from ...errors import ConfigurationError
+from .placeholders import TrainerPlaceholderValues, resolve
+
+
+def loader_options(
+    dataset: Any,
+    defaults: Mapping[str, Any],
+    asked: Mapping[str, Any] | None,
+    collate_fn: Callable[[Any], Any] | None,
+) -> dict[str, Any]:
+    """Arguments for a DataLoader: the defaults without those that exclude what was asked for, then what was asked."""
+    asked = dict(asked or {})
+    excluded: set[str] = set()
+    if isinstance(dataset, IterableDataset) or "sampler" in asked:
+        excluded = {"shuffle"}
+    if "batch_sampler" in asked:
+        excluded = {"shuffle", "batch_size", "drop_last", "sampler"}
+    options = {name: value for name, value in defaults.items() if name not in excluded}
+    if collate_fn is not None:
+        options["collate_fn"] = collate_fn
+    return options | asked
+
+
+def build_loader(dataset: Any, options: Mapping[str, Any]) -> DataLoader[Any]:
+    if dataset is None:
+        raise ConfigurationError("There is no data set: pass it to `train` or `evaluate`.")
+    if isinstance(dataset, DataLoader):
+        raise ConfigurationError(
+            "A DataLoader was passed as the data set: pass `loader.dataset`, with the loader's options as dataloader "
+            "kwargs, or override `create_train_dataloader` and `create_eval_dataloader`."
+        )
+    return DataLoader(dataset, **options)
+
+
+def build_scheduler(
+    factory: Callable[[Optimizer], Any],
+    optimizer: Optimizer | None,
+    values: Mapping[TrainerPlaceholderValues, int | None],
+) -> Any:
+    """What the factory makes of the optimizer, with the placeholders in it filled in."""
+    if isinstance(factory, LRScheduler) or not callable(factory):
+        raise ConfigurationError(
+            f"create_scheduler_fn is a {type(factory).__name__}: pass a function of the optimizer that makes a "
+            "scheduler, such as `functools.partial(StepLR, step_size=7)`."
+        )
+    return resolve(factory, values)(optimizer)
+
+
+def planned_updates(num_batches: int | None, accumulation_steps: int) -> int | None:
+    """Updates in an epoch: one for each full window of batches, and one for the rest."""
+    return None if num_batches is None else -(-num_batches // accumulation_steps)
+
+
+def smaller_limit(num_epochs: int, max_updates: int | None, updates_per_epoch: int | None) -> int:
+    """The number of epochs, the last one perhaps not whole, that the two limits leave."""
+    for name, value in (("num_epochs", num_epochs), ("max_num_train_steps", max_updates)):
+        if value is not None and (not isinstance(value, int) or value < 0):
+            raise ConfigurationError(f"{name}={value!r}: use a whole number, 0 or more.")
+    if max_updates is None or not updates_per_epoch:
+        return num_epochs
+    return min(num_epochs, -(-max_updates // updates_per_epoch))

@@ -1,0 +1,205 @@
+"""The events of a run as a callback hears them, and the handler that passes them on."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ....errors import ConfigurationError, LoopwrightError
+from ....hooks import check_hook_names, hook_names
+
+if TYPE_CHECKING:
+    from ....data.stream import Stream
+    from ..trainer import Trainer
+
+Hook = Callable[..., None]
+
+
+class StopTrainingError(LoopwrightError):
+    """Raise it in a callback or a method of the trainer to end the training run; it goes no further than that."""
+
+
+class CallbackNotFoundError(LoopwrightError, TypeError):
+    """What was passed as a callback is none."""
+
+
+class TrainerCallback:
+    """Observes a run. Every event comes right after the trainer's method of the same name without `on_`."""
+
+    def on_init_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """`Trainer.__init__` is through (a subclass's own may not be)."""
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        """A training run begins; loaders and scheduler exist."""
+
+    def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        """A training epoch begins (not again when a run is resumed inside one)."""
+
+    def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        """A training step begins."""
+
+    def on_train_step_end(self, trainer: Trainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+        """The loss of a training batch is computed; the backward pass and the update come next."""
+
+    def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """All batches of a training epoch are through, and `train_loss_epoch` is recorded."""
+
+    def on_eval_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        """An evaluation epoch begins; modules are in eval mode until it ends."""
+
+    def on_eval_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        """An evaluation step begins."""
+
+    def on_eval_step_end(self, trainer: Trainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+        """The loss of an evaluation batch is computed."""
+
+    def on_eval_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """All batches of an evaluation epoch are through, and its loss is recorded."""
+
+    def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """An epoch of the training run is over, evaluation included."""
+
+    def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """A training run is over, also when it was stopped."""
+
+    def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        """An evaluation run begins."""
+
+    def on_evaluation_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """An evaluation run is over."""
+
+    def on_stop_training_error(self, trainer: Trainer, **kwargs: Any) -> None:
+        """A `StopTrainingError` has ended the training run."""
+
+    def adapt_stream(self, stream: Stream, *, is_training: bool, is_intermediate: bool) -> Stream:
+        """The stream that an epoch is to read instead of this one."""
+        return stream
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a training state must hold for this callback to go on: tensors, numbers, strings, lists, dicts."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+
+
+EVENTS = hook_names(TrainerCallback)
+
+
+class CallbackHandler:
+    """The callbacks in their order, and the events they really take part in."""
+
+    def __init__(self, callbacks: Iterable[TrainerCallback | type[TrainerCallback]]) -> None:
+        self.callbacks: list[TrainerCallback] = []
+        self._under_way: tuple[str, TrainerCallback] | None = None
+        self._hooks: dict[str, list[tuple[TrainerCallback, Hook]]] = {}
+        self.add_callbacks(callbacks)
+
+    def add_callbacks(self, callbacks: Iterable[TrainerCallback | type[TrainerCallback]]) -> None:
+        for callback in callbacks:
+            self.add_callback(callback)
+
+    def add_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
+        """Add an instance, or a class to make one of; misspelt events and arguments that do not fit are refused."""
+        added = callback() if isinstance(callback, type) else callback
+        if not isinstance(added, TrainerCallback):
+            raise CallbackNotFoundError(
+                f"{callback!r} is not a callback: pass a subclass of TrainerCallback, or an instance of one."
+            )
+        check_hook_names(added, TrainerCallback, allow_other=True)
+        for event in EVENTS:
+            _callable_by_name(added, event)
+        self.callbacks.append(added)
+        self._hooks = {}
+
+    def call_event(self, event: str, *args: Any, **kwargs: Any) -> None:
+        """Call the method of that name of every callback that has it; it may be an event of your own."""
+        hooks = self._hooks.get(event)
+        if hooks is None:
+            hooks = self._hooks[event] = self._bind(event)
+        if hooks:
+            self._call(event, hooks, *args, **kwargs)
+
+    def finish_event(self, event: str, heard_by: Iterable[str], *args: Any, **kwargs: Any) -> None:
+        """Call an event for the callbacks that have not heard it yet, when a run was saved in the middle of it."""
+        done = {id(callback) for name, callback in self.named().items() if name in heard_by}
+        self._call(event, [(c, hook) for c, hook in self._bind(event) if id(c) not in done], *args, **kwargs)
+
+    def event_under_way(self) -> tuple[str, list[str]] | None:
+        """The event that is being called, with the names of the callbacks that have heard it or are hearing it."""
+        if self._under_way is None:
+            return None
+        event, current = self._under_way
+        names = {id(callback): name for name, callback in self.named().items()}
+        heard = [names[id(callback)] for callback, _ in self._hooks[event]]
+        return event, heard[: heard.index(names[id(current)]) + 1]
+
+    def _call(self, event: str, hooks: Iterable[tuple[TrainerCallback, Hook]], *args: Any, **kwargs: Any) -> None:
+        before = self._under_way
+        try:
+            for callback, hook in hooks:
+                self._under_way = (event, callback)
+                hook(*args, **kwargs)
+        finally:
+            self._under_way = before
+
+    def named(self) -> dict[str, TrainerCallback]:
+        """Callbacks under the names their state is saved by: the class, numbered where it occurs again."""
+        result: dict[str, TrainerCallback] = {}
+        for callback in self.callbacks:
+            name, number = type(callback).__name__, 1
+            while name in result:
+                number += 1
+                name = f"{type(callback).__name__}-{number}"
+            result[name] = callback
+        return result
+
+    def _bind(self, event: str) -> list[tuple[TrainerCallback, Hook]]:
+        if event in EVENTS:
+            default = getattr(TrainerCallback, event)
+            heard = [c for c in self.callbacks if getattr(type(c), event) is not default]
+            return [(c, _named_hook(_callable_by_name(c, event), f"{type(c).__name__}.{event}")) for c in heard]
+        near = difflib.get_close_matches(event, EVENTS, n=1, cutoff=0.8)
+        heard = [c for c in self.callbacks if callable(getattr(c, event, None))]
+        if near and not heard:
+            raise ConfigurationError(f"There is no event {event!r} that a callback hears; did you mean {near[0]!r}?")
+        return [(c, _named_hook(getattr(c, event), f"{type(c).__name__}.{event}")) for c in heard]
+
+
+def _callable_by_name(callback: TrainerCallback, event: str) -> Hook:
+    """The method, taking its arguments by name as events pass them; one with other names gets them by position."""
+    method: Hook = getattr(callback, event)
+    names = [p for p in inspect.signature(getattr(TrainerCallback, event)).parameters if p not in ("self", "kwargs")]
+    names.remove("trainer")
+    signature, label = inspect.signature(method), f"{type(callback).__name__}.{event}"
+    if _binds(signature, 1, dict.fromkeys(names)):
+        return method
+    if _binds(signature, 1 + len(names), {}):
+        return lambda trainer, **kwargs: method(trainer, *(kwargs[name] for name in names))
+    raise ConfigurationError(
+        f"{label} does not take the arguments it is called with: give it (self, {', '.join(['trainer', *names])}, "
+        f"**kwargs); it has {signature}."
+    )
+
+
+def _binds(signature: inspect.Signature, num_positional: int, keywords: dict[str, None]) -> bool:
+    try:
+        signature.bind(*[None] * num_positional, **keywords)
+    except TypeError:
+        return False
+    return True
+
+
+def _named_hook(function: Hook, label: str) -> Hook:
+    """The function, so that an exception in it says which callback and event it came from."""
+
+    def call(*args: Any, **kwargs: Any) -> None:
+        try:
+            function(*args, **kwargs)
+        except Exception as error:
+            error.add_note(f"raised in {label}")
+            raise
+
+    return call

@@ -1,0 +1,165 @@
+"""What a person sees of a run: the progress of epochs and the metrics as they are recorded."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from .events import TrainerCallback
+
+if TYPE_CHECKING:
+    from ..trainer import Trainer
+
+BAR_WIDTH = 30
+REDRAW_SECONDS = 0.1
+
+
+class LogMetricsCallback(TrainerCallback):
+    """Logs every metric that was recorded in the run history, once. Override `log_metrics` to send them elsewhere."""
+
+    def __init__(self) -> None:
+        self._num_logged: dict[str, int] = {}
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        self._num_logged = self._recorded(trainer)
+
+    def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        self._num_logged = self._recorded(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        self._log_new(trainer)
+
+    def on_eval_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        self._log_new(trainer)
+
+    def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        self._log_new(trainer)
+
+    def on_evaluation_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        self._log_new(trainer)
+
+    def log_metrics(self, trainer: Trainer, metrics: Mapping[str, Any]) -> None:
+        """Take the latest values. Default: print them, a line each."""
+        for name, value in metrics.items():
+            trainer.print(f"{name}: {_text(value)}")
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._num_logged = dict(state["num_logged"])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"num_logged": self._num_logged}
+
+    def _log_new(self, trainer: Trainer) -> None:
+        recorded = self._recorded(trainer)
+        new = [name for name, count in sorted(recorded.items()) if count != self._num_logged.get(name, 0)]
+        self._num_logged = recorded
+        if new:
+            self.log_metrics(trainer, {name: trainer.run_history.get_latest_metric(name) for name in new})
+
+    def _recorded(self, trainer: Trainer) -> dict[str, int]:
+        history = trainer.run_history
+        return {name: _length(history.get_metric_values(name)) for name in history.get_metric_names()}
+
+
+class PrintMetricsCallback(LogMetricsCallback):
+    """Prints the metrics that are recorded in the run history."""
+
+
+class PrintProgressCallback(TrainerCallback):
+    """Prints where a run is: its beginning, its epochs and its end."""
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        trainer.print(f"\nTraining on {trainer.device}, epochs: {trainer.run_config.num_epochs}")
+
+    def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        trainer.print(f"\nEpoch {trainer.run_history.current_epoch}")
+
+    def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        trainer.print("\nTraining is over")
+
+    def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        trainer.print("\nEvaluating")
+
+    def on_evaluation_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        trainer.print("Evaluation is over")
+
+
+class ProgressBarCallback(TrainerCallback):
+    """Draws a bar for the epoch under way on a terminal, a few times a second; elsewhere it draws nothing."""
+
+    def __init__(self) -> None:
+        self._bars: list[_Bar] = []
+
+    def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        if self._is_shown(trainer):
+            self._bars = [_Bar("train", trainer._core.epoch_length())]
+
+    def on_train_step_end(self, trainer: Trainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+        if self._bars:
+            self._bars[-1].advance()
+
+    def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        self._close()
+
+    def on_eval_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        if self._is_shown(trainer):
+            stream = trainer._core.eval_stream
+            self._bars.append(_Bar("eval", None if stream is None else stream.num_batches))
+
+    def on_eval_step_end(self, trainer: Trainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+        if self._bars:
+            self._bars[-1].advance()
+
+    def on_eval_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        self._close()
+
+    def on_stop_training_error(self, trainer: Trainer, **kwargs: Any) -> None:
+        self._bars = []
+
+    def _is_shown(self, trainer: Trainer) -> bool:
+        return sys.stdout.isatty() and trainer.run_config.is_local_process_zero
+
+    def _close(self) -> None:
+        if self._bars:
+            self._bars.pop().clear()
+
+
+class _Bar:
+    """One line of the terminal, written over until it is cleared."""
+
+    def __init__(self, label: str, total: int | None) -> None:
+        self.label, self.total, self.count = label, total, 0
+        self.began = self.drawn = monotonic()
+
+    def advance(self) -> None:
+        self.count += 1
+        now = monotonic()
+        if now - self.drawn >= REDRAW_SECONDS:
+            self.drawn = now
+            sys.stdout.write(f"\r{self.text(now)}\x1b[K")
+            sys.stdout.flush()
+
+    def text(self, now: float) -> str:
+        speed = f"{self.count / max(now - self.began, 1e-9):.0f} batches/s"
+        if self.total is None:
+            return f"{self.label} {self.count}  {speed}"
+        filled = BAR_WIDTH * self.count // max(self.total, 1)
+        return f"{self.label} [{'=' * filled:<{BAR_WIDTH}}] {self.count}/{self.total}  {speed}"
+
+    def clear(self) -> None:
+        sys.stdout.write("\r\x1b[K")
+        sys.stdout.flush()
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Tensor) and value.numel() == 1:
+        value = value.item()
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _length(values: Iterable[Any]) -> int:
+    return sum(1 for _ in values)

@@ -1,0 +1,166 @@
+"""Callbacks that look at a loss or a metric and act on it: stop, or keep the best model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from ....errors import ConfigurationError
+from .events import StopTrainingError, TrainerCallback
+
+if TYPE_CHECKING:
+    from ..trainer import Trainer
+
+
+class TerminateOnNaNCallback(TrainerCallback):
+    """Ends training when a loss is NaN or infinite, before it can reach the weights.
+
+    On an accelerator, where reading every loss would hold the device up, a fused optimizer leaves such a step out by
+    itself and training ends at the next log point; other optimizers cost a read before each step.
+    """
+
+    @property
+    def is_final(self) -> bool:
+        return True
+
+    @property
+    def is_immediate(self) -> bool:
+        return False
+
+    def refuse(self, what: str) -> None:
+        raise StopTrainingError(f"Stopping training: {what}")
+
+    def on_train_step_end(self, trainer: Trainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+        loss = batch_output["loss"]
+        if isinstance(loss, Tensor) and loss.is_cpu and not math.isfinite(loss.item()):
+            self.refuse(f"the training loss is {loss.item()} in epoch {trainer.run_history.current_epoch}")
+
+    def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        if "eval_loss_epoch" in trainer.run_history.get_metric_names():
+            loss = float(trainer.run_history.get_latest_metric("eval_loss_epoch"))
+            if not math.isfinite(loss):
+                self.refuse(f"the evaluation loss is {loss} in epoch {trainer.run_history.current_epoch}")
+
+
+class MetricWatcher(TrainerCallback):
+    """The best value of a metric so far, where an improvement is more than `threshold` better; NaN never is one."""
+
+    def __init__(
+        self, watch_metric: str, greater_is_better: bool, reset_on_train: bool, threshold: float = 0.0
+    ) -> None:
+        self.watch_metric = watch_metric
+        self.greater_is_better = greater_is_better
+        self.reset_on_train = reset_on_train
+        self.threshold = threshold
+        self.best_metric: float | None = None
+        self.best_metric_epoch: int | None = None
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        if self.reset_on_train:
+            self.reset()
+        if self.watch_metric == "eval_loss_epoch" and trainer.eval_dataset is None:
+            raise ConfigurationError(
+                f"{type(self).__name__} watches 'eval_loss_epoch', but this run evaluates nothing: pass "
+                "`eval_dataset=`, or watch 'train_loss_epoch'."
+            )
+
+    def reset(self) -> None:
+        self.best_metric = self.best_metric_epoch = None
+
+    def improves(self, trainer: Trainer) -> bool:
+        """Whether the latest value is the best so far, which it then is."""
+        value = float(trainer.run_history.get_latest_metric(self.watch_metric))
+        if math.isnan(value) or not self._is_better(value):
+            return False
+        self.best_metric, self.best_metric_epoch = value, trainer.run_history.current_epoch
+        return True
+
+    def _is_better(self, value: float) -> bool:
+        if self.best_metric is None:
+            return True
+        gain = value - self.best_metric if self.greater_is_better else self.best_metric - value
+        return gain > self.threshold
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best_metric": self.best_metric, "best_metric_epoch": self.best_metric_epoch}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.best_metric, self.best_metric_epoch = state["best_metric"], state["best_metric_epoch"]
+
+
+class EarlyStoppingCallback(MetricWatcher):
+    """Ends training when a metric has not improved for so many epochs in a row."""
+
+    def __init__(
+        self,
+        early_stopping_patience: int = 1,
+        early_stopping_threshold: float = 0.01,
+        watch_metric: str = "eval_loss_epoch",
+        greater_is_better: bool = False,
+        reset_on_train: bool = True,
+    ) -> None:
+        if early_stopping_patience < 1:
+            raise ConfigurationError(f"early_stopping_patience={early_stopping_patience}: use 1 or more epochs.")
+        super().__init__(watch_metric, greater_is_better, reset_on_train, early_stopping_threshold)
+        self.early_stopping_patience = early_stopping_patience
+        self.early_stopping_patience_counter = 0
+
+    def reset(self) -> None:
+        super().reset()
+        self.early_stopping_patience_counter = 0
+
+    def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        if self.improves(trainer):
+            self.early_stopping_patience_counter = 0
+            return
+        self.early_stopping_patience_counter += 1
+        if self.early_stopping_patience_counter >= self.early_stopping_patience:
+            best = "never a number" if self.best_metric is None else f"best {self.best_metric:.6g}"
+            raise StopTrainingError(
+                f"Stopping training: {self.watch_metric} has not improved for "
+                f"{self.early_stopping_patience_counter} epochs ({best}, in epoch {self.best_metric_epoch})"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"counter": self.early_stopping_patience_counter}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.early_stopping_patience_counter = state["counter"]
+
+
+class SaveBestModelCallback(MetricWatcher):
+    """Writes a checkpoint whenever a metric is better than before, and loads the best when training ends."""
+
+    def __init__(
+        self,
+        save_path: str | Path = "best_model.pt",
+        watch_metric: str = "eval_loss_epoch",
+        greater_is_better: bool = False,
+        reset_on_train: bool = True,
+        save_optimizer: bool = True,
+        load_saved_checkpoint: bool = True,
+    ) -> None:
+        super().__init__(watch_metric, greater_is_better, reset_on_train)
+        self.save_path = save_path
+        self.save_optimizer = save_optimizer
+        self.load_saved_checkpoint = load_saved_checkpoint
+
+    def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        if self.improves(trainer):
+            trainer.save_checkpoint(
+                self.save_path,
+                checkpoint_kwargs={"epoch": self.best_metric_epoch, self.watch_metric: self.best_metric},
+                save_optimizer=self.save_optimizer,
+            )
+
+    def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        if self.load_saved_checkpoint and self.best_metric is not None:
+            trainer.print(
+                f"Loading the model of epoch {self.best_metric_epoch}, {self.watch_metric}: {self.best_metric:.6g}"
+            )
+            trainer.load_checkpoint(self.save_path, load_optimizer=self.save_optimizer)

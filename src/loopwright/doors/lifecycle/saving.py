@@ -1,0 +1,127 @@
+"""Checkpoints (a model, its optimizer and scheduler) and training states (a whole run), in the core's files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...checkpoint import read_checkpoint, write_checkpoint
+from ...checkpoint.capture import capture, meta_of, restore
+from ...checkpoint.parts import Parts, load_parts, read_parts
+from ...data.seeding import set_rng_state
+from ...errors import CheckpointError
+from .core import Core
+from .run_config import is_world_process_zero
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
+
+OWN = "lifecycle"  # the part of a training state that is the door's
+RESUMABLE = ("on_train_epoch_end", "on_eval_epoch_end", "on_training_run_epoch_end")
+
+
+def write_checkpoint_of(
+    door: Trainer,
+    path: str | Path,
+    extra: Mapping[str, Any] | None,
+    save_optimizer: bool,
+    save_scheduler: bool,
+) -> None:
+    """Write the parts of a trainer as they are now, with the model that it has at the moment."""
+    core = _core_of(door)
+    tree: dict[str, Any] = {
+        "models": {name: model.state_dict() for name, model in core.models.items()},
+        "optimizers": {},
+        "schedules": {},
+        OWN: {"extra": dict(extra or {})},
+    }
+    if save_optimizer and door.optimizer is not None:
+        tree["optimizers"] = {"optimizer": door.optimizer.state_dict()}
+    if save_scheduler and door.scheduler is not None:
+        tree["schedules"] = {"scheduler": door.scheduler.state_dict()}
+    write_checkpoint(path, tree, meta_of(door._core))
+
+
+def load_checkpoint_into(door: Trainer, path: str | Path, load_optimizer: bool, load_scheduler: bool) -> dict[str, Any]:
+    """Load what was asked for, and give back everything under the names of the document's library."""
+    parts = read_parts(path)
+    load_parts(_core_of(door), parts, optimizers=load_optimizer, schedules=load_scheduler)
+    content: dict[str, Any] = {"model_state_dict": parts.models["model"]}
+    if "optimizer" in parts.optimizers:
+        content["optimizer_state_dict"] = parts.optimizers["optimizer"]
+    if "scheduler" in parts.schedules:
+        content["scheduler_state_dict"] = parts.schedules["scheduler"]
+    own = parts.rest.get(OWN)
+    return content | dict(parts.rest if own is None else own["extra"])
+
+
+def save_run(door: Trainer, directory: str | Path, extra: Mapping[str, Any] | None) -> None:
+    """Write everything that the run under way, or the last one, needs in order to go on."""
+    if not is_world_process_zero():
+        return
+    core, event = door._core, door.callback_handler.event_under_way()
+    core.setup()
+    own = {
+        "stage": core.stage,
+        "event": event if event is not None and event[0] in RESUMABLE else None,
+        "seed": core.order_seed,
+        "history": door.run_history.state_dict(),
+        "callbacks": {name: callback.state_dict() for name, callback in door.callback_handler.named().items()},
+        "extra": dict(extra or {}),
+    }
+    write_checkpoint(directory, {**capture(core), OWN: own}, meta_of(core))
+
+
+def load_run(door: Trainer, directory: str | Path) -> dict[str, Any]:
+    """Put the run that is being set up where the saved one was; the callbacks' part comes when they have started."""
+    tree = _read_state(directory)
+    own, core = tree[OWN], door._core
+    core.order_seed = own["seed"]
+    core.close_streams()
+    door._prepare_dataloaders()
+    restore(core, tree, str(directory))
+    mark, core.mark = core.mark, None
+    assert mark is not None
+    assert core.train_stream is not None
+    core.optimization.load_state_dict(mark.lanes)
+    mark.enter(core.train_stream)
+    core.stage, core.resumed_event = own["stage"], own["event"]
+    door.run_history.load_state_dict(own["history"])
+    return tree
+
+
+def load_callbacks(door: Trainer, tree: Mapping[str, Any]) -> None:
+    """The states of the callbacks that the saved run had too, and the random numbers that come next."""
+    saved = tree[OWN]["callbacks"]
+    for name, callback in door.callback_handler.named().items():
+        if name in saved:
+            callback.load_state_dict(saved[name])
+    set_rng_state(tree["rng"])
+
+
+def load_state_into(door: Trainer, directory: str | Path) -> dict[str, Any]:
+    """Model, optimizer, scheduler if there is one, history, callbacks and random numbers of a saved run."""
+    tree = _read_state(directory)
+    load_parts(_core_of(door), Parts(Path(directory), tree["models"], tree["optimizers"], tree["schedules"]))
+    door.run_history.load_state_dict(tree[OWN]["history"])
+    load_callbacks(door, tree)
+    return dict(tree[OWN]["extra"])
+
+
+def _core_of(door: Trainer) -> Core:
+    """The components that the door has now, which need not be those that its run began with."""
+    core = Core(door, door._runtime)
+    core.setup()
+    core.use_scheduler(door.scheduler)
+    return core
+
+
+def _read_state(directory: str | Path) -> dict[str, Any]:
+    tree: dict[str, Any] = read_checkpoint(directory).tree
+    if "stage" not in tree.get(OWN, {}):
+        raise CheckpointError(
+            f"{directory} is not a training state: pass a directory that `save_training_state` wrote. (For a "
+            "checkpoint of a model, use `load_checkpoint`.)"
+        )
+    return tree

@@ -1,0 +1,168 @@
+"""The stages of a run that a subclass may override, with what they do by default."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from ...data.interface import batch_size_of
+from ...errors import ConfigurationError
+from .building import build_loader, build_scheduler, loader_options
+from .placeholders import TrainerPlaceholderValues
+
+if TYPE_CHECKING:
+    from ...runtime import Runtime
+    from .core import Core
+    from .run_config import TrainerRunConfig
+    from .tracking import RunHistory
+
+DlKwargs = Mapping[str, Any] | None
+
+
+class Stages:
+    """What `Trainer` does at each named stage of document 002.
+
+    Methods that begin with *create*, *calculate* or *get* return something, all others act. A callback's
+    `on_<stage>` runs right after the method of the same name.
+    """
+
+    model: nn.Module
+    loss_func: Callable[..., Tensor] | None
+    optimizer: Optimizer | None
+    scheduler: Any
+    run_history: RunHistory
+    run_config: TrainerRunConfig
+    train_dataset: Any
+    eval_dataset: Any
+    collate_fn: Callable[[Any], Any] | None
+    create_scheduler_fn: Callable[[Optimizer], Any] | None
+    _train_dl_kwargs: dict[str, Any]
+    _eval_dl_kwargs: dict[str, Any]
+    _runtime: Runtime
+    _core: Core
+
+    @property
+    def device(self) -> torch.device:
+        return self._runtime.device
+
+    # Setup
+
+    def create_train_dataloader(self, batch_size: int, train_dl_kwargs: DlKwargs = None) -> Any:
+        """The loader for training: the defaults, with what the user asked for over them."""
+        self._train_dl_kwargs = loader_options(
+            self.train_dataset, self.get_default_train_dl_kwargs(batch_size), train_dl_kwargs, self.collate_fn
+        )
+        return build_loader(self.train_dataset, self._train_dl_kwargs)
+
+    def get_default_train_dl_kwargs(self, batch_size: int) -> dict[str, Any]:
+        return {"shuffle": True, "pin_memory": self.device.type == "cuda", "batch_size": batch_size, "num_workers": 0}
+
+    def create_eval_dataloader(self, batch_size: int, eval_dl_kwargs: DlKwargs = None) -> Any:
+        """The loader for evaluation: the defaults, with what the user asked for over them."""
+        self._eval_dl_kwargs = loader_options(
+            self.eval_dataset, self.get_default_eval_dl_kwargs(batch_size), eval_dl_kwargs, self.collate_fn
+        )
+        return build_loader(self.eval_dataset, self._eval_dl_kwargs)
+
+    def get_default_eval_dl_kwargs(self, batch_size: int) -> dict[str, Any]:
+        return {"shuffle": False, "pin_memory": self.device.type == "cuda", "batch_size": batch_size, "num_workers": 0}
+
+    def create_scheduler(self) -> Any:
+        """The learning rate scheduler of this run, or None. Default: what `create_scheduler_fn` makes."""
+        if self.create_scheduler_fn is None:
+            return None
+        scheduler = build_scheduler(self.create_scheduler_fn, self.optimizer, self._placeholder_values())
+        if isinstance(scheduler, ReduceLROnPlateau) and type(self).scheduler_step is Stages.scheduler_step:
+            raise ConfigurationError(
+                "create_scheduler_fn made a ReduceLROnPlateau, which is stepped with a metric: use another scheduler, "
+                "or override `scheduler_step` and step it where you have the metric, as in `training_run_epoch_end`."
+            )
+        return scheduler
+
+    # Training run
+
+    def training_run_start(self) -> None:
+        """A training run begins."""
+
+    def training_run_epoch_end(self) -> None:
+        """An epoch of the training run is over, evaluation included."""
+
+    def training_run_end(self) -> None:
+        """The training run is over."""
+
+    # Training epoch
+
+    def train_epoch_start(self) -> None:
+        """A training epoch begins."""
+
+    def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+        """Forward pass and loss of a training batch; the loss is the mean over its samples."""
+        return self._calculate_loss(batch)
+
+    def backward_step(self, loss: Tensor) -> None:
+        """Add the gradients of this batch's share of the update."""
+        self._core.lane.backward(loss, self._core.window)
+
+    def optimizer_step(self) -> None:
+        self._core.lane.step()
+
+    def scheduler_step(self) -> None:
+        if self.scheduler is not None:
+            self.scheduler.step()
+
+    def optimizer_zero_grad(self) -> None:
+        self._core.lane.zero()
+
+    def train_epoch_end(self) -> None:
+        """All batches of a training epoch are through."""
+
+    # Evaluation epoch
+
+    def eval_epoch_start(self) -> None:
+        """An evaluation epoch begins."""
+
+    def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
+        """Forward pass and loss of an evaluation batch, in eval mode and without gradients."""
+        return self._calculate_loss(batch)
+
+    def eval_epoch_end(self) -> None:
+        """All batches of an evaluation epoch are through."""
+
+    # Evaluation run
+
+    def evaluation_run_start(self) -> None:
+        """An evaluation run begins."""
+
+    def evaluation_run_end(self) -> None:
+        """The evaluation run is over."""
+
+    # What the defaults share
+
+    def _calculate_loss(self, batch: Any) -> dict[str, Any]:
+        if self.loss_func is None:
+            raise ConfigurationError(
+                "Trainer has no loss function: pass `loss_func=`, or override `calculate_train_batch_loss` and "
+                "`calculate_eval_batch_loss`."
+            )
+        inputs, targets = batch[0], batch[1]
+        outputs = self.model(inputs)
+        loss = self.loss_func(outputs, targets)
+        return {"loss": loss, "model_outputs": outputs, "batch_size": batch_size_of(targets)}
+
+    def _placeholder_values(self) -> dict[TrainerPlaceholderValues, int | None]:
+        """What the placeholders stand for in this run; None where it cannot be known."""
+        config, num_eval = self.run_config, None
+        if self._core.eval_stream is not None:
+            num_eval = self._core.eval_stream.num_batches
+        return {
+            TrainerPlaceholderValues.NUM_EPOCHS: config.num_epochs,
+            TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH: config.num_update_steps_per_epoch,
+            TrainerPlaceholderValues.PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH: config.num_update_steps_per_epoch,
+            TrainerPlaceholderValues.TRAIN_DATALOADER_LEN: self._core.epoch_length(),
+            TrainerPlaceholderValues.EVAL_DATALOADER_LEN: num_eval,
+        }

@@ -1,0 +1,249 @@
+"""The simple door: a trainer for whoever has a model, an optimizer, a loss function and loaders.
+
+from loopwright.doors.simple import Trainer
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ..data.stream import batch_size_of
+from ..errors import ConfigurationError
+from ..meter import Meter
+from ..step import StepResult
+from ..supervised import TARGET_NAMES, call_model, loss_of, split_supervised
+from ._simple_config import Settings
+from ._simple_engine import Engine
+from ._simple_keeping import EpochCallback, EpochEnds, check_metric
+
+__all__ = ["Trainer"]
+
+
+class Trainer:
+    """Trains a model in steps, epochs or whole runs; every method may be overridden, and then counts everywhere.
+
+    `optimizer` and `scheduler` may be objects or factories; without an optimizer there is AdamW. Of `config`, any
+    mapping or object, three settings are read: `training.max_grad_norm` clips gradients by their norm,
+    `training.scheduler_step_per_batch` says how often the scheduler is stepped, and `training.weight_decay` is that
+    of the default AdamW (an optimizer that is given keeps its own).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Any,
+        loss_fn: Callable[..., Any] | None,
+        config: Any = None,
+        device: torch.device | str | None = None,
+        scheduler: Any = None,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise ConfigurationError(f"model is a {type(model).__name__}: pass a torch.nn.Module.")
+        self.model = model
+        self.loss_fn = loss_fn
+        self.config = config
+        self._best: dict[tuple[Path, str], float] = {}
+        self._engine = Engine(
+            self,
+            model=model,
+            optimizer=optimizer,
+            loss_fn=loss_fn,
+            settings=Settings.of(config),
+            device=device,
+            scheduler=scheduler,
+        )
+        self._engine.setup()
+        self._loss_takes_targets = _takes(loss_fn, 2)
+        self._model_takes = _keywords_of(model)
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """The optimizer itself, also where a factory or nothing was given; None while all of the model is frozen."""
+        return self._engine.optimizers.get("optimizer")
+
+    @property
+    def scheduler(self) -> Any:
+        schedule = self._engine.schedules.get("scheduler")
+        return None if schedule is None else schedule.scheduler
+
+    @property
+    def device(self) -> torch.device:
+        return self._engine.runtime.device
+
+    # Steps
+
+    def train_step(self, batch: Any) -> dict[str, float]:
+        """One batch, one update of the weights; the loss and whatever else was measured, as numbers."""
+        self._engine.ready_for_step()
+        self._engine.window.size = batch_size_of(batch)
+        return _numbers(self._engine.learn(batch))
+
+    def eval_step(self, batch: Any) -> dict[str, float]:
+        """One batch in eval mode and without gradients; the loss and whatever else was measured, as numbers."""
+        self._engine.window.size = batch_size_of(batch)
+        with self._engine.single_eval_mode(), torch.no_grad():
+            return _numbers(self._engine.measure(batch))
+
+    # Epochs
+
+    def train_epoch(
+        self,
+        train_dataloader: Iterable[Any],
+        eval_dataloader: Iterable[Any] | None = None,
+        epoch: int = 0,
+    ) -> dict[str, float]:
+        """All batches once, then an evaluation if there is a loader for it: `train_loss`, `eval_loss` and so on.
+
+        `epoch` is for those who override this; the order of a shuffling loader follows the trainer's own count.
+        """
+        engine = self._engine
+        if engine.is_running:
+            return engine.pass_over(train_dataloader, eval_dataloader)
+        ends: list[dict[str, float]] = []
+        engine.run_epochs(
+            train_dataloader,
+            1,
+            lambda _: engine.pass_over(train_dataloader, eval_dataloader),
+            lambda _, metrics: ends.append(metrics),
+        )
+        return ends[0]
+
+    def evaluate(self, dataloader: Iterable[Any]) -> dict[str, float]:
+        """The means over all samples of what `eval_step` measures; modes stay as they were."""
+        return self._engine.evaluate(dataloader)
+
+    def train(
+        self,
+        train_dataloader: Iterable[Any],
+        num_epochs: int,
+        eval_dataloader: Iterable[Any] | None = None,
+        save_dir: str | Path | None = None,
+        save_freq: int = 1,
+        best_model_metric: str | None = "eval_loss",
+        early_stopping_patience: int | None = None,
+        callbacks: Iterable[EpochCallback] | None = None,
+    ) -> dict[str, list[float]]:
+        """Train for some epochs and return their metrics, a list for each; calling it again goes on from there.
+
+        Under `save_dir`, `best_model` is the best epoch by `best_model_metric` (smaller is better for names that end
+        in loss or error, larger for others; without an evaluation "eval_loss" means the training loss), and
+        `checkpoint_epoch_1` and so on are written every `save_freq` epochs. Callbacks are called as
+        `callback(trainer, epoch, metrics)` after each epoch, counted from 0.
+        """
+        ends = EpochEnds(
+            self,
+            save_dir=save_dir,
+            save_freq=save_freq,
+            metric=best_model_metric,
+            patience=early_stopping_patience,
+            callbacks=callbacks or (),
+        )
+        if ends.watches_metric:
+            check_metric(self, best_model_metric, eval_dataloader)
+        self._engine.run_epochs(
+            train_dataloader, num_epochs, lambda epoch: self.train_epoch(train_dataloader, eval_dataloader, epoch), ends
+        )
+        return ends.history()
+
+    # Files
+
+    def load_checkpoint(
+        self, path: str | Path, load_optimizer: bool = True, load_scheduler: bool = True
+    ) -> dict[str, Any]:
+        """Load a checkpoint of this trainer, or a foreign `.pt` or `.safetensors`, and return what it holds.
+
+        What the file does not hold stays as it is. With the optimizer of a checkpoint of ours, the order of shuffling
+        loaders goes on from there too.
+        """
+        from ..checkpoint.parts import load_parts, read_parts
+
+        parts = read_parts(path)
+        load_parts(self._engine, parts, optimizers=load_optimizer, schedules=load_scheduler)
+        if load_optimizer and "progress" in parts.rest:
+            self._engine.continue_from(parts.rest["progress"])
+        is_foreign = not parts.path.is_dir()
+        noted = dict(parts.rest if is_foreign else parts.rest.get("simple", {}))
+        return {
+            "model_state_dict": parts.models["model"],
+            "optimizer_state_dict": parts.optimizers.get("optimizer"),
+            "scheduler_state_dict": parts.schedules.get("scheduler"),
+            "epoch": None,
+            "metric_value": None,
+        } | noted
+
+    def _save_checkpoint(self, path: str, epoch: int, metric_value: float | None = None) -> None:
+        """Write everything to a checkpoint directory, which appears complete or not at all."""
+        from ..checkpoint.capture import capture, meta_of
+        from ..checkpoint.files import write_checkpoint
+
+        tree = capture(self._engine) | {"simple": {"epoch": epoch, "metric_value": metric_value}}
+        write_checkpoint(path, tree, meta_of(self._engine))
+
+    # The parts of a step
+
+    def _prepare_batch(self, batch: Any) -> tuple[Any, Any]:
+        """(inputs, targets) on the device: a pair is that, a tensor has no targets, a dict is all inputs.
+
+        With a loss function, the entry of a dict that is named like targets is the targets as well, and the model gets
+        it only if it takes it.
+        """
+        batch = self._engine.runtime.move(batch)
+        if not isinstance(batch, Mapping) or self.loss_fn is None:
+            return split_supervised(batch, has_loss_fn=False)
+        name = next((name for name in TARGET_NAMES if name in batch), None)
+        if name is None:
+            return batch, None
+        is_taken = self._model_takes is None or name in self._model_takes
+        inputs = batch if is_taken else {key: value for key, value in batch.items() if key != name}
+        return inputs, batch[name]
+
+    def _forward_pass(self, inputs: Any) -> Any:
+        """The model's outputs; a dict of inputs goes in as keywords."""
+        return call_model(self.model, inputs, split="_prepare_batch", forward="_forward_pass")
+
+    def _compute_loss(self, outputs: Any, targets: Any) -> Any:
+        """The loss that the outputs carry, as Hugging Face models' do, or the loss function's."""
+        loss_fn = self.loss_fn
+        if targets is None and loss_fn is not None and self._loss_takes_targets:
+            return loss_of(outputs, None, lambda outputs: loss_fn(outputs, None), override="_compute_loss")
+        return loss_of(outputs, targets, loss_fn, override="_compute_loss")
+
+    def _overrides(self, name: str) -> bool:
+        """Whether a subclass, or somebody who assigned to this object, has a method of their own."""
+        return getattr(getattr(self, name), "__func__", None) is not getattr(Trainer, name)
+
+
+def _numbers(result: StepResult) -> dict[str, float]:
+    meter = Meter()
+    meter.add(result)
+    return meter.flush()[0]
+
+
+def _takes(function: Callable[..., Any] | None, num_arguments: int) -> bool:
+    """Whether a function can be called with so many arguments; one that does not say so can."""
+    if function is None:
+        return False
+    try:
+        signature = inspect.signature(function.forward if isinstance(function, nn.Module) else function)
+    except ValueError:
+        return True
+    try:
+        signature.bind(*range(num_arguments))
+    except TypeError:
+        return False
+    return True
+
+
+def _keywords_of(model: nn.Module) -> set[str] | None:
+    """Names of the arguments that a model takes; None where it takes any."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    return {parameter.name for parameter in parameters}

@@ -1,0 +1,69 @@
+"""Tensors of different shapes from all processes as one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ..errors import DataError
+
+
+def gather_tensors(
+    tensor: Tensor, shapes: Sequence[tuple[tuple[int, ...], torch.dtype]], padding_value: float | None
+) -> Tensor:
+    """One after the other along the first dimension, the other dimensions filled up to the largest."""
+    common = _common_shape(shapes, padding_value)
+    parts = _exchange(tensor, [shape or (1,) for shape, _ in shapes])
+    return torch.cat([_fill(part, common, padding_value) for part in parts])
+
+
+def _common_shape(
+    shapes: Sequence[tuple[tuple[int, ...], torch.dtype]], padding_value: float | None
+) -> tuple[int, ...]:
+    """The largest of each dimension but the first. Every rank finds the same mistakes, so all raise together."""
+    dtypes = [dtype for _, dtype in shapes]
+    if len(set(dtypes)) > 1:
+        raise DataError(f"gather: dtypes differ between ranks: {_by_rank(dtypes)}. Convert them to one.")
+    rests = [shape[1:] for shape, _ in shapes]
+    if len({len(shape) for shape, _ in shapes}) > 1:
+        raise DataError(
+            f"gather: the number of dimensions differs between ranks: {_by_rank([shape for shape, _ in shapes])}. "
+            "Reshape them to as many."
+        )
+    if len(set(rests)) > 1 and padding_value is None:
+        raise DataError(
+            f"gather: only the first dimension may differ between ranks, but the shapes are "
+            f"{_by_rank([shape for shape, _ in shapes])}. Pass padding_value= to fill up to the largest."
+        )
+    return tuple(max(sizes) for sizes in zip(*rests, strict=True))
+
+
+def _by_rank(values: Sequence[object]) -> str:
+    return ", ".join(f"rank {rank} {value}" for rank, value in enumerate(values))
+
+
+def _exchange(tensor: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """Each rank's tensor in its own shape. Sent as bytes, since not every backend knows every dtype."""
+    own = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    sizes = [prod(shape) * tensor.element_size() for shape in shapes]
+    sent = own.new_zeros(max(sizes))
+    sent[: own.numel()] = own
+    received = [torch.empty_like(sent) for _ in shapes]
+    if sent.numel():
+        dist.all_gather(received, sent)
+    return [
+        part[:size].clone().view(tensor.dtype).reshape(shape)
+        for part, size, shape in zip(received, sizes, shapes, strict=True)
+    ]
+
+
+def _fill(part: Tensor, common: tuple[int, ...], padding_value: float | None) -> Tensor:
+    missing = [size - own for size, own in zip(common, part.shape[1:], strict=True)]
+    if not any(missing):
+        return part
+    return pad(part, [n for size in reversed(missing) for n in (0, size)], value=padding_value)

@@ -1,0 +1,153 @@
+"""What is done to a model before it trains on several processes: materialised, made equal, cut and sharded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ..errors import ConfigurationError
+from .mesh import Mesh
+
+
+def is_meta(module: nn.Module) -> bool:
+    return any(tensor.is_meta for tensor in _tensors(module))
+
+
+def materialise(module: nn.Module, device: torch.device) -> None:
+    """Give a model that was built on the meta device memory and initial values."""
+    module.to_empty(device=device)
+    missing = []
+    for name, part in module.named_modules():
+        own = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
+        reset = getattr(part, "reset_parameters", None)
+        if callable(reset):
+            reset()
+        elif own:
+            missing.append(f"{name or 'the model'} ({type(part).__name__})")
+    if missing:
+        raise ConfigurationError(
+            f"A model on the meta device cannot be initialised: {', '.join(missing)} has tensors of its own and no "
+            "`reset_parameters()` to fill them. Add that method, or build the model on a real device."
+        )
+
+
+def check_values(module: nn.Module) -> None:
+    """Refuse a model with tensors that have no memory or no finite values."""
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if tensor.is_meta:
+            raise ConfigurationError(f"{name} is still on the meta device: its module did not initialise it.")
+        local = local_part(tensor)
+        if local.is_floating_point() and not torch.isfinite(local).all():
+            raise ConfigurationError(f"{name} has non-finite values right after initialisation.")
+
+
+def make_equal(module: nn.Module, group: dist.ProcessGroup | None) -> None:
+    """Give every process the parameters and buffers of the first."""
+    source = 0 if group is None else dist.get_global_rank(group, 0)
+    with torch.no_grad():
+        for tensor in _tensors(module):
+            dist.broadcast(tensor.detach(), src=source, group=group)
+
+
+def blocks_of(module: nn.Module) -> list[nn.Module]:
+    """The repeated blocks of a model: modules with parameters, of one class, that stand in a list or a row."""
+    blocks: list[nn.Module] = []
+    for container in module.modules():
+        if isinstance(container, nn.ModuleList | nn.Sequential):
+            children = [child for child in container if any(True for _ in child.parameters())]
+            compound = [child for child in children if any(True for _ in child.children())]
+            if len(compound) > 1 and len({type(child) for child in compound}) == 1:
+                blocks += compound
+    inner = {id(part) for block in blocks for part in block.modules() if part is not block}
+    return [block for block in blocks if id(block) not in inner]
+
+
+def cut_layers(module: nn.Module, mesh: Mesh, device_mesh: Any) -> None:
+    """Tensor parallelism by the mesh's plan."""
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    names = {name for name, _ in module.named_modules()}
+    unknown = [pattern for pattern in mesh.plan or {} if "*" not in pattern and pattern not in names]
+    if unknown:
+        raise ConfigurationError(
+            f"Mesh(plan=...) names {', '.join(unknown)}, which the model does not have; it has: "
+            f"{', '.join(sorted(name for name in names if name))}."
+        )
+    parallelize_module(module, device_mesh["tensor"], dict(mesh.plan or {}))
+
+
+def shard_module(module: nn.Module, device_mesh: Any, **settings: Any) -> dict[int, nn.Parameter]:
+    """FSDP2: every repeated block, then the rest. Returns the new parameters under the ids of the old ones."""
+    from torch.distributed.fsdp import fully_shard
+
+    before = dict(module.named_parameters())
+    for block in blocks_of(module):
+        fully_shard(block, mesh=device_mesh, **settings)
+    fully_shard(module, mesh=device_mesh, **settings)
+    after = dict(module.named_parameters())
+    return {id(param): after[name] for name, param in before.items()}
+
+
+def checkpoint_activations(module: nn.Module) -> None:
+    """Compute the activations of every block again in the backward pass instead of keeping them."""
+    from torch.distributed._composable import checkpoint
+
+    blocks = blocks_of(module)
+    if not blocks:
+        raise ConfigurationError(
+            "activation_checkpointing=True found no repeated blocks in the model (modules of one class in a ModuleList "
+            "or Sequential): leave it off, or apply torch.utils.checkpoint in the model's forward."
+        )
+    for block in blocks:
+        checkpoint(block)
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """The tensor itself, or this process's part of a distributed one."""
+    to_local = getattr(tensor, "to_local", None)
+    return to_local().detach() if callable(to_local) else tensor.detach()
+
+
+def _tensors(module: nn.Module) -> Iterator[Tensor]:
+    yield from module.parameters()
+    yield from module.buffers()
+
+
+def buckets(params: Iterable[nn.Parameter], max_bytes: int = 32 << 20) -> Iterator[list[nn.Parameter]]:
+    """Trainable parameters in groups of one type and a bounded size."""
+    groups: dict[torch.dtype, list[nn.Parameter]] = {}
+    for param in params:
+        if param.requires_grad:
+            group = groups.setdefault(param.dtype, [])
+            group.append(param)
+            if sum(p.numel() * p.element_size() for p in group) >= max_bytes:
+                yield groups.pop(param.dtype)
+    yield from groups.values()
+
+
+def average_gradients(params: Iterable[nn.Parameter], group: dist.ProcessGroup | None, world: int) -> None:
+    """Average the gradients over all processes, one collective a bucket.
+
+    A parameter that took part on some processes only counts as zero on the others; one that took part nowhere keeps no
+    gradient, as on a single process. For that the bucket carries a mark per parameter, which only a process without
+    the gradient has to read.
+    """
+    for bucket in buckets(params):
+        marks = torch.tensor([p.grad is not None for p in bucket], dtype=bucket[0].dtype, device=bucket[0].device)
+        parts = [(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in bucket]
+        flat = torch.cat([marks, *parts])
+        dist.all_reduce(flat, group=group)
+        marks = flat[: len(bucket)]
+        flat[len(bucket) :].div_(world)
+        start = len(bucket)
+        for index, param in enumerate(bucket):
+            own = flat[start : start + param.numel()].view_as(param)
+            start += param.numel()
+            if param.grad is not None:
+                param.grad.copy_(own)
+            elif marks[index].item():
+                param.grad = own.clone()

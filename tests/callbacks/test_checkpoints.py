@@ -1,0 +1,139 @@
+"""Resume points by updates and epochs, and kept models by a metric."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from math import nan
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+from loopwright import Callback, ConfigurationError, Trainer
+from loopwright.callbacks import BestModel, Checkpoints
+from loopwright.checkpoint import CheckpointStore, KeepPolicy, KeptModels, read_checkpoint
+
+from ..loops import assert_same_model, build_net
+from .runs import Crash, assert_same_after_crash, build_trainer, train
+
+
+def saved(run_dir: Path) -> list[str]:
+    return [entry.name for entry in CheckpointStore(run_dir / "checkpoints").entries()]
+
+
+class Epochs(Callback):
+    """Copies the model at every epoch's end and logs a given value as `score`."""
+
+    def __init__(self, scores: list[float]) -> None:
+        self.scores = scores
+        self.models: list[nn.Module] = []
+
+    def metric_names(self, known: set[str]) -> set[str]:
+        return {"score"}
+
+    def on_train_epoch_end(self, trainer: Trainer) -> None:
+        trainer.log({"score": self.scores[trainer.progress.epoch]})
+
+    def on_epoch_end(self, trainer: Trainer, metrics: Any) -> None:
+        self.models.append(deepcopy(trainer.model))
+
+
+def test_the_last_few_resume_points_are_kept(tmp_path, points):
+    callback = Checkpoints(every_updates=2, every_epochs=None, keep=3)
+    train(build_trainer([callback], run_dir=tmp_path), points, num_epochs=2)
+    assert saved(tmp_path) == ["update-00000006", "update-00000008", "update-00000010"]
+
+
+def test_without_a_callback_every_epoch_is_a_resume_point(tmp_path, points):
+    train(build_trainer(run_dir=tmp_path), points)
+    assert saved(tmp_path) == ["update-00000010", "update-00000015"]
+
+
+def test_the_end_of_training_is_always_saved(tmp_path, points):
+    callback = Checkpoints(every_epochs=None, every_minutes=None)
+    build_trainer([callback], run_dir=tmp_path).train(points, num_updates=7, batch_size=8)
+    assert saved(tmp_path) == ["update-00000007"]
+
+
+def test_after_an_exception_what_was_saved_before_is_complete(tmp_path, points):
+    trainer = build_trainer([Checkpoints(every_updates=1, keep=1), Crash(4)], run_dir=tmp_path)
+    with pytest.raises(ZeroDivisionError):
+        train(trainer, points)
+    assert saved(tmp_path) == ["update-00000004"]
+
+
+def test_nothing_is_written_without_a_run_directory(tmp_path, points, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    train(build_trainer(), points)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_checkpoints_without_a_place_to_write_to_are_refused(points):
+    with pytest.raises(ConfigurationError, match="Checkpoints needs a place to write to: pass `run_dir=`"):
+        train(build_trainer([Checkpoints()]), points)
+
+
+@pytest.mark.parametrize("options", [{"every_updates": 0}, {"every_minutes": -1.0}, {"keep": 0}])
+def test_impossible_policies_are_refused(options):
+    with pytest.raises(ConfigurationError, match=next(iter(options))):
+        Checkpoints(**options)
+
+
+@pytest.mark.parametrize("after_update", range(1, 10))
+def test_a_crash_after_any_update_changes_nothing(tmp_path, points, after_update):
+    assert_same_after_crash(tmp_path, points, list, after_update, num_epochs=2)
+
+
+SCORES = [0.2, 0.9, nan, 0.5]
+
+
+def kept(run_dir: Path, keep: int) -> KeptModels:
+    return KeptModels(run_dir / "kept", KeepPolicy("score", "max", keep))
+
+
+def test_the_best_models_are_kept_with_their_metric(tmp_path, points):
+    epochs = Epochs(SCORES)
+    train(build_trainer([epochs, BestModel("score", keep=2)], run_dir=tmp_path), points, num_epochs=4)
+    models = kept(tmp_path, 2).models()
+    assert [(model.update, model.value) for model in models] == [(10, 0.9), (20, 0.5)]
+    loaded = build_net(seed=9)
+    loaded.load_state_dict(read_checkpoint(models[0].path).tree["models"]["model"])
+    assert_same_model(loaded, epochs.models[1])
+
+
+@pytest.mark.parametrize("has_run_dir", [False, True])
+def test_the_best_weights_are_put_back_when_asked_for(tmp_path, points, has_run_dir):
+    epochs = Epochs(SCORES)
+    callbacks = [epochs, BestModel("score", restore=True)]
+    trainer = train(build_trainer(callbacks, run_dir=tmp_path if has_run_dir else None), points, num_epochs=4)
+    assert_same_model(trainer.model, epochs.models[1])
+
+
+def test_putting_the_best_back_does_not_reach_the_resume_point(tmp_path, points):
+    epochs = Epochs(SCORES)
+    train(build_trainer([epochs, BestModel("score", restore=True)], run_dir=tmp_path), points, num_epochs=4)
+    newest = CheckpointStore(tmp_path / "checkpoints").newest()
+    assert newest is not None
+    loaded = build_net(seed=9)
+    loaded.load_state_dict(newest.tree["models"]["model"])
+    assert_same_model(loaded, epochs.models[3])
+
+
+@pytest.mark.parametrize(("scores", "best"), [([nan, 0.1], 0.1), ([0.1, nan], 0.1)])
+def test_nan_is_never_the_best_of_several(points, scores, best):
+    callback = BestModel("score")
+    train(build_trainer([Epochs(scores), callback]), points, num_epochs=2)
+    assert callback.best == best
+
+
+@pytest.mark.parametrize("after_update", [4, 11, 14])
+def test_a_crashed_run_keeps_the_same_models(tmp_path, points, after_update):
+    def build() -> list[Callback]:
+        return [Epochs(SCORES), BestModel("score", keep=2)]
+
+    assert_same_after_crash(tmp_path, points, build, after_update, num_epochs=4)
+    listed = [
+        [(model.update, model.value) for model in kept(tmp_path / name, 2).models()] for name in ("straight", "crashed")
+    ]
+    assert listed[0] == listed[1] == [(10, 0.9), (20, 0.5)]

@@ -1,0 +1,235 @@
+"""Parts of a model that are not trained, for a while or at all."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from loopwright import Callback, ConfigurationError, Trainer
+from loopwright.callbacks import Freeze, freeze, param_groups, unfreeze
+
+from ..loops import assert_same_model, batches, build_linear
+from .runs import assert_same_after_crash, build_trainer, train
+
+
+def build_parts() -> nn.Sequential:
+    """A backbone with batch norm, and a head with one too."""
+    torch.manual_seed(3)
+    model = nn.Sequential()
+    model.add_module("backbone", nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU()))
+    model.add_module("head", nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)))
+    return model
+
+
+def trained(points: Any, *callbacks: Callback, num_epochs: int = 2, **options: Any) -> Trainer:
+    return train(build_trainer(callbacks, build_parts(), **options), points, num_epochs)
+
+
+def test_frozen_parts_stay_bit_for_bit_as_they_are_and_the_rest_trains(points):
+    model, start = trained(points, Freeze("backbone")).model, build_parts()
+    assert_same_model(model.backbone, start.backbone)
+    assert not torch.equal(model.head[0].weight, start.head[0].weight)
+    assert not torch.equal(model.head[1].running_mean, start.head[1].running_mean)
+
+
+def test_frozen_training_is_the_hand_written_loop(points):
+    trainer = trained(points, Freeze("backbone"), optimizer=partial(torch.optim.SGD, lr=0.1))
+    model = build_parts()
+    model.backbone.requires_grad_(False)
+    model.backbone.eval()
+    optimizer = torch.optim.SGD(model.head.parameters(), 0.1)
+    for epoch in range(2):
+        for inputs, targets in batches(points, 8, epoch):
+            nn.functional.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_same_model(trainer.model, model)
+
+
+def test_batch_norm_goes_on_measuring_where_that_is_wanted(points):
+    model, start = trained(points, Freeze("backbone", norm_in_eval=False)).model, build_parts()
+    assert not torch.equal(model.backbone[1].running_mean, start.backbone[1].running_mean)
+    assert torch.equal(model.backbone[1].weight, start.backbone[1].weight)
+
+
+class WakesUp(Callback):
+    """Puts everything into train mode after each epoch, and evaluates inside of them."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+        self.modes: list[tuple[bool, bool]] = []
+
+    def on_train_step_end(self, trainer: Trainer, batch: Any, result: Any) -> None:
+        trainer.evaluate(self.data)
+        self.modes.append((trainer.model.backbone[1].training, trainer.model.head[1].training))
+
+    def on_epoch_end(self, trainer: Trainer, metrics: Any) -> None:
+        trainer.model.train()
+
+
+def test_frozen_batch_norm_stays_so_after_evaluations_and_in_every_epoch(points):
+    wakes = WakesUp(points)
+    trained(points, Freeze("backbone"), wakes)
+    assert set(wakes.modes) == {(False, True)}
+
+
+def test_until_an_epoch_then_everything_trains(points):
+    frozen = trained(points, Freeze("backbone", until_epoch=2), num_epochs=2)
+    assert_same_model(frozen.model.backbone, build_parts().backbone)
+    model = trained(points, Freeze("backbone", until_epoch=2), num_epochs=3).model
+    assert not torch.equal(model.backbone[0].weight, frozen.model.backbone[0].weight)
+    assert not torch.equal(model.backbone[1].running_mean, frozen.model.backbone[1].running_mean)
+    assert all(module.training for module in model.modules())
+
+
+def test_parts_that_several_callbacks_freeze_are_trained_when_the_last_lets_go(points):
+    for order in (1, -1):
+        callbacks = [Freeze("backbone.0", until_epoch=1), Freeze("backbone", until_epoch=2)][::order]
+        assert_same_model(trained(points, *callbacks, num_epochs=2).model.backbone, build_parts().backbone)
+        model = trained(points, *callbacks, num_epochs=3).model
+        assert not torch.equal(model.backbone[0].weight, build_parts().backbone[0].weight)
+
+
+def trainable(model: nn.Module) -> set[str]:
+    return {name for name, param in model.named_parameters() if param.requires_grad}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "frozen"),
+    [
+        ("head.2", {"head.2.weight", "head.2.bias"}),
+        ("*.bias", {"backbone.0.bias", "backbone.1.bias", "head.0.bias", "head.1.bias", "head.2.bias"}),
+        ("head.[01]", {"head.0.weight", "head.0.bias", "head.1.weight", "head.1.bias"}),
+        ("head.0.weight", {"head.0.weight"}),
+        ("model.head.2", {"head.2.weight", "head.2.bias"}),
+        ("*", {name for name, _ in build_parts().named_parameters()}),
+    ],
+)
+def test_names_and_patterns_choose_modules_and_parameters(pattern, frozen):
+    model = build_parts()
+    everything = trainable(model)
+    freeze(model, pattern)
+    assert trainable(model) == everything - frozen
+    unfreeze(model, pattern)
+    assert trainable(model) == everything
+
+
+def test_a_module_itself_names_a_part():
+    model = build_parts()
+    freeze(model, [model.backbone, "head.0"])
+    assert trainable(model) == {"head.1.weight", "head.1.bias", "head.2.weight", "head.2.bias"}
+    assert [m.training for m in (model.backbone[1], model.head[1])] == [False, True]
+    unfreeze(model)
+    assert len(trainable(model)) == 10
+    assert all(module.training for module in model.modules())
+
+
+def test_a_part_called_like_the_model_is_that_part():
+    inner = nn.Sequential()
+    inner.add_module("model", nn.Linear(2, 2))
+    inner.add_module("head", nn.Linear(2, 2))
+    freeze(inner, "model")
+    assert trainable(inner) == {"head.weight", "head.bias"}
+
+
+def test_a_batch_norm_counts_as_frozen_when_all_its_parameters_are():
+    model = build_parts()
+    freeze(model, ["backbone.1.weight", "backbone.1.bias", "head.1.weight"])
+    assert [m.training for m in (model.backbone[1], model.head[1])] == [False, True]
+
+
+def test_a_name_that_matches_nothing_is_refused_with_the_nearest(points):
+    with pytest.raises(ConfigurationError, match=r"called 'backbon'. Did you mean 'backbone'"):
+        trained(points, Freeze("head", "backbon"))
+
+
+def test_a_module_of_another_model_is_refused():
+    with pytest.raises(ConfigurationError, match="Linear is not a part of model"):
+        freeze(build_parts(), build_linear())
+
+
+def test_freezing_everything_is_refused(points):
+    with pytest.raises(ConfigurationError, match=r"Freeze\('backbone', 'head'\) leaves nothing to train"):
+        trained(points, Freeze("backbone", "head"))
+
+
+def test_unfreezing_what_no_optimizer_holds_is_refused_at_the_start(points):
+    model = build_parts()
+    optimizer = torch.optim.SGD(model.head.parameters(), 0.1)
+    with pytest.raises(ConfigurationError, match="4 parameters that no optimizer holds"):
+        train(build_trainer([Freeze("backbone", until_epoch=1)], model, optimizer=optimizer), points)
+
+
+@pytest.mark.parametrize("options", [{"until_epoch": -1}, {"until_epoch": 1.5}])
+def test_an_impossible_epoch_is_refused(options):
+    with pytest.raises(ConfigurationError, match="until_epoch="):
+        Freeze("backbone", **options)
+
+
+def test_naming_nothing_is_refused():
+    with pytest.raises(ConfigurationError, match="names nothing to freeze"):
+        Freeze()
+
+
+@pytest.mark.parametrize("after_update", [3, 5, 7, 12])
+def test_a_crashed_run_freezes_and_unfreezes_exactly(tmp_path, points, after_update):
+    def build() -> list[Callback]:
+        return [Freeze("backbone.0", until_epoch=2), Freeze("backbone", until_epoch=1), Freeze("head.2")]
+
+    trainer = assert_same_after_crash(tmp_path, points, build, after_update, build_model=build_parts)
+    assert trainable(trainer.model) == {name for name, _ in build_parts().named_parameters() if "head.2" not in name}
+
+
+class GeneratorAndCritic(Trainer):
+    def configure_models(self) -> None:
+        self.generator, self.critic = build_parts(), build_parts()
+
+    def configure_optimizers(self) -> None:
+        self.optimizer = torch.optim.SGD(self.parameters(), 0.1)
+
+    def train_step(self, batch: Any) -> Any:
+        loss = nn.functional.cross_entropy(self.generator(batch[0]) + self.critic(batch[0]), batch[1])
+        self.update(loss)
+        return loss
+
+
+def test_with_several_models_a_name_may_begin_with_the_model(points):
+    trainer = GeneratorAndCritic(callbacks=[Freeze("critic.backbone", "head.2")], progress="silent")
+    trainer.train(points, 1, batch_size=8)
+    start = build_parts()
+    assert_same_model(trainer.critic.backbone, start.backbone)
+    assert not torch.equal(trainer.generator.backbone[0].weight, start.backbone[0].weight)
+    for model in (trainer.generator, trainer.critic):
+        assert_same_model(model.head[2], start.head[2])
+
+
+def test_groups_have_their_own_learning_rates_and_the_rest_the_optimizers(points):
+    model = build_parts()
+    groups = param_groups(model, {"backbone.0": 1e-4, "backbone": {"lr": 1e-3, "momentum": 0.9}})
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    assert [(g["lr"], g["momentum"], len(g["params"])) for g in optimizer.param_groups] == [
+        (1e-4, 0, 2),
+        (1e-3, 0.9, 2),
+        (0.1, 0, 6),
+    ]
+    assert [id(p) for g in optimizer.param_groups for p in g["params"]] == [id(p) for p in model.parameters()]
+
+
+def test_groups_leave_out_what_is_empty():
+    groups = param_groups(build_linear(), {"*": 0.1, "bias": 0.2})
+    assert [(len(group["params"]), group["lr"]) for group in groups] == [(2, 0.1)]
+
+
+def test_groups_of_a_name_that_matches_nothing_are_refused():
+    with pytest.raises(ConfigurationError, match=r"called 'wieght'. Did you mean 'weight'"):
+        param_groups(build_linear(), {"wieght": 0.1})
+
+
+def test_frozen_parameters_are_in_the_groups_so_that_they_can_be_unfrozen():
+    model = build_linear()
+    freeze(model, "weight")
+    assert sum(len(group["params"]) for group in param_groups(model, {"bias": 0.1})) == 2

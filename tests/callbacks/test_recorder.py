@@ -1,0 +1,115 @@
+"""The record of a run in its directory: metrics of steps and epochs, and how it ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loopwright import Callback, Trainer
+from loopwright.callbacks import Checkpoints
+from loopwright.run import MetricsStore, RunDirectory, RunManifest
+
+from .runs import Crash, build_trainer, train
+
+
+def metrics(run_dir: Path) -> MetricsStore:
+    return MetricsStore(RunDirectory(run_dir).metrics_path, read_only=True)
+
+
+def manifest(run_dir: Path) -> RunManifest:
+    return RunManifest.read(RunDirectory(run_dir).manifest_path)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("flush_seconds", [-1.0, 1e9])
+def test_every_step_is_recorded_once_with_its_update(tmp_path, points, monkeypatch, accumulate, flush_seconds):
+    monkeypatch.setattr("loopwright.loop.FLUSH_SECONDS", flush_seconds)
+    trainer = train(build_trainer(run_dir=tmp_path, accumulate=accumulate), points, num_epochs=2)
+    updates = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10] if accumulate == 1 else [1, 1, 2, 2, 3, 4, 4, 5, 5, 6]
+    losses = list(trainer.history.steps["loss"])
+    expected = [(update, step, "loss", losses[step - 1]) for step, update in enumerate(updates, start=1)]
+    assert metrics(tmp_path).steps() == expected
+
+
+def test_every_epoch_is_recorded_as_in_the_history(tmp_path, points):
+    trainer = train(build_trainer(run_dir=tmp_path), points, num_epochs=2)
+    expected = [
+        (epoch, 5 * epoch, name, value)
+        for epoch, row in enumerate(trainer.history.epochs, start=1)
+        for name, value in row.items()
+    ]
+    assert metrics(tmp_path).epochs() == expected
+
+
+def test_an_epoch_that_was_cut_short_is_recorded_and_then_replaced(tmp_path, points):
+    trainer = build_trainer(run_dir=tmp_path)
+    trainer.train(points, num_updates=3, batch_size=8)
+    assert [row[:3] for row in metrics(tmp_path).epochs()] == [(1, 3, "loss")]
+    trainer.train(points, 1, batch_size=8)
+    assert metrics(tmp_path).epochs() == [(1, 5, "loss", trainer.history.last("loss"))]
+
+
+def test_a_crashed_run_has_the_record_of_one_that_never_did(tmp_path, points):
+    def run(name: str, crash: int | None) -> Trainer:
+        callbacks = [Checkpoints(every_updates=3), Crash(crash)]
+        return train(build_trainer(callbacks, run_dir=tmp_path / name), points)
+
+    run("straight", None)
+    with pytest.raises(ZeroDivisionError):
+        run("crashed", 8)
+    run("crashed", None)
+    straight, crashed = metrics(tmp_path / "straight"), metrics(tmp_path / "crashed")
+    assert straight.steps() == crashed.steps()
+    assert straight.epochs() == crashed.epochs()
+    assert len(straight.steps()) == 15
+
+
+def test_a_finished_run_says_so_with_its_progress(tmp_path, points):
+    train(build_trainer(run_dir=tmp_path, seed=3), points, num_epochs=2)
+    found = manifest(tmp_path)
+    assert (found.state, found.reason, found.seed, found.device) == ("finished", None, 3, "cpu")
+    assert {name: found.progress[name] for name in ("epoch", "step", "update", "sample")} == {
+        "epoch": 2,
+        "step": 10,
+        "update": 10,
+        "sample": 74,
+    }
+
+
+def test_a_stopped_run_says_why(tmp_path, points):
+    def stop(trainer: Trainer, metrics: Any) -> None:
+        trainer.stop("enough")
+
+    train(build_trainer([stop], run_dir=tmp_path), points)
+    assert (manifest(tmp_path).state, manifest(tmp_path).reason) == ("stopped", "enough")
+
+
+def test_a_failed_run_names_the_error_and_a_restart_clears_it(tmp_path, points):
+    with pytest.raises(ZeroDivisionError):
+        train(build_trainer([Crash(2)], run_dir=tmp_path), points)
+    assert (manifest(tmp_path).state, manifest(tmp_path).reason) == ("failed", "ZeroDivisionError: crash")
+    train(build_trainer(run_dir=tmp_path), points)
+    assert (manifest(tmp_path).state, manifest(tmp_path).reason) == ("finished", None)
+
+
+def test_while_it_runs_the_run_is_running(tmp_path, points):
+    states = []
+
+    class Look(Callback):
+        def on_epoch_end(self, trainer: Trainer, metrics: Any) -> None:
+            states.append(manifest(tmp_path).state)
+
+    train(build_trainer([Look], run_dir=tmp_path), points, num_epochs=1)
+    assert states == ["running"]
+
+
+def test_an_interrupt_from_the_keyboard_is_no_failure(tmp_path, points):
+    class Interrupt(Callback):
+        def on_update_end(self, trainer: Trainer) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(build_trainer([Interrupt], run_dir=tmp_path), points)
+    assert manifest(tmp_path).state == "interrupted"

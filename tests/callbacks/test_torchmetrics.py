@@ -1,0 +1,237 @@
+"""torchmetrics objects as they are, over evaluations and training epochs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchmetrics import MeanMetric, MetricCollection
+from torchmetrics.classification import (
+    MulticlassAccuracy,
+    MulticlassAUROC,
+    MulticlassConfusionMatrix,
+    MulticlassF1Score,
+    MulticlassPrecision,
+)
+from torchmetrics.wrappers import ClasswiseWrapper
+
+from loopwright import Callback, ConfigurationError, Trainer
+from loopwright.callbacks import EarlyStopping, TorchMetrics
+
+from ..loops import build_net
+from .runs import assert_same_after_crash, build_trainer, train
+
+
+def accuracy() -> MulticlassAccuracy:
+    return MulticlassAccuracy(3, average="micro")
+
+
+def collection(**options: Any) -> MetricCollection:
+    return MetricCollection([accuracy(), MulticlassF1Score(3), MulticlassPrecision(3)], **options)
+
+
+def expected(metric: Any, trainer: Trainer, points: Any) -> float:
+    metric.update(trainer.predict(points), points.tensors[1])
+    return metric.compute().item()
+
+
+def test_a_metric_is_computed_over_the_evaluation_and_named_by_its_class(points):
+    trainer = train(build_trainer([TorchMetrics(accuracy())]), points)
+    assert trainer.history.last("eval_multiclass_accuracy") == expected(accuracy(), trainer, points)
+    assert "multiclass_accuracy" not in trainer.history
+
+
+def test_a_dict_gives_metrics_their_names(points):
+    trainer = train(build_trainer([TorchMetrics({"acc": accuracy(), "f1": MulticlassF1Score(3)})]), points)
+    assert trainer.history.last("eval_acc") == expected(accuracy(), trainer, points)
+    assert trainer.history.last("eval_f1") == expected(MulticlassF1Score(3), trainer, points)
+
+
+def test_a_collection_names_its_values_itself(points):
+    callback = TorchMetrics(collection(prefix="my_"))
+    trainer = train(build_trainer([callback]), points)
+    names = {"my_MulticlassAccuracy", "my_MulticlassF1Score", "my_MulticlassPrecision"}
+    assert callback.names == names
+    assert {f"eval_{name}" for name in names} <= set(trainer.history.names)
+    assert trainer.history.last("eval_my_MulticlassF1Score") == expected(MulticlassF1Score(3), trainer, points)
+
+
+def test_a_metric_can_be_watched(points):
+    callbacks = [EarlyStopping("eval_acc", patience=1, min_delta=1.0), TorchMetrics({"acc": accuracy()})]
+    assert len(train(build_trainer(callbacks), points).history) == 2
+
+
+def test_evaluating_outside_of_training_measures_too(points):
+    trainer = build_trainer([TorchMetrics({"acc": accuracy()})])
+    assert trainer.evaluate(points)["acc"] == expected(accuracy(), trainer, points)
+
+
+def test_one_value_a_class_is_logged_by_number(points):
+    trainer = build_trainer([TorchMetrics({"recall": MulticlassAccuracy(3, average=None)})])
+    assert set(trainer.evaluate(points)) == {"loss", "recall/0", "recall/1", "recall/2"}
+
+
+def test_a_dict_of_values_is_logged_by_its_names_which_can_be_announced(points):
+    wrapped = ClasswiseWrapper(MulticlassAccuracy(3, average=None), labels=["low", "mid", "high"])
+    callback = TorchMetrics(wrapped, names=["multiclassaccuracy_low"])
+    trainer = train(build_trainer([callback, EarlyStopping("eval_multiclassaccuracy_low")]), points, num_epochs=1)
+    assert "eval_multiclassaccuracy_high" in trainer.history
+
+
+def test_a_value_that_is_no_row_of_numbers_is_refused_by_name(points):
+    trainer = build_trainer([TorchMetrics({"matrix": MulticlassConfusionMatrix(3)})])
+    with pytest.raises(ConfigurationError, match=r"'matrix' computed a tensor of shape \(3, 3\)"):
+        trainer.evaluate(points)
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        lambda outputs, targets: (outputs.argmax(1) == targets).float(),
+        lambda outputs, targets: ((outputs.argmax(1) == targets).float(),),
+        lambda outputs, targets: {"value": (outputs.argmax(1) == targets).float()},
+    ],
+    ids=["a value", "a tuple", "keywords"],
+)
+def test_prepare_gives_the_arguments_of_update(points, prepare):
+    trainer = build_trainer([TorchMetrics({"hits": MeanMetric()}, prepare=prepare)])
+    assert trainer.evaluate(points, batch_size=8)["hits"] == pytest.approx(expected(accuracy(), trainer, points))
+
+
+def test_the_metric_given_holds_the_state_of_the_last_evaluation(points):
+    metric = accuracy()
+    trainer = build_trainer([TorchMetrics(metric)])
+    measured = trainer.evaluate(points)
+    assert metric.compute().item() == measured["multiclass_accuracy"]
+
+
+class TrainHits(Callback):
+    """Hits of the training steps, counted by hand."""
+
+    def __init__(self) -> None:
+        self.rows: list[float] = []
+        self.hits = self.seen = 0
+
+    def on_train_step_end(self, trainer: Trainer, batch: Any, result: Any) -> None:
+        self.hits += int((result.outputs.argmax(1) == batch[1]).sum())
+        self.seen += len(batch[1])
+
+    def on_train_epoch_end(self, trainer: Trainer) -> None:
+        self.rows.append(self.hits / self.seen)
+        self.hits = self.seen = 0
+
+
+@pytest.mark.parametrize("on", ["train", "both"])
+def test_over_training_the_epoch_is_measured_step_by_step(points, on):
+    by_hand = TrainHits()
+    trainer = train(build_trainer([TorchMetrics({"acc": accuracy()}, on=on), by_hand]), points)
+    assert trainer.history["acc"] == pytest.approx(by_hand.rows)
+    assert ("eval_acc" in trainer.history) is (on == "both")
+    if on == "both":
+        assert trainer.history.last("eval_acc") == expected(accuracy(), trainer, points)
+
+
+def test_collected_outputs_do_not_keep_the_graph(points):
+    metric = MulticlassAUROC(3, thresholds=None)
+    build_trainer([TorchMetrics(metric, on="train")]).train(points, num_updates=2, batch_size=8)
+    assert metric.preds
+    assert not any(preds.requires_grad for preds in metric.preds)
+
+
+class EvaluateInside(Callback):
+    """Evaluates other data at the end of every evaluation, and once more inside of that."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+        self.depth = 0
+        self.measured: list[float] = []
+
+    def on_eval_end(self, trainer: Trainer, data: Any) -> None:
+        if self.depth < 2:
+            self.depth += 1
+            self.measured.append(trainer.evaluate(self.data)["acc"])
+            self.depth -= 1
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_an_evaluation_inside_an_evaluation_has_metrics_of_its_own(points, order):
+    other = [(points.tensors[0], (points.tensors[1] + 1) % 3)]
+    inside = EvaluateInside(other)
+    trainer = build_trainer([inside, TorchMetrics({"acc": accuracy()})][::order])
+    outer = trainer.evaluate(points)["acc"]
+    assert outer == expected(accuracy(), trainer, points)
+    plain = build_trainer([TorchMetrics({"acc": accuracy()})]).evaluate(other)["acc"]
+    assert inside.measured == [plain, plain]
+    assert plain != outer
+
+
+def test_a_failed_evaluation_leaves_the_next_one_right(points):
+    trainer = build_trainer([TorchMetrics({"acc": accuracy()})])
+    with pytest.raises(RuntimeError):
+        trainer.evaluate([(torch.zeros(2, 6), points.tensors[1][:2]), (torch.zeros(2, 5), points.tensors[1][:2])])
+    assert trainer.evaluate(points)["acc"] == expected(accuracy(), trainer, points)
+
+
+@pytest.mark.parametrize("after_update", [1, 3, 5, 8])
+@pytest.mark.parametrize(
+    "build",
+    [accuracy, collection, lambda: MulticlassAUROC(3, thresholds=None)],
+    ids=["counts", "collection", "lists"],
+)
+def test_a_run_that_crashed_inside_an_epoch_measures_the_same(tmp_path, points, build, after_update):
+    def callbacks() -> list[Callback]:
+        return [TorchMetrics(build(), on="both")]
+
+    resumed = assert_same_after_crash(tmp_path, points, callbacks, after_update, num_epochs=2)
+    assert len(resumed.history.names) == 2 + 2 * len(TorchMetrics(build()).names)
+
+
+class Plain:
+    """A metric that is nobody's subclass."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def update(self, outputs: Any, targets: Any) -> None:
+        self.seen += len(targets)
+
+    def compute(self) -> int:
+        return self.seen
+
+    def reset(self) -> None:
+        self.seen = 0
+
+
+def test_anything_with_update_compute_and_reset_works(points):
+    assert build_trainer([TorchMetrics(Plain())]).evaluate(points)["plain"] == 37.0
+    trainer = train(build_trainer([TorchMetrics({"seen": Plain()}, on="train")]), points, num_epochs=2)
+    assert trainer.history["seen"] == [37.0, 37.0]
+
+
+def test_a_metric_whose_state_cannot_be_saved_is_refused_where_the_run_is_to_be_resumable(tmp_path, points):
+    with pytest.raises(ConfigurationError, match=r"'seen' cannot be resumed.*give Plain `state_dict`"):
+        train(build_trainer([TorchMetrics({"seen": Plain()}, on="train")], run_dir=tmp_path), points)
+
+
+class LossOnly(Trainer):
+    def eval_step(self, batch: Any) -> Any:
+        return nn.functional.cross_entropy(self.model(batch[0]), batch[1])
+
+
+def test_a_step_without_outputs_is_an_error_that_says_what_to_return(points):
+    trainer = LossOnly(build_net(), callbacks=[TorchMetrics(accuracy())], progress="silent")
+    with pytest.raises(ConfigurationError, match=r"StepResult\(loss, outputs=outputs\)"):
+        trainer.evaluate(points)
+
+
+@pytest.mark.parametrize("given", [nn.Linear(1, 1), {"a": 3}, {}, "accuracy"])
+def test_what_is_no_metric_is_refused(given):
+    with pytest.raises(ConfigurationError, match="TorchMetrics"):
+        TorchMetrics(given)
+
+
+def test_an_unknown_phase_is_refused():
+    with pytest.raises(ConfigurationError, match="on='test'"):
+        TorchMetrics(accuracy(), on="test")  # type: ignore[arg-type]

@@ -1,0 +1,480 @@
+"""A checkpoint that several processes wrote is one checkpoint: whole when read, absent when a part is."""
+
+import json
+import subprocess
+import sys
+import threading
+from itertools import pairwise
+
+import pytest
+import torch
+from checkpoint_helpers import resign, same
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loopwright.checkpoint import (
+    AsyncWriter,
+    CheckpointStore,
+    Group,
+    KeepPolicy,
+    KeptModels,
+    Piece,
+    SnapshotBuffers,
+    StoredTensor,
+    diff_checkpoints,
+    encode,
+    load_stored,
+    load_weights,
+    new_token,
+    place_like,
+    read_checkpoint,
+    restore_into,
+    verify_checkpoint,
+    write_checkpoint,
+)
+from loopwright.checkpoint.layout import Box, Layout, StoredPiece, read_layouts, whole
+from loopwright.errors import CheckpointError, ConfigurationError
+
+NOTHING = Box((0, 0), (0, 0))
+
+
+def piece(tensor: torch.Tensor, box: Box, *, is_primary: bool = True) -> Piece:
+    return Piece(tensor[box.slices].clone(), box, tuple(tensor.shape), is_primary)
+
+
+def rows(tensor: torch.Tensor, rank: int, world: int) -> Piece:
+    """What a process holds of a tensor whose rows are dealt out as torch does: the last ones may get none."""
+    size = -(-tensor.shape[0] // world)
+    start, stop = (min(at, tensor.shape[0]) for at in (rank * size, rank * size + size))
+    rest = tuple(tensor.shape[1:])
+    return piece(tensor, Box((start, *(0 for _ in rest)), (stop - start, *rest)))
+
+
+def whole_state() -> dict:
+    generator = torch.Generator().manual_seed(3)
+    weight = torch.randn(5, 3, generator=generator)
+    return {
+        "models": {"default": {"weight": weight, "head": weight, "count": torch.tensor(7)}},
+        "optimizers": {"default": {"state": {0: {"step": torch.tensor(2.0), "exp_avg": weight * 2}}}},
+        "others": {
+            "complex": torch.randn(5, 2, generator=generator, dtype=torch.complex64),
+            "short": torch.arange(6).to(torch.uint16),
+            "half": torch.randn(3, 2, generator=generator).bfloat16(),
+            "empty": torch.empty(0, 3),
+        },
+        "history": [float(number) for number in range(300)],
+    }
+
+
+def part_of(state: dict, rank: int, world: int) -> dict:
+    """The state as one of several processes has it: matrices in pieces, the rest whole."""
+
+    def cut(value):
+        if isinstance(value, dict):
+            return {key: cut(item) for key, item in value.items()}
+        return rows(value, rank, world) if isinstance(value, torch.Tensor) and value.dim() > 0 else value
+
+    cut_state = cut(state)
+    tied = cut_state["models"]["default"]
+    tied["head"] = tied["weight"]
+    return cut_state
+
+
+def write_together(path, states: list, meta: dict | None = None, patience: float = 0.0) -> None:
+    """What the processes do, one after the other; the first is the last, since it waits for the others."""
+    token = new_token()
+    for rank in reversed(range(len(states))):
+        write_checkpoint(path, states[rank], meta, group=Group(rank, len(states), patience), token=token)
+
+
+def write_parts(path, world: int = 3, meta: dict | None = None) -> dict:
+    state = whole_state()
+    write_together(path, [part_of(state, rank, world) for rank in range(world)], meta)
+    return state
+
+
+def one_tensor(world: int, boxes: list[Box], shape=(4, 2)) -> list[dict]:
+    tensor = torch.arange(8.0).view(shape)
+    return [{"weight": piece(tensor, box)} for box in boxes[:world]]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 6])
+def test_pieces_of_any_number_of_processes_are_read_as_whole_tensors(tmp_path, world):
+    state = write_parts(tmp_path / "point", world, {"update": 4})
+    read = read_checkpoint(tmp_path / "point")
+    assert same(read.tree, state)
+    assert read.meta == {"update": 4}
+    assert verify_checkpoint(tmp_path / "point") == []
+
+
+def test_tied_tensors_are_written_once_and_read_as_one(tmp_path):
+    write_parts(tmp_path / "point", 2)
+    weights = read_checkpoint(tmp_path / "point").tree["models"]["default"]
+    assert weights["weight"].data_ptr() == weights["head"].data_ptr()
+
+
+def test_the_records_of_the_parts_are_gone_once_the_manifest_is_there(tmp_path):
+    write_parts(tmp_path / "point", 3)
+    files = {path.name for path in (tmp_path / "point").iterdir()}
+    shards = {f"shard-{rank}.safetensors" for rank in range(3)}
+    assert files == {"manifest.json", "state.json", "state.safetensors", "default.safetensors", "pieces.json"} | shards
+    assert [path.name for path in tmp_path.iterdir()] == ["point"]
+
+
+def test_a_process_that_only_has_copies_writes_no_file(tmp_path):
+    tensor = torch.randn(4, 2)
+    states = [{"weight": piece(tensor, whole((4, 2)), is_primary=rank == 0)} for rank in range(3)]
+    write_together(tmp_path / "point", states)
+    assert [path.name for path in (tmp_path / "point").glob("shard-*")] == ["shard-0.safetensors"]
+    assert torch.equal(read_checkpoint(tmp_path / "point").tree["weight"], tensor)
+
+
+def test_a_state_without_pieces_is_written_by_the_first_process_alone(tmp_path):
+    group = [Group(rank, 2, 0.0) for rank in range(2)]
+    write_checkpoint(tmp_path / "point", {"a": torch.ones(2)}, group=group[1], token=new_token())
+    assert list(tmp_path.iterdir()) == []
+    write_checkpoint(tmp_path / "point", {"a": torch.ones(2)}, group=group[0], token=new_token())
+    assert torch.equal(read_checkpoint(tmp_path / "point").tree["a"], torch.ones(2))
+
+
+def test_a_checkpoint_that_lacks_parts_does_not_exist_and_the_error_names_them(tmp_path):
+    states = [part_of(whole_state(), rank, 4) for rank in range(4)]
+    token = new_token()
+    write_checkpoint(tmp_path / "point", states[2], group=Group(2, 4), token=token)
+    with pytest.raises(CheckpointError, match=r"ranks 1, 3 of 4 did not write a part in 0 s"):
+        write_checkpoint(tmp_path / "point", states[0], group=Group(0, 4, patience=0.0), token=token)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_second_attempt_does_not_take_the_parts_of_the_first(tmp_path):
+    token, tensor = new_token(), torch.zeros(4, 2)
+    write_checkpoint(tmp_path / "point", {"weight": rows(tensor, 1, 2)}, group=Group(1, 2), token=token)
+    with pytest.raises(CheckpointError, match="rank 2"):
+        write_checkpoint(tmp_path / "point", {"weight": rows(tensor, 0, 3)}, group=Group(0, 3, 0.0), token=token)
+    with pytest.raises(CheckpointError, match="rank 1 of 2 did not"):
+        write_checkpoint(tmp_path / "point", {"weight": rows(tensor, 0, 2)}, group=Group(0, 2, 0.0), token=token)
+
+
+def test_replacing_a_checkpoint_together_leaves_the_new_one(tmp_path):
+    write_parts(tmp_path / "point", 2, {"update": 1})
+    state = write_parts(tmp_path / "point", 3, {"update": 2})
+    read = read_checkpoint(tmp_path / "point")
+    assert read.meta == {"update": 2}
+    assert same(read.tree, state)
+
+
+@pytest.mark.parametrize(
+    ("boxes", "problem"),
+    [
+        ([Box((0, 0), (3, 2)), Box((2, 0), (2, 2))], "overlaps another"),
+        ([Box((0, 0), (2, 2)), Box((0, 0), (2, 2))], "overlaps another"),
+        ([Box((0, 0), (2, 2)), Box((3, 0), (1, 2))], "hold 6 values instead of 8"),
+        ([Box((0, 0), (4, 2)), NOTHING, NOTHING], None),
+    ],
+)
+def test_pieces_must_cover_the_tensor_exactly_once_to_be_committed(tmp_path, boxes, problem):
+    states = one_tensor(len(boxes), boxes)
+    if problem is None:
+        write_together(tmp_path / "point", states)
+        assert verify_checkpoint(tmp_path / "point") == []
+        return
+    with pytest.raises(CheckpointError, match=f"do not make up 'weight': .*{problem}"):
+        write_together(tmp_path / "point", states)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_processes_that_save_different_states_are_refused(tmp_path):
+    states = [{"weight": rows(torch.zeros(4, 2), 0, 2)}, {"weight": rows(torch.zeros(6, 2), 1, 2)}]
+    with pytest.raises(
+        CheckpointError, match=r"Rank 1 saves 'weight' as part of F32 \[6, 2\], rank 0 has F32 \[4, 2\]"
+    ):
+        write_together(tmp_path / "point", states)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("token", ["", "../outside", "run"])
+def test_a_group_needs_a_token_that_was_made_for_it(tmp_path, token):
+    with pytest.raises(ConfigurationError, match="new_token"):
+        AsyncWriter(group=Group(1, 2)).save(tmp_path / "point", {}, token=token)
+
+
+def test_a_rank_outside_its_world_is_refused():
+    with pytest.raises(ConfigurationError, match="rank=2, world=2"):
+        Group(2, 2)
+
+
+def test_a_flipped_byte_in_a_part_is_found_and_the_part_named(tmp_path):
+    write_parts(tmp_path / "point", 3)
+    part = tmp_path / "point" / "shard-1.safetensors"
+    data = bytearray(part.read_bytes())
+    data[-1] ^= 1
+    part.write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"shard-1.safetensors does not match its hash"):
+        read_checkpoint(tmp_path / "point")
+    assert ["shard-1.safetensors" in problem for problem in verify_checkpoint(tmp_path / "point")] == [True]
+    with pytest.raises(CheckpointError, match=r"shard-1.safetensors does not match its hash"):
+        load_weights(tmp_path / "point")
+
+
+@pytest.mark.parametrize("name", ["shard-2.safetensors", "pieces.json"])
+def test_a_missing_part_is_named_and_the_checkpoint_passed_over(tmp_path, name, caplog):
+    write_parts(tmp_path / "first", 3, {"update": 1})
+    write_parts(tmp_path / "second", 3, {"update": 2})
+    (tmp_path / "second" / name).unlink()
+    with pytest.raises(CheckpointError, match=f"{name} is missing"):
+        read_checkpoint(tmp_path / "second")
+    assert CheckpointStore(tmp_path).newest().meta == {"update": 1}
+    assert f"{name} is missing" in caplog.text
+
+
+def changed_table(path, change) -> None:
+    table = json.loads((path / "pieces.json").read_text())
+    change(table["tensors"]["weight"])
+    resign(path, files={"pieces.json": json.dumps(table).encode()})
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda entry: entry["pieces"][1]["box"].update(offsets=[1, 0]), "overlaps another"),
+        (lambda entry: entry["pieces"].pop(), "hold 4 values instead of 8"),
+        (lambda entry: entry["pieces"].append(entry["pieces"][0]), "overlaps another"),
+        (lambda entry: entry["pieces"][1]["box"].update(offsets=[3, 0]), "lies outside its shape"),
+        (lambda entry: entry["pieces"][1]["box"].update(offsets=[2, 0, 0]), "lies outside its shape"),
+        (lambda entry: entry["pieces"][1]["box"].update(offsets=[-2, 0]), "malformed"),
+        (lambda entry: entry["pieces"][1].update(file="../other.safetensors"), "not part of the checkpoint"),
+        (lambda entry: entry["pieces"][1].update(name="other"), "not part of the checkpoint"),
+        (lambda entry: entry.update(dtype="F64"), "holds F32"),
+        (lambda entry: entry.update(shape=[1 << 70, 2]), "instead of"),
+        (lambda entry: entry.pop("shape"), "malformed"),
+    ],
+)
+def test_a_table_of_pieces_that_does_not_add_up_is_refused(tmp_path, change, problem):
+    write_together(tmp_path / "point", one_tensor(2, [Box((0, 0), (2, 2)), Box((2, 0), (2, 2))]))
+    changed_table(tmp_path / "point", change)
+    with pytest.raises(CheckpointError, match=problem):
+        read_checkpoint(tmp_path / "point")
+    assert [problem in found for found in verify_checkpoint(tmp_path / "point")] == [True]
+
+
+@given(data=st.data())
+def test_a_grid_of_boxes_covers_a_tensor_and_no_fewer_or_more_of_them_do(data):
+    shape = tuple(data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=3)))
+    boxes = [Box((), ())]
+    for size in shape:
+        cuts = sorted({0, size, *data.draw(st.sets(st.integers(0, size), max_size=3))})
+        spans = list(pairwise(cuts))
+        boxes = [Box((*b.offsets, start), (*b.shape, end - start)) for b in boxes for start, end in spans]
+    boxes = data.draw(st.permutations(boxes))
+
+    def problem(chosen):
+        return Layout("F32", shape, tuple(StoredPiece("a", "b", box) for box in chosen)).find_problem()
+
+    assert problem(boxes) is None
+    assert problem(boxes[1:]) is not None
+    assert problem([*boxes, boxes[0]]) is not None
+
+
+def test_weights_are_loaded_from_pieces_under_their_own_names(tmp_path):
+    tensor = torch.randn(4, 3)
+    states = [
+        {"models": {"shard-0": {"a/b.weight": rows(tensor, rank, 2), "count": torch.tensor(3)}}} for rank in range(2)
+    ]
+    write_together(tmp_path / "point", states)
+    assert same(load_weights(tmp_path / "point"), {"count": torch.tensor(3), "a/b.weight": tensor})
+
+
+def test_a_state_in_pieces_does_not_differ_from_the_same_state_written_whole(tmp_path):
+    state = write_parts(tmp_path / "pieces", 3)
+    write_checkpoint(tmp_path / "whole", state)
+    assert diff_checkpoints(tmp_path / "pieces", tmp_path / "whole").is_equal
+    assert (tmp_path / "pieces" / "state.json").read_bytes() == (tmp_path / "whole" / "state.json").read_bytes()
+
+
+@pytest.mark.parametrize("world", [None, 1, 3])
+def test_a_lazy_checkpoint_holds_descriptions_that_read_what_was_saved(tmp_path, world):
+    state = whole_state()
+    if world is None:
+        write_checkpoint(tmp_path / "point", state)
+    else:
+        write_parts(tmp_path / "point", world)
+    lazy = read_checkpoint(tmp_path / "point", lazy=True).tree
+    stored = lazy["others"]["complex"]
+    assert isinstance(stored, StoredTensor)
+    assert (stored.shape, stored.dtype) == (torch.Size([5, 2]), torch.complex64)
+    assert lazy["history"] == state["history"]
+    assert same(load_stored(lazy), state)
+
+
+@pytest.mark.parametrize("key", ["complex", "short", "half"])
+def test_a_box_of_a_stored_tensor_is_that_region_of_it(tmp_path, key):
+    state = write_parts(tmp_path / "point", 3)
+    tensor = state["others"][key]
+    stored = read_checkpoint(tmp_path / "point", lazy=True).tree["others"][key]
+    for start in range(tensor.shape[0] + 1):
+        for stop in range(start, tensor.shape[0] + 1):
+            box = Box((start, *(0 for _ in tensor.shape[1:])), (stop - start, *tensor.shape[1:]))
+            assert same(stored.read_box(box.offsets, box.shape), tensor[box.slices])
+
+
+def test_a_box_is_read_without_the_parts_it_does_not_touch(tmp_path):
+    write_together(tmp_path / "point", one_tensor(2, [Box((0, 0), (2, 2)), Box((2, 0), (2, 2))]))
+    stored = read_checkpoint(tmp_path / "point", lazy=True, verify=False).tree["weight"]
+    (tmp_path / "point" / "shard-1.safetensors").unlink()
+    assert stored.read_box((1, 0), (1, 2)).tolist() == [[2.0, 3.0]]
+    with pytest.raises(CheckpointError, match=r"shard-1\.safetensors"):
+        stored.read()
+
+
+def test_a_box_outside_the_tensor_is_refused(tmp_path):
+    write_checkpoint(tmp_path / "point", {"a": torch.ones(3)})
+    stored = read_checkpoint(tmp_path / "point", lazy=True).tree["a"]
+    with pytest.raises(CheckpointError, match=r"at \[2\] of \[2\] is not inside a tensor of \[3\]"):
+        stored.read_box((2,), (2,))
+
+
+def test_what_a_lazy_checkpoint_reads_does_not_change_with_the_file(tmp_path):
+    write_checkpoint(tmp_path / "point", {"a": torch.ones(3)})
+    values = read_checkpoint(tmp_path / "point", lazy=True).tree["a"].read()
+    file = tmp_path / "point" / "state.safetensors"
+    with file.open("r+b") as content:
+        content.seek(-12, 2)
+        content.write(b"\0" * 12)
+    assert values.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_plain_tensor_takes_the_values_of_a_stored_one_with_its_own_type(tmp_path):
+    write_together(tmp_path / "point", one_tensor(2, [Box((0, 0), (2, 2)), Box((2, 0), (2, 2))]))
+    parameter = torch.nn.Parameter(torch.zeros(4, 2, dtype=torch.float64))
+    restore_into(parameter, read_checkpoint(tmp_path / "point", lazy=True).tree["weight"])
+    assert torch.equal(parameter, torch.arange(8.0, dtype=torch.float64).view(4, 2))
+
+
+def test_a_tensor_of_another_shape_or_without_memory_is_not_restored_into():
+    with pytest.raises(CheckpointError, match=r"\[2, 2\] cannot be restored into one of \[4\]"):
+        restore_into(torch.zeros(4), torch.ones(2, 2))
+    with pytest.raises(CheckpointError, match="materialise it first"):
+        restore_into(torch.zeros(4, device="meta"), torch.ones(4))
+
+
+def test_placing_beside_a_plain_tensor_gives_a_tensor_of_its_own():
+    source = torch.ones(3)
+    placed = place_like(source, torch.zeros(3))
+    source.zero_()
+    assert placed.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_process_copies_only_what_it_writes_of_a_checkpoint():
+    tensor = torch.randn(4, 2)
+    tree = {"own": rows(tensor, 1, 2), "copy": piece(tensor, whole((4, 2)), is_primary=False), "plain": tensor}
+    taken = SnapshotBuffers(Group(1, 2)).take(tree)
+    assert torch.equal(taken["own"].local, tensor[2:])
+    assert taken["copy"].local.numel() == 0
+    assert taken["plain"].numel() == 0
+    kept = SnapshotBuffers().take(tree)
+    assert torch.equal(kept["copy"].local, tensor)
+    assert torch.equal(kept["plain"], tensor)
+
+
+def test_a_snapshot_of_pieces_does_not_change_with_the_original_and_uses_the_same_memory_again():
+    buffers, tensor = SnapshotBuffers(), torch.ones(2, 2)
+    own = Piece(tensor, whole((2, 2)), (2, 2), True)
+    first = buffers.take({"a": own})["a"].local
+    tensor.zero_()
+    assert first.tolist() == [[1.0, 1.0], [1.0, 1.0]]
+    assert buffers.take({"a": own})["a"].local.data_ptr() == first.data_ptr()
+
+
+def test_pieces_have_no_place_where_only_whole_tensors_are_stored():
+    with pytest.raises(CheckpointError, match=r"'a/b' is a tensor that is spread over processes.*full_tensor"):
+        encode({"a": {"b": rows(torch.ones(2, 2), 0, 2)}})
+
+
+def test_giving_up_ends_the_waiting_for_other_processes(tmp_path):
+    writer = AsyncWriter(group=Group(0, 2))
+    writer.save(tmp_path / "point", {"weight": rows(torch.ones(2, 2), 0, 2)}, token=new_token())
+    assert writer.is_writing
+    writer.abandon()
+    with pytest.raises(CheckpointError, match="rank 1 of 2 did not write a part before it was given up"):
+        writer.wait()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_writers_of_a_group_meet_whoever_comes_first(tmp_path):
+    token, state = new_token(), whole_state()
+    writers = [AsyncWriter(group=Group(rank, 3)) for rank in range(3)]
+    committed = threading.Event()
+    for rank in (1, 0, 2):
+        part = part_of(state, rank, 3)
+        writers[rank].save(tmp_path / "point", part, token=token, then=committed.set if rank == 0 else None)
+    for writer in writers:
+        writer.wait()
+    assert committed.is_set()
+    assert same(read_checkpoint(tmp_path / "point").tree, state)
+
+
+def test_only_the_first_process_removes_old_checkpoints(tmp_path):
+    token, state = new_token(), whole_state()
+    stores = [CheckpointStore(tmp_path, keep=1, writer=AsyncWriter(group=Group(rank, 2))) for rank in range(2)]
+    for update in (1, 2, 3):
+        for rank in (1, 0):
+            stores[rank].save(f"update-{update}", part_of(state, rank, 2), {"update": update}, wait=True, token=token)
+            assert stores[1].prune() == []
+            assert stores[1].discard(after_update=0) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["update-3"]
+
+
+def test_a_group_keeps_the_best_models_that_the_first_process_chose(tmp_path):
+    token, state = new_token(), whole_state()
+    policy = KeepPolicy("loss", "min", 1)
+    kept = [KeptModels(tmp_path, policy, writer=AsyncWriter(group=Group(rank, 2))) for rank in range(2)]
+    for name, loss in (("a", 2.0), ("b", 1.0), ("c", 3.0)):
+        if kept[0].wants(name, loss, 0):
+            for rank in (1, 0):
+                kept[rank].save(name, part_of(state, rank, 2), {}, value=loss, wait=True, token=token)
+    assert [model.name for model in kept[1].models()] == ["b"]
+
+
+def test_what_the_own_group_is_writing_is_not_cleaned_away(tmp_path):
+    token = new_token()
+    write_checkpoint(tmp_path / "point", {"a": rows(torch.ones(2, 2), 1, 2)}, group=Group(1, 2), token=token)
+    assert CheckpointStore(tmp_path).clean() == []
+    write_checkpoint(tmp_path / "point", {"a": rows(torch.ones(2, 2), 0, 2)}, group=Group(0, 2), token=token)
+    assert verify_checkpoint(tmp_path / "point") == []
+
+
+def test_what_a_group_whose_first_process_is_gone_left_is_cleaned_by_the_first_process(tmp_path):
+    program = "import os; print(os.getpid())"
+    gone = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+    write_checkpoint(tmp_path / "point", {"a": rows(torch.ones(2, 2), 1, 2)}, group=Group(1, 2), token=f"{gone}-abc123")
+    (litter,) = tmp_path.iterdir()
+    assert CheckpointStore(tmp_path, writer=AsyncWriter(group=Group(1, 2))).clean() == []
+    assert CheckpointStore(tmp_path, writer=AsyncWriter(group=Group(0, 2))).clean() == [litter.name]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_checkpoints_of_one_process_do_without_torchs_distributed_tensors(tmp_path):
+    program = f"""
+import sys, torch
+from loopwright.checkpoint import *
+store = CheckpointStore({str(tmp_path)!r})
+store.save("one", {{"models": {{"default": torch.nn.Linear(2, 2).state_dict()}}}}, wait=True)
+load_weights(store.newest(lazy=True).path)
+assert "torch.distributed.tensor" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True)
+
+
+def test_the_table_of_pieces_is_read_without_torch(tmp_path):
+    write_parts(tmp_path / "point", 2)
+    program = f"""
+import sys
+from pathlib import Path
+from loopwright.checkpoint.manifest import read_manifest, verify_checkpoint
+path = Path({str(tmp_path / "point")!r})
+assert read_manifest(path).files and not verify_checkpoint(path)
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True)
+    files = [f"shard-{rank}.safetensors" for rank in range(2)]
+    assert read_layouts(tmp_path / "point", files)["models/default/weight"].shape == (5, 3)

@@ -1,0 +1,225 @@
+"""Looking at checkpoints and comparing them, from Python."""
+
+from __future__ import annotations
+
+import math
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from cli_helpers import cut, flip
+
+from loopwright import CheckpointError
+from loopwright.checkpoint import (
+    describe_checkpoint,
+    diff_checkpoints,
+    find_checkpoint,
+    list_checkpoints,
+    read_checkpoint,
+    read_header,
+    save_weights,
+    write_checkpoint,
+)
+from loopwright.checkpoint.compare import compare_trees
+
+NEWEST = "checkpoints/update-00000015"
+
+
+def test_a_run_is_listed_from_old_to_new_with_kept_models_last(finished):
+    found = list_checkpoints(finished / "first")
+    assert [(info.kind, info.meta["update"]) for info in found] == [
+        ("resume", 5),
+        ("resume", 10),
+        ("resume", 15),
+        ("kept", 10),
+        ("kept", 15),
+    ]
+
+
+def test_a_folder_of_checkpoints_and_a_single_one_are_listed_too(finished):
+    folder = finished / "first/checkpoints"
+    assert [info.name for info in list_checkpoints(folder)] == [f"update-{n:08d}" for n in (5, 10, 15)]
+    assert [info.path for info in list_checkpoints(folder / "update-00000010")] == [folder / "update-00000010"]
+
+
+def test_a_single_kept_model_is_known_as_one(finished):
+    assert list_checkpoints(finished / "first/kept/update-00000015")[0].kind == "kept"
+
+
+def test_what_was_left_half_written_is_not_listed(own_run):
+    shutil.copytree(own_run / NEWEST, own_run / "checkpoints/.update-00000020.tmp-1-abcdef01")
+    assert [info.name for info in list_checkpoints(own_run) if info.kind == "resume"][-1] == "update-00000015"
+
+
+def test_a_flipped_bit_is_seen_only_when_hashes_are_compared(own_run):
+    flip(own_run / NEWEST / "state.safetensors")
+    assert all(info.is_sound for info in list_checkpoints(own_run))
+    damaged = [info for info in list_checkpoints(own_run, verify=True) if not info.is_sound]
+    assert [info.path for info in damaged] == [own_run / NEWEST]
+
+
+def test_a_folder_without_checkpoints_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="holds no run and no checkpoint"):
+        list_checkpoints(tmp_path)
+
+
+def test_of_a_run_the_newest_sound_resume_point_is_found(own_run, caplog):
+    flip(own_run / NEWEST / "model.safetensors")
+    assert find_checkpoint(own_run) == own_run / "checkpoints/update-00000010"
+    assert "update-00000015 is passed over: model.safetensors does not match its hash" in caplog.text
+
+
+def test_of_kept_models_none_is_the_newest(finished):
+    with pytest.raises(CheckpointError, match="name a checkpoint or a kept model itself"):
+        find_checkpoint(finished / "first/kept")
+
+
+def test_a_damaged_checkpoint_that_was_named_is_refused(own_run):
+    cut(own_run / NEWEST / "state.json")
+    with pytest.raises(CheckpointError, match=r"is damaged: state\.json has"):
+        find_checkpoint(own_run / NEWEST)
+
+
+def test_headers_describe_the_tensors_that_are_loaded(finished):
+    path = finished / "first" / NEWEST
+    described = {tensor.name: tensor for tensor in describe_checkpoint(path).tensors["model.safetensors"]}
+    model = read_checkpoint(path).tree["models"]["model"]
+    assert {name: (t.shape, t.size) for name, t in described.items()} == {
+        name: (tuple(tensor.shape), tensor.nbytes) for name, tensor in model.items()
+    }
+    assert described["1.num_batches_tracked"].dtype == "I64"
+
+
+def test_headers_name_tied_tensors_and_count_as_people_do(tmp_path):
+    weight = torch.zeros(2, 3)
+    save_weights(tmp_path / "w.safetensors", {"10.w": torch.ones(1), "2.w": weight, "head.w": weight})
+    tensors = read_header(tmp_path / "w.safetensors")
+    assert [(t.name, t.size, t.tied_to) for t in tensors] == [
+        ("2.w", 24, None),
+        ("10.w", 4, None),
+        ("head.w", 0, "2.w"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff" * 8,
+        b"\x02" + b"\0" * 7 + b"[]",
+        b"\x07" + b"\0" * 7 + b'{"a":1}',
+        b'\x31\0\0\0\0\0\0\0{"a":{"dtype":"F32","shape":[-1],"data_offsets":1}}',
+    ],
+)
+def test_a_malformed_header_is_refused(tmp_path, data):
+    (tmp_path / "w.safetensors").write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"w\.safetensors"):
+        read_header(tmp_path / "w.safetensors")
+
+
+def test_two_runs_of_one_seed_are_equal_though_they_took_different_times(finished):
+    seconds = {read_checkpoint(finished / name / NEWEST).tree["progress"]["seconds"] for name in ("first", "again")}
+    assert len(seconds) == 2
+    assert diff_checkpoints(finished / "first", finished / "again").is_equal
+
+
+def test_runs_of_two_seeds_first_differ_in_the_first_weight(finished):
+    diff = diff_checkpoints(finished / "first", finished / "other")
+    own, other = (
+        read_checkpoint(finished / name / NEWEST).tree["models"]["model"]["0.weight"] for name in ("first", "other")
+    )
+    assert diff.first_tensor.path == "models/model/0.weight"
+    assert diff.first_tensor.max_abs == (own.double() - other.double()).abs().max().item()
+
+
+def test_metadata_is_compared_too(finished):
+    folder = finished / "first/checkpoints"
+    diff = diff_checkpoints(folder / "update-00000005", folder / "update-00000010")
+    assert {d.path: d.what for d in diff.meta}["update"] == "5 / 10"
+
+
+def test_a_checkpoint_equals_the_file_its_weights_were_exported_to(finished, tmp_path):
+    path = finished / "first" / NEWEST
+    model = dict(read_checkpoint(path).tree["models"]["model"])
+    save_weights(tmp_path / "w.pt", model)
+    assert diff_checkpoints(tmp_path / "w.pt", path).is_equal
+    model["3.bias"] = model["3.bias"] + torch.tensor([0.0, 0.5, 0.0])
+    save_weights(tmp_path / "changed.safetensors", model)
+    (difference,) = diff_checkpoints(path, tmp_path / "changed.safetensors").state
+    assert difference.path == "3.bias"
+    assert difference.what == "float32 [3]: 1 of 3 values differ, max abs difference 0.5"
+
+
+def test_a_resume_point_and_a_kept_model_are_compared_by_model(finished):
+    run = finished / "first"
+    whole = diff_checkpoints(run, run / "kept/update-00000015")
+    assert "only in the first: a dict of 1" in {d.path: d.what for d in whole.state}["optimizers"]
+    assert diff_checkpoints(run, run / "kept/update-00000015", model="model").is_equal
+
+
+ZEROS = torch.zeros(4)
+CASES = {
+    "numbers": (1.0, 1.5, "1.0 / 1.5"),
+    "types": (1, True, "1 / True"),
+    "signs of zero": (0.0, -0.0, "0.0 / -0.0"),
+    "missing": ({"a": 1}, {}, "only in the first: 1"),
+    "added": ({}, {"a": ZEROS}, "only in the second: float32 [4]"),
+    "shapes": (ZEROS, torch.zeros(2, 2), "float32 [4] / float32 [2, 2]"),
+    "dtypes": (ZEROS, ZEROS.double(), "float32 [4] / float64 [4]"),
+    "tensor and number": (ZEROS, 0.0, "float32 [4] / 0.0"),
+    "one nan": (ZEROS, torch.tensor([0, 0, 0, math.nan]), "float32 [4]: 1 of 4 values differ, max abs difference nan"),
+    "bits alone": (ZEROS, -ZEROS, "float32 [4]: 4 of 4 values differ, max abs difference 0"),
+    "bools": (ZEROS.bool(), ~ZEROS.bool(), "bool [4]: 4 of 4 values differ, max abs difference 1"),
+    "complex": (
+        torch.tensor([3j]),
+        torch.tensor([4 + 0j]),
+        "complex64 [1]: 1 of 1 values differ, max abs difference 5",
+    ),
+    "arrays": (np.arange(3), np.array([0, 1, 9]), "int64 [3]: 1 of 3 values differ, max abs difference 7"),
+    "texts in arrays": (np.array(["a"]), np.array(["b"]), "<U1 [1] / <U1 [1]"),
+    "curves": ([1.0, 2.0, 3.0], [1.0, 5.0], "3 / 2 entries, from entry 1 on: 2.0 / 5.0"),
+    "longer curves": ([1.0], [1.0, 5.0], "1 / 2 entries, from entry 1 on: the end / 5.0"),
+    "longer lists": ([ZEROS], [ZEROS, ZEROS], "only in the second: float32 [4]"),
+}
+
+
+@pytest.mark.parametrize(("first", "second", "what"), CASES.values(), ids=CASES.keys())
+def test_each_kind_of_difference_is_found_and_named(first, second, what):
+    assert [difference.what for difference in compare_trees({"x": first}, {"x": second})] == [what]
+
+
+SAME = {
+    "nan": math.nan,
+    "tensor with nan": torch.tensor([math.nan, math.inf]),
+    "empty tensor": torch.zeros(0, 3),
+    "scalar": torch.tensor(2.0),
+    "bfloat16": torch.ones(3, dtype=torch.bfloat16),
+    "transposed": torch.randn(3, 4).T,
+    "array": np.float64(0.1),
+    "nested": {"a": [(1, None, b"x"), {"b": torch.ones(2)}]},
+}
+
+
+@pytest.mark.parametrize("value", SAME.values(), ids=SAME.keys())
+def test_what_is_the_same_does_not_differ(value):
+    assert compare_trees({"x": value}, {"x": value}) == ()
+
+
+def test_large_tensors_are_compared_block_by_block(monkeypatch):
+    monkeypatch.setattr("loopwright.checkpoint.compare.BLOCK", 7)
+    first, second = torch.zeros(5, 9), torch.zeros(5, 9)
+    second[0, 3], second[4, 8] = 1.0, -2.0
+    (difference,) = compare_trees({"x": first}, {"x": second})
+    assert difference.what == "float32 [5, 9]: 2 of 45 values differ, max abs difference 2"
+
+
+def test_a_mapped_checkpoint_holds_the_same_as_a_copied_one(finished):
+    path = finished / "first" / NEWEST
+    assert compare_trees(read_checkpoint(path, copies=False).tree, read_checkpoint(path).tree) == ()
+
+
+def test_a_manifest_with_absurd_numbers_can_be_listed(tmp_path):
+    write_checkpoint(tmp_path / "checkpoints/a", {}, {"update": 10**400})
+    write_checkpoint(tmp_path / "checkpoints/b", {}, {"update": math.nan})
+    assert [info.name for info in list_checkpoints(tmp_path)] == ["b", "a"]

@@ -1,0 +1,186 @@
+"""Several real processes for a test: forked, so that they start in a twentieth of a second.
+
+`run_ranks(fn, world, *args)` calls `fn(rank, *args)` in each and returns what they return, by rank. They meet as under
+torchrun: its environment variables are set, and the store is kept by the process that started them.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+LIMIT = 60.0
+
+
+@dataclass
+class Ended:
+    """How a rank ended: its exit code (negative for a signal), what it returned or raised, and its stderr."""
+
+    rank: int
+    code: int | None = None
+    value: Any = None
+    error: str = ""
+    stderr: str = ""
+    at: float = 0.0
+    seconds: float = field(default=0.0)
+
+
+def run_ranks(fn: Callable[..., Any], world: int, *args: Any, limit: float = LIMIT) -> list[Any]:
+    """What `fn(rank, *args)` returns on each of `world` processes; raises what the first of them raised, with all."""
+    ended = start_ranks(fn, world, *args, limit=limit)
+    failed = [rank for rank in ended if rank.code != 0]
+    if failed:
+        reports = [
+            f"rank {rank.rank} ended with {rank.code}:\n{rank.error or '(it raised nothing)'}\n{rank.stderr[-4000:]}"
+            for rank in failed
+        ]
+        raise AssertionError("\n".join(reports))
+    return [rank.value for rank in ended]
+
+
+def start_ranks(fn: Callable[..., Any], world: int, *args: Any, limit: float = LIMIT) -> list[Ended]:
+    """Like `run_ranks`, for ranks that are expected to fail: how each ended. Whoever is stuck is killed and reported."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ranks = [_fork(fn, rank, world, store.port, args) for rank in range(world)]
+    try:
+        return _collect(ranks, time.monotonic() + limit)
+    finally:
+        for rank in ranks:
+            rank.kill()
+
+
+class _Rank:
+    """One forked process, and the pipes it answers on."""
+
+    def __init__(self, rank: int, pid: int, answer: int, stderr: int) -> None:
+        self.ended = Ended(rank)
+        self.pid: int | None = pid
+        self.pipes = {answer: bytearray(), stderr: bytearray()}
+        self.answer, self.stderr = answer, stderr
+
+    def kill(self) -> None:
+        if self.pid is not None:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+            self.pid = None
+        for pipe in self.pipes:
+            os.close(pipe)
+        self.pipes = {}
+
+    def finish(self, status: int) -> None:
+        self.pid = None
+        self.ended.code, self.ended.at = os.waitstatus_to_exitcode(status), time.time()
+
+    def read(self) -> Ended:
+        self.ended.stderr = self.pipes[self.stderr].decode(errors="replace")
+        if answer := bytes(self.pipes[self.answer]):
+            self.ended.value, self.ended.error = pickle.loads(answer)
+        return self.ended
+
+
+def _fork(fn: Callable[..., Any], rank: int, world: int, port: int, args: tuple[Any, ...]) -> _Rank:
+    answer, answers = os.pipe()
+    stderr, stderrs = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        os.close(answers)
+        os.close(stderrs)
+        os.set_blocking(answer, False)
+        os.set_blocking(stderr, False)
+        return _Rank(rank, pid, answer, stderr)
+    os.dup2(stderrs, 2)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    os._exit(_run(fn, rank, args, answers))  # nothing of the parent's is torn down here
+
+
+def _run(fn: Callable[..., Any], rank: int, args: tuple[Any, ...], answers: int) -> int:
+    torch.set_num_threads(1)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    value, error, code = None, "", 0
+    try:
+        value = fn(rank, *args)
+        _part()
+    except SystemExit as left:
+        code = left.code if isinstance(left.code, int) else 1
+    except BaseException:
+        error, code = traceback.format_exc(), 1
+    try:
+        answer = pickle.dumps((value, error))
+    except Exception as unsendable:
+        answer, code = pickle.dumps((None, f"What rank {rank} returned cannot be sent: {unsendable}")), 1
+    with os.fdopen(answers, "wb") as pipe:
+        pipe.write(answer)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
+
+
+def _part() -> None:
+    """Leave together: whoever is done first would close connections that others still use."""
+    import gc
+
+    from loopwright.runtime import group
+
+    if group._current is not None:
+        group._current.close()
+    if dist.is_initialized():
+        gc.collect()
+        dist.destroy_process_group()
+
+
+def _collect(ranks: list[_Rank], end: float) -> list[Ended]:
+    while any(rank.pid is not None for rank in ranks):
+        if time.monotonic() > end:
+            _report_stuck(ranks)
+        _drain(ranks, 0.01)
+        for rank in ranks:
+            if rank.pid is not None:
+                pid, status = os.waitpid(rank.pid, os.WNOHANG)
+                if pid:
+                    rank.finish(status)
+    _drain(ranks, 0.0)
+    return [rank.read() for rank in ranks]
+
+
+def _drain(ranks: list[_Rank], seconds: float) -> None:
+    """Read all pipes, so that nobody waits because one is full."""
+    pipes = {pipe: rank for rank in ranks for pipe in rank.pipes if pipe >= 0}
+    ready, _, _ = select.select(list(pipes), [], [], seconds)
+    for pipe in ready:
+        while True:
+            try:
+                chunk = os.read(pipe, 1 << 16)
+            except BlockingIOError:
+                break
+            if not chunk:
+                break
+            pipes[pipe].pipes[pipe] += chunk
+
+
+def _report_stuck(ranks: list[_Rank]) -> None:
+    stuck = [rank for rank in ranks if rank.pid is not None]
+    told = "\n".join(f"rank {rank.ended.rank}: {bytes(rank.pipes[rank.stderr])[-2000:]!r}" for rank in ranks)
+    raise AssertionError(f"ranks {[rank.ended.rank for rank in stuck]} did not end in time and were killed.\n{told}")

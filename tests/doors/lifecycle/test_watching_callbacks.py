@@ -1,0 +1,146 @@
+"""Callbacks that act on losses and metrics."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from loopwright import ConfigurationError, Runtime
+from loopwright.doors.lifecycle import (
+    EarlyStoppingCallback,
+    SaveBestModelCallback,
+    TerminateOnNaNCallback,
+    Trainer,
+    TrainerCallback,
+)
+
+from ...loops import assert_same_model, build_net
+from .runs import Each, build_trainer, train
+
+
+class Scripted(TrainerCallback):
+    """Records the values of a metric that the test wrote down."""
+
+    def __init__(self, *values: float) -> None:
+        self.values = values
+
+    def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        trainer.run_history.update_metric("score", self.values[trainer.run_history.current_epoch - 1])
+
+
+def epochs_until_stop(points: TensorDataset, values: tuple[float, ...], **options: Any) -> int:
+    stopper = EarlyStoppingCallback(watch_metric="score", **options)
+    trainer = train(build_trainer(callbacks=[Scripted(*values), stopper]), points, len(values))
+    return len(list(trainer.run_history.get_metric_values("score")))
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "epochs"),
+    [
+        ((3.0, 2.0, 2.5, 1.0), {"early_stopping_patience": 1}, 3),
+        ((3.0, 2.0, 2.5, 1.0), {"early_stopping_patience": 2}, 4),
+        ((3.0, 2.995, 2.0), {"early_stopping_threshold": 0.01}, 2),
+        ((3.0, 2.995, 2.0), {"early_stopping_threshold": 0.001}, 3),
+        ((1.0, 2.0, 1.5), {"greater_is_better": True}, 3),
+        ((1.0, 2.0, 1.5), {"greater_is_better": False}, 2),
+        ((math.nan, 2.0, 1.0), {"early_stopping_patience": 2}, 3),
+    ],
+)
+def test_early_stopping(points: TensorDataset, values: Any, options: Any, epochs: int) -> None:
+    assert epochs_until_stop(points, values, **options) == epochs
+
+
+def test_early_stopping_begins_anew_with_every_run_unless_told_otherwise(points: TensorDataset) -> None:
+    for reset, epochs in ((True, 2), (False, 1)):
+        stopper = EarlyStoppingCallback(watch_metric="score", reset_on_train=reset)
+        trainer = build_trainer(callbacks=[Scripted(2.0, 1.0), stopper])
+        train(trainer, points, 2)
+        trainer.callback_handler.callbacks[0] = Scripted(3.0, 2.0)
+        trainer.callback_handler._hooks.clear()
+        train(trainer, points, 2)
+        assert len(list(trainer.run_history.get_metric_values("score"))) == epochs
+
+
+def test_a_watched_metric_that_nobody_records_is_named(points: TensorDataset) -> None:
+    with pytest.raises(ConfigurationError, match="Did you mean 'eval_loss_epoch'"):
+        train(
+            build_trainer(callbacks=[EarlyStoppingCallback(watch_metric="eval_loss")]), points, 1, eval_dataset=points
+        )
+    with pytest.raises(ConfigurationError, match="pass `eval_dataset=`"):
+        train(build_trainer(callbacks=[EarlyStoppingCallback]), points, 1)
+
+
+def test_the_best_model_is_saved_and_loaded_at_the_end(points: TensorDataset, tmp_path: Path) -> None:
+    states: list[dict[str, Any]] = []
+
+    def remember(trainer: Trainer) -> None:
+        states.append({name: value.clone() for name, value in trainer.model.state_dict().items()})
+
+    best = SaveBestModelCallback(tmp_path / "best", watch_metric="score", greater_is_better=True)
+    callbacks = [Scripted(1.0, 3.0, 2.0), Each("on_training_run_epoch_end", remember), best]
+    trainer = train(build_trainer(callbacks=callbacks), points, 3)
+    assert best.best_metric_epoch == 2
+    assert all(torch.equal(value, states[1][name]) for name, value in trainer.model.state_dict().items())
+    assert trainer.load_checkpoint(tmp_path / "best")["score"] == 3.0
+
+
+def test_the_model_of_an_earlier_run_is_not_loaded(points: TensorDataset, tmp_path: Path) -> None:
+    best = SaveBestModelCallback(tmp_path / "best", watch_metric="score")
+    train(build_trainer(callbacks=[Scripted(1.0), best]), points, 1)
+    trainer = train(build_trainer(callbacks=[Scripted(math.nan, math.nan), best]), points, 2)
+    assert_same_model(trainer.model, train(build_trainer(), points, 2).model)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_ends_training_before_it_reaches_the_weights(
+    points: TensorDataset, bad: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Spoilt(Trainer):
+        def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+            output = super().calculate_train_batch_loss(batch)
+            return output | {"loss": output["loss"] * bad}
+
+    trainer = train(build_trainer(kind=Spoilt, callbacks=[TerminateOnNaNCallback]), points, 2)
+    reference = build_net()
+    assert trainer._core.progress.update == 0
+    assert all(torch.equal(a, b) for a, b in zip(trainer.model.parameters(), reference.parameters(), strict=True))
+    assert f"the training loss is {bad}" in capsys.readouterr().out
+
+
+def test_an_evaluation_loss_that_is_no_number_ends_training(
+    points: TensorDataset, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Spoilt(Trainer):
+        def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
+            output = super().calculate_eval_batch_loss(batch)
+            return output | {"loss": output["loss"] * math.nan}
+
+    trainer = build_trainer(kind=Spoilt, callbacks=[TerminateOnNaNCallback])
+    train(trainer, points, 3, eval_dataset=points)
+    assert len(list(trainer.run_history.get_metric_values("eval_loss_epoch"))) == 1
+    assert "the evaluation loss is nan" in capsys.readouterr().out
+
+
+def test_where_reading_a_loss_would_wait_the_optimizer_step_is_guarded_instead(points: TensorDataset) -> None:
+    class Slow(Runtime):
+        reads_are_free = False  # type: ignore[assignment]
+
+    class OnlyGuarding(TerminateOnNaNCallback):
+        def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:  # type: ignore[override]
+            """Not looked at here, as on an accelerator."""
+
+    class Spoilt(Trainer):
+        def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+            output = super().calculate_train_batch_loss(batch)
+            return output | {"loss": output["loss"] * math.nan}
+
+    trainer = build_trainer(kind=Spoilt, callbacks=[OnlyGuarding])
+    trainer._runtime = Slow("cpu")
+    train(trainer, points, 2)
+    assert trainer._core.progress.update == 0
+    assert all(param.isfinite().all() for param in trainer.model.parameters())

@@ -1,0 +1,331 @@
+"""When memory runs out: the step again in pieces, with the gradients, losses and counts of the whole."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from loopwright import Callback, ConfigurationError, NonFiniteLossError, StepResult, Trainer
+from loopwright.callbacks import Checkpoints
+from loopwright.pieces import join, split, why_whole
+
+Batches = list[tuple[Tensor, Tensor]]
+
+
+class Small(nn.Module):
+    """A model for which memory is enough for so many samples, and which knows how often it ran and how it failed."""
+
+    def __init__(self, capacity: int, in_backward: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+        self.capacity = capacity
+        self.in_backward = in_backward
+        self.num_failures = 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.net(inputs)
+        if len(inputs) > self.capacity:
+            if not self.in_backward:
+                self.fail()
+            outputs.register_hook(lambda grad: self.fail())
+        return outputs
+
+    def fail(self) -> None:
+        self.num_failures += 1
+        raise torch.OutOfMemoryError("tried to allocate more than there is")
+
+
+def build_batches(*sizes: int) -> Batches:
+    generator = torch.Generator().manual_seed(5)
+    inputs = [torch.randn(size, 6, generator=generator, dtype=torch.float64) for size in sizes]
+    return [(x, (x.sum(1) > 0).long() + (x[:, 0] > 0.5).long()) for x in inputs]
+
+
+class Counting(Trainer):
+    """Sums over counted items, as for tokens."""
+
+    def compute_loss(self, outputs: Any, targets: Any) -> Any:
+        counted = targets != 2
+        return nn.functional.cross_entropy(outputs[counted], targets[counted], reduction="sum"), counted.sum()
+
+
+class Recorder(Callback):
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+        self.results: list[StepResult] = []
+
+    def on_train_step_start(self, trainer: Trainer, batch: Any) -> None:
+        self.events.append(("start", len(batch[0])))
+
+    def on_train_step_end(self, trainer: Trainer, batch: Any, result: StepResult) -> None:
+        self.events.append(("end", len(batch[0]), trainer.window.size, trainer.window.is_last))
+        self.results.append(result)
+
+    def on_optimizer_start(self, trainer: Trainer, optimizer: str) -> None:
+        self.events.append("optimizer")
+
+    def on_update_end(self, trainer: Trainer) -> None:
+        self.events.append("update")
+
+
+def run(capacity: int, batches: Batches, kind: type[Trainer] = Trainer, **options: Any) -> tuple[Trainer, Recorder]:
+    recorder = Recorder()
+    model = Small(capacity, in_backward=options.pop("in_backward", False))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    settings: dict[str, Any] = {"callbacks": [recorder], "progress": "silent"} | options
+    trainer = kind(model, optimizer, nn.functional.cross_entropy, **settings)
+    trainer.train(batches, num_epochs=2)
+    return trainer, recorder
+
+
+def assert_same_mathematics(trainer: Trainer, other: Trainer) -> None:
+    for param, whole in zip(trainer.model.parameters(), other.model.parameters(), strict=True):
+        torch.testing.assert_close(param, whole, rtol=0, atol=1e-12)
+    losses, others = (list(t.history.steps["loss"]) for t in (trainer, other))
+    assert losses == pytest.approx(others, abs=1e-12)
+    for row, whole_row in zip(trainer.history.epochs, other.history.epochs, strict=True):
+        assert row == pytest.approx(whole_row, abs=1e-12)
+    own, whole_progress = trainer.progress.state_dict(), other.progress.state_dict()
+    assert {k: v for k, v in own.items() if "seconds" not in k} == {
+        k: v for k, v in whole_progress.items() if "seconds" not in k
+    }
+    assert trainer.optimization.lanes["optimizer"].updates == other.optimization.lanes["optimizer"].updates
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "clipping": {"clip_norm": 0.2},
+    "accumulating": {"accumulate": 2},
+    "accumulating more, and clipping": {"accumulate": 3, "clip_norm": 0.2},
+}
+
+
+@pytest.mark.parametrize("in_backward", [False, True])
+@pytest.mark.parametrize("kind", [Trainer, Counting])
+@pytest.mark.parametrize("capacity", [7, 4, 1])
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
+def test_steps_in_pieces_are_the_same_mathematics(settings, capacity, kind, in_backward):
+    batches = build_batches(5, 8, 3, 8, 1, 7)
+    pieces, heard = run(capacity, batches, kind, in_backward=in_backward, **settings)
+    whole, heard_whole = run(8, batches, kind, **settings)
+    assert pieces.model.num_failures > 0
+    assert whole.model.num_failures == 0
+    assert_same_mathematics(pieces, whole)
+    assert heard.events == heard_whole.events
+
+
+def test_it_is_remembered_so_that_memory_runs_out_only_while_pieces_get_smaller():
+    trainer, _ = run(2, build_batches(8, 8, 8, 8))
+    assert trainer.num_pieces == 4
+    assert trainer.model.num_failures == 2
+
+
+def test_a_larger_batch_later_halves_the_pieces_again():
+    trainer, _ = run(4, build_batches(4, 8, 16, 8))
+    assert trainer.num_pieces == 4
+    assert trainer.model.num_failures == 2
+
+
+def test_nothing_is_said_or_changed_where_memory_is_enough(capsys):
+    trainer, _ = run(8, build_batches(8, 8), progress="lines")
+    assert trainer.num_pieces == 1
+    assert "memory" not in capsys.readouterr().out
+
+
+def test_what_the_failed_attempt_held_is_freed_before_the_next():
+    class Holding(Trainer):
+        held: weakref.ref[Tensor] | None = None
+
+        def forward(self, inputs: Any) -> Any:
+            assert self.held is None or self.held() is None
+            activations = inputs * 2.0
+            if len(inputs) > 2:
+                self.held = weakref.ref(activations)
+            return super().forward(inputs)
+
+    trainer, _ = run(2, build_batches(8), Holding)
+    assert trainer.held is not None
+
+
+def test_it_is_announced_once(capsys):
+    run(2, build_batches(8, 8, 8), progress="lines")
+    said = [line for line in capsys.readouterr().out.splitlines() if "memory" in line]
+    assert said == [
+        "Out of memory in update 1: steps are now taken in up to 4 pieces (of 2 instead of 8 samples), with the same "
+        "gradients."
+    ]
+
+
+def test_callbacks_see_the_outputs_of_the_whole_batch():
+    _, heard = run(3, build_batches(8, 5))
+    _, heard_whole = run(8, build_batches(8, 5))
+    for result, expected in zip(heard.results, heard_whole.results, strict=True):
+        assert result.size == expected.size
+        assert not result.outputs.requires_grad
+        torch.testing.assert_close(result.outputs, expected.outputs.detach(), rtol=0, atol=1e-12)
+
+
+def test_named_metrics_of_a_step_are_averaged_over_its_samples():
+    class Named(Trainer):
+        def train_step(self, batch: Any) -> Any:
+            result = super().train_step(batch)
+            right = (result.outputs.argmax(1) == batch[1]).double()
+            return {"loss": result.loss, "accuracy": right.mean(), "share": right.mean().item()}
+
+    pieces, whole = (run(capacity, build_batches(8, 7), Named)[0] for capacity in (3, 8))
+    for name in ("accuracy", "share"):
+        assert list(pieces.history.steps[name]) == pytest.approx(list(whole.history.steps[name]), abs=1e-12)
+
+
+class KilledError(Exception):
+    pass
+
+
+class Killer(Callback):
+    def on_epoch_end(self, trainer: Trainer, metrics: Any) -> None:
+        raise KilledError
+
+
+def test_a_resumed_run_takes_pieces_from_its_first_step(tmp_path):
+    batches = build_batches(8, 8, 8)
+    with pytest.raises(KilledError):
+        run(
+            4, batches, run_dir=tmp_path / "run", callbacks=[Killer(), Checkpoints(every_updates=1, asynchronous=False)]
+        )
+    resumed, _ = run(4, batches, run_dir=tmp_path / "run", callbacks=[Checkpoints(every_updates=1)])
+    assert resumed.model.num_failures == 0
+    straight, _ = run(4, batches)
+    for param, other in zip(resumed.model.parameters(), straight.model.parameters(), strict=True):
+        assert torch.equal(param, other)
+
+
+def test_one_sample_that_does_not_fit_is_an_error_with_advice():
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        run(0, build_batches(4, 4))
+    assert "a single sample at a time" in "".join(caught.value.__notes__)
+
+
+def test_memory_that_runs_out_after_the_optimizer_step_is_not_a_step_to_take_again():
+    class Late(Trainer):
+        def train_step(self, batch: Any) -> Any:
+            result = super().train_step(batch)
+            if self.progress.step == 2:
+                raise torch.OutOfMemoryError("after the update")
+            return result
+
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        run(8, build_batches(4, 4, 4, 4), Late)
+    assert "optimizer step was under way or taken" in "".join(caught.value.__notes__)
+
+
+def test_memory_that_runs_out_inside_the_optimizer_step_is_not_a_step_to_take_again():
+    class Greedy(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            raise torch.OutOfMemoryError("momentum does not fit")
+
+    model = Small(8)
+    trainer = Trainer(model, Greedy(model.parameters(), 0.1), nn.functional.cross_entropy, progress="silent")
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        trainer.train(build_batches(4), num_epochs=1)
+    assert "optimizer step was under way or taken" in "".join(caught.value.__notes__)
+
+
+def test_several_optimizers_are_not_taken_in_pieces():
+    class Two(Trainer):
+        def configure_optimizers(self) -> None:
+            self.first = torch.optim.SGD(self.model.net[0].parameters(), 0.1)
+            self.second = torch.optim.SGD(self.model.net[2].parameters(), 0.1)
+
+        def train_step(self, batch: Any) -> Any:
+            loss = nn.functional.cross_entropy(self.model(batch[0]), batch[1])
+            self.update(loss, self.first, retain_graph=True)
+            self.update(loss, self.second)
+            return loss
+
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        Two(Small(2), progress="silent").train(build_batches(4), num_epochs=1)
+    assert "several optimizers" in "".join(caught.value.__notes__)
+
+
+def test_a_step_that_updates_twice_cannot_be_taken_in_pieces():
+    class Twice(Trainer):
+        def train_step(self, batch: Any) -> Any:
+            for _ in range(2):
+                loss = nn.functional.cross_entropy(self.model(batch[0]), batch[1])
+                self.update(loss)
+            return loss
+
+    with pytest.raises(ConfigurationError, match="called `update` 2 times"):
+        run(2, build_batches(4), Twice)
+
+
+def test_a_batch_that_is_not_one_row_a_sample_stays_whole():
+    class Graph(Trainer):
+        def split_batch(self, batch: Any) -> Any:
+            return batch[0], batch[1]
+
+    inputs, targets = build_batches(4)[0]
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        run(2, [(inputs, targets, torch.zeros(2, 9))], Graph)
+    assert "not everything has one row for each of its 4 samples" in "".join(caught.value.__notes__)
+
+
+def test_a_loss_that_is_not_finite_in_one_piece_is_refused_for_the_step():
+    inputs, targets = build_batches(8)[0]
+    inputs[6, 0] = float("nan")
+    with pytest.raises(NonFiniteLossError):
+        run(4, [(inputs, targets)])
+
+
+class Pair(NamedTuple):
+    image: Tensor
+    label: Tensor
+
+
+NESTED: dict[str, Any] = {
+    "tensor": torch.arange(7),
+    "tuple": (torch.arange(7), torch.ones(7, 2)),
+    "dict": {"x": torch.arange(7), "more": [torch.ones(7, 1), torch.zeros(7)], "scale": torch.tensor(2.0)},
+    "named tuple": Pair(torch.arange(7), torch.ones(7)),
+    "texts": {"x": torch.arange(7), "text": list("abcdefg"), "name": "train", "size": 3},
+    "array": [torch.arange(7), np.arange(7)],
+}
+
+
+@pytest.mark.parametrize("batch", NESTED.values(), ids=NESTED.keys())
+def test_nested_batches_are_cut_everywhere_and_evenly(batch):
+    assert why_whole(batch, 7) is None
+    pieces = split(batch, 7, 3)
+    assert [size for _, size in pieces] == [3, 2, 2]
+    assert all(type(piece) is type(batch) for piece, _ in pieces)
+    assert [rows_in(piece) for piece, _ in pieces] == [[0, 1, 2], [3, 4], [5, 6]]
+
+
+def rows_in(piece: Any) -> list[int]:
+    first = piece if isinstance(piece, Tensor) else piece["x"] if isinstance(piece, dict) else piece[0]
+    if isinstance(piece, dict) and "text" in piece:
+        assert piece["text"] == ["abcdefg"[i] for i in first.tolist()]
+    return first.tolist()
+
+
+def test_more_pieces_than_samples_are_single_samples():
+    assert [size for _, size in split(torch.arange(3), 3, 8)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("batch", [object(), (torch.ones(4), object()), ["a", "b"], (torch.ones(4), torch.ones(3))])
+def test_what_cannot_be_cut_says_why(batch):
+    assert why_whole(batch, 4) is not None
+
+
+def test_outputs_of_pieces_are_joined_in_their_containers():
+    joined = join(
+        [{"a": torch.ones(2), "b": (torch.tensor(1.0),)}, {"a": torch.zeros(1), "b": (torch.tensor(4.0),)}], [2, 1]
+    )
+    assert torch.equal(joined["a"], torch.tensor([1.0, 1.0, 0.0]))
+    assert torch.equal(joined["b"][0], torch.tensor(2.0))

@@ -1,0 +1,241 @@
+"""Optimizers and schedulers as objects, classes, factories and mappings of them."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import (
+    CyclicLR,
+    ExponentialLR,
+    LinearLR,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+    StepLR,
+)
+
+from loopwright import ConfigurationError, Schedule, Trainer
+from loopwright.building import build_optimizer, build_schedule, named
+
+from .loops import assert_same_model, build_linear, build_net, train_by_hand
+
+cross_entropy = nn.functional.cross_entropy
+FACTORIES = {
+    "a class": torch.optim.Adam,
+    "a partial": partial(torch.optim.Adam, lr=0.01, betas=(0.8, 0.9)),
+    "a lambda": lambda params: torch.optim.AdamW(params, lr=0.01, weight_decay=0.3),
+    "sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+    "adagrad": partial(torch.optim.Adagrad, lr=0.1),
+}
+
+
+@pytest.mark.parametrize("factory", FACTORIES.values(), ids=FACTORIES.keys())
+def test_what_a_factory_makes_is_fused_and_trains_as_the_fused_one_by_hand(points, factory):
+    ours, theirs = build_net(), build_net()
+    trainer = Trainer(ours, factory, cross_entropy, progress="silent")
+    trainer.train(points, 2, batch_size=8)
+    plain = factory(theirs.parameters())
+    settings = {key: value for key, value in plain.defaults.items() if key not in ("foreach", "fused")}
+    settings.pop("decoupled_weight_decay", None)
+    train_by_hand(theirs, type(plain)(theirs.parameters(), **settings, fused=True), points, epochs=2)
+    built = trainer.optimizers["optimizer"]
+    assert built.param_groups[0]["fused"] is True
+    assert {key: built.param_groups[0][key] for key in settings} == settings
+    assert_same_model(ours, theirs)
+
+
+@pytest.mark.parametrize("choice", [{"foreach": False}, {"foreach": True}, {"fused": False}])
+def test_an_implementation_that_the_user_chose_stays(choice):
+    net = build_linear()
+    built = build_optimizer(partial(torch.optim.Adam, **choice), net.parameters)
+    assert {key: built.param_groups[0][key] for key in choice} == choice
+    assert not built.param_groups[0]["fused"]
+
+
+def test_an_optimizer_object_stays_the_object_it_is():
+    optimizer = torch.optim.Adam(build_linear().parameters())
+    assert build_optimizer(optimizer, lambda: pytest.fail("asked for parameters")) is optimizer
+    assert optimizer.param_groups[0]["fused"] is None
+
+
+def test_a_subclass_of_an_optimizer_is_left_as_its_author_made_it():
+    class Mine(torch.optim.Adam):
+        pass
+
+    built = build_optimizer(Mine, build_linear().parameters)
+    assert type(built) is Mine
+    assert built.param_groups[0]["fused"] is None
+
+
+def test_groups_with_settings_of_their_own_keep_them_when_fused():
+    net = build_linear()
+
+    def factory(params):
+        return torch.optim.AdamW(
+            [{"params": [net.weight], "lr": 0.5}, {"params": [net.bias], "weight_decay": 0.0}], lr=0.1, weight_decay=0.2
+        )
+
+    built = build_optimizer(factory, net.parameters)
+    assert [(g["lr"], g["weight_decay"], g["fused"]) for g in built.param_groups] == [
+        (0.5, 0.2, True),
+        (0.1, 0.0, True),
+    ]
+
+
+def test_names_of_parameters_are_kept_when_fused():
+    net = build_linear()
+    built = build_optimizer(lambda params: torch.optim.SGD(net.named_parameters(), 0.1), net.parameters)
+    assert built.param_groups[0]["param_names"] == ["weight", "bias"]
+    assert built.param_groups[0]["fused"] is True
+
+
+def test_frozen_parameters_are_not_given_to_a_factory():
+    net = build_net()
+    net[0].requires_grad_(False)
+    trainer = Trainer(net, partial(torch.optim.SGD, lr=0.1), cross_entropy)
+    trainer.setup()
+    held = {id(p) for p in trainer.optimizers["optimizer"].param_groups[0]["params"]}
+    assert held == {id(p) for p in net.parameters() if p.requires_grad}
+
+
+def test_models_and_optimizers_by_name_belong_together():
+    models = {"left": build_linear(1), "right": build_linear(2)}
+    optimizers = {"left": torch.optim.SGD, "right": partial(torch.optim.Adam, lr=0.5)}
+    trainer = Trainer(models, optimizers, progress="silent")
+    trainer.setup()
+    for name, model in models.items():
+        held = trainer.optimizers[name].param_groups[0]["params"]
+        assert [id(p) for p in held] == [id(p) for p in model.parameters()]
+    assert trainer.left is models["left"]
+
+
+def test_an_optimizer_by_another_name_gets_the_parameters_of_all_models():
+    models = {"left": build_linear(1), "right": build_linear(2)}
+    trainer = Trainer(models, {"both": torch.optim.SGD}, progress="silent")
+    trainer.setup()
+    assert len(trainer.optimizers["both"].param_groups[0]["params"]) == 4
+
+
+def test_configure_methods_may_assign_anything_to_self():
+    class Own(Trainer):
+        def configure_models(self):
+            self.encoder, self.head = build_linear(1), nn.Linear(3, 1)
+
+        def configure_optimizers(self):
+            self.fast = torch.optim.SGD(self.head.parameters(), 0.1)
+            self.slow = torch.optim.SGD(self.encoder.parameters(), 0.01)
+            self.decay = ExponentialLR(self.fast, 0.9)
+            self.warmup = Schedule(LinearLR(self.slow), every="update")
+
+    trainer = Own()
+    trainer.setup()
+    assert list(trainer.models) == ["encoder", "head"]
+    assert list(trainer.optimizers) == ["fast", "slow"]
+    assert {name: s.interval for name, s in trainer.schedules.items()} == {"decay": "epoch", "warmup": "update"}
+
+
+def test_configure_optimizers_may_assign_a_schedule_of_a_factory():
+    class Own(Trainer):
+        def configure_optimizers(self):
+            self.sgd = torch.optim.SGD(self.model.parameters(), 0.1)
+            self.decay = Schedule(partial(ExponentialLR, gamma=0.5), every="update")
+
+    trainer = Own(build_linear())
+    trainer.setup()
+    assert trainer.schedules["decay"].scheduler.optimizer is trainer.sgd
+
+
+def test_configuring_that_failed_is_tried_again():
+    class Flaky(Trainer):
+        attempts = 0
+
+        def configure_models(self):
+            self.attempts += 1
+            if self.attempts == 1:
+                raise RuntimeError("no network today")
+            self.model = build_linear()
+
+    trainer = Flaky(optimizer=torch.optim.SGD)
+    with pytest.raises(RuntimeError, match="no network today"):
+        trainer.setup()
+    trainer.setup()
+    assert list(trainer.models) == ["model"]
+
+
+def test_components_are_built_once():
+    trainer = Trainer(build_linear(), torch.optim.SGD)
+    trainer.setup()
+    optimizer = trainer.optimizers["optimizer"]
+    trainer.setup()
+    assert trainer.optimizers["optimizer"] is optimizer
+
+
+# Schedules
+
+
+def test_schedulers_are_stepped_as_their_documentation_says():
+    optimizer = torch.optim.SGD(build_linear().parameters(), 0.1, momentum=0.9)
+    per_update = [OneCycleLR(optimizer, 1.0, 10), CyclicLR(optimizer, 0.1, 1.0)]
+    per_epoch = [
+        StepLR(optimizer, 1),
+        ReduceLROnPlateau(optimizer),
+        SequentialLR(optimizer, [StepLR(optimizer, 1)], []),
+    ]
+    assert [build_schedule(s, None).interval for s in per_update] == ["update"] * 2
+    assert [build_schedule(s, None).interval for s in per_epoch] == ["epoch"] * 3
+
+
+def test_a_scheduler_factory_is_given_its_optimizer_by_name():
+    models = {"left": build_linear(1), "right": build_linear(2)}
+    sgd = partial(torch.optim.SGD, lr=0.1)
+    schedulers = {"right": partial(StepLR, step_size=1)}
+    trainer = Trainer(models, {"left": sgd, "right": sgd}, scheduler=schedulers)
+    trainer.setup()
+    assert trainer.schedules["right"].scheduler.optimizer is trainer.optimizers["right"]
+
+
+def test_a_scheduler_factory_for_nobody_in_particular_is_refused():
+    models = {"left": build_linear(1), "right": build_linear(2)}
+    sgd = partial(torch.optim.SGD, lr=0.1)
+    trainer = Trainer(models, {"left": sgd, "right": sgd}, scheduler=partial(StepLR, step_size=1))
+    with pytest.raises(ConfigurationError, match=r"several: pass `scheduler=\{'name of the optimizer': factory\}`"):
+        trainer.setup()
+
+
+@pytest.mark.parametrize("given", [3, "adam", object()])
+def test_what_is_neither_an_optimizer_nor_a_factory_is_refused_with_an_example(given):
+    with pytest.raises(ConfigurationError, match=r"pass a torch optimizer, or a function .*partial\(torch.optim.Adam"):
+        build_optimizer(given, build_linear().parameters)
+
+
+def test_a_factory_that_makes_something_else_is_refused():
+    with pytest.raises(ConfigurationError, match="returned a list, no torch optimizer"):
+        build_optimizer(list, build_linear().parameters)
+
+
+def test_what_is_neither_a_scheduler_nor_a_factory_is_refused():
+    with pytest.raises(
+        ConfigurationError, match="scheduler is a int: pass a scheduler, or a function of the optimizer"
+    ):
+        build_schedule(3, None)
+
+
+def test_an_unknown_cadence_is_refused():
+    optimizer = torch.optim.SGD(build_linear().parameters(), 0.1)
+    with pytest.raises(ConfigurationError, match=r"every='step'\): use 'update' or 'epoch'"):
+        build_schedule(Schedule(StepLR(optimizer, 1), every="step"), optimizer)  # type: ignore[arg-type]
+
+
+def test_a_plateau_schedule_names_what_there_is_when_its_metric_is_missing():
+    plateau = ReduceLROnPlateau(torch.optim.SGD(build_linear().parameters(), 0.1))
+    with pytest.raises(ConfigurationError, match=r"watches 'accuracy'.*there is: loss.*Schedule\(scheduler, metric"):
+        Schedule(plateau, metric="accuracy").step({"loss": 1.0})
+
+
+def test_one_thing_or_a_mapping_becomes_a_mapping():
+    assert named(None, "x") == {}
+    assert named(3, "x") == {"x": 3}
+    assert named({"a": 1}, "x") == {"a": 1}

@@ -1,0 +1,216 @@
+"""Finished runs, runs started over, and runs from a checkpoint that somebody names."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from loopwright import Callback, CheckpointError, ConfigurationError, DataError, Trainer
+
+from .loops import assert_same_model
+from .runs import KillAt, Killed, adam, assert_same_run, build_trainer, cross_entropy, rows
+
+
+def test_a_finished_run_is_not_trained_again_and_says_so(points, tmp_path, capsys):
+    first = build_trainer(tmp_path)
+    history = first.train(points, 2, batch_size=8)
+    second = build_trainer(tmp_path)
+    second.progress_style = "lines"
+    again = second.train(points, 2, batch_size=8)
+    assert again.epochs == history.epochs
+    assert second.progress.update == 10
+    assert_same_model(second.model, first.model)
+    assert (
+        "is finished (2 epochs, 10 updates). Raise the limit to go on, or pass resume=False" in capsys.readouterr().out
+    )
+
+
+def test_raising_the_limit_of_a_finished_run_goes_on(points, tmp_path):
+    whole = build_trainer(None)
+    whole.train(points, 3, batch_size=8)
+    build_trainer(tmp_path).train(points, 2, batch_size=8)
+    second = build_trainer(tmp_path)
+    second.train(points, 3, batch_size=8)
+    assert_same_run(second, whole)
+
+
+def test_a_run_that_was_stopped_by_a_callback_is_finished(points, tmp_path):
+    def stop(trainer, metrics):
+        trainer.stop("good enough")
+
+    build_trainer(tmp_path, [stop]).train(points, 3, batch_size=8)
+    second = build_trainer(tmp_path, [stop])
+    second.train(points, 3, batch_size=8)
+    assert second.progress.epoch == 1
+
+
+def test_starting_over_takes_a_fresh_directory_and_leaves_the_old_run(points, tmp_path):
+    first = build_trainer(tmp_path / "run")
+    first.train(points, 2, batch_size=8)
+    old = rows(first)
+    second = build_trainer(tmp_path / "run")
+    second.train(points, 1, batch_size=8, resume=False)
+    assert second.run_dir == tmp_path / "run-2"
+    assert second.progress.epoch == 1
+    assert rows(first) == old
+    assert len(rows(second)[0]) == 5
+
+
+def test_starting_over_in_an_empty_place_uses_it(points, tmp_path):
+    trainer = build_trainer(tmp_path / "run")
+    trainer.train(points, batch_size=8, resume=False)
+    assert trainer.run_dir == tmp_path / "run"
+
+
+# From a given checkpoint
+
+
+def test_a_run_goes_on_from_the_checkpoint_that_is_named(points, tmp_path):
+    whole = build_trainer(None)
+    whole.train(points, 3, batch_size=8)
+    first = build_trainer(tmp_path / "run")
+    first.train(points, num_updates=7, batch_size=8)
+    first.save(tmp_path / "saved")
+    first.train(points, num_updates=3, batch_size=8)
+    second = build_trainer(None)
+    second.train(points, 3, batch_size=8, resume=tmp_path / "saved")
+    assert_same_run(second, whole)
+
+
+def test_a_checkpoint_named_in_a_later_call_is_where_that_call_begins(points, tmp_path):
+    trainer = build_trainer(None)
+    trainer.train(points, num_updates=2, batch_size=8)
+    trainer.save(tmp_path / "saved")
+    trainer.train(points, num_updates=5, batch_size=8)
+    trainer.train(points, num_updates=3, batch_size=8, resume=tmp_path / "saved")
+    whole = build_trainer(None)
+    whole.train(points, 1, batch_size=8)
+    assert_same_run(trainer, whole)
+
+
+@pytest.mark.parametrize("stop_at", [3, 5, 8])
+def test_a_loaded_trainer_trains_on_exactly(points, tmp_path, stop_at):
+    whole = build_trainer(None, precision="fp16", scheduler=None)
+    whole.train(points, 2, batch_size=8)
+    first = build_trainer(None, precision="fp16", scheduler=None)
+    first.train(points, num_updates=stop_at, batch_size=8)
+    first.save(tmp_path / "saved")
+    second = build_trainer(None, precision="fp16", scheduler=None)
+    second.load(tmp_path / "saved")
+    second.save(tmp_path / "copied")
+    second = build_trainer(None, precision="fp16", scheduler=None)
+    second.load(tmp_path / "copied")
+    second.train(points, num_updates=10 - stop_at, batch_size=8)
+    assert_same_run(second, whole)
+    assert second.optimization.lanes["optimizer"].state_dict() == whole.optimization.lanes["optimizer"].state_dict()
+
+
+def test_a_loaded_trainer_may_train_on_other_data(points, tmp_path):
+    first = build_trainer(None)
+    first.train(points, num_updates=2, batch_size=8)
+    first.save(tmp_path / "saved")
+    second = build_trainer(None)
+    second.load(tmp_path / "saved")
+    other = TensorDataset(*(tensor[:16] for tensor in points.tensors))
+    second.train(other, 1, batch_size=8)
+    assert (second.progress.epoch, second.progress.update) == (2, 4)
+
+
+def test_a_saved_trainer_evaluates_the_same_when_loaded(points, tmp_path):
+    first = build_trainer(None)
+    first.train(points, 2, batch_size=8)
+    first.save(tmp_path / "saved")
+    second = build_trainer(None)
+    second.load(tmp_path / "saved")
+    assert second.evaluate(points) == first.evaluate(points)
+
+
+def test_a_checkpoint_that_does_not_exist_is_refused_with_the_choices(points, tmp_path):
+    with pytest.raises(
+        ConfigurationError, match=r"resume='.*nowhere' does not exist: pass a checkpoint directory, 'auto'"
+    ):
+        build_trainer(None).train(points, resume=tmp_path / "nowhere")
+
+
+def test_what_does_not_fit_a_checkpoint_is_listed_and_nothing_is_changed(points, tmp_path):
+    build_trainer(None).save(tmp_path / "saved")
+    net = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 4))
+    before = net[0].weight.clone()
+    trainer = Trainer(net, {"slow": adam}, cross_entropy, progress="silent")
+    with pytest.raises(CheckpointError) as caught:
+        trainer.load(tmp_path / "saved")
+    message = str(caught.value)
+    assert "optimizers: 'slow' is not in the checkpoint" in message
+    assert "optimizers: the checkpoint has 'optimizer', the trainer has not" in message
+    assert "schedules: the checkpoint has 'scheduler', the trainer has not" in message
+    assert "model: 4.weight has shape (4, 16), the checkpoint's (3, 16)" in message
+    assert torch.equal(net[0].weight, before)
+
+
+def test_a_run_on_data_whose_position_is_unknown_is_refused_where_it_is_to_be_resumable(points, tmp_path):
+    with pytest.raises(DataError, match="cannot be resumed exactly"):
+        build_trainer(tmp_path).train(batch for batch in [points.tensors])
+    assert not (tmp_path / "run.json").exists()
+
+
+def test_a_call_that_was_refused_does_not_keep_the_next_from_finding_its_run(points, tmp_path):
+    build_trainer(tmp_path).train(points, num_updates=3, batch_size=8)
+    second = build_trainer(tmp_path)
+    with pytest.raises(DataError):
+        second.train(batch for batch in [points.tensors])
+    with pytest.raises(ConfigurationError):
+        second.train(points, num_updates=-1)
+    second.train(points, num_updates=5, batch_size=8)
+    whole = build_trainer(None)
+    whole.train(points, 1, batch_size=8)
+    assert_same_run(second, whole)
+
+
+def test_the_same_data_set_with_another_seed_is_refused_in_the_middle_of_an_epoch(points, tmp_path):
+    build_trainer(tmp_path).train(points, num_updates=3, batch_size=8)
+    with pytest.raises(DataError, match=r"saved with seed 0, but the seed is now 1.*use seed=0"):
+        build_trainer(tmp_path, seed=1).train(points, 1, batch_size=8)
+
+
+def test_without_a_run_directory_nothing_is_written(points, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    build_trainer(None).train(points, 2, eval_data=points, batch_size=8)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_state_of_callbacks_goes_on(points, tmp_path):
+    class Counting(Callback):
+        def __init__(self):
+            self.seen = []
+
+        def on_update_end(self, trainer):
+            self.seen.append(trainer.progress.update)
+
+        def state_dict(self):
+            return {"seen": self.seen}
+
+        def load_state_dict(self, state):
+            self.seen = list(state["seen"])
+
+    with pytest.raises(Killed):
+        build_trainer(tmp_path, [Counting(), KillAt(3)]).train(points, 1, batch_size=8)
+    counting = Counting()
+    build_trainer(tmp_path, [counting, KillAt(-1)]).train(points, 1, batch_size=8)
+    assert counting.seen == [1, 2, 3, 4, 5]
+
+
+def test_a_run_interrupted_in_an_epoch_does_not_begin_that_epoch_again(points, tmp_path):
+    class Epochs(Callback):
+        def __init__(self):
+            self.begun = 0
+
+        def on_epoch_start(self, trainer):
+            self.begun += 1
+
+    with pytest.raises(Killed):
+        build_trainer(tmp_path, [Epochs(), KillAt(3)]).train(points, 2, batch_size=8)
+    epochs = Epochs()
+    build_trainer(tmp_path, [epochs, KillAt(-1)]).train(points, 2, batch_size=8)
+    assert epochs.begun == 1

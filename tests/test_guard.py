@@ -1,0 +1,237 @@
+"""Losses and norms that are not finite never reach the weights, and finding them waits for no device."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import TensorDataset
+
+from loopwright import Callback, NonFiniteLossError, Runtime, Trainer
+from loopwright.callbacks.nonfinite import NonFiniteGuard
+
+from .loops import assert_same_model, assert_same_optimizer, build_linear
+
+cross_entropy = nn.functional.cross_entropy
+
+
+def sgd(net: nn.Module) -> torch.optim.SGD:
+    return torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+
+
+def poisoned(points: TensorDataset, at: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Batches of four, the one numbered `at` with a NaN in it."""
+    pairs = list(zip(points.tensors[0].clone().split(4), points.tensors[1].split(4), strict=True))
+    pairs[at][0][1, 2] = math.nan
+    return pairs
+
+
+def test_a_nan_loss_raises_before_the_weights_change(points):
+    net, clean = build_linear(), build_linear()
+    with pytest.raises(NonFiniteLossError, match=r"loss of optimizer 'optimizer' is nan in update 4.*clip_norm"):
+        Trainer(net, sgd(net), cross_entropy, progress="silent").train(poisoned(points, 3))
+    Trainer(clean, sgd(clean), cross_entropy, progress="silent").train(poisoned(points, 3)[:3])
+    assert_same_model(net, clean)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_skipping_leaves_out_the_update_with_the_nan_and_no_other(points, accumulate):
+    net, clean = build_linear(), build_linear()
+    optimizer, other = sgd(net), sgd(clean)
+    guard = NonFiniteGuard("skip")
+    data = poisoned(points, 4)
+    kept = data[:4] + data[4 + accumulate :]
+    trainer = Trainer(net, optimizer, cross_entropy, callbacks=[guard], accumulate=accumulate, progress="silent")
+    history = trainer.train(data)
+    Trainer(clean, other, cross_entropy, accumulate=accumulate, progress="silent").train(kept)
+    assert_same_model(net, clean)
+    assert_same_optimizer(optimizer, other)
+    assert guard.num_skipped == 1
+    assert math.isfinite(history.last("loss"))
+
+
+def test_skipping_a_window_of_sums_forgets_what_it_counted(points):
+    class Sums(Trainer):
+        def compute_loss(self, outputs, targets):
+            return cross_entropy(outputs, targets, reduction="sum"), len(targets)
+
+    net, clean = build_linear(), build_linear()
+    data = poisoned(points, 1)
+    Sums(net, sgd(net), callbacks=[NonFiniteGuard("skip")], accumulate=2, progress="silent").train(data)
+    Sums(clean, sgd(clean), accumulate=2, progress="silent").train(data[2:])
+    assert_same_model(net, clean)
+
+
+def test_skipping_more_often_than_allowed_raises(points):
+    data = poisoned(points, 1)
+    data[2][0][:] = math.inf
+    net, guard = build_linear(), NonFiniteGuard("skip", max_skips=1)
+    with pytest.raises(NonFiniteLossError, match="after 1 skipped updates"):
+        Trainer(net, sgd(net), cross_entropy, callbacks=[guard], progress="silent").train(data)
+
+
+def test_stopping_ends_training_without_the_bad_update(points):
+    net, clean = build_linear(), build_linear()
+    trainer = Trainer(net, sgd(net), cross_entropy, callbacks=[NonFiniteGuard("stop")], progress="silent")
+    trainer.train(poisoned(points, 3))
+    Trainer(clean, sgd(clean), cross_entropy, progress="silent").train(poisoned(points, 3)[:3])
+    assert_same_model(net, clean)
+    assert "loss of optimizer 'optimizer' is nan" in trainer.stop_reason
+    assert trainer.progress.update == 4
+
+
+class Exploding(torch.autograd.Function):
+    """The identity with infinite gradients."""
+
+    @staticmethod
+    def forward(ctx, value):
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * math.inf
+
+
+def test_an_infinite_gradient_norm_is_refused_where_clipping_computes_it(points):
+    class Bad(Trainer):
+        def compute_loss(self, outputs, targets):
+            return Exploding.apply(cross_entropy(outputs, targets))
+
+    net = build_linear()
+    with pytest.raises(NonFiniteLossError, match="gradient norm"):
+        Bad(net, sgd(net), clip_norm=1.0, progress="silent").train(points)
+    assert_same_model(net, build_linear())
+
+
+def test_training_goes_on_cleanly_after_an_exception_in_the_middle_of_a_window(points):
+    class Once(Callback):
+        def on_train_step_end(self, trainer, batch, result):
+            if trainer.progress.step == 4:
+                raise RuntimeError("once")
+
+    class Sums(Trainer):
+        def compute_loss(self, outputs, targets):
+            return cross_entropy(outputs, targets, reduction="sum"), len(targets)
+
+    data = poisoned(points, 0)[1:]
+    net, clean = build_linear(), build_linear()
+    trainer = Sums(net, torch.optim.SGD(net.parameters(), 0.1), callbacks=[Once()], accumulate=3, progress="silent")
+    with pytest.raises(RuntimeError, match="once"):
+        trainer.train(data)
+    trainer.train(list(data[6:]))
+    other = Sums(clean, torch.optim.SGD(clean.parameters(), 0.1), accumulate=3, progress="silent")
+    other.train(data[:3])
+    other.train(data[6:])
+    assert_same_model(net, clean)
+
+
+# Without a wait for the device
+
+
+class FarRuntime(Runtime):
+    """The CPU, as if reading a number from it meant waiting for a queue."""
+
+    @property
+    def reads_are_free(self) -> bool:
+        return False
+
+
+class Syncs(TorchDispatchMode):
+    """Counts reads of tensor values by the host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten._local_scalar_dense.default:
+            self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def count_syncs(points: TensorDataset, **options: object) -> float:
+    """Host reads per step beyond those at the start and the end of a call."""
+    counts = []
+    for updates in (10, 30):
+        net = build_linear()
+        factory = partial(torch.optim.Adam, lr=0.01)
+        trainer = Trainer(net, factory, cross_entropy, progress="silent", **options)
+        with Syncs() as syncs:
+            trainer.train([(points.tensors[0], points.tensors[1])] * 40, num_updates=updates)
+        counts.append(syncs.count)
+    return (counts[1] - counts[0]) / 20
+
+
+@pytest.fixture
+def rare_log_points(monkeypatch):
+    """No log point because of a slow machine in the middle of counting."""
+    monkeypatch.setattr("loopwright.loop.FLUSH_SECONDS", 1e9)
+
+
+@pytest.mark.usefixtures("rare_log_points")
+@pytest.mark.parametrize("options", [{}, {"clip_norm": 1.0}, {"accumulate": 2}], ids=["plain", "clipping", "windows"])
+def test_without_a_guard_no_step_reads_from_the_device(points, options):
+    assert count_syncs(points, callbacks=[NonFiniteGuard("off")], **options) == 0
+
+
+@pytest.mark.usefixtures("rare_log_points")
+def test_the_guard_reads_the_loss_once_where_reading_is_free(points):
+    assert count_syncs(points) == 1
+
+
+@pytest.mark.usefixtures("rare_log_points")
+@pytest.mark.parametrize("action", ["raise", "skip", "stop"])
+def test_with_a_fused_optimizer_the_guard_never_waits_for_a_device(points, action):
+    options = {"callbacks": [NonFiniteGuard(action)], "runtime": FarRuntime("cpu"), "clip_norm": 1.0}
+    assert count_syncs(points, **options) == 0
+
+
+def adam(net: nn.Module) -> torch.optim.Adam:
+    return torch.optim.Adam(net.parameters(), 0.01, fused=True)
+
+
+@pytest.mark.usefixtures("rare_log_points")
+def test_a_nan_on_the_device_never_reaches_the_weights_and_is_raised_at_the_next_log_point(points):
+    net, clean = build_linear(), build_linear()
+    trainer = Trainer(net, adam(net), cross_entropy, runtime=FarRuntime("cpu"), progress="silent")
+    with pytest.raises(NonFiniteLossError, match="since the last log point"):
+        trainer.train(poisoned(points, 3))
+    assert trainer.progress.update == 10  # all of them, since the log point is the epoch's end
+    Trainer(clean, adam(clean), cross_entropy, progress="silent").train(poisoned(points, 3)[:3])
+    assert_same_model(net, clean)
+
+
+@pytest.mark.usefixtures("rare_log_points")
+def test_skipping_on_the_device_leaves_out_the_bad_update_only(points):
+    net, clean = build_linear(), build_linear()
+    optimizer, other = adam(net), adam(clean)
+    data = poisoned(points, 4)
+    options = {"callbacks": [NonFiniteGuard("skip")], "runtime": FarRuntime("cpu")}
+    Trainer(net, optimizer, cross_entropy, progress="silent", **options).train(data)
+    Trainer(clean, other, cross_entropy, progress="silent").train(data[:4] + data[5:])
+    assert_same_model(net, clean)
+
+
+@pytest.mark.usefixtures("rare_log_points")
+def test_a_run_that_stopped_for_a_nan_on_the_device_can_be_trained_on(points):
+    net = build_linear()
+    options = {"callbacks": [NonFiniteGuard("stop")], "runtime": FarRuntime("cpu")}
+    trainer = Trainer(net, adam(net), cross_entropy, progress="silent", **options)
+    trainer.train(poisoned(points, 3))
+    assert "log point" in trainer.stop_reason
+    before = net.weight.clone()
+    trainer.train(poisoned(points, 0)[1:])
+    assert not torch.equal(net.weight, before)
+
+
+def test_an_optimizer_that_is_not_fused_is_asked_before_each_step(points):
+    net, clean = build_linear(), build_linear()
+    trainer = Trainer(net, sgd(net), cross_entropy, runtime=FarRuntime("cpu"), progress="silent")
+    with pytest.raises(NonFiniteLossError, match="update 4"):
+        trainer.train(poisoned(points, 3))
+    Trainer(clean, sgd(clean), cross_entropy, progress="silent").train(poisoned(points, 3)[:3])
+    assert_same_model(net, clean)

@@ -1,0 +1,162 @@
+"""What a run measured: rows, series that stay small, frames and pictures."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import pytest
+
+from loopwright import ConfigurationError, History, MissingExtraError
+from loopwright import history as history_module
+
+
+def filled() -> History:
+    history = History()
+    for epoch in range(3):
+        history.add_steps(epoch * 10 + 1, [{"loss": 1.0 / (epoch * 10 + step + 1)} for step in range(10)])
+        history.set_epoch(epoch, {"loss": 1.0 / (epoch + 1), "eval_loss": 2.0 / (epoch + 1), "accuracy": epoch / 3})
+    return history
+
+
+def test_a_metric_is_a_list_of_epochs():
+    history = filled()
+    assert history["loss"] == [1.0, 0.5, 1 / 3]
+    assert history.last("eval_loss") == 2 / 3
+    assert history.names == ["loss", "eval_loss", "accuracy"]
+    assert history.to_dict()["accuracy"] == [0.0, 1 / 3, 2 / 3]
+    assert len(history) == 3
+    assert "loss" in history
+    assert "acc" not in history
+
+
+def test_an_unknown_metric_names_the_known_ones():
+    with pytest.raises(KeyError, match="No metric 'acc' in this history; there is: loss, eval_loss, accuracy"):
+        filled()["acc"]
+    with pytest.raises(KeyError, match="nothing yet"):
+        History()["loss"]
+
+
+def test_a_metric_that_came_later_has_fewer_values():
+    history = filled()
+    history.set_epoch(3, {"loss": 0.1, "late": 7.0})
+    assert history["late"] == [7.0]
+
+
+def test_an_epoch_recorded_again_replaces_it_and_what_came_after():
+    history = filled()
+    history.set_epoch(1, {"loss": 9.0})
+    assert history["loss"] == [1.0, 9.0]
+
+
+def test_rows_are_copies():
+    row = {"loss": 1.0}
+    history = History()
+    history.set_epoch(0, row)
+    row["loss"] = 2.0
+    assert history["loss"] == [1.0]
+
+
+def test_steps_know_their_numbers():
+    series = filled().steps["loss"]
+    assert list(series.steps) == list(range(1, 31))
+    assert list(series)[:2] == [1.0, 0.5]
+    assert len(series) == 30
+
+
+@pytest.mark.parametrize("every", [1, 2, 5])
+def test_a_long_series_is_thinned_evenly_and_never_longer_than_the_limit(monkeypatch, every):
+    monkeypatch.setattr(history_module, "MAX_POINTS", 16)
+    history = History()
+    for step in range(1, 1001, every):
+        history.add_steps(step, [{"loss": float(step)}])
+        assert len(history.steps["loss"]) < 16
+    series = history.steps["loss"]
+    gaps = {b - a for a, b in zip(series.steps[:-1], series.steps[1:], strict=True)}
+    assert len(gaps) == 1
+    assert len(series) >= 7
+    assert list(series.steps) == [int(value) for value in series.values]
+
+
+def test_a_thinned_series_goes_on_exactly_after_it_was_saved(monkeypatch):
+    monkeypatch.setattr(history_module, "MAX_POINTS", 16)
+    whole, first = History(), History()
+    rows = [{"loss": float(step)} for step in range(1, 101)]
+    whole.add_steps(1, rows)
+    first.add_steps(1, rows[:53])
+    second = History()
+    second.load_state_dict(first.state_dict())
+    second.add_steps(54, rows[53:])
+    assert (second.steps["loss"].steps, second.steps["loss"].values) == (
+        whole.steps["loss"].steps,
+        whole.steps["loss"].values,
+    )
+
+
+def test_a_frame_has_a_row_for_each_epoch():
+    frame = filled().to_frame()
+    assert list(frame.index) == [1, 2, 3]
+    assert frame.index.name == "epoch"
+    assert frame["eval_loss"].tolist() == [2.0, 1.0, 2 / 3]
+
+
+def test_a_frame_of_steps_has_gaps_where_a_metric_was_not_measured():
+    history = filled()
+    history.add_steps(31, [{"other": 5.0}])
+    frame = history.to_frame("steps")
+    assert frame.index.name == "step"
+    assert frame.loc[31, "other"] == 5.0
+    assert math.isnan(frame.loc[31, "loss"])
+    assert math.isnan(frame.loc[1, "other"])
+
+
+def test_another_level_is_refused():
+    with pytest.raises(ConfigurationError, match="'batches': use 'epochs' or 'steps'"):
+        filled().to_frame("batches")
+
+
+@pytest.mark.parametrize(
+    ("module", "use", "extra"),
+    [("pandas", History.to_frame, "frames"), ("matplotlib.figure", History.plot, "plots")],
+)
+def test_a_missing_package_names_the_pip_command(monkeypatch, module, use, extra):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingExtraError, match=rf"pip install 'loopwright\[{extra}\]'"):
+        use(filled())
+
+
+def test_a_plot_is_a_picture_of_some_size(tmp_path):
+    figure = filled().plot(tmp_path / "curves.png")
+    content = (tmp_path / "curves.png").read_bytes()
+    assert content.startswith(b"\x89PNG\r\n\x1a\n")
+    assert len(content) > 5000
+    assert [axis.get_title() for axis in figure.axes] == ["loss", "accuracy"]
+
+
+def test_a_plot_shows_every_epoch_and_the_steps_behind():
+    axis = filled().plot().axes[0]
+    lines = {line.get_label(): line for line in axis.lines}
+    assert set(lines) == {"each step", "loss", "eval_loss"}
+    assert list(lines["eval_loss"].get_xdata()) == [1, 2, 3]
+    assert list(lines["loss"].get_ydata()) == [1.0, 0.5, 1 / 3]
+    assert len(lines["each step"].get_xdata()) == 30
+
+
+def test_some_names_can_be_plotted(tmp_path):
+    assert len(filled().plot(names=["accuracy"]).axes) == 1
+
+
+def test_what_cannot_be_plotted_is_refused_by_name():
+    with pytest.raises(ConfigurationError, match="Cannot plot acc; there is: loss"):
+        filled().plot(names=["acc"])
+    with pytest.raises(ConfigurationError, match="an empty history"):
+        History().plot()
+
+
+def test_state_comes_back():
+    history, other = filled(), History()
+    other.load_state_dict(history.state_dict())
+    assert other.epochs == history.epochs
+    assert list(other.steps["loss"]) == list(history.steps["loss"])
+    assert repr(other) == repr(history) == "History(3 epochs; loss 0.3333, eval_loss 0.6667, accuracy 0.6667)"
+    assert repr(History()) == "History(0 epochs; empty)"

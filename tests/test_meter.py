@@ -1,0 +1,256 @@
+"""Averages are sums and counts in float64, whatever the batches were and whenever they were read."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torchmetrics import MeanMetric, MetricCollection, SumMetric
+from torchmetrics.classification import MulticlassAccuracy
+
+from loopwright import Callback, ConfigurationError, StepResult, Trainer
+from loopwright.callbacks.nonfinite import NonFiniteGuard
+from loopwright.meter import Meter
+
+from .loops import build_linear, build_net, evaluate_by_hand
+
+cross_entropy = nn.functional.cross_entropy
+sgd = partial(torch.optim.SGD, lr=0.1)
+finite = st.floats(-1e6, 1e6, allow_nan=False)
+
+
+@given(steps=st.lists(st.tuples(finite, st.integers(1, 50)), min_size=1, max_size=30), flush_every=st.integers(1, 40))
+@settings(max_examples=50, deadline=None)
+def test_an_average_weighs_samples_and_does_not_depend_on_when_it_is_read(steps, flush_every):
+    meter, other = Meter(), Meter()
+    for number, (value, size) in enumerate(steps, start=1):
+        meter.add(StepResult(value, size))
+        other.add(StepResult(value, size))
+        if number % flush_every == 0:
+            meter.flush()
+    total, count = 0.0, 0
+    for value, size in steps:
+        total, count = total + value * size, count + size
+    assert meter.compute() == other.compute() == {"loss": total / count}
+
+
+@given(steps=st.lists(st.tuples(finite, st.integers(0, 20)), min_size=1, max_size=20))
+@settings(max_examples=50, deadline=None)
+def test_sums_are_divided_by_what_they_counted(steps):
+    meter = Meter()
+    for total, count in steps:
+        meter.add(StepResult(torch.tensor(total, dtype=torch.float64), 4, {}, torch.tensor(count)))
+    counted = sum(count for _, count in steps)
+    loss = meter.compute()["loss"]
+    summed = 0.0
+    for total, _ in steps:
+        summed += total
+    assert loss == summed / counted if counted else math.isnan(loss)
+
+
+def test_a_million_small_steps_are_added_in_double_precision():
+    meter = Meter()
+    for _ in range(10):
+        meter.add(StepResult(torch.tensor(16777216.0), 1))  # where float32 cannot add 1 any more
+        meter.add(StepResult(torch.tensor(1.0), 1))
+    assert meter.compute()["loss"] == (16777216 + 1) / 2
+
+
+def test_values_of_several_kinds_can_come_under_one_name():
+    meter = Meter()
+    for value in (1, 2.0, torch.tensor(3.0), torch.tensor([4]), torch.tensor(5.0, dtype=torch.bfloat16)):
+        meter.add(StepResult(None, 1, {"x": value}))
+    assert meter.compute() == {"x": 3.0}
+
+
+def test_reading_gives_one_row_a_step():
+    meter = Meter()
+    meter.add(StepResult(torch.tensor(1.0), 2, {"a": 3.0}))
+    meter.add(StepResult(None, 2))
+    meter.add(StepResult(torch.tensor(6.0), 2, {"b": torch.tensor(True)}, 3))
+    assert meter.num_pending == 3
+    assert meter.flush() == [{"loss": 1.0, "a": 3.0}, {}, {"loss": 2.0, "b": 1.0}]
+    assert meter.flush() == []
+
+
+def test_the_graph_of_a_loss_is_not_kept():
+    meter = Meter()
+    loss = torch.ones(1, requires_grad=True).sum()
+    meter.add(StepResult(loss, 1))
+    assert not meter._pending[0][0].requires_grad
+
+
+def test_a_metric_of_many_numbers_is_refused_by_name():
+    meter = Meter()
+    meter.add(StepResult(None, 2, {"per_class": torch.zeros(3)}))
+    with pytest.raises(
+        ConfigurationError, match=r"per_class of a step is a tensor of shape \(3,\): reduce it.*StepResult.outputs"
+    ):
+        meter.flush()
+
+
+def test_a_metric_that_is_no_number_is_refused_by_name():
+    meter = Meter()
+    meter.add(StepResult(None, 2, {"label": "cat"}))
+    with pytest.raises(ConfigurationError, match=r"label of a step is a str: reduce it to one number"):
+        meter.flush()
+
+
+def test_a_loss_of_many_numbers_is_refused_with_a_remedy():
+    meter = Meter()
+    meter.add(StepResult(torch.zeros(3), 3))
+    with pytest.raises(ConfigurationError, match=r"loss of a step is a tensor of shape \(3,\): reduce it"):
+        meter.flush()
+
+
+def test_a_nan_shows_in_the_average():
+    meter = Meter()
+    meter.add(StepResult(math.nan, 1))
+    meter.add(StepResult(1.0, 1))
+    assert math.isnan(meter.compute()["loss"])
+
+
+def test_where_bad_steps_are_skipped_they_count_for_nothing():
+    meter = Meter(ignores_nonfinite=True)
+    for value in (math.nan, 2.0, math.inf, 4.0):
+        meter.add(StepResult(torch.tensor(value), 1))
+    assert [row["loss"] for row in meter.flush()][1::2] == [2.0, 4.0]
+    assert meter.compute() == {"loss": 3.0}
+
+
+def test_an_average_over_nothing_but_bad_steps_is_no_good_loss():
+    meter = Meter(ignores_nonfinite=True)
+    meter.add(StepResult(math.nan, 1))
+    assert math.isnan(meter.compute()["loss"])
+
+
+def test_what_is_logged_belongs_to_the_phase():
+    meter = Meter()
+    meter.log({"lr": 0.1, "norm": torch.tensor(2.0)})
+    meter.log({"lr": 0.2})
+    assert meter.compute() == {"lr": 0.2, "norm": 2.0}
+    with pytest.raises(ConfigurationError, match=r"Cannot log 'x': it is a str"):
+        meter.log({"x": "much"})
+
+
+def test_logging_to_a_step_needs_a_step():
+    with pytest.raises(ConfigurationError, match=r"log_step.*`log`"):
+        Meter().add_to_last({"x": 1.0})
+
+
+def test_state_comes_back_exactly():
+    meter, other = Meter(), Meter()
+    meter.add(StepResult(0.1, 3))
+    meter.log({"x": 0.3})
+    meter.flush()
+    other.load_state_dict(meter.state_dict())
+    for each in (meter, other):
+        each.add(StepResult(0.7, 5))
+    assert meter.compute() == other.compute()
+
+
+# In a run
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 8, 36, 37])
+def test_an_evaluation_is_the_mean_over_samples_under_any_batch_size(points, batch_size):
+    net = build_net().double()
+    data = torch.utils.data.TensorDataset(points.tensors[0].double(), points.tensors[1])
+    trainer = Trainer(net, sgd, cross_entropy, progress="silent")
+    loss = trainer.evaluate(data, batch_size=batch_size)["loss"]
+    assert loss == pytest.approx(evaluate_by_hand(net, data), rel=1e-13)
+
+
+def test_a_training_epoch_is_the_mean_over_samples(points):
+    net = build_linear()
+    trainer = Trainer(net, partial(torch.optim.SGD, lr=0.0), cross_entropy, progress="silent")
+    history = trainer.train(points, batch_size=8)
+    assert history["loss"] == [pytest.approx(evaluate_by_hand(net, points), rel=1e-6)]
+
+
+def test_torchmetrics_returned_from_a_step_are_computed_at_the_end_and_reset(points):
+    class Measured(Trainer):
+        def configure_models(self):
+            super().configure_models()
+            self.accuracy = MulticlassAccuracy(3, average="micro")
+
+        def eval_step(self, batch):
+            outputs = self.model(batch[0])
+            self.accuracy.update(outputs, batch[1])
+            return {"loss": cross_entropy(outputs, batch[1]), "accuracy": self.accuracy}
+
+    net = build_linear()
+    trainer = Measured(net, sgd, cross_entropy, progress="silent")
+    share = (net(points.tensors[0]).argmax(1) == points.tensors[1]).double().mean().item()
+    for _ in range(2):
+        assert trainer.evaluate(points, batch_size=8)["accuracy"] == pytest.approx(share, rel=1e-6)
+
+
+def test_a_collection_of_metrics_gives_each_by_its_name(points):
+    class Log(Callback):
+        def __init__(self):
+            self.metrics = MetricCollection({"first": MeanMetric(), "second": SumMetric()})
+
+        def on_eval_step_end(self, trainer, batch, result):
+            self.metrics.update(batch[1].float())
+
+        def on_eval_end(self, trainer, data):
+            trainer.log({"ignored": self.metrics})
+
+    metrics = Trainer(build_linear(), sgd, cross_entropy, callbacks=[Log()], progress="silent").evaluate(points)
+    assert metrics["second"] == points.tensors[1].sum().item()
+    assert "ignored" not in metrics
+
+
+def test_a_training_metric_is_not_lost_when_an_epoch_is_trained_in_two_calls(points):
+    class Measured(Trainer):
+        def configure_models(self):
+            super().configure_models()
+            self.seen = SumMetric()
+
+        def train_step(self, batch):
+            self.seen.update(len(batch[1]))
+            return {"loss": super().train_step(batch).loss, "seen": self.seen}
+
+    trainer = Measured(build_linear(), sgd, cross_entropy, progress="silent")
+    trainer.train(points, num_updates=2, batch_size=8)
+    assert trainer.history["seen"] == [16.0]
+    trainer.train(points, num_updates=3, batch_size=8)
+    assert trainer.history["seen"] == [37.0]
+    trainer.train(points, num_updates=2, batch_size=8)
+    trainer.train([points.tensors], num_epochs=1)
+    assert trainer.history["seen"] == [37.0, 16.0, 37.0]
+
+
+def test_skipped_steps_are_left_out_of_the_epoch(points):
+    pairs = list(zip(points.tensors[0].clone().split(8), points.tensors[1].split(8), strict=True))
+    pairs[2][0][:] = math.nan
+    net = build_linear()
+    trainer = Trainer(
+        net, partial(torch.optim.SGD, lr=0.0), cross_entropy, callbacks=[NonFiniteGuard("skip")], progress="silent"
+    )
+    history = trainer.train(pairs)
+    kept = [cross_entropy(net(x), y).item() * len(y) for x, y in pairs[:2] + pairs[3:]]
+    assert history.last("loss") == pytest.approx(sum(kept) / (37 - 8))
+    assert math.isnan(history.steps["loss"].values[2])
+
+
+def test_metrics_of_a_step_can_be_added_when_it_is_over(points):
+    class Log(Callback):
+        def on_train_step_end(self, trainer, batch, result):
+            trainer.log_step({"targets": batch[1].float().mean()})
+
+        def on_train_epoch_end(self, trainer):
+            trainer.log({"answer": 42})
+
+    history = Trainer(build_linear(), sgd, cross_entropy, callbacks=[Log()], progress="silent").train(
+        points, batch_size=8
+    )
+    assert len(history.steps["targets"]) == 5
+    assert history.last("targets") == pytest.approx(points.tensors[1].double().mean().item(), rel=1e-6)
+    assert history.last("answer") == 42
