@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from loopwright import Callback, StepResult, Trainer
 from loopwright.data.order import permutation
 
-from .loops import assert_same_model, assert_same_optimizer, build_linear, build_net, train_by_hand
+from .loops import assert_same_model, assert_same_optimizer, batches, build_linear, build_net, train_by_hand
 
 cross_entropy = nn.functional.cross_entropy
 
@@ -176,6 +176,22 @@ def test_sums_over_ragged_tokens_in_any_number_of_batches_are_the_big_batch(poin
     torch.optim.SGD(theirs.parameters(), 0.5).step()
     torch.testing.assert_close(ours.weight, theirs.weight, rtol=1e-12, atol=1e-14)
     assert history["loss"] == [pytest.approx(loss.item(), rel=1e-12)]
+
+
+def test_every_window_of_sums_is_divided_by_what_it_counted_itself(points):
+    tokens = torch.arange(37) % 4
+    data = TensorDataset(*double_points(points).tensors, tokens)
+    ours, theirs = build_linear().double(), build_linear().double()
+    optimizer = torch.optim.SGD(theirs.parameters(), 0.5)
+    trainer = ragged(points, "tensor")(ours, torch.optim.SGD(ours.parameters(), 0.5), accumulate=2, progress="silent")
+    trainer.train(data, num_epochs=2, batch_size=8)
+    for epoch in range(2):
+        for inputs, targets, counts in batches(data, 16, epoch):
+            losses = cross_entropy(theirs(inputs), targets, reduction="none")
+            ((losses * counts).sum() / counts.sum()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    torch.testing.assert_close(ours.weight, theirs.weight, rtol=1e-12, atol=1e-14)
 
 
 def test_a_window_without_any_token_changes_nothing_and_counts_for_nothing(points):
@@ -368,3 +384,4 @@ def test_the_order_of_samples_is_the_permutation_of_seed_and_epoch(points):
         indexed, 2, batch_size=8
     )
     assert seen == permutation(5, 0, 37).tolist() + permutation(5, 1, 37).tolist()
+    assert len({tuple(permutation(seed, epoch, 37).tolist()) for seed in (5, 6) for epoch in (0, 1)}) == 4

@@ -66,7 +66,8 @@ def train_epoch(trainer: Trainer, stream: Stream, until: Limits) -> None:
         progress.next_epoch()
         trainer.schedule_epoch(row)
         trainer.emit("on_epoch_end", row)
-        trainer.agree_on_stop()
+        if trainer.accord is not None:
+            trainer.accord.on_stop(trainer)
 
 
 def take_steps(trainer: Trainer, stream: Stream, until: Limits) -> None:
@@ -86,7 +87,7 @@ def train_steps(trainer: Trainer, stream: Stream, until: Limits) -> Iterator[Ste
     step_starts, step_ends = trainer.hooks["on_train_step_start"], trainer.hooks["on_train_step_end"]
     update_ends, autocast, train_step = trainer.hooks["on_update_end"], trainer.runtime.autocast, step_function(trainer)
     started, seconds, flushed = monotonic(), progress.seconds, progress.seconds
-    num_shares, is_shared = trainer.runtime.num_shares, trainer.runtime.world > 1
+    num_shares, accord = trainer.runtime.num_shares, trainer.accord
     if trainer.is_done(until):
         progress.is_exhausted = _has_given_all(progress, stream)
         return
@@ -97,7 +98,7 @@ def train_steps(trainer: Trainer, stream: Stream, until: Limits) -> Iterator[Ste
             window.divisor = divisors[position - 1]
             window.is_last = position == len(batches)
             window.size = size
-            if is_shared:
+            if accord is not None:
                 trainer.runtime.start_step(window.is_last)
             batch = trainer.prepare_batch(batch)
             for hook in step_starts:
@@ -116,8 +117,8 @@ def train_steps(trainer: Trainer, stream: Stream, until: Limits) -> Iterator[Ste
             del result
         progress.next_update()
         progress.seconds = seconds + monotonic() - started
-        if is_shared:
-            trainer.agree()
+        if accord is not None:
+            accord.after_update(trainer)
         for hook in update_ends:
             hook()
         if progress.seconds - flushed > FLUSH_SECONDS or meter.num_pending >= FLUSH_STEPS:
@@ -208,6 +209,7 @@ def evaluate(trainer: Trainer, stream: Stream) -> dict[str, float]:
                 meter.flush()
         if steps == 0:
             raise DataError("The evaluation data is empty: pass a data set or loader with at least one batch.")
+        trainer.runtime.settle()
         trainer.emit("on_eval_end", stream)
         return meter.compute(trainer.runtime.sum_table)
 

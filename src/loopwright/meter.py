@@ -12,7 +12,6 @@ from torch import Tensor
 from .errors import ConfigurationError
 from .step import StepResult
 
-
 AddUp = Callable[[Mapping[str, tuple[float, float]]], Mapping[str, tuple[float, float]]]
 
 

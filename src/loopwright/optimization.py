@@ -327,7 +327,7 @@ class Optimization:
 def whole(norm: Tensor) -> Tensor:
     """A norm of sharded gradients as a plain tensor, the same on all processes."""
     full: Any = getattr(norm, "full_tensor", None)
-    return norm if full is None else full()  # type: ignore[no-any-return]
+    return norm if full is None else full()
 
 
 def _at_least_one(count: Any) -> Any:

@@ -35,7 +35,7 @@ def restore_run(trainer: Trainer, stream: Stream, resume: bool | str | Path) -> 
     """
     is_path = not isinstance(resume, bool) and resume != "auto"
     if trainer.num_calls > 1 and not is_path:
-        if trainer.run is not None:
+        if trainer.run is not None and trainer.runtime.is_main:
             trainer.run.lock()
         return
     if trainer.run_dir is not None:
@@ -51,11 +51,13 @@ def _open_directory(trainer: Trainer, *, is_fresh: bool) -> None:
     from .run import RunDirectory
 
     assert trainer.run_dir is not None
-    if not is_fresh:
-        trainer.run = RunDirectory(trainer.run_dir).lock()
+    if not trainer.runtime.is_main:
+        trainer.run = RunDirectory(trainer.runtime.broadcast_object(None))
+        trainer.run_dir = trainer.run.path
         return
-    trainer.run = RunDirectory.fresh(trainer.run_dir)
-    if trainer.run.path != trainer.run_dir.absolute():
+    trainer.run = RunDirectory.fresh(trainer.run_dir) if is_fresh else RunDirectory(trainer.run_dir).lock()
+    trainer.runtime.broadcast_object(trainer.run.path)
+    if is_fresh and trainer.run.path != trainer.run_dir.absolute():
         trainer.say(f"{trainer.run_dir} holds a run already; this one goes to {trainer.run.path}.")
         trainer.run_dir = trainer.run.path
 
@@ -66,18 +68,22 @@ def _load(trainer: Trainer, path: Path | None) -> None:
     from .checkpoint.capture import restore
 
     store = CheckpointStore(trainer.run.checkpoints) if trainer.run is not None else None
+    is_shared = trainer.runtime.world > 1
     if path is None:
         assert store is not None
-        checkpoint = store.newest()
-        if checkpoint is None:
+        newest = store.newest(lazy=is_shared) if trainer.runtime.is_main else None
+        found = trainer.runtime.broadcast_object(None if newest is None else newest.path)
+        if found is None:
             return
+        checkpoint = newest or read_checkpoint(found, verify=False, lazy=True)
     else:
         if not path.exists():
             raise ConfigurationError(
                 f"resume={str(path)!r} does not exist: pass a checkpoint directory, 'auto' to continue the run in "
                 "`run_dir`, or False to start over."
             )
-        checkpoint = read_checkpoint(path)
+        checkpoint = read_checkpoint(path, lazy=is_shared)
     restore(trainer, checkpoint.tree, str(checkpoint.path))
-    if store is not None:
+    trainer.runtime.barrier("resuming")
+    if store is not None and trainer.runtime.is_main:
         store.discard(after_update=trainer.progress.update)

@@ -3,40 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from . import loop
+from .assembly import assemble_models, assemble_optimizers, assemble_training
 from .building import Schedule, build_optimizer, build_schedule, named
-from .callbacks.defaults import with_defaults
-from .callbacks.nonfinite import NonFiniteGuard
-from .components import (
-    check_owners,
-    check_trainable,
-    evaluating,
-    found_on,
-    is_trained,
-    start_training_mode,
-    swap_parameters,
-)
+from .components import evaluating
 from .data.stream import Stream, open_stream
 from .errors import ConfigurationError
 from .history import History
 from .hooks import Callback, Dispatch, TrainerHooks, as_callback, check_hooks
 from .meter import Meter, average_rows
-from .optimization import Lane, Optimization, Window
+from .optimization import Optimization, Window
 from .progress import Limits, Progress
 from .runtime import Runtime, Signals, resolve_runtime
 from .step import StepResult
 from .supervised import call_model, loss_of, split_supervised, stack_outputs
 
 if TYPE_CHECKING:
+    from .agreeing import Accord
     from .resuming import Mark
     from .run import RunDirectory
 
@@ -95,11 +86,10 @@ class Trainer(TrainerHooks):
         self.mark: Mark | None = None
         self._phases: list[Meter] = []
         self._replaced: dict[int, nn.Parameter] = {}
-        self.has_agreed_stop = False
-        self._clock = 0.0
+        self.accord: Accord | None = None
         self.signals.is_shared = self.runtime.world > 1
         self._is_set_up = False
-        self._bind_hooks(self.callbacks)
+        self.bind_hooks(self.callbacks)
 
     # Components
 
@@ -250,68 +240,19 @@ class Trainer(TrainerHooks):
     def setup(self) -> None:
         """Build what `configure_*` describe, once: models first, then optimizers, which need their parameters."""
         if not self._is_set_up:
-            self.configure_models()
-            self.modules = found_on(self, nn.Module, self.models)
-            for module in self.modules.values():
-                self.runtime.place(module)
-                self._replaced |= self.runtime.wrap(module) if is_trained(module) else {}
-            self.models = {name: m for name, m in self.modules.items() if m.state_dict()}
+            self._replaced = assemble_models(self)
             self._is_set_up = True
         if not self.optimizers and any(True for _ in self.parameters()):  # a frozen model can still be evaluated
-            self.configure_optimizers()
-            self.optimizers = found_on(self, Optimizer, self.optimizers)
-            for optimizer in self.optimizers.values():
-                swap_parameters(optimizer, self._replaced)
-            self._find_schedules()
-
-    def _find_schedules(self) -> None:
-        taken = {id(schedule.scheduler) for schedule in self.schedules.values()}
-        only = next(iter(self.optimizers.values())) if len(self.optimizers) == 1 else None
-        for name, scheduler in found_on(self, (LRScheduler, Schedule), {}).items():
-            schedule = build_schedule(scheduler, only)
-            if id(schedule.scheduler) not in taken:
-                self.schedules[name] = schedule
+            assemble_optimizers(self, self._replaced)
 
     def setup_training(self) -> None:
-        """Everything that is worked out once per `train` call: callbacks, lanes, modes."""
+        """Everything that is worked out once per `train` call."""
         self.setup()
-        check_trainable(self.modules)
-        if not self.optimizers:
-            raise ConfigurationError("Trainer has no optimizer: pass `optimizer=` or override `configure_optimizers`.")
-        check_owners(self.modules, self.optimizers)
-        callbacks = with_defaults(self)
-        self._bind_hooks(callbacks)
-        guard = next((c for c in callbacks if isinstance(c, NonFiniteGuard) and c.action != "off"), None)
-        if not self.optimization.lanes:
-            lanes = {name: self._build_lane(name, o, guard) for name, o in self.optimizers.items()}
-            off = None if self.runtime.precision == "fp32" else self.runtime.no_autocast
-            self.optimization = Optimization(lanes, self.window, off)
-        self.skips_nonfinite = guard is not None and not guard.is_final
-        for lane in self.optimization.lanes.values():
-            lane.listeners, lane.guard = self.hooks["on_optimizer_start"], guard
-        self.optimization.refresh(self.modules.values())
-        start_training_mode(self.modules.values(), self.optimizers.values())
+        assemble_training(self)
 
-    def _build_lane(self, name: str, optimizer: Optimizer, guard: Any) -> Lane:
-        if isinstance(optimizer, torch.optim.LBFGS) and type(self).train_step is Trainer.train_step:
-            raise ConfigurationError(
-                f"Optimizer {name!r} is LBFGS, which evaluates the loss several times a step: override `train_step` "
-                "and call `optimizer.step(closure)` there, or use another optimizer."
-            )
-        lane = Lane(
-            name,
-            optimizer,
-            scaler=self.runtime.build_scaler(),
-            clip_norm=self.clip_norm,
-            clip_value=self.clip_value,
-            guard=guard,
-            reads_are_free=self.runtime.reads_are_free,
-            peers=self.runtime if self.runtime.world > 1 else None,
-        )
-        for schedule in self.schedules.values():
-            if schedule.interval == "update" and schedule.scheduler.optimizer is optimizer:
-                lane.schedulers.append(schedule.scheduler)
-        return lane
+    @property
+    def has_default_step(self) -> bool:
+        return type(self).train_step is Trainer.train_step
 
     def run_epoch(self, stream: Stream, until: Limits) -> None:
         """One epoch as the loop runs it; a door puts around it what its document has there."""
@@ -350,34 +291,10 @@ class Trainer(TrainerHooks):
         """Whether a signal asked for the end of training."""
         return self.signals.stop is not None
 
-    @property
-    def is_stopping(self) -> bool:
-        """Whether someone asked for the end of training; with several processes, once all of them know."""
-        return self.stop_reason is not None and (self.runtime.world == 1 or self.has_agreed_stop)
-
     def is_done(self, until: Limits) -> bool:
-        return self.signals.stop is not None or self.is_stopping or until.reached(self.progress) is not None
-
-    def agree(self) -> None:
-        """Hear what any process wished in the update before, and go by the first one's clock, so that all act alike."""
-        wants_stop = self.stop_reason is not None
-        clock = int(self.progress.seconds * 1e6) if self.runtime.is_main else 0
-        wishes = (self.signals.requested or 0, int(wants_stop), int(self.signals.take_save()), clock)
-        stop, has_stop, save, clock = self.runtime.exchange(wishes)
-        self._clock = max(self._clock, clock / 1e6)
-        self.progress.seconds = self._clock
-        self.signals.wants_save = bool(save)
-        if stop:
-            self.signals.stop = stop
-        if has_stop:
-            self.agree_on_stop()
-
-    def agree_on_stop(self) -> None:
-        """Take over a reason to stop that only some processes have."""
-        if self.runtime.world > 1:
-            reasons = self.runtime.gather_objects(self.stop_reason)
-            self.stop_reason = next((reason for reason in reasons if reason is not None), None)
-            self.has_agreed_stop = self.stop_reason is not None
+        """Whether a signal, someone's wish or a limit ends training; with several processes, once all of them know."""
+        is_stopping = self.stop_reason is not None and (self.accord is None or self.accord.has_stop)
+        return self.signals.stop is not None or is_stopping or until.reached(self.progress) is not None
 
     def say(self, line: str) -> None:
         """A line for the person at the terminal, unless silence was asked for."""
@@ -395,10 +312,14 @@ class Trainer(TrainerHooks):
             self._phases.pop()
             self.window.size = size
 
-    def eval_mode(self) -> AbstractContextManager[None]:
-        return evaluating(self.modules.values(), self.optimizers.values())
+    @contextmanager
+    def eval_mode(self) -> Iterator[None]:
+        """Eval mode for the models, and everything as it was afterwards."""
+        with evaluating(self.modules.values(), self.optimizers.values()):
+            yield
+        self.runtime.settle()
 
-    def _bind_hooks(self, callbacks: Iterable[Callback]) -> None:
+    def bind_hooks(self, callbacks: Iterable[Callback]) -> None:
         self.active_callbacks = list(callbacks)
         self.hooks = Dispatch(Callback, self, self.active_callbacks, base=TrainerHooks).hooks
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import DataLoader
 
 from . import loop
+from .agreeing import Accord
 from .data.order import derive_seed
 from .data.seeding import seed_everything
 from .data.stream import Stream
@@ -86,7 +87,6 @@ def _begin(trainer: Trainer, stream: Stream, data: Any, limits: Limits, resume: 
         trainer.optimization.load_state_dict(mark.lanes)
     if trainer.num_calls > progress.call:
         trainer.stop_reason = None
-        trainer.has_agreed_stop = False
         _continue_epoch(trainer, stream, data, mark)
         progress.next_call()
         if progress.step == 0 and trainer.seed is not None:
@@ -137,6 +137,7 @@ def _can_seek(stream: Stream, state: dict[str, Any]) -> bool:
 def _run(trainer: Trainer, stream: Stream) -> None:
     progress = trainer.progress
     progress.call_finished = False
+    trainer.accord = Accord(trainer) if trainer.runtime.world > 1 else None
     with trainer.signals:
         try:
             trainer.optimization.reset()

@@ -400,6 +400,23 @@ def test_giving_up_ends_the_waiting_for_other_processes(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_leaving_the_program_does_not_wait_long_for_processes_that_never_come(tmp_path):
+    program = f"""
+import torch
+from loopwright.checkpoint import AsyncWriter, Group, Piece, new_token
+import loopwright.checkpoint.gathering as gathering
+from loopwright.checkpoint.layout import Box
+gathering.LEAVING_SECONDS = 0.1
+piece = Piece(torch.ones(1), Box((0,), (1,)), (2,), True)
+AsyncWriter(group=Group(0, 2)).save({str(tmp_path / "point")!r}, {{"a": piece}}, token=new_token())
+"""
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "rank 1 of 2 did not write a part before the program ended" in ended.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_writers_of_a_group_meet_whoever_comes_first(tmp_path):
     token, state = new_token(), whole_state()
     writers = [AsyncWriter(group=Group(rank, 3)) for rank in range(3)]
@@ -432,6 +449,7 @@ def test_a_group_keeps_the_best_models_that_the_first_process_chose(tmp_path):
         if kept[0].wants(name, loss, 0):
             for rank in (1, 0):
                 kept[rank].save(name, part_of(state, rank, 2), {}, value=loss, wait=True, token=token)
+    assert kept[1].discard(after_update=-1) == []
     assert [model.name for model in kept[1].models()] == ["b"]
 
 

@@ -6,6 +6,7 @@ torchrun: its environment variables are set, and the store is kept by the proces
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import select
@@ -19,6 +20,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from loopwright.runtime.group import current_group
 
 LIMIT = 60.0
 
@@ -50,7 +53,7 @@ def run_ranks(fn: Callable[..., Any], world: int, *args: Any, limit: float = LIM
 
 
 def start_ranks(fn: Callable[..., Any], world: int, *args: Any, limit: float = LIMIT) -> list[Ended]:
-    """Like `run_ranks`, for ranks that are expected to fail: how each ended. Whoever is stuck is killed and reported."""
+    """Like `run_ranks`, for ranks that may fail: how each ended. Whoever is stuck is killed and reported."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ranks = [_fork(fn, rank, world, store.port, args) for rank in range(world)]
     try:
@@ -140,12 +143,9 @@ def _run(fn: Callable[..., Any], rank: int, args: tuple[Any, ...], answers: int)
 
 def _part() -> None:
     """Leave together: whoever is done first would close connections that others still use."""
-    import gc
-
-    from loopwright.runtime import group
-
-    if group._current is not None:
-        group._current.close()
+    group = current_group()
+    if group is not None:
+        group.close()
     if dist.is_initialized():
         gc.collect()
         dist.destroy_process_group()

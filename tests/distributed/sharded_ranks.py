@@ -1,18 +1,15 @@
-"""Forked gloo ranks, and a small model spread over them, for the tests of checkpoints that several processes write."""
+"""What ranks do in the tests of checkpoints that several processes write."""
 
 from __future__ import annotations
 
-import multiprocessing
+import os
 import resource
 import signal
-import tempfile
-import traceback
-from collections.abc import Callable
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # optimizers import it; once here is quicker than once in every rank
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -26,73 +23,15 @@ from loopwright.checkpoint import (
     Group,
     Piece,
     load_stored,
+    new_token,
     place_like,
     read_checkpoint,
     restore_into,
     snapshot,
-    write_checkpoint,
 )
 from loopwright.checkpoint.layout import Box
 
-forks = multiprocessing.get_context("fork")
-
-LAYOUTS = {"1": 1, "2": 2, "3": 3, "4": 4, "replicate x shard": 4, "shard x tensor": 4}
-
-
-class Ranks:
-    """Processes that run one function, each with its rank, the number of them and a pipe to the test."""
-
-    def __init__(self, world: int, function: Callable[..., Any], *args: object) -> None:
-        self.pipes, self.processes = [], []
-        for rank in range(world):
-            ours, theirs = forks.Pipe()
-            process = forks.Process(target=_run, args=(function, rank, world, theirs, *args), daemon=True)
-            process.start()
-            theirs.close()
-            self.pipes.append(ours)
-            self.processes.append(process)
-
-    def receive(self, rank: int) -> Any:
-        kind, value = self.pipes[rank].recv()
-        assert kind == "said", value
-        return value
-
-    def kill(self, rank: int) -> None:
-        self.processes[rank].kill()
-        self.processes[rank].join()
-
-    def finish(self) -> list[Any]:
-        """What the functions return, after all of them did; a failure of one is the test's."""
-        results = []
-        for pipe, process in zip(self.pipes, self.processes, strict=True):
-            kind, value = pipe.recv()
-            assert kind == "returned", value
-            results.append(value)
-            process.join()
-        return results
-
-
-def run_ranks(world: int, function: Callable[..., Any], *args: object) -> list[Any]:
-    """Run a function on gloo ranks of one group; what each returned."""
-    with tempfile.TemporaryDirectory() as directory:
-        return Ranks(world, in_group, f"file://{directory}/meeting", function, *args).finish()
-
-
-def _run(function: Callable[..., Any], rank: int, world: int, pipe: Connection, *args: object) -> None:
-    torch.set_num_threads(1)
-    try:
-        pipe.send(("returned", function(rank, world, pipe, *args)))
-    except BaseException:
-        pipe.send(("failed", traceback.format_exc()))
-
-
-def in_group(rank: int, world: int, pipe: Connection, address: str, function: Callable[..., Any], *args: object) -> Any:
-    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=world)
-    try:
-        return function(rank, world, *args)
-    finally:
-        dist.barrier()
-        dist.destroy_process_group()
+LAYOUTS = {1: ["1"], 2: ["2"], 3: ["3"], 4: ["4", "replicate x shard", "shard x tensor"]}  # by number of ranks
 
 
 class Net(nn.Module):
@@ -101,8 +40,8 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(5, 3)
-        self.first = nn.Linear(3, 7)
-        self.second = nn.Linear(7, 3)
+        self.first = nn.Linear(3, 6)
+        self.second = nn.Linear(6, 3)
         self.norm = nn.BatchNorm1d(3)
         self.scale = nn.Parameter(torch.ones(1))
         self.head = nn.Linear(3, 5, bias=False)
@@ -118,7 +57,7 @@ def mesh_of(layout: str) -> DeviceMesh:
         return init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     if layout == "shard x tensor":
         return init_device_mesh("cpu", (2, 2), mesh_dim_names=("shard", "tensor"))
-    return init_device_mesh("cpu", (LAYOUTS[layout],), mesh_dim_names=("shard",))
+    return init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("shard",))
 
 
 def build(layout: str, mesh: DeviceMesh, seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -146,9 +85,11 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer, mesh: DeviceMes
         "optimizers": {"default": optimizer.state_dict()},
         "others": {
             "columns": distribute_tensor(torch.randn(2, 5, generator=generator), mesh, [Shard(1), *cut[1:]]),
-            "grid": distribute_tensor(torch.randn(5, 3, generator=generator), mesh, [Shard(i) for i in range(mesh.ndim)]),
+            "grid": distribute_tensor(
+                torch.randn(5, 3, generator=generator), mesh, [Shard(i) for i in range(mesh.ndim)]
+            ),
             "complex": distribute_tensor(torch.randn(3, generator=generator, dtype=torch.complex128), mesh, cut),
-            "bits": distribute_tensor(torch.arange(9).to(torch.uint32), mesh, cut),
+            "half": distribute_tensor(torch.randn(9, generator=generator).half(), mesh, cut),
             "scalar": distribute_tensor(torch.tensor(2.5), mesh, copies),
             "empty": distribute_tensor(torch.empty(0, 3), mesh, cut),
         },
@@ -159,19 +100,27 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer, mesh: DeviceMes
 def gathered(tree: Any) -> Any:
     """The tree with whole tensors: what torch says they are."""
     if isinstance(tree, DTensor):
-        return tree.full_tensor()
+        return tree.full_tensor().clone()
+    if isinstance(tree, Tensor):
+        return tree.clone()
     if isinstance(tree, dict):
         return {key: gathered(value) for key, value in tree.items()}
     return [gathered(value) for value in tree] if isinstance(tree, list) else tree
 
 
-def save_trained(rank: int, world: int, layout: str, directory: Path) -> str:
-    """Train one update and save it; the checkpoint's own rank 0 also leaves the whole state beside it."""
+def save_all(rank: int, layouts: list[str], root: Path) -> None:
+    dist.init_process_group("gloo")
+    for layout in layouts:
+        save_trained(rank, layout, root / layout)
+
+
+def save_trained(rank: int, layout: str, directory: Path) -> None:
+    """Train one update and save it; rank 0 also leaves the whole state beside the checkpoint."""
     mesh = mesh_of(layout)
     model, optimizer = build(layout, mesh)
     train(model, optimizer)
     state = state_of(model, optimizer, mesh)
-    store = CheckpointStore(directory, writer=AsyncWriter(group=Group(rank, world)))
+    store = CheckpointStore(directory, writer=AsyncWriter(group=Group(rank, dist.get_world_size())))
     store.writer.prepare(state)
     token = agreed_token(rank)
     expected = gathered(state)
@@ -180,18 +129,20 @@ def save_trained(rank: int, world: int, layout: str, directory: Path) -> str:
     store.wait()
     if rank == 0:
         torch.save(expected, directory / "expected.pt")
-    return token
 
 
 def agreed_token(rank: int) -> str:
-    from loopwright.checkpoint import new_token
-
     tokens = [new_token() if rank == 0 else None]
     dist.broadcast_object_list(tokens)
     return tokens[0]
 
 
-def restore_trained(rank: int, world: int, layout: str, sources: list[Path]) -> list[str]:
+def restore_all(rank: int, layouts: list[str], sources: list[Path]) -> list[str]:
+    dist.init_process_group("gloo")
+    return [f"{layout}: {problem}" for layout in layouts for problem in restore_trained(rank, layout, sources)]
+
+
+def restore_trained(rank: int, layout: str, sources: list[Path]) -> list[str]:
     """Restore checkpoints into a model and an optimizer spread in this way; what is then not as it was saved."""
     mesh = mesh_of(layout)
     problems = []
@@ -231,8 +182,9 @@ def compare(own: Any, other: Any, path: str) -> list[str]:
     return [] if own == other else [path]
 
 
-def rewind(rank: int, world: int, layout: str) -> list[str]:
+def rewind(rank: int, layout: str) -> list[str]:
     """Take a snapshot, train on, go back to it; what is then not as it was."""
+    dist.init_process_group("gloo")
     mesh = mesh_of(layout)
     model, optimizer = build(layout, mesh)
     train(model, optimizer)
@@ -250,48 +202,68 @@ def part(rank: int, world: int, update: int, size: int = 10_000) -> dict[str, An
     return {"update": update, "weight": Piece(row, Box((rank, 0), (1, size)), (world, size), True)}
 
 
-def write_until_killed(rank: int, world: int, pipe: Connection, directory: Path, token: str, absent: int) -> None:
-    """Save once together, then again without one of the ranks; tells when its own part is there."""
-    for update in (1, 2):
-        if update == 2 and rank == absent:
-            return
-        store = CheckpointStore(directory, writer=AsyncWriter(group=Group(rank, world)))
-        store.save(f"update-{update}", part(rank, world, update), {"update": update}, token=token)
-        if update == 1 or rank != 0:
-            store.wait()
-    pipe.send(("said", "written"))
-    signal.pause()
+def store_of(rank: int, world: int, directory: Path, patience: float = 600.0) -> CheckpointStore:
+    return CheckpointStore(directory / "points", writer=AsyncWriter(group=Group(rank, world, patience)))
 
 
-def write_and_die(rank: int, world: int, pipe: Connection, directory: Path, token: str, dying: int) -> str:
-    """Save together with a rank that the system ends in the middle of its file; the error that this rank gets."""
-    if rank == dying:
-        end_at_file_size(20_000)
-    group = Group(rank, world, patience=0.0 if rank == 0 else 600.0)
+def save_part(store: CheckpointStore, update: int, token: str) -> str:
+    """Save together; the error that this rank gets, empty where there is none."""
+    group = store.writer.group
+    state = part(group.rank, group.world, update)
+    try:
+        store.save(f"update-{update}", state, {"update": update}, wait=True, token=token)
+    except Exception as error:
+        return str(error)
+    return ""
+
+
+def told(path: Path, text: str | None = None) -> str:
+    """Say something to the other ranks, or wait for what one of them says."""
+    if text is not None:
+        unfinished = path.with_suffix(".tmp")
+        unfinished.write_text(text)
+        unfinished.rename(path)
+    while not path.exists():
+        os.sched_yield()
+    return path.read_text()
+
+
+def die_together(rank: int, directory: Path) -> list[str]:
+    """Save once; then rank 2 is killed before its part, and rank 0 while it waits; rank 1 cleans in between."""
+    token = told(directory / "token", new_token() if rank == 0 else None)
+    assert save_part(store_of(rank, 3, directory), 1, token) == ""
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
     if rank == 0:
-        pipe.recv()  # the others are done, or gone
-    try:
-        write_checkpoint(directory / "update-2", part(rank, world, 2), {"update": 2}, group=group, token=token)
-    except Exception as error:
-        return str(error)
-    return ""
+        store = store_of(rank, 3, directory)
+        store.save("update-2", part(rank, 3, 2), {"update": 2}, token=token)
+        told(directory / "cleaned")
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert save_part(store_of(rank, 3, directory), 2, token) == ""
+    told(directory / "points" / f".update-2.group-{token}-1" / "shard-0.json")
+    cleaned = CheckpointStore(directory / "points").clean()
+    told(directory / "cleaned", "yes")
+    return cleaned
 
 
-def write_to_full_disk(rank: int, world: int, pipe: Connection, directory: Path, token: str, failing: int) -> str:
-    """Save together with a rank that may not write so much; the error that this rank gets."""
-    if rank == failing:
+def die_while_writing(rank: int, directory: Path) -> str:
+    """Save twice together; the second time the system ends rank 1 in the middle of its file."""
+    token = told(directory / "token", new_token() if rank == 0 else None)
+    assert save_part(store_of(rank, 2, directory), 1, token) == ""
+    if rank == 1:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-    store = CheckpointStore(directory, writer=AsyncWriter(group=Group(rank, world)))
-    store.save("update-2", part(rank, world, 2), {"update": 2}, token=token)
-    try:
-        store.wait()
-    except Exception as error:
-        return str(error)
-    return ""
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    return save_part(store_of(rank, 2, directory, patience=0.5), 2, token)
 
 
-def end_at_file_size(size: int) -> None:
-    """Have the kernel end this process the moment one of its files grows above a size."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+def fail_while_writing(rank: int, directory: Path) -> tuple[str, str]:
+    """Save together with a rank that may not write so much, then again when it may; the errors that this rank gets."""
+    token = told(directory / "token", new_token() if rank == 0 else None)
+    store = store_of(rank, 2, directory)
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    if rank == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+    first = save_part(store, 1, token)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    return first, save_part(store, 1, token)

@@ -42,11 +42,13 @@ class Checkpoints(Callback):
 
     def on_train_start(self, trainer: Trainer) -> None:
         from ..checkpoint import AsyncWriter, CheckpointStore
+        from ..checkpoint.capture import group_of
 
         if trainer.run is None:
             raise ConfigurationError("Checkpoints needs a place to write to: pass `run_dir=` to the trainer.")
         if self._store is None:
-            self._store = CheckpointStore(trainer.run.checkpoints, self.policy.keep, writer=AsyncWriter(self.on_error))
+            writer = AsyncWriter(self.on_error, group=group_of(trainer))
+            self._store = CheckpointStore(trainer.run.checkpoints, self.policy.keep, writer=writer)
         self._saved_at = trainer.progress.seconds
 
     def on_update_end(self, trainer: Trainer) -> None:
@@ -89,11 +91,12 @@ class Checkpoints(Callback):
     def save(self, trainer: Trainer, *, wait: bool = False) -> None:
         """Write a resume point now."""
         from ..checkpoint import update_name
-        from ..checkpoint.capture import capture, meta_of
+        from ..checkpoint.capture import capture, meta_of, token_of
 
         assert self._store is not None
         wait = wait or not self.asynchronous
-        self._store.save(update_name(trainer.progress.update), capture(trainer), meta_of(trainer), wait=wait)
+        name, token = update_name(trainer.progress.update), token_of(trainer)
+        self._store.save(name, capture(trainer), meta_of(trainer), wait=wait, token=token)
         self._saved_at = trainer.progress.seconds
 
 
@@ -127,15 +130,17 @@ class BestModel(Callback):
         return {self.policy.metric} if self.required else set()
 
     def on_train_start(self, trainer: Trainer) -> None:
-        from ..checkpoint import KeptModels
+        from ..checkpoint import AsyncWriter, KeptModels
+        from ..checkpoint.capture import group_of
 
         if trainer.run is not None and self._kept is None:
-            self._kept = KeptModels(trainer.run.kept, self.policy)
-            self._kept.discard(after_update=trainer.progress.update)
+            self._kept = KeptModels(trainer.run.kept, self.policy, writer=AsyncWriter(group=group_of(trainer)))
+            if trainer.runtime.is_main:
+                self._kept.discard(after_update=trainer.progress.update)
 
     def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
-        from ..checkpoint import snapshot, update_name
-        from ..checkpoint.capture import capture_models, meta_of
+        from ..checkpoint import snapshot
+        from ..checkpoint.capture import capture_models
 
         if not self.required and self.policy.metric not in metrics:
             return
@@ -144,21 +149,35 @@ class BestModel(Callback):
         if is_best:
             self.best = value
         if self._kept is not None:
-            tree = {"models": capture_models(trainer)}
-            meta = meta_of(trainer) | {"metrics": dict(metrics)}
-            self._kept.offer(update_name(trainer.progress.update), tree, meta, value=value)
+            self._offer(trainer, metrics, value)
         elif is_best:
             self._weights = snapshot(capture_models(trainer))
 
+    def _offer(self, trainer: Trainer, metrics: Mapping[str, float], value: float) -> None:
+        """Save the model if it is one of the best; with several processes the first says so, and all save."""
+        from ..checkpoint import update_name
+        from ..checkpoint.capture import capture_models, meta_of, token_of
+
+        assert self._kept is not None
+        name = update_name(trainer.progress.update)
+        wants = trainer.runtime.is_main and self._kept.wants(name, value, trainer.progress.update)
+        if trainer.runtime.broadcast_object(wants):
+            tree = {"models": capture_models(trainer)}
+            meta = meta_of(trainer) | {"metrics": dict(metrics)}
+            self._kept.save(name, tree, meta, value=value, token=token_of(trainer))
+
     def on_train_end(self, trainer: Trainer) -> None:
+        from ..checkpoint.capture import load_model
+
         weights = self._weights
         if self._kept is not None:
             self._kept.writer.wait()
+            trainer.runtime.barrier("keeping the best model")
             found = self._kept.best() if self.restore else None
             weights = found.tree["models"] if found is not None else None
         if self.restore and weights is not None:
             for name, model in trainer.models.items():
-                model.load_state_dict(weights[name])
+                load_model(model, weights[name])
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best, "weights": self._weights}

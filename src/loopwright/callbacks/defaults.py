@@ -19,9 +19,12 @@ def with_defaults(trainer: Trainer) -> list[Callback]:
 
     Checkpoints come late, to see what all others did, and after them the guard, which may undo all of it.
     """
-    defaults: list[Callback] = [NonFiniteGuard(), ProgressDisplay(trainer.progress_style)]
+    defaults: list[Callback] = [NonFiniteGuard()]
+    if trainer.runtime.is_main:
+        defaults.append(ProgressDisplay(trainer.progress_style))
     if trainer.run_dir is not None:
-        defaults.append(RunRecorder())
+        if trainer.runtime.is_main:
+            defaults.append(RunRecorder())
         if trainer.eval_stream is not None:
             defaults.append(BestModel(required=False))
         defaults.append(Checkpoints())

@@ -183,8 +183,8 @@ class Average:
         own = dict(self.model.named_buffers())
         targets = [*self._params, *(own[name] for name in self.buffers)]
         kept = [(target, target.detach().clone()) for target in targets]
-        if targets:
-            torch._foreach_copy_(targets, [*self._averages, *self.buffers.values()])
+        for target, value in zip(targets, [*self._averages, *self.buffers.values()], strict=True):
+            target.copy_(value)  # one by one: sharded parameters know no other way
         return kept
 
     def state_dict(self) -> dict[str, Any]:
@@ -198,13 +198,15 @@ class Average:
 
     @torch.no_grad()
     def load_state_dict(self, saved: Mapping[str, Tensor], name: str) -> None:
+        from ..checkpoint import restore_into
+
         averages = self._by_param()
         buffers = dict(self.model.named_buffers())
         for key, value in self.model.state_dict(keep_vars=True).items():
             if key not in saved:
                 raise CheckpointError(f"The averages of {name!r} have no {key}: they belong to another model.")
             if id(value) in averages:
-                averages[id(value)].copy_(saved[key])
+                restore_into(averages[id(value)], saved[key])
             elif key in buffers:
                 self.buffers[key] = saved[key].to(value.device)
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..data.seeding import rng_state, set_rng_state
+from ..data.order import derive_seed
+from ..data.seeding import preserved_rng, rng_state, seed_everything, set_rng_state
 from ..errors import CheckpointError
 from ..resuming import Mark
+from .atomic import new_token
 from .files import read_checkpoint, write_checkpoint
 from .metric_state import load_metric_states, metric_states
+from .pieces import Group, is_dtensor
+from .placing import load_stored, place_like
+from .stored import StoredTensor
 from .tree import Tree
 from .weights import save_weights
 
@@ -44,7 +50,7 @@ def capture(trainer: Trainer) -> dict[str, Tree]:
         "data": data,
         "stop_reason": trainer.stop_reason,
         "num_pieces": trainer.num_pieces,
-        "rng": rng_state(),
+        "rng": trainer.runtime.gather_objects(rng_state()),
     }
 
 
@@ -77,7 +83,10 @@ def restore(trainer: Trainer, tree: Mapping[str, Any], source: str) -> None:
             "callbacks as the run that wrote it, or start a new run (resume=False)."
         )
     for name, model in trainer.models.items():
-        model.load_state_dict(tree["models"][name])
+        load_model(model, tree["models"][name])
+    tree = load_stored({part: value for part, value in tree.items() if part not in ("models", "optimizers")}) | {
+        "optimizers": tree["optimizers"]
+    }
     for name, optimizer in trainer.optimizers.items():
         load_optimizer(optimizer, tree["optimizers"][name])
     for name, schedule in trainer.schedules.items():
@@ -91,17 +100,42 @@ def restore(trainer: Trainer, tree: Mapping[str, Any], source: str) -> None:
     trainer.stop_reason = tree["stop_reason"]
     trainer.num_pieces = max(trainer.num_pieces, tree.get("num_pieces", 1))  # what did not fit will not fit
     trainer.optimization.load_state_dict(tree["lanes"])
-    trainer.mark = Mark(tree["data"], tree["rng"], tree["lanes"])
-    set_rng_state(tree["rng"])
+    rng = own_rng(tree["rng"], trainer)
+    trainer.mark = Mark(tree["data"], rng, tree["lanes"])
+    set_rng_state(rng)
+
+
+def own_rng(states: Sequence[dict[str, Any]], trainer: Trainer) -> dict[str, Any]:
+    """The generators of this process; one that was not there before gets its own, from the first one's and its rank."""
+    rank = trainer.runtime.rank
+    if rank < len(states):
+        return states[rank]
+    with preserved_rng():
+        set_rng_state(states[0])
+        seed_everything(derive_seed(int(torch.randint(1 << 62, ()).item()), rank))
+        return rng_state()
+
+
+def group_of(trainer: Trainer) -> Group:
+    """This process as one of those that write a checkpoint together."""
+    return Group(trainer.runtime.rank, trainer.runtime.world)
+
+
+def token_of(trainer: Trainer) -> str:
+    """What the processes of a group call the place where they write the next checkpoint."""
+    if trainer.runtime.world == 1:
+        return ""
+    return str(trainer.runtime.broadcast_object(new_token()))
 
 
 def save_trainer(trainer: Trainer, path: str | Path) -> None:
-    write_checkpoint(path, capture(trainer), meta_of(trainer))
+    write_checkpoint(path, capture(trainer), meta_of(trainer), group=group_of(trainer), token=token_of(trainer))
+    trainer.runtime.barrier("save")
 
 
 def load_trainer(trainer: Trainer, path: str | Path) -> None:
     """Load for use: evaluation, or a new `train` call that counts its limits from here."""
-    restore(trainer, read_checkpoint(path).tree, str(path))
+    restore(trainer, read_checkpoint(path, lazy=trainer.runtime.world > 1).tree, str(path))
     trainer.num_calls = trainer.progress.call
 
 
@@ -112,7 +146,26 @@ def export_weights(trainer: Trainer, path: str | Path) -> None:
         weights = next(iter(models.values())).state_dict()
     else:
         weights = {f"{name}.{key}": value for name, m in models.items() for key, value in m.state_dict().items()}
-    save_weights(path, weights)
+    if trainer.runtime.world > 1:
+        weights = {key: whole(value) for key, value in weights.items()}
+    if trainer.runtime.is_main:
+        save_weights(path, weights)
+    trainer.runtime.barrier("export")
+
+
+def whole(value: Any) -> Any:
+    """All of a tensor that is spread over processes, each of which has to ask."""
+    return value.full_tensor() if isinstance(value, Tensor) and is_dtensor(value) else value
+
+
+def load_model(model: nn.Module, saved: Mapping[str, Any]) -> None:
+    """Load weights into a model, of which this process may hold a part only."""
+    own = model.state_dict()
+    if any(isinstance(v, StoredTensor) for v in saved.values()) or any(map(is_dtensor, own.values())):
+        placed = {k: place_like(v, own[k]) if isinstance(own[k], Tensor) else v for k, v in saved.items()}
+        model.load_state_dict(placed)
+    else:
+        model.load_state_dict(saved)
 
 
 def _named_callbacks(trainer: Trainer) -> dict[str, Callback]:
@@ -155,7 +208,7 @@ def compare_model(model: nn.Module, saved: Mapping[str, Any]) -> list[str]:
     problems += [f"{key} is in the checkpoint only" for key in saved if key not in own]
     for key, value in own.items():
         other = saved.get(key)
-        if isinstance(value, Tensor) and isinstance(other, Tensor) and value.shape != other.shape:
+        if isinstance(value, Tensor) and isinstance(other, Tensor | StoredTensor) and value.shape != other.shape:
             problems.append(f"{key} has shape {tuple(value.shape)}, the checkpoint's {tuple(other.shape)}")
     return problems
 
@@ -168,10 +221,25 @@ def compare_groups(optimizer: Optimizer, saved: Mapping[str, Any]) -> list[str]:
 
 def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
     """Load the state; torch casts it to the parameters' type, which is undone where the optimizer keeps another."""
-    optimizer.load_state_dict(state)
     params = [p for group in optimizer.param_groups for p in group["params"]]
+    state = _placed(state, params)
+    optimizer.load_state_dict(state)
     for index, saved in state["state"].items():
         own = optimizer.state[params[index]]
         for key, value in saved.items():
             if isinstance(value, Tensor) and isinstance(own.get(key), Tensor) and own[key].dtype != value.dtype:
                 own[key] = value.to(own[key].device)
+
+
+def _placed(state: dict[str, Any], params: Sequence[Tensor]) -> dict[str, Any]:
+    """The state with its tensors spread over processes as the parameters are that they belong to."""
+    placed = {}
+    for index, saved in state["state"].items():
+        param = params[index]
+        placed[index] = {
+            key: place_like(value, param)
+            if isinstance(value, StoredTensor) or (isinstance(value, Tensor) and is_dtensor(param))
+            else value
+            for key, value in saved.items()
+        }
+    return {**state, "state": placed}

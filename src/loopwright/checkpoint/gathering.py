@@ -117,31 +117,44 @@ def gather_parts(
 
 def _wait_for_parts(staging: Path, group: Group, stop: threading.Event) -> list[_Part]:
     parts: dict[int, _Part] = {}
-    deadline, pause = time.monotonic() + group.patience, SHORTEST_PAUSE
-    is_leaving = False
+    waiting = _Waiting(group.patience, stop)
     while True:
-        for rank in set(range(group.world)) - set(parts):
+        missing = [rank for rank in range(group.world) if rank not in parts]
+        for rank in missing:
             if (path := staging / _record_name(rank)).exists():
                 parts[rank] = _read_record(path, rank)
                 _check_size(staging, parts[rank])
-        missing = sorted(set(range(group.world)) - set(parts))
+        missing = [rank for rank in missing if rank not in parts]
         if not missing:
             return [parts[rank] for rank in range(group.world)]
-        if stop.wait(pause) or time.monotonic() > deadline:
-            raise CheckpointError(_incomplete(missing, group, is_stopped=stop.is_set()))
-        if not is_leaving and not threading.main_thread().is_alive():
-            # The program is over: others that are still there are as well, and have no more to write than this one.
-            is_leaving, deadline = True, min(deadline, time.monotonic() + LEAVING_SECONDS)
-        pause = min(2 * pause, LONGEST_PAUSE)
+        if end := waiting.pause():
+            ranks = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
+            raise CheckpointError(
+                f"The checkpoint is not complete: {ranks} of {group.world} did not write a part {end}. "
+                "See to what became of that process; what was saved before is untouched."
+            )
 
 
-def _incomplete(missing: list[int], group: Group, *, is_stopped: bool) -> str:
-    ranks = ("rank " if len(missing) == 1 else "ranks ") + ", ".join(map(str, missing))
-    when = "before it was given up" if is_stopped else f"in {group.patience:g} s"
-    return (
-        f"The checkpoint is not complete: {ranks} of {group.world} did not write a part {when}. "
-        "See to what became of that process; what was saved before is untouched."
-    )
+class _Waiting:
+    """Short pauses, up to the time that there is."""
+
+    def __init__(self, patience: float, stop: threading.Event) -> None:
+        self.stop = stop
+        self.deadline = time.monotonic() + patience
+        self.end = f"in {patience:g} s"
+        self.seconds = SHORTEST_PAUSE
+        self.is_leaving = False
+
+    def pause(self) -> str | None:
+        """Wait a little; why there is no more time, where there is none."""
+        if self.stop.wait(self.seconds):
+            return "before it was given up"
+        self.seconds = min(2 * self.seconds, LONGEST_PAUSE)
+        if not self.is_leaving and not threading.main_thread().is_alive():
+            # The program is over. The others' is too, and they had no more to write than this process.
+            self.is_leaving, self.end = True, "before the program ended"
+            self.deadline = min(self.deadline, time.monotonic() + LEAVING_SECONDS)
+        return self.end if time.monotonic() > self.deadline else None
 
 
 def _check_size(staging: Path, part: _Part) -> None:

@@ -102,6 +102,8 @@ class KeptModels:
 
     def discard(self, *, after_update: int) -> list[str]:
         """Remove the models of a future that is not taken: those after this update."""
+        if not self.writer.group.is_main:
+            return []
         doomed = [model for model in self.models() if model.update > after_update]
         for model in doomed:
             remove_directory(model.path)

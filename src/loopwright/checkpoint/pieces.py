@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeGuard
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from loopwright.checkpoint.tree import refusal
 from loopwright.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
 PATIENCE_SECONDS = 600.0
@@ -84,8 +86,23 @@ def piece_of(tensor: DTensor, path: str = "") -> Piece:
     if coordinate is None:  # a mesh that this process is no part of
         shape = tuple(tensor.shape)
         return Piece(local, Box((0,) * len(shape), (0,) * len(shape)), shape, is_primary=False)
-    copies = (at for at, placement in zip(coordinate, placements, strict=True) if placement.is_replicate())
-    return Piece(local, box_of(tensor), tuple(tensor.shape), is_primary=not any(copies))
+    is_copy = any(at and placement.is_replicate() for at, placement in zip(coordinate, placements, strict=True))
+    return Piece(local, box_of(tensor), tuple(tensor.shape), is_primary=not is_copy and _is_first(mesh))
+
+
+_first: WeakKeyDictionary[DeviceMesh, bool] = WeakKeyDictionary()
+
+
+def _is_first(mesh: DeviceMesh) -> bool:
+    """Whether this is the first of the alike parts of a larger mesh.
+
+    What is spread over one dimension of two is there once for every place along the other: with tensor parallelism,
+    the layers that are not part of it.
+    """
+    if (is_first := _first.get(mesh)) is None:
+        root = mesh._get_root_mesh()
+        is_first = _first[mesh] = root is mesh or int(root.mesh.flatten()[0]) in mesh.mesh.flatten().tolist()
+    return is_first
 
 
 _boxes: dict[tuple[Any, ...], Box] = {}  # finding one out takes torch 0.1 ms, and a model has thousands

@@ -162,6 +162,17 @@ class DistributedRuntime(Runtime):
         for module in self._sharded:
             module.set_requires_gradient_sync(is_last)
 
+    def settle(self) -> None:
+        """A forward pass leaves whole parameters behind; without a backward pass nobody else cuts them again."""
+        if not self._sharded:
+            return
+        from torch.distributed.fsdp import FSDPModule
+
+        for module in self._sharded:
+            for part in module.modules():
+                if isinstance(part, FSDPModule):
+                    part.reshard()
+
     def sync_gradients(self, params: Iterable[nn.Parameter]) -> None:
         """Average the gradients that the model's own sharding does not."""
         if self.mesh.shard == 1 and self.mesh.data_size > 1:

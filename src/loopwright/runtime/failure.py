@@ -65,7 +65,7 @@ class Failure:
 
 
 def describe(error: BaseException) -> str:
-    return "".join(traceback.format_exception_only(error)).strip().removeprefix("loopwright.errors.")
+    return f"{type(error).__name__}: {error}"
 
 
 class Ledger:
@@ -96,13 +96,14 @@ class Ledger:
     def has_finished(self, rank: int) -> bool:
         return self._store.check([f"finished{rank}"])
 
-    def beat(self, count: int) -> None:
-        self._store.set(f"beat{self._rank}", str(count))
+    def beat(self, sign: str) -> None:
+        """A sign of life: a text that differs from the last one."""
+        self._store.set(f"beat{self._rank}", sign)
 
-    def last_beat(self, rank: int) -> int:
-        """How often a process gave a sign of life; -1 where it never did."""
+    def last_beat(self, rank: int) -> str:
+        """The last sign of life of a process; empty where it never gave one."""
         key = f"beat{rank}"
-        return int(self._store.get(key)) if self._store.check([key]) else -1
+        return self._store.get(key).decode() if self._store.check([key]) else ""
 
 
 def _parse(text: bytes) -> Failure:
@@ -202,6 +203,6 @@ def _marked(error: BaseException | None) -> bool | None:
 
 def follow(first: Failure, group: Group, own: Failure | None = None) -> None:
     """Say that this process leaves because of another, and what it would have said itself if that is different."""
-    also = f" (its own error: {own.error})" if own is not None and own.error != first.error else ""
-    tell(first.line(group.rank) + also)
+    differs = own is not None and own.error != first.error and not own.error.startswith(CommunicationError.__name__)
+    tell(first.line(group.rank) + (f" (its own error: {own.error})" if own is not None and differs else ""))
     write_follower_file(first, group, own)

@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 TIMEOUT = 600.0
 _TEARDOWN_SECONDS, _FAILED_SECONDS = 30.0, 3.0
+_STORE_SECONDS = 10.0
 
 _current: Group | None = None
 
@@ -64,9 +65,10 @@ class Group:
         """
         global _current
         device = torch.device(device)
-        if _current is not None and not _current.is_closed and dist.is_initialized():
+        current = current_group()
+        if current is not None and dist.is_initialized():
             _check_backend(device)
-            return _current
+            return current
         launch = launch or Launch.from_environment()
         is_owner = not dist.is_initialized()
         if is_owner:
@@ -158,7 +160,8 @@ class Group:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         return CommunicationError(
             f"Rank {self.rank} of {self.world}, at {place}: {what}.{more} Look for the first error in the "
-            f"output of the other ranks. If they were only slow, raise `timeout` ({self.timeout:g} s). (torch: {first_line})"
+            f"output of the other ranks. If they were only slow, raise `timeout` ({self.timeout:g} s). "
+            f"(torch: {first_line})"
         )
 
     def on_close(self, release: Callable[[], None]) -> None:
@@ -177,6 +180,11 @@ class Group:
         if self._is_owner and dist.is_initialized():
             with _no_hang(has_failed=self.has_failed):
                 dist.destroy_process_group()
+
+
+def current_group() -> Group | None:
+    """The group this process is in, if any."""
+    return None if _current is None or _current.is_closed else _current
 
 
 def _initialize(device: torch.device, timeout: float, launch: Launch | None) -> None:
@@ -220,7 +228,11 @@ def _own_store() -> Store:
     store = shared
     while isinstance(store, PrefixStore):
         store = store.underlying_store
-    return PrefixStore("loopwright", shared.clone() if isinstance(store, TCPStore) else shared)
+    if not isinstance(store, TCPStore):
+        return PrefixStore("loopwright", shared)
+    own = shared.clone()
+    own.set_timeout(timedelta(seconds=_STORE_SECONDS))
+    return PrefixStore("loopwright", own)
 
 
 @contextmanager

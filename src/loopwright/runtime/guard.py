@@ -13,12 +13,24 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
 
 from ..errors import Interrupted
-from .failure import Failure, Ledger, PeerFailure, follow, is_communication, linger, mark, write_error_file
+from .failure import (
+    CommunicationError,
+    Failure,
+    Ledger,
+    PeerFailure,
+    follow,
+    is_communication,
+    linger,
+    mark,
+    tell,
+    write_error_file,
+)
 
 if TYPE_CHECKING:
     from .group import Group
@@ -64,9 +76,7 @@ def guarded(group: Group | None) -> Iterator[Guard]:
         raised = watch.leave(error)
         if raised is error:
             raise
-        if isinstance(raised, PeerFailure):
-            raise raised from None
-        raise raised from error
+        raise raised from (None if isinstance(raised, PeerFailure) else error)
     else:
         watch.finish()
     finally:
@@ -90,7 +100,7 @@ class Watch:
         self._has_left = False  # the main thread is on its way out by itself
         self._stopping = threading.Event()
         self._heard = time.monotonic()
-        self._silence: dict[int, tuple[int, float]] = {}  # rank: its last beat, and since when it is the last
+        self._signs: dict[int, tuple[str, float]] = {}  # rank: its last sign of life, and since when it is the last
         self._terminated = False
         self._others = [peer for peer in group.peers if peer.rank != group.rank]
         self._threads = [
@@ -112,7 +122,8 @@ class Watch:
     def finish(self) -> None:
         """The end in good order: whoever leaves now is not missed."""
         with suppress(RuntimeError):  # the store may have left with rank 0
-            self._ledger.finish()
+            if self._is_heard:
+                self._ledger.finish()
 
     def stop(self) -> None:
         self._has_left = True
@@ -150,31 +161,47 @@ class Watch:
         mark(error, is_first=first == own)
         if first == own:
             write_error_file(own)
-            linger(self._ledger, self._group, PATIENCE)
+            if self._is_heard:
+                linger(self._ledger, self._group, PATIENCE)
             return error
         self._follow(first, own)
         return PeerFailure(1) if is_communication(error) else error
 
     def _record(self, own: Failure) -> Failure:
-        if time.monotonic() - self._heard > PATIENCE:  # the store does not answer, and would hold us up
-            return own
         try:
-            return self._ledger.record(own)
+            return self._ledger.record(own) if self._is_heard else own
         except RuntimeError:
             return own
 
+    @property
+    def _is_heard(self) -> bool:
+        """Whether the store answers; one that does not would hold us up."""
+        return time.monotonic() - self._heard < PATIENCE
+
+    @property
+    def _where(self) -> str:
+        return self.place or f"update {self._beats + 1}"
+
     def _explained(self, error: BaseException) -> BaseException:
         silent = self._silent(2.0)
+        elsewhere = [f"rank {rank} at {where}" for rank, where in self._places().items() if where != self._where]
         more = f" No sign of life from {silent}." if silent else ""
-        return self._group.explain(error, self.place or f"update {self._beats + 1}", more)
+        more += f" Last heard of: {', '.join(elsewhere)}." if elsewhere else ""
+        explained = self._group.explain(error, self._where, more)
+        explained.__cause__ = error
+        return explained
 
     def _silent(self, seconds: float) -> str:
         """Who gave no sign of life for so long, in words; empty if all did."""
         now = time.monotonic()
         if now - self._heard > seconds:
             return "the store that all processes share"
-        ranks = [str(rank) for rank, (_, since) in list(self._silence.items()) if now - since > seconds]
+        ranks = [str(rank) for rank, (_, since) in list(self._signs.items()) if now - since > seconds]
         return f"rank {', '.join(ranks)}" if ranks else ""
+
+    def _places(self) -> dict[int, str]:
+        """Where the other processes said they were, those that were heard of."""
+        return {rank: sign.partition(" ")[2] for rank, (sign, _) in list(self._signs.items()) if sign}
 
     def _wait_for_first(self, first: Failure) -> None:
         """Let the first to fail be the first to leave: torchrun ends it before it has said why, otherwise."""
@@ -190,10 +217,10 @@ class Watch:
         while not self._stopping.wait(INTERVAL):
             count += 1
             try:
-                self._ledger.beat(count)
+                self._ledger.beat(f"{count} {self._where}")
                 self._look_for_failure()
                 if self._terminated or self._is_in_trouble:
-                    self._look_for_silence()
+                    self._look_for_signs()
                 self._heard = time.monotonic()
             except RuntimeError:
                 self._lose_store()
@@ -216,14 +243,14 @@ class Watch:
                 return self._ledger.record(Failure(peer.rank, text, "", time.time(), peer.machine))
         return None
 
-    def _look_for_silence(self) -> None:
+    def _look_for_signs(self) -> None:
         now = time.monotonic()
         for peer in self._others:
-            beat = self._ledger.last_beat(peer.rank)
+            sign = self._ledger.last_beat(peer.rank)
             if self._ledger.has_finished(peer.rank):
-                self._silence.pop(peer.rank, None)
-            elif self._silence.get(peer.rank, (-2, 0.0))[0] != beat:
-                self._silence[peer.rank] = (beat, now)
+                self._signs.pop(peer.rank, None)
+            elif peer.rank not in self._signs or self._signs[peer.rank][0] != sign:
+                self._signs[peer.rank] = (sign, now)
 
     def _lose_store(self) -> None:
         """Without the store nobody can be asked. It may have left with rank 0, who keeps it, in good order."""
@@ -245,10 +272,17 @@ class Watch:
     def _follow(self, first: Failure, own: Failure | None = None) -> None:
         """Say once that this process leaves because of another."""
         if self._told.acquire(blocking=False):
+            if own is None and first.error.startswith(CommunicationError.__name__):
+                self._show_main_thread()  # nobody raised: whoever did not come to a collective is the reason
             follow(first, self._group, own)
             if self._suspicion is None:
                 with suppress(RuntimeError):
                     self._ledger.acknowledge()
+
+    def _show_main_thread(self) -> None:
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
+        tell(f"rank {self._group.rank} is at {self._where}:\n{stack.rstrip()}")
 
     # The thread that keeps time
 

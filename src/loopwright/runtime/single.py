@@ -102,6 +102,9 @@ class Runtime:
     def start_step(self, is_last: bool) -> None:
         """A step begins; `is_last` in its window."""
 
+    def settle(self) -> None:
+        """Forward passes without a backward pass are over."""
+
     def sync_gradients(self, params: Iterable[nn.Parameter]) -> None:
         """Make the gradients of a window those of all processes together."""
 

@@ -94,7 +94,7 @@ def shard_module(module: nn.Module, device_mesh: Any, **settings: Any) -> dict[i
 
 def checkpoint_activations(module: nn.Module) -> None:
     """Compute the activations of every block again in the backward pass instead of keeping them."""
-    from torch.distributed._composable import checkpoint
+    from torch.distributed._composable.checkpoint_activation import checkpoint
 
     blocks = blocks_of(module)
     if not blocks:

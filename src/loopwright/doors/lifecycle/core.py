@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ... import loop
+from ...assembly import build_lane
 from ...building import Schedule
 from ...callbacks.nonfinite import NonFiniteGuard
 from ...data.stream import Stream, open_stream
@@ -85,7 +86,7 @@ class Core(CoreTrainer):
         return self.optimization.lanes["optimizer"]
 
     def _rebuild_lane(self, guard: Guard | None) -> None:
-        lane = self._build_lane("optimizer", self.optimizers["optimizer"], guard)
+        lane = build_lane(self, "optimizer", self.optimizers["optimizer"], guard)
         self.optimization = Optimization({"optimizer": lane}, self.window)
         self.optimization.refresh(self.modules.values())
 

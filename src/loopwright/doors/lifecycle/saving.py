@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...checkpoint import read_checkpoint, write_checkpoint
-from ...checkpoint.capture import capture, meta_of, restore
+from ...checkpoint.capture import capture, meta_of, own_rng, restore
 from ...checkpoint.parts import Parts, load_parts, read_parts
 from ...data.seeding import set_rng_state
 from ...errors import CheckpointError
@@ -97,7 +97,7 @@ def load_callbacks(door: Trainer, tree: Mapping[str, Any]) -> None:
     for name, callback in door.callback_handler.named().items():
         if name in saved:
             callback.load_state_dict(saved[name])
-    set_rng_state(tree["rng"])
+    set_rng_state(own_rng(tree["rng"], door._core))
 
 
 def load_state_into(door: Trainer, directory: str | Path) -> dict[str, Any]:

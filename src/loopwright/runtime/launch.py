@@ -1,0 +1,223 @@
+"""Several processes from a script or a notebook, through torch's own elastic launcher."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import ConfigurationError, LoopwrightError
+
+_LAUNCHER = "LOOPWRIGHT_LAUNCHER"
+
+
+class LaunchError(LoopwrightError, RuntimeError):
+    """A process ended without an exception of its own: killed, or left with an exit code."""
+
+
+class RankError(Exception):
+    """The traceback of an exception on another process, as text; shown as the cause of that exception."""
+
+    def __init__(self, rank: int, text: str) -> None:
+        super().__init__(rank, text)
+        self.rank, self.text = rank, text
+
+    def __str__(self) -> str:
+        return f"on rank {self.rank}:\n\n{self.text}"
+
+
+def launch(
+    fn: Callable[..., Any],
+    *args: Any,
+    processes: int = 2,
+    max_restarts: int = 0,
+    start_method: str | None = None,
+) -> list[Any]:
+    """Call `fn(*args)` on several new processes of this machine, and return what each returns, by rank.
+
+    Inside, everything is as under torchrun. An exception is raised here as it was there, with that rank's traceback
+    as its cause; before that, all processes are started again up to `max_restarts` times. `start_method` is "spawn"
+    where the new processes can import `fn`, and "fork" for a function of a notebook.
+    """
+    _check(fn, processes, max_restarts)
+    method = start_method or ("spawn" if _is_importable(fn) else "fork")
+    _check_method(method, fn, args)
+    with tempfile.TemporaryDirectory(prefix="loopwright-launch-") as folder, _undisturbed():
+        results = _launch(method, fn, args, processes, max_restarts, folder)
+    return [pickle.loads(results[rank]) for rank in range(processes)]
+
+
+def _launch(
+    method: str, fn: Callable[..., Any], args: tuple[Any, ...], processes: int, max_restarts: int, folder: str
+) -> dict[int, bytes]:
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=processes,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=max_restarts,
+        start_method=method,
+        logs_specs=DefaultLogsSpecs(log_dir=folder),
+    )
+    try:
+        results: dict[int, bytes] = elastic_launch(config, _call)(folder, fn, args)
+    except ChildFailedError as error:
+        _raise_first(Path(folder), error)
+    return results
+
+
+def _call(folder: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
+    """What each process does: `fn`, its result or its exception as bytes."""
+    torch.set_num_threads(1)  # as torchrun sets it; after a fork, the parent's threads are not there
+    try:
+        return _sendable(fn(*args))
+    except Exception as error:
+        _settle(error)
+        _note(Path(folder), error)
+        raise
+    finally:
+        _part()
+
+
+def _sendable(result: Any) -> bytes:
+    try:
+        return pickle.dumps(result)
+    except Exception as error:
+        raise ConfigurationError(
+            f"launch: a {type(result).__name__} cannot be sent back from its process ({error}): return numbers, "
+            "containers and tensors, and save the rest to files."
+        ) from None
+
+
+def _settle(error: Exception) -> None:
+    from .failure import settle
+    from .group import current_group
+
+    group = current_group()
+    if group is not None and group.world > 1:
+        settle(error, group)
+
+
+def _part() -> None:
+    from .group import current_group
+
+    group = current_group()
+    if group is not None:
+        group.close()  # the process ends without running what was registered for its exit
+
+
+def _note(folder: Path, error: Exception) -> None:
+    """Leave the exception where the launcher finds it; torch passes on only the text, and only of one process."""
+    rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    text = "".join(traceback.format_exception(error))
+    try:
+        content = pickle.dumps(error)
+        pickle.loads(content)  # some exceptions are written well and cannot be read
+    except Exception:
+        content = pickle.dumps(LaunchError(f"{type(error).__name__}: {error}"))
+    note = pickle.dumps((attempt, time.time(), rank, content, text))
+    (folder / f"{attempt}-{rank}.unfinished").write_bytes(note)
+    (folder / f"{attempt}-{rank}.unfinished").rename(folder / f"{attempt}-{rank}.error")
+
+
+def _raise_first(folder: Path, failed: Any) -> None:
+    """Raise the first exception of the last attempt here."""
+    rank, failure = failed.get_first_failure()
+    notes = [pickle.loads(path.read_bytes()) for path in folder.glob("*.error")]
+    if notes:
+        attempt = max(note[0] for note in notes)
+        _, _, rank, content, text = min(note for note in notes if note[0] == attempt)
+        raise pickle.loads(content) from RankError(rank, text)
+    how = failure.signal_name() if failure.exitcode < 0 else f"exit code {failure.exitcode}"
+    raise LaunchError(
+        f"launch: rank {rank} (process {failure.pid}) ended with {how} and raised nothing. Its own output may say "
+        "more; a process that is killed without a word has often run out of memory."
+    ) from None
+
+
+def _check(fn: Callable[..., Any], processes: int, max_restarts: int) -> None:
+    if os.environ.get(_LAUNCHER, str(os.getpid())) != str(os.getpid()):
+        raise ConfigurationError(
+            "launch was called in a process that launch started: put the call under `if __name__ == '__main__':`, "
+            "since the new processes import your program to find the function."
+        )
+    if not callable(fn):
+        raise ConfigurationError(f"launch({fn!r}): pass a function, and its arguments after it.")
+    if not isinstance(processes, int) or processes < 1:
+        raise ConfigurationError(f"processes={processes!r}: use the number of processes, 1 or more.")
+    if not isinstance(max_restarts, int) or max_restarts < 0:
+        raise ConfigurationError(f"max_restarts={max_restarts!r}: use a whole number, 0 or more.")
+
+
+def _is_importable(fn: Callable[..., Any]) -> bool:
+    """Whether a new process can find the function: not one that was typed at a prompt or into a notebook."""
+    module = sys.modules.get(getattr(fn, "__module__", None) or "")
+    return getattr(fn, "__module__", None) != "__main__" or getattr(module, "__file__", None) is not None
+
+
+def _check_method(method: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    if method not in multiprocessing.get_all_start_methods():
+        raise ConfigurationError(
+            f"start_method={method!r}: this system has {', '.join(multiprocessing.get_all_start_methods())}."
+        )
+    if method == "fork":
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            raise ConfigurationError(
+                "launch: the function was defined in a notebook, so its processes have to be forked, and CUDA was used "
+                "here already, which a forked process cannot use again. Restart the notebook and call launch before "
+                "anything touches the GPU, or move the function to a file and import it."
+            )
+        return
+    try:
+        pickle.dumps((fn, args))
+    except Exception as error:
+        raise ConfigurationError(
+            f"launch: {getattr(fn, '__qualname__', fn)!r} or its arguments cannot be sent to new processes ({error}). "
+            "Define the function at the top level of a module (no lambda, no function inside a function), and build "
+            "what cannot be sent, such as open files and loaders, inside it."
+        ) from None
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Leave this process as it was: torch's launcher sets signal handlers and a variable, and logs what we raise."""
+    variables = {name: os.environ.get(name) for name in (_LAUNCHER, "TORCHELASTIC_SIGNALS_TO_HANDLE")}
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    is_main = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.getsignal(number) for number in numbers} if is_main else {}
+    logs = [logging.getLogger(name) for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn")]
+    levels = [log.level for log in logs]
+    os.environ[_LAUNCHER] = str(os.getpid())
+    for log in logs:
+        log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for log, level in zip(logs, levels, strict=True):
+            log.setLevel(level)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for name, value in variables.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value

@@ -1,0 +1,45 @@
+"""A small program for torchrun in which rank 1 raises, or is killed, in the middle of training.
+
+Arguments: how ("raise" or "kill"), and a file for the time of it.
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from loopwright.runtime.agreement import Agreement
+from loopwright.runtime.group import Group
+from loopwright.runtime.guard import guarded
+from loopwright.runtime.signals import Signals
+
+
+def fail(how: str, note: Path) -> None:
+    note.write_text(repr(time.time()))
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise ValueError("a bad sample")
+
+
+def main() -> None:
+    how, note = sys.argv[1], Path(sys.argv[2])
+    group = Group.join()
+    agreement = Agreement(group.host_group)
+    gradient = torch.ones(1000)
+    with guarded(group) as guard, Signals():  # torchrun's SIGTERM is only a flag, as in training
+        for update in range(100_000):
+            dist.all_reduce(gradient)
+            gradient /= group.world
+            agreement.exchange((0, 0, 0, 0))
+            guard.beat()
+            if update == 20 and group.rank == 1:
+                fail(how, note)
+        agreement.finish()
+
+
+if __name__ == "__main__":
+    main()

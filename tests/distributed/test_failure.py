@@ -1,0 +1,235 @@
+"""A rank that raises, dies or gets stuck ends the others soon, and what matters is what is shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from loopwright.runtime import guard as guard_module
+from loopwright.runtime.group import Group
+from loopwright.runtime.guard import guarded
+from loopwright.runtime.signals import Signals
+
+from .ranks import Ended, run_ranks, start_ranks
+
+SCRIPTS = Path(__file__).parent / "scripts"
+LIMIT = 10.0
+
+
+def reduce_forever(group: Group, guard: guard_module.Guard) -> None:
+    while True:
+        dist.all_reduce(torch.ones(10))
+        guard.beat()
+
+
+def wait_forever() -> None:
+    """As in a computation without collectives."""
+    threading.Event().wait()
+
+
+def fail_on_rank_1(rank: int, how: str, others: str, folder: Path) -> None:
+    os.environ["TORCHELASTIC_ERROR_FILE"] = str(folder / f"error{rank}")
+    group = Group.join()
+    with guarded(group) as guard:
+        group.barrier("before it")
+        if rank == 1:
+            (folder / "failed").write_text(repr(time.time()))
+            if how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise ValueError("a bad sample")
+        if others == "computing":
+            wait_forever()
+        reduce_forever(group, guard)
+
+
+def check_followers(ended: list[Ended], folder: Path, reason: str) -> None:
+    """The others left with 1, within the limit, and with one line each."""
+    failed = float((folder / "failed").read_text())
+    for rank in (ended[0], ended[2]):
+        assert rank.code == 1
+        assert rank.at - failed < LIMIT
+        assert re.fullmatch(rf"rank {rank.rank} leaves: rank 1 failed: {reason}\n", rank.stderr)
+
+
+@pytest.mark.parametrize("others", ["in collectives", "computing"])
+def test_a_rank_that_raises_ends_the_others_with_one_line_each(tmp_path: Path, others: str) -> None:
+    ended = start_ranks(fail_on_rank_1, 3, "raise", others, tmp_path)
+    check_followers(ended, tmp_path, "ValueError: a bad sample")
+    assert ended[1].error.rstrip().endswith("ValueError: a bad sample")
+
+
+@pytest.mark.parametrize("others", ["in collectives", "computing"])
+def test_a_rank_that_is_killed_ends_the_others_with_one_line_each(tmp_path: Path, others: str) -> None:
+    ended = start_ranks(fail_on_rank_1, 3, "kill", others, tmp_path)
+    check_followers(ended, tmp_path, r"its process \(\d+ on \S+\) is gone without a word: killed, or out of memory")
+    assert ended[1].code == -signal.SIGKILL
+
+
+def test_torchrun_is_told_who_was_first(tmp_path: Path) -> None:
+    start_ranks(fail_on_rank_1, 3, "raise", "in collectives", tmp_path)
+    told = [json.loads((tmp_path / f"error{rank}").read_text())["message"]["extraInfo"] for rank in range(3)]
+    assert min(range(3), key=lambda rank: int(told[rank]["timestamp"])) == 1
+    assert "raise ValueError" in told[1]["py_callstack"]
+    assert told[0]["py_callstack"] == "rank 0 leaves: rank 1 failed: ValueError: a bad sample"
+
+
+def fail_together(rank: int) -> tuple[str, int]:
+    group = Group.join()
+    caught = ""
+    try:
+        with guarded(group):
+            raise ValueError(f"of rank {rank}")
+    except ValueError as error:
+        caught = str(error)
+    with guarded(group) as guard:
+        guard.beat()
+        return caught, sum(group.gather_objects(rank))
+
+
+def test_an_error_that_all_ranks_raise_can_be_caught_and_training_goes_on() -> None:
+    assert run_ranks(fail_together, 2) == [("of rank 0", 1), ("of rank 1", 1)]
+
+
+def raise_outside(rank: int) -> None:
+    """The error that nobody catches, as Python would report it."""
+    group = Group.join()
+    if rank == 1:
+        try:
+            raise KeyError("column")
+        except KeyError:
+            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+            raise
+    with guarded(group) as guard:
+        reduce_forever(group, guard)
+
+
+def test_a_rank_that_raises_before_training_ends_those_that_wait_for_it() -> None:
+    ended = start_ranks(raise_outside, 2)
+    assert [rank.code for rank in ended] == [1, 1]
+    assert ended[0].stderr == "rank 0 leaves: rank 1 failed: KeyError: 'column'\n"
+    assert ended[1].stderr.rstrip().endswith("KeyError: 'column'")
+
+
+def get_stuck(rank: int) -> None:
+    guard_module.PATIENCE = 1.0
+    group = Group.join(timeout=1.5)
+    with guarded(group) as guard:
+        for update in range(5):
+            if rank == 1 and update == 3:
+                wait_forever()
+            dist.all_reduce(torch.ones(10))
+            guard.beat()
+
+
+def test_a_collective_that_times_out_names_rank_and_place_and_shows_who_is_stuck() -> None:
+    ended = start_ranks(get_stuck, 2)
+    assert [rank.code for rank in ended] == [1, 1]
+    assert (
+        "CommunicationError: Rank 0 of 2, at update 4: the other processes did not answer within 1.5 s"
+        in ended[0].error
+    )
+    assert "rank 1 is at update 4:" in ended[1].stderr
+    assert "in wait_forever" in ended[1].stderr
+
+
+def save_for_long(rank: int) -> int | None:
+    """No sign of life of the loop for three times as long as is looked on."""
+    guard_module.PATIENCE = 0.5
+    group = Group.join()
+    with guarded(group) as guard, Signals() as signals:
+        guard.beat()
+        group.barrier("before it")
+        os.kill(os.getpid(), signal.SIGTERM)
+        threading.Event().wait(1.5)
+        group.barrier("after it")
+        return signals.stop
+
+
+def test_a_signal_ends_nobody_who_only_takes_long_to_save() -> None:
+    assert run_ranks(save_for_long, 2) == [signal.SIGTERM, signal.SIGTERM]
+
+
+def lose_a_silent_peer(rank: int) -> None:
+    """Rank 1 is stopped, as if its host were gone: its connections stay open, and nobody answers."""
+    guard_module.PATIENCE = 1.0
+    group = Group.join()
+    with guarded(group) as guard, Signals():
+        group.barrier("before it")
+        if rank == 1:
+            stop_until_gone(group)
+        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        reduce_forever(group, guard)
+
+
+def stop_until_gone(group: Group) -> None:
+    """Stop this process until rank 0 is gone, then end it."""
+    own = os.getpid()
+    if os.fork() == 0:
+        while not group.peers[0].is_gone():
+            time.sleep(0.05)
+        os.kill(own, signal.SIGKILL)
+        os._exit(0)
+    os.kill(own, signal.SIGSTOP)
+
+
+def test_a_signal_ends_a_rank_that_is_stuck_in_a_collective_with_one_who_is_silent() -> None:
+    ended = start_ranks(lose_a_silent_peer, 2)
+    assert ended[0].code == 1
+    assert ended[0].stderr == "rank 0 leaves: asked to stop (SIGTERM), and there is no sign of life from rank 1\n"
+
+
+def train_in_turn(rank: int) -> list[str]:
+    """Threads of the guard that are left after it."""
+    group = Group.join()
+    for _ in range(2):
+        with guarded(group) as guard:
+            guard.beat()
+            group.barrier("in it")
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("loopwright")]
+
+
+def test_a_guard_that_ends_well_leaves_nothing_behind() -> None:
+    assert run_ranks(train_in_turn, 2) == [[], []]
+
+
+def finish_early(rank: int) -> str:
+    group = Group.join()
+    with guarded(group):
+        if rank == 1:
+            threading.Event().wait(1.0)  # the other is gone by now, in good order
+    return "trained"
+
+
+def test_a_rank_that_ends_well_before_the_others_is_not_missed() -> None:
+    assert run_ranks(finish_early, 2) == ["trained", "trained"]
+
+
+@pytest.mark.parametrize("how", ["raise", "kill"])
+def test_torchrun_ends_soon_and_shows_the_root_cause_last(tmp_path: Path, how: str) -> None:
+    note = tmp_path / "failed"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    run = subprocess.run(
+        [*command, str(SCRIPTS / "failing.py"), how, str(note)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 1
+    assert time.time() - float(note.read_text()) < LIMIT  # torchrun leaves after all ranks
+    root = run.stderr.rpartition("Root Cause (first observed failure)")[2]
+    assert re.search(r"rank +: 1 ", root)
+    assert ("ValueError: a bad sample" if how == "raise" else "SIGKILL") in root
+    assert "[rank0]: Traceback" not in run.stderr
+    assert "terminate called" not in run.stderr

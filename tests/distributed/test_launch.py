@@ -1,0 +1,84 @@
+"""Several processes from Python."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from loopwright import ConfigurationError
+from loopwright.runtime.launch import LaunchError, RankError, launch
+
+from . import launched
+
+
+def test_a_function_runs_on_new_processes_and_its_results_come_back_by_rank() -> None:
+    results = launch(launched.multiply, 10)
+    assert [result for result, _ in results] == [0, 10]
+    assert [gathered.tolist() for _, gathered in results] == [[0, 1], [0, 1]]
+
+
+def test_a_function_that_cannot_be_imported_is_forked() -> None:
+    assert launch(lambda: os.getppid(), processes=3, start_method="fork") == [os.getpid()] * 3
+
+
+def test_an_exception_of_a_rank_is_raised_with_its_traceback() -> None:
+    with pytest.raises(KeyError, match="column") as raised:
+        launch(launched.fail_on_rank_1, start_method="fork")
+    cause = raised.value.__cause__
+    assert isinstance(cause, RankError)
+    assert cause.rank == 1
+    assert 'raise KeyError("column")' in str(cause)
+
+
+def test_an_exception_that_cannot_be_sent_is_raised_as_text() -> None:
+    with pytest.raises(LaunchError, match="UnreadableError: 1 and 2"):
+        launch(launched.raise_unreadable, processes=1, start_method="fork")
+
+
+def test_a_rank_that_leaves_without_an_exception_is_named() -> None:
+    with pytest.raises(LaunchError, match="rank 0 .* ended with exit code 7 and raised nothing"):
+        launch(launched.leave, processes=1, start_method="fork")
+
+
+def test_failed_processes_are_started_again_as_often_as_allowed(tmp_path: Path) -> None:
+    assert launch(launched.fail_at_first, tmp_path, max_restarts=1, start_method="fork") == [1, 1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0-0", "0-1", "1-0", "1-1"]
+
+
+def test_a_lambda_is_refused_with_what_to_do() -> None:
+    with pytest.raises(ConfigurationError, match="Define the function at the top level of a module"):
+        launch(lambda: None)
+
+
+def test_a_result_that_cannot_be_sent_is_refused_with_what_to_do() -> None:
+    with pytest.raises(ConfigurationError, match="a generator cannot be sent back"):
+        launch(launched.return_a_generator, processes=1, start_method="fork")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"processes": 0}, "processes=0"), ({"max_restarts": -1}, "max_restarts=-1"), ({"start_method": "x"}, "'x'")],
+)
+def test_wrong_settings_are_refused_before_anything_is_started(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        launch(launched.leave, **options)  # type: ignore[arg-type]
+
+
+def test_this_process_is_left_as_it_was() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)], dict(os.environ)
+    launch(launched.multiply, 1, processes=1, start_method="fork")
+    assert ([signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)], dict(os.environ)) == before
+
+
+def test_a_program_without_a_main_guard_is_told_to_have_one(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("from loopwright.runtime.launch import launch\nlaunch(print, processes=1)\n")
+    program.write_text("from loopwright.runtime.launch import launch\n\ndef f(): pass\n\nlaunch(f, processes=1)\n")
+    run = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 1
+    assert "put the call under `if __name__ == '__main__':`" in run.stderr
