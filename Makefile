@@ -22,6 +22,7 @@ format: .venv/dev.stamp
 
 bench: .venv/dev.stamp
 	$(BIN)/python benchmarks/loop.py
+	$(BIN)/python benchmarks/checkpoint.py
 
 clean:
 	rm -rf .venv build dist runs

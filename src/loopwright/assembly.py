@@ -13,6 +13,7 @@ from .building import Schedule, build_schedule
 from .callbacks.defaults import with_defaults
 from .callbacks.nonfinite import NonFiniteGuard
 from .components import check_owners, check_trainable, found_on, is_trained, start_training_mode, swap_parameters
+from .data.seeding import seed_everything
 from .errors import ConfigurationError
 from .optimization import Lane, Optimization
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 def assemble_models(trainer: Trainer) -> dict[int, nn.Parameter]:
     """Build, place and wrap the models; the parameters that took the place of others, by the ids of those."""
+    if trainer.seed is not None and trainer.builds_models:
+        seed_everything(trainer.seed)  # models that the trainer makes are part of the run
     trainer.configure_models()
     trainer.modules = found_on(trainer, nn.Module, trainer.models)
     replaced: dict[int, nn.Parameter] = {}

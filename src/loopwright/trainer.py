@@ -84,6 +84,7 @@ class Trainer(TrainerHooks):
         self.train_data: Any = None
         self.train_stream: Stream | None = None
         self.mark: Mark | None = None
+        self.token = ""  # what processes that write a checkpoint together call the place
         self._phases: list[Meter] = []
         self._replaced: dict[int, nn.Parameter] = {}
         self.accord: Accord | None = None
@@ -253,6 +254,10 @@ class Trainer(TrainerHooks):
     @property
     def has_default_step(self) -> bool:
         return type(self).train_step is Trainer.train_step
+
+    @property
+    def builds_models(self) -> bool:
+        return type(self).configure_models is not Trainer.configure_models
 
     def run_epoch(self, stream: Stream, until: Limits) -> None:
         """One epoch as the loop runs it; a door puts around it what its document has there."""

@@ -34,6 +34,18 @@ def run_training(
 ) -> History:
     """Train until a limit is reached; without any, for one epoch."""
     limits = _checked(limits)
+    with trainer.runtime.supervised():
+        return _train(trainer, data, eval_data, limits, batch_size, resume)
+
+
+def _train(
+    trainer: Trainer,
+    data: Any,
+    eval_data: Any,
+    limits: Limits,
+    batch_size: int | None,
+    resume: bool | str | Path,
+) -> History:
     if data is None:
         data, configured = trainer.configure_data()
         eval_data = configured if eval_data is None else eval_data

@@ -78,6 +78,8 @@ class Checkpoints(Callback):
 
     def on_exception(self, trainer: Trainer, error: BaseException) -> None:
         if self._store is not None:
+            if trainer.runtime.world > 1:  # others may be gone, and their parts with them
+                self._store.writer.abandon()
             self._store.wait()
 
     def _prepare(self, trainer: Trainer) -> None:

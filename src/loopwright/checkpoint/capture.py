@@ -123,9 +123,9 @@ def group_of(trainer: Trainer) -> Group:
 
 def token_of(trainer: Trainer) -> str:
     """What the processes of a group call the place where they write the next checkpoint."""
-    if trainer.runtime.world == 1:
-        return ""
-    return str(trainer.runtime.broadcast_object(new_token()))
+    if trainer.runtime.world > 1 and not trainer.token:
+        trainer.token = trainer.runtime.broadcast_object(new_token())
+    return trainer.token
 
 
 def save_trainer(trainer: Trainer, path: str | Path) -> None:

@@ -22,6 +22,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,7 @@ def write_checkpoint(
     destination = Path(path)
     structure, tensors, pieces = encode_with_pieces(tree)
     shared = shared_staging(destination, token, group.rank) if pieces and group.world > 1 else None
-    try:
+    with _explained(destination, group):
         if not group.is_main:
             if shared is not None:
                 shared.mkdir(parents=True, exist_ok=True)
@@ -95,6 +96,12 @@ def write_checkpoint(
                 write_part(staging, group.rank, pieces)
                 files |= gather_parts(staging, group, pieces, stop or threading.Event())
             write_bytes(staging / MANIFEST, manifest_bytes(meta or {}, files, models))
+
+
+@contextmanager
+def _explained(destination: Path, group: Group) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         what = "Checkpoint" if group.is_main else f"The part of rank {group.rank} of checkpoint"
         raise CheckpointError(

@@ -90,7 +90,8 @@ def whole(shape: Numbers) -> Box:
 
 def layouts_bytes(layouts: Mapping[str, Layout]) -> bytes:
     """The table of pieces, as it is written."""
-    return json.dumps({"tensors": {name: asdict(layout) for name, layout in layouts.items()}}).encode()
+    content = {"tensors": {name: asdict(layout) for name, layout in layouts.items()}}
+    return json.dumps(content, separators=(",", ":")).encode()
 
 
 def read_layouts(directory: Path, files: Iterable[str]) -> dict[str, Layout]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +16,7 @@ from ..errors import ConfigurationError
 from .agreement import Agreement
 from .environment import Launch
 from .group import Group
+from .guard import Guard, guarded
 from .mesh import Mesh
 from .single import Runtime
 from .wrapping import average_gradients, check_values, cut_layers, is_meta, make_equal, materialise, shard_module
@@ -61,6 +63,7 @@ class DistributedRuntime(Runtime):
         self.shard = Shard(data_rank, self.num_shares)
         self.data_group = self._build_data_group()
         self._sharded: list[Any] = []
+        self._watch: Guard | None = None
         self._agreement = Agreement(self.group.new_host_group())
 
     def _resolve(self, strategy: str | Mesh) -> Mesh:
@@ -157,6 +160,12 @@ class DistributedRuntime(Runtime):
             settings["offload_policy"] = CPUOffloadPolicy(pin_memory=not self.is_host)
         return settings
 
+    @contextmanager
+    def supervised(self) -> Iterator[None]:
+        with guarded(self.group) as self._watch:
+            yield
+        self._watch = None
+
     def start_step(self, is_last: bool) -> None:
         """Shards are exchanged in the backward pass of the window's last step only."""
         for module in self._sharded:
@@ -206,6 +215,8 @@ class DistributedRuntime(Runtime):
 
     def exchange(self, wishes: Sequence[int]) -> tuple[int, ...]:
         """Post this update's wishes; what anyone wished in the update before."""
+        if self._watch is not None:
+            self._watch.beat()
         return self._agreement.exchange(tuple(wishes))
 
     def finish_exchange(self) -> None:

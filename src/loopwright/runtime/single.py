@@ -99,6 +99,10 @@ class Runtime:
 
     # What is nothing to do for one process
 
+    def supervised(self) -> AbstractContextManager[Any]:
+        """Around training: when it fails on one process, it ends on all."""
+        return nullcontext()
+
     def start_step(self, is_last: bool) -> None:
         """A step begins; `is_last` in its window."""
 

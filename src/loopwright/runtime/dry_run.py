@@ -1,0 +1,124 @@
+"""A rehearsal of several processes on one: the first of them, with others that are only pretended.
+
+Everything that a set-up of several processes builds and checks is built and checked, as torch's fake process group
+lets every collective come back at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigurationError
+from .mesh import Mesh
+
+if TYPE_CHECKING:
+    from ..hooks import Callback
+    from ..trainer import Trainer
+
+current: DryRun | None = None
+
+
+class DryRunDone(BaseException):
+    """The rehearsal has seen what it wanted. No `Exception`, so that nobody's error handling stops it on the way."""
+
+
+class DryRun:
+    """What a program meets instead of several processes.
+
+    `strategy` is used in place of the program's, `world` processes in place of those it launches; None leaves them.
+    `watch` gives the callbacks that a trainer has instead of its own, one of which ends the rehearsal.
+    """
+
+    def __init__(
+        self,
+        watch: Callable[[Trainer], Sequence[Callback]],
+        *,
+        world: int | None = None,
+        strategy: str | Mesh | None = None,
+    ) -> None:
+        if world is not None and world < 2:
+            raise ConfigurationError(f"{world} process: a rehearsal is for several, 2 or more.")
+        self.watch = watch
+        self._asked_for, self._strategy = world, strategy
+        self.world = world or (strategy.size if isinstance(strategy, Mesh) else 2)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Pretend for as long as this lasts, and leave everything as it was."""
+        global current
+        hook, variables = sys.excepthook, dict(os.environ)
+        current = self
+        try:
+            self._start()
+            yield
+        finally:
+            current = None
+            _stop()
+            sys.excepthook = hook
+            os.environ.clear()
+            os.environ.update(variables)
+
+    def strategy_for(self, given: Any) -> Any:
+        """What a trainer is to use that was given `runtime=given`; the plan for layers is always the program's."""
+        from .single import Runtime
+
+        if self._strategy is None:
+            return given
+        if isinstance(given, Runtime):
+            raise ConfigurationError(
+                f"The program makes its own {type(given).__name__}, which --runtime and --mesh cannot replace: leave "
+                "them out, or give the trainer a name or a Mesh."
+            )
+        if isinstance(self._strategy, Mesh) and isinstance(given, Mesh):
+            return replace(self._strategy, plan=given.plan)
+        return self._strategy
+
+    def call(self, fn: Callable[..., Any], args: tuple[Any, ...], processes: int) -> list[Any]:
+        """What `launch` does in a rehearsal: the function here, as the first of so many processes."""
+        if self._asked_for is None and processes != self.world:
+            _stop()
+            self.world = processes
+            self._start()
+        return [fn(*args)]
+
+    def _start(self) -> None:
+        """The environment of the first process, and a group of all of them."""
+        import torch.distributed as dist
+        from torch.testing._internal.distributed import fake_pg  # noqa: F401  (makes the backend known)
+
+        from .group import Group
+
+        class PretendedGroup(Group):
+            """Others that say what this process says."""
+
+            def new_host_group(self) -> dist.ProcessGroup:
+                group: dist.ProcessGroup = dist.new_group()
+                return group
+
+        os.environ |= {
+            "RANK": "0",
+            "WORLD_SIZE": str(self.world),
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": str(self.world),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "29500",
+            "CUDA_VISIBLE_DEVICES": "",  # the host has more memory, and nothing here is about speed
+        }
+        dist.init_process_group("fake", rank=0, world_size=self.world, store=dist.HashStore())
+        PretendedGroup.join("cpu")
+
+
+def _stop() -> None:
+    import torch.distributed as dist
+
+    from .group import current_group
+
+    if (group := current_group()) is not None:
+        group.close()
+    if dist.is_initialized():
+        dist.destroy_process_group()
