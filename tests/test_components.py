@@ -151,6 +151,25 @@ def test_optimizers_that_have_modes_are_switched_with_the_models(points):
     assert Switching.log == ["train", "eval", "train"]
 
 
+def test_an_evaluation_inside_another_leaves_the_modes_of_optimizers_alone():
+    class Switching(torch.optim.SGD):
+        log: list[str] = []
+
+        def train(self):
+            self.log.append("train")
+
+        def eval(self):
+            self.log.append("eval")
+
+    net = build_linear()
+    optimizer = Switching(net.parameters(), 0.1)
+    with evaluating([net], [optimizer]):
+        with evaluating([net], [optimizer]):
+            pass
+        assert optimizer.log == ["eval"]
+    assert optimizer.log == ["eval", "train"]
+
+
 def test_a_loss_with_weights_of_its_own_is_placed_but_not_exported(points, tmp_path):
     from safetensors.torch import load_file
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         CheckpointError,
         ConfigurationError,
         DataError,
+        Interrupted,
         LoopwrightError,
         MissingExtraError,
         NonFiniteLossError,
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
     from .history import History
     from .hooks import Callback
     from .progress import Progress
-    from .runtime import Runtime
+    from .runtime import Mesh, Runtime
+    from .runtime.distributed import DistributedRuntime
+    from .runtime.launch import launch
     from .step import StepResult
     from .trainer import Trainer
 
@@ -29,8 +32,11 @@ __all__ = [
     "CheckpointError",
     "ConfigurationError",
     "DataError",
+    "DistributedRuntime",
     "History",
+    "Interrupted",
     "LoopwrightError",
+    "Mesh",
     "MissingExtraError",
     "NonFiniteLossError",
     "Progress",
@@ -39,6 +45,7 @@ __all__ = [
     "StepResult",
     "Trainer",
     "__version__",
+    "launch",
 ]
 
 _HOMES = {
@@ -46,8 +53,11 @@ _HOMES = {
     "CheckpointError": "errors",
     "ConfigurationError": "errors",
     "DataError": "errors",
+    "DistributedRuntime": "runtime.distributed",
     "History": "history",
+    "Interrupted": "errors",
     "LoopwrightError": "errors",
+    "Mesh": "runtime",
     "MissingExtraError": "errors",
     "NonFiniteLossError": "errors",
     "Progress": "progress",
@@ -55,6 +65,7 @@ _HOMES = {
     "Schedule": "building",
     "StepResult": "step",
     "Trainer": "trainer",
+    "launch": "runtime.launch",
 }
 
 

@@ -16,6 +16,7 @@ from .components import check_owners, check_trainable, found_on, is_trained, sta
 from .data.seeding import seed_everything
 from .errors import ConfigurationError
 from .optimization import Lane, Optimization
+from .runtime import dry_run
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -42,6 +43,7 @@ def assemble_optimizers(trainer: Trainer, replaced: dict[int, nn.Parameter]) -> 
     trainer.optimizers = found_on(trainer, Optimizer, trainer.optimizers)
     for optimizer in trainer.optimizers.values():
         swap_parameters(optimizer, replaced)
+        trainer.runtime.adapt_optimizer(optimizer)
     taken = {id(schedule.scheduler) for schedule in trainer.schedules.values()}
     only = next(iter(trainer.optimizers.values())) if len(trainer.optimizers) == 1 else None
     for name, scheduler in found_on(trainer, (LRScheduler, Schedule), {}).items():
@@ -56,7 +58,7 @@ def assemble_training(trainer: Trainer) -> None:
     if not trainer.optimizers:
         raise ConfigurationError("Trainer has no optimizer: pass `optimizer=` or override `configure_optimizers`.")
     check_owners(trainer.modules, trainer.optimizers)
-    callbacks = with_defaults(trainer)
+    callbacks = with_defaults(trainer) if dry_run.current is None else dry_run.current.watch(trainer)
     trainer.bind_hooks(callbacks)
     guard = next((c for c in callbacks if isinstance(c, NonFiniteGuard) and c.action != "off"), None)
     if not trainer.optimization.lanes:

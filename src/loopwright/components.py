@@ -64,7 +64,8 @@ def check_owners(modules: Mapping[str, nn.Module], optimizers: Mapping[str, Opti
 def evaluating(modules: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> Iterator[None]:
     """Eval mode for everything, and afterwards exactly the mode that each single module had before."""
     before = [(module, module.training) for root in modules for module in root.modules()]
-    optimizers = list(optimizers)
+    is_outermost = any(mode for _, mode in before)  # inside another evaluation optimizers have been switched already
+    optimizers = list(optimizers) if is_outermost else []
     for module, _ in before:
         module.training = False
     _set_optimizers(optimizers, "eval")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .progress import Limits, Progress
     from .trainer import Trainer
 
+NOTHING = StepResult(size=0)  # what was measured by a process that had no sample of a batch
 FLUSH_STEPS = 512
 FLUSH_SECONDS = 0.25
 
@@ -58,7 +59,9 @@ def train_epoch(trainer: Trainer, stream: Stream, until: Limits) -> None:
         measured = evaluate(trainer, trainer.eval_stream)
     if trainer.is_interrupted:
         return
-    row = trainer.meter.compute(trainer.runtime.sum_table, is_final=progress.is_exhausted)
+    row = trainer.meter.compute(
+        trainer.runtime.sum_table, is_final=progress.is_exhausted, gather=trainer.runtime.gather_samples
+    )
     row |= {f"eval_{name}": value for name, value in measured.items()}
     trainer.history.set_epoch(progress.epoch, row)
     progress.recorded_step = progress.step
@@ -99,7 +102,7 @@ def train_steps(trainer: Trainer, stream: Stream, until: Limits) -> Iterator[Ste
             window.is_last = position == len(batches)
             window.size = size
             if accord is not None:
-                trainer.runtime.start_step(window.is_last)
+                trainer.runtime.start_step(window.is_last, size)
             batch = trainer.prepare_batch(batch)
             for hook in step_starts:
                 hook(batch)
@@ -110,7 +113,7 @@ def train_steps(trainer: Trainer, stream: Stream, until: Limits) -> Iterator[Ste
                 result = redo_window(trainer, batches, position, error)
                 train_step = step_function(trainer)
             progress.next_step(size if total is None else total)
-            meter.add(result)
+            meter.add(result if size or total is None else NOTHING)
             for hook in step_ends:
                 hook(batch, result)
             yield result
@@ -191,17 +194,17 @@ def evaluate(trainer: Trainer, stream: Stream) -> dict[str, float]:
         trainer.emit("on_eval_start", stream)
         stream.begin(0)
         steps = 0
-        for steps, (batch, size, _) in enumerate(stream, start=1):  # noqa: B007  (looked at after the loop)
+        for steps, (batch, size, total) in enumerate(stream, start=1):  # noqa: B007  (looked at after the loop)
             if trainer.is_interrupted:
                 return {}
-            if size == 0 and not trainer.runtime.forwards_together:
-                continue  # nothing of this batch is for this process
             trainer.window.size = size
+            if size == 0 and total is not None:  # nothing of this batch is for this process
+                if trainer.runtime.forwards_together:
+                    _stand_in(trainer, trainer.prepare_batch(batch))
+                continue
             batch = trainer.prepare_batch(batch)
             with autocast:
                 result = StepResult.of(trainer.eval_step(batch), size)
-            if size == 0:
-                continue
             meter.add(result)
             for hook in step_ends:
                 hook(batch, result)
@@ -211,16 +214,30 @@ def evaluate(trainer: Trainer, stream: Stream) -> dict[str, float]:
             raise DataError("The evaluation data is empty: pass a data set or loader with at least one batch.")
         trainer.runtime.settle()
         trainer.emit("on_eval_end", stream)
-        return meter.compute(trainer.runtime.sum_table)
+        return meter.compute(trainer.runtime.sum_table, gather=trainer.runtime.gather_samples)
+
+
+def _stand_in(trainer: Trainer, batch: Any) -> None:
+    """Take part in the forward passes of an evaluation step in which this process has no sample; nothing is measured."""
+    from .checkpoint.metric_state import load_metric_states, metric_states
+
+    measured = metric_states(trainer.modules)
+    with trainer.runtime.autocast:
+        trainer.eval_step(batch)
+    load_metric_states(trainer.modules, measured)
 
 
 def predict(trainer: Trainer, stream: Stream) -> list[Any]:
-    """The model's outputs, batch by batch."""
-    outputs = []
+    """The model's outputs, batch by batch; of all processes, each of which has a part of every batch."""
+    outputs: list[tuple[Any, ...]] = []
     with trainer.eval_mode(), torch.no_grad(), preserved_rng():
         stream.begin(0)
-        for batch, _, _ in stream:
+        for batch, size, total in stream:
+            if size == 0 and total is not None and not trainer.runtime.forwards_together:
+                outputs.append(())
+                continue
             inputs, _ = trainer.split_batch(trainer.prepare_batch(batch))
             with trainer.runtime.autocast:
-                outputs.append(trainer.forward(inputs))
-    return outputs
+                output = trainer.forward(inputs)
+            outputs.append((output,) if size or total is None else ())
+    return trainer.runtime.gather_parts(outputs)

@@ -13,6 +13,7 @@ from .errors import ConfigurationError
 from .step import StepResult
 
 AddUp = Callable[[Mapping[str, tuple[float, float]]], Mapping[str, tuple[float, float]]]
+Gather = Callable[[Any], list[Any]]
 
 
 @runtime_checkable
@@ -111,21 +112,28 @@ class Meter:
             count += weight
         self.sums[name], self.counts[name] = total, count
 
-    def compute(self, add_up: AddUp = dict, *, is_final: bool = True) -> dict[str, float]:
+    def compute(
+        self, add_up: AddUp = dict, *, is_final: bool = True, gather: Gather | None = None
+    ) -> dict[str, float]:
         """The phase's averages, and the values of metrics that keep their own state, which are reset at the end.
 
-        `add_up` adds the sums and counts of all processes, where there are several.
+        Where there are several processes, `add_up` adds the sums and counts of all, and `gather` lists all's states.
         """
         self.flush()
         table = add_up({name: (self.sums[name], self.counts[name]) for name in self.sums})
         result = {name: _ratio(total, count) for name, (total, count) in table.items()}
-        for name, metric in self._computed.items():
-            value = metric.compute()
-            if is_final:
-                metric.reset()
+        if gather is None:
+            values = {name: metric.compute() for name, metric in self._computed.items()}
+        else:
+            from .merging import compute_together
+
+            values = compute_together(self._computed, gather)
+        for name, value in values.items():
             result.update(
                 {k: float(v) for k, v in value.items()} if isinstance(value, Mapping) else {name: float(value)}
             )
+        if is_final:
+            self.reset_computed()
         return result | self._logged
 
     def reset_computed(self) -> None:
@@ -133,13 +141,16 @@ class Meter:
         for metric in self._computed.values():
             metric.reset()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, add_up: AddUp = dict) -> dict[str, Any]:
         """Sums and counts so far; what is pending belongs to whoever calls `flush`, so do that first."""
-        return {"sums": dict(self.sums), "counts": dict(self.counts), "logged": dict(self._logged)}
+        table = add_up({name: (self.sums[name], self.counts[name]) for name in self.sums})
+        sums, counts = ({name: pair[at] for name, pair in table.items()} for at in (0, 1))
+        return {"sums": sums, "counts": counts, "logged": dict(self._logged)}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, with_sums: bool = True) -> None:
+        """Take over a state; without the sums, where another process goes on with those of all."""
         self._pending = []
-        self.sums, self.counts = dict(state["sums"]), dict(state["counts"])
+        self.sums, self.counts = (dict(state["sums"]), dict(state["counts"])) if with_sums else ({}, {})
         self._logged = dict(state["logged"])
 
 

@@ -36,8 +36,19 @@ class Peers(Protocol):
 
     num_shares: int  # how many processes work on different samples
 
+    def prepare_backward(
+        self, loss: Tensor, params: Sequence[nn.Parameter], inputs: Sequence[Tensor] | None, *, is_last: bool
+    ) -> Sequence[Tensor] | None:
+        """Get ready for a backward pass to some parameters; `inputs` as what autograd knows them by."""
+
     def sync_gradients(self, params: Iterable[nn.Parameter]) -> None:
         """Average the gradients over all processes, where the model does not do that itself."""
+
+    def divide(self, grads: Sequence[Tensor], divisor: Tensor) -> None:
+        """Divide gradients, of which a process may hold parts only."""
+
+    def clip_norm(self, params: Sequence[nn.Parameter], max_norm: float) -> Tensor:
+        """Clip the gradients by the norm of all of them together, and return that."""
 
     def any_flag(self, flag: Tensor) -> Tensor:
         """The largest of all processes' flags."""
@@ -124,10 +135,12 @@ class Lane:
             loss = loss / window.divisor
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
-        if self.holds_all:
+        inputs: Any = None if self.holds_all else [p for p in self.params if p.requires_grad]
+        if self.peers is not None:
+            inputs = self.peers.prepare_backward(loss, self.params, inputs, is_last=window.is_last)
+        if inputs is None:
             loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
         else:
-            inputs = [p for p in self.params if p.requires_grad]
             torch.autograd.backward(loss, retain_graph=retain_graph, inputs=inputs)
 
     def _share_of_sum(self, loss: Tensor, count: Any, window: Window) -> Tensor:
@@ -164,8 +177,10 @@ class Lane:
         if self._count is not None:
             count = _at_least_one(self._count if self.peers is None else self.peers.sum_count(self._count))
             grads = [p.grad for p in self.params if p.grad is not None]
-            if grads:
-                torch._foreach_div_(grads, count if self.peers is None else count / self.peers.num_shares)
+            if self.peers is not None:
+                self.peers.divide(grads, count / self.peers.num_shares)
+            elif grads:
+                torch._foreach_div_(grads, count)
             self._count = None
 
     def _is_agreed(self) -> bool:
@@ -187,7 +202,8 @@ class Lane:
             nn.utils.clip_grad_value_(self.params, self.clip_value)
         if self.clip_norm is None:
             return True
-        self.norm = whole(nn.utils.clip_grad_norm_(self.params, self.clip_norm))
+        clip = nn.utils.clip_grad_norm_ if self.peers is None else self.peers.clip_norm
+        self.norm = clip(self.params, self.clip_norm)
         if self.guard is None or self.scaler is not None:
             return True
         if self._on_device:
@@ -322,12 +338,6 @@ class Optimization:
         for name, lane in self.lanes.items():
             if name in state:
                 lane.load_state_dict(state[name])
-
-
-def whole(norm: Tensor) -> Tensor:
-    """A norm of sharded gradients as a plain tensor, the same on all processes."""
-    full: Any = getattr(norm, "full_tensor", None)
-    return norm if full is None else full()
 
 
 def _at_least_one(count: Any) -> Any:

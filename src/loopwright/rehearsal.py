@@ -70,6 +70,7 @@ class Report:
     split: Split | None = None
     parameters: list[Held] = field(default_factory=list)
     memory: list[Memory] = field(default_factory=list)
+    has_stepped: bool = False
     notes: list[str] = field(default_factory=list)
     mistakes: list[str] = field(default_factory=list)
 
@@ -115,6 +116,8 @@ class Rehearsal(Callback):
         if not batches:
             return stream  # the loop says what is wrong with it
         self._split(kind, stream, batches[0], self.report.mesh.data_size)
+        if self.report.mistakes:
+            raise DryRunDone
         return FewSamples(stream, SAMPLES * self.report.mesh.data_size)
 
     def _split(self, kind: Stream, stream: Stream, batch: Batch, shares: int) -> None:
@@ -156,7 +159,7 @@ class Rehearsal(Callback):
     def on_update_end(self, trainer: Trainer) -> None:
         report, mesh = self.report, self.report.mesh
         assert mesh is not None
-        report.memory = self._memory(trainer, mesh)
+        report.memory, report.has_stepped = self._memory(trainer, mesh), True
         for name in trainer.optimizers:
             if name not in self._stepped:
                 report.notes.append(f"Optimizer {name!r} took no step in the first update, so its state is not known.")

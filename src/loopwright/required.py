@@ -72,7 +72,11 @@ def _measured_in_evaluation(trainer: Trainer) -> set[str]:
     if stream is None:
         return set()
     stream.begin(0)
-    return {f"eval_{name}" for name in _names(trainer, stream, trainer.eval_step)}
+    before = stream.state_dict() if stream.spans_epochs else None
+    names = {f"eval_{name}" for name in _names(trainer, stream, trainer.eval_step)}
+    if before is not None:  # or the first evaluation would lack this batch
+        stream.load_state_dict(before)
+    return names
 
 
 def _measured_in_training(trainer: Trainer) -> set[str] | None:

@@ -21,10 +21,13 @@ class Mark:
     data: dict[str, Any] | None
     rng: dict[str, Any]
     lanes: dict[str, Any]
+    eval_data: dict[str, Any] | None = None
 
-    def enter(self, stream: Stream) -> None:
+    def enter(self, stream: Stream, eval_stream: Stream | None = None) -> None:
         if self.data is not None:
             stream.load_state_dict(self.data)
+        if self.eval_data is not None and eval_stream is not None:
+            eval_stream.load_state_dict(self.eval_data)
         set_rng_state(self.rng)
 
 

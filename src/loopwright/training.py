@@ -102,7 +102,7 @@ def _begin(trainer: Trainer, stream: Stream, data: Any, limits: Limits, resume: 
         _continue_epoch(trainer, stream, data, mark)
         progress.next_call()
         if progress.step == 0 and trainer.seed is not None:
-            rank = trainer.runtime.rank
+            rank = trainer.runtime.sample_rank
             seed_everything(trainer.seed if rank == 0 else derive_seed(trainer.seed, rank))
     elif trainer.num_calls < progress.call or _is_finished(trainer, limits):
         trainer.say(
@@ -112,7 +112,7 @@ def _begin(trainer: Trainer, stream: Stream, data: Any, limits: Limits, resume: 
         trainer.mark = mark
         return False
     elif mark is not None:
-        mark.enter(stream)
+        mark.enter(stream, trainer.eval_stream)
     trainer.train_data, trainer.train_stream = data, stream
     return True
 
@@ -126,6 +126,8 @@ def _is_finished(trainer: Trainer, limits: Limits) -> bool:
 def _continue_epoch(trainer: Trainer, stream: Stream, data: Any, mark: Mark | None) -> None:
     """Go on in the epoch that an earlier call stopped in; on other data, or where one cannot seek, it is over."""
     if not trainer.progress.in_epoch:
+        if mark is not None and mark.data is not None:  # data that goes on from one epoch to the next
+            _can_seek(stream, mark.data)
         return
     state = None
     if mark is not None:

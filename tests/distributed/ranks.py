@@ -1,11 +1,12 @@
 """Several real processes for a test: forked, so that they start in a twentieth of a second.
 
 `run_ranks(fn, world, *args)` calls `fn(rank, *args)` in each and returns what they return, by rank. They meet as under
-torchrun: its environment variables are set, and the store is kept by the process that started them.
+torchrun: its environment variables are set, and the store is kept by a process that is none of them.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import pickle
@@ -14,8 +15,9 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,6 +26,8 @@ import torch.distributed as dist
 from loopwright.runtime.group import current_group
 
 LIMIT = 60.0
+# torch looks up the name of whoever connects, and a name server that does not answer would hold that up for 5 s.
+RESOLVER = {"RES_OPTIONS": "timeout:1 attempts:1"}
 
 
 @dataclass
@@ -36,7 +40,6 @@ class Ended:
     error: str = ""
     stderr: str = ""
     at: float = 0.0
-    seconds: float = field(default=0.0)
 
 
 def run_ranks(fn: Callable[..., Any], world: int, *args: Any, limit: float = LIMIT) -> list[Any]:
@@ -54,13 +57,33 @@ def run_ranks(fn: Callable[..., Any], world: int, *args: Any, limit: float = LIM
 
 def start_ranks(fn: Callable[..., Any], world: int, *args: Any, limit: float = LIMIT) -> list[Ended]:
     """Like `run_ranks`, for ranks that may fail: how each ended. Whoever is stuck is killed and reported."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    ranks = [_fork(fn, rank, world, store.port, args) for rank in range(world)]
+    with _kept_store() as port:
+        ranks = [_fork(fn, rank, world, port, args, limit) for rank in range(world)]
+        try:
+            return _collect(ranks, time.monotonic() + limit)
+        finally:
+            for rank in ranks:
+                rank.kill()
+
+
+@contextmanager
+def _kept_store() -> Iterator[int]:
+    """The port of a store in a process of its own: its threads must not run here while ranks are forked."""
+    port, ports = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.environ |= RESOLVER
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        os.write(ports, str(store.port).encode())
+        while True:
+            signal.pause()
     try:
-        return _collect(ranks, time.monotonic() + limit)
+        yield int(os.read(port, 16))
     finally:
-        for rank in ranks:
-            rank.kill()
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(port)
+        os.close(ports)
 
 
 class _Rank:
@@ -86,13 +109,14 @@ class _Rank:
         self.ended.code, self.ended.at = os.waitstatus_to_exitcode(status), time.time()
 
     def read(self) -> Ended:
-        self.ended.stderr = self.pipes[self.stderr].decode(errors="replace")
+        lines = self.pipes[self.stderr].decode(errors="replace").splitlines(keepends=True)
+        self.ended.stderr = "".join(line for line in lines if "The hostname of the client socket" not in line)
         if answer := bytes(self.pipes[self.answer]):
             self.ended.value, self.ended.error = pickle.loads(answer)
         return self.ended
 
 
-def _fork(fn: Callable[..., Any], rank: int, world: int, port: int, args: tuple[Any, ...]) -> _Rank:
+def _fork(fn: Callable[..., Any], rank: int, world: int, port: int, args: tuple[Any, ...], limit: float) -> _Rank:
     answer, answers = os.pipe()
     stderr, stderrs = os.pipe()
     sys.stdout.flush()
@@ -104,8 +128,10 @@ def _fork(fn: Callable[..., Any], rank: int, world: int, port: int, args: tuple[
         os.set_blocking(answer, False)
         os.set_blocking(stderr, False)
         return _Rank(rank, pid, answer, stderr)
+    gc.freeze()  # the parent's garbage may hold stores whose threads are not here: collecting it would wait for them
     os.dup2(stderrs, 2)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    faulthandler.dump_traceback_later(max(limit - 3.0, 1.0), file=sys.stderr)  # where it is stuck, for the report
     os.environ |= {
         "RANK": str(rank),
         "WORLD_SIZE": str(world),
@@ -114,6 +140,7 @@ def _fork(fn: Callable[..., Any], rank: int, world: int, port: int, args: tuple[
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
+        **RESOLVER,
     }
     os._exit(_run(fn, rank, args, answers))  # nothing of the parent's is torn down here
 

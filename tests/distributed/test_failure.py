@@ -41,6 +41,8 @@ def wait_forever() -> None:
 def fail_on_rank_1(rank: int, how: str, others: str, folder: Path) -> None:
     os.environ["TORCHELASTIC_ERROR_FILE"] = str(folder / f"error{rank}")
     group = Group.join()
+    if how == "kill":
+        guard_module.PATIENCE = 1.0  # to wait less here
     with guarded(group) as guard:
         group.barrier("before it")
         if rank == 1:
@@ -144,14 +146,14 @@ def test_a_collective_that_times_out_names_rank_and_place_and_shows_who_is_stuck
 
 
 def save_for_long(rank: int) -> int | None:
-    """No sign of life of the loop for three times as long as is looked on."""
-    guard_module.PATIENCE = 0.5
+    """No sign of life of the loop for twice as long as is looked on."""
+    guard_module.SILENCE = 1.0
     group = Group.join()
     with guarded(group) as guard, Signals() as signals:
         guard.beat()
         group.barrier("before it")
         os.kill(os.getpid(), signal.SIGTERM)
-        threading.Event().wait(1.5)
+        threading.Event().wait(2.0)
         group.barrier("after it")
         return signals.stop
 
@@ -162,7 +164,7 @@ def test_a_signal_ends_nobody_who_only_takes_long_to_save() -> None:
 
 def lose_a_silent_peer(rank: int) -> None:
     """Rank 1 is stopped, as if its host were gone: its connections stay open, and nobody answers."""
-    guard_module.PATIENCE = 1.0
+    guard_module.SILENCE = 1.0
     group = Group.join()
     with guarded(group) as guard, Signals():
         group.barrier("before it")

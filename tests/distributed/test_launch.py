@@ -41,7 +41,7 @@ def test_an_exception_that_cannot_be_sent_is_raised_as_text() -> None:
 
 
 def test_a_rank_that_leaves_without_an_exception_is_named() -> None:
-    with pytest.raises(LaunchError, match="rank 0 .* ended with exit code 7 and raised nothing"):
+    with pytest.raises(LaunchError, match=r"rank 0 .* ended with exit code 7 and raised nothing"):
         launch(launched.leave, processes=1, start_method="fork")
 
 
@@ -77,7 +77,6 @@ def test_this_process_is_left_as_it_was() -> None:
 
 def test_a_program_without_a_main_guard_is_told_to_have_one(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
-    program.write_text("from loopwright.runtime.launch import launch\nlaunch(print, processes=1)\n")
     program.write_text("from loopwright.runtime.launch import launch\n\ndef f(): pass\n\nlaunch(f, processes=1)\n")
     run = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60)
     assert run.returncode == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from ..data.interface import Stateful
 from ..errors import ConfigurationError
 from ..hooks import Callback
+from ..merging import Gather, compute_together, merged
 
 if TYPE_CHECKING:
     from ..data.stream import Stream
@@ -68,6 +70,8 @@ class TorchMetrics(Callback):
         self._train = deepcopy(self.metrics) if on == "both" else self.metrics
         self._running: list[dict[str, UpdatedMetric]] = []
         self._device: torch.device | None = None
+        self._gather: Gather | None = None
+        self._goes_on = True
 
     def metric_names(self, known: set[str]) -> set[str]:
         of_eval = {f"eval_{name}" for name in self.names} if self.on != "train" else set()
@@ -75,9 +79,12 @@ class TorchMetrics(Callback):
 
     def on_train_start(self, trainer: Trainer) -> None:
         self._running = []
+        self._gather, self._goes_on = trainer.runtime.gather_samples, trainer.runtime.sample_rank == 0
         if self.on != "eval":
             if trainer.run is not None:
                 _check_stateful(self._train)
+            if self._device is None and not self._goes_on:
+                _reset(self._train)  # another process goes on with what was loaded
             self._device = trainer.runtime.device
             _move(self._train, self._device)
 
@@ -86,12 +93,12 @@ class TorchMetrics(Callback):
             _reset(self._train)
 
     def on_train_step_end(self, trainer: Trainer, batch: Any, result: StepResult) -> None:
-        if self.on != "eval":
+        if self.on != "eval" and trainer.window.size:
             self._update(self._train, trainer, batch, result)
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
         if self.on != "eval":
-            trainer.log(_compute(self._train))
+            trainer.log(_compute(self._train, trainer.runtime.gather_samples))
 
     def on_eval_start(self, trainer: Trainer, data: Stream) -> None:
         """An evaluation inside another one, as of averaged weights, gets metrics of its own."""
@@ -107,16 +114,21 @@ class TorchMetrics(Callback):
 
     def on_eval_end(self, trainer: Trainer, data: Stream) -> None:
         if self.on != "train":
-            trainer.log(_compute(self._running.pop()))
+            trainer.log(_compute(self._running.pop(), trainer.runtime.gather_samples))
 
     def state_dict(self) -> dict[str, Any]:
         """Of a training epoch only: an evaluation is never half done at a checkpoint."""
-        return {} if self.on == "eval" else {name: _state_of(metric) for name, metric in self._train.items()}
+        if self.on == "eval":
+            return {}
+        with nullcontext() if self._gather is None else merged(self._train, self._gather):
+            return {name: _state_of(metric) for name, metric in self._train.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name, metric in self._train.items():
             if name in state:
                 _load_state(metric, state[name])
+        if not self._goes_on:
+            _reset(self._train)
         if self._device is not None:
             _move(self._train, self._device)
 
@@ -164,10 +176,15 @@ def _value_names(metrics: Mapping[str, UpdatedMetric]) -> set[str]:
     return names
 
 
-def _compute(metrics: Mapping[str, UpdatedMetric]) -> dict[str, float]:
+def _compute(metrics: Mapping[str, UpdatedMetric], gather: Gather | None) -> dict[str, float]:
+    computed = (
+        {name: metric.compute() for name, metric in metrics.items()}
+        if gather is None
+        else compute_together(metrics, gather)
+    )
     values: dict[str, float] = {}
-    for name, metric in metrics.items():
-        values |= _numbers(name, metric.compute())
+    for name, value in computed.items():
+        values |= _numbers(name, value)
     return values
 
 

@@ -32,11 +32,9 @@ def capture(trainer: Trainer) -> dict[str, Tree]:
     """Everything that a run needs in order to go on exactly where it is."""
     trainer.flush()
     lanes = {name: lane.state_dict() for name, lane in trainer.optimization.lanes.items()}
-    data = None
+    data, eval_data = capture_data(trainer)
     if trainer.mark is not None:  # loaded and not trained since
-        lanes, data = trainer.mark.lanes, trainer.mark.data
-    elif trainer.train_stream is not None and trainer.progress.in_epoch:
-        data = trainer.train_stream.state_dict()
+        lanes, data, eval_data = trainer.mark.lanes, trainer.mark.data, trainer.mark.eval_data
     return {
         "models": capture_models(trainer),
         "optimizers": {name: optimizer.state_dict() for name, optimizer in trainer.optimizers.items()},
@@ -45,17 +43,29 @@ def capture(trainer: Trainer) -> dict[str, Tree]:
         "callbacks": {name: callback.state_dict() for name, callback in _named_callbacks(trainer).items()},
         "progress": trainer.progress.state_dict(),
         "history": trainer.history.state_dict(),
-        "meter": trainer.meter.state_dict(),
-        "metrics": metric_states(trainer.modules),
+        "meter": trainer.meter.state_dict(trainer.runtime.sum_table),
+        "metrics": metric_states(trainer.modules, trainer.runtime.gather_samples),
         "data": data,
+        "eval_data": eval_data,
         "stop_reason": trainer.stop_reason,
         "num_pieces": trainer.num_pieces,
-        "rng": trainer.runtime.gather_objects(rng_state()),
+        "rng": trainer.runtime.gather_each(rng_state()),
     }
 
 
 def capture_models(trainer: Trainer) -> dict[str, Tree]:
     return {name: model.state_dict() for name, model in trainer.models.items()}
+
+
+def capture_data(trainer: Trainer) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """The positions in the data of training and of evaluation, where the next epoch does not begin anew anyway."""
+    stream, eval_stream = trainer.train_stream, trainer.eval_stream
+    data = eval_data = None
+    if stream is not None and (trainer.progress.in_epoch or stream.spans_epochs):
+        data = stream.state_dict()
+    if eval_stream is not None and eval_stream.spans_epochs:
+        eval_data = eval_stream.state_dict()
+    return data, eval_data
 
 
 def meta_of(trainer: Trainer) -> dict[str, Any]:
@@ -95,19 +105,20 @@ def restore(trainer: Trainer, tree: Mapping[str, Any], source: str) -> None:
         callback.load_state_dict(tree["callbacks"].get(name) or callback.state_dict())
     trainer.progress.load_state_dict(tree["progress"])
     trainer.history.load_state_dict(tree["history"])
-    trainer.meter.load_state_dict(tree["meter"])
-    load_metric_states(trainer.modules, tree.get("metrics", {}))
+    goes_on = trainer.runtime.sample_rank == 0  # with what all processes have measured so far
+    trainer.meter.load_state_dict(tree["meter"], with_sums=goes_on)
+    load_metric_states(trainer.modules, tree.get("metrics", {}), with_values=goes_on)
     trainer.stop_reason = tree["stop_reason"]
     trainer.num_pieces = max(trainer.num_pieces, tree.get("num_pieces", 1))  # what did not fit will not fit
     trainer.optimization.load_state_dict(tree["lanes"])
     rng = own_rng(tree["rng"], trainer)
-    trainer.mark = Mark(tree["data"], rng, tree["lanes"])
+    trainer.mark = Mark(tree["data"], rng, tree["lanes"], tree.get("eval_data"))
     set_rng_state(rng)
 
 
 def own_rng(states: Sequence[dict[str, Any]], trainer: Trainer) -> dict[str, Any]:
     """The generators of this process; one that was not there before gets its own, from the first one's and its rank."""
-    rank = trainer.runtime.rank
+    rank = trainer.runtime.sample_rank
     if rank < len(states):
         return states[rank]
     with preserved_rng():

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 from .._version import __version__
 from ..errors import LoopwrightError
-from . import checkpoint
+from . import check, checkpoint
 from .exits import EXIT_CODES, FAILED, INTERRUPTED, PIPE_CLOSED
 from .output import printable
 
-GROUPS = (checkpoint,)  # each adds its commands to the parser; what a command needs is imported when it runs
+GROUPS = (checkpoint, check)  # each adds its commands to the parser; what a command needs is imported when it runs
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

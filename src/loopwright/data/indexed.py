@@ -82,6 +82,7 @@ class IndexedStream(Stream):
         self._feed = feed
         self._in_order = in_order
         self._is_started = False
+        self.is_shared = place.shard is not None
         self.num_batches, self.num_samples = place.planner.sizes()
 
     def begin(self, epoch: int) -> None:

@@ -43,6 +43,7 @@ class Stream(ABC):
 
     num_batches: int | None = None
     num_samples: int | None = None
+    is_shared = False  # whether it gives this process its part of every batch of all
 
     @abstractmethod
     def begin(self, epoch: int) -> None:
@@ -63,6 +64,11 @@ class Stream(ABC):
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state` was taken, without fetching anything before that position."""
+
+    @property
+    def spans_epochs(self) -> bool:
+        """Whether an epoch begins where the one before it ended, so that the position matters between epochs, too."""
+        return False
 
     @abstractmethod
     def check_resumable(self) -> None:

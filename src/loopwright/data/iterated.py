@@ -12,6 +12,7 @@ from .fetching import Collate, can_pin, pin
 from .interface import Batch, HasEpochs, Stateful, Stream, batch_size_of, check_kind
 from .order import SAMPLE, WORKER, derive_seed
 from .seeding import preserved_rng, seed_sample
+from .sharding import Shard
 
 _KIND = "an iterable"
 
@@ -48,6 +49,7 @@ class Cursor:
 
     def start(self, epoch: int) -> None:
         self._epoch, self._items, self.is_exhausted = epoch, None, False
+        self._may_be_spent = isinstance(self.source, Stateful)
         if isinstance(self.source, HasEpochs):
             self.source.set_epoch(epoch)
 
@@ -66,7 +68,7 @@ class Cursor:
         if self.is_exhausted:
             return []
         items = self._next(number)
-        if not items and self._may_be_spent:  # state saved between two epochs can cause one empty pass
+        if not items and self._may_be_spent:  # one left at its end has one empty pass before the next
             self._items = None
             items = self._next(number)
         self._may_be_spent, self.is_exhausted = False, not items
@@ -100,7 +102,11 @@ class Cursor:
 class IteratedStream(Stream):
     """Batches read from an iterable; the position is the number of items read."""
 
-    def __init__(self, cursor: Cursor, batching: Batching, *, refusal: str, length: int | None) -> None:
+    def __init__(
+        self, cursor: Cursor, batching: Batching, *, refusal: str, length: int | None, shard: Shard | None = None
+    ) -> None:
+        self._shard = shard  # every process reads all items, and makes a batch of its part
+        self.is_shared = shard is not None
         self._cursor = cursor
         self._batching = batching
         self._refusal = refusal
@@ -122,7 +128,7 @@ class IteratedStream(Stream):
             while len(batches) < count and (left is None or left > 0):
                 if (batch := self._next_batch(left)) is None:
                     break
-                left = None if left is None else left - batch.size
+                left = None if left is None else left - (batch.size if batch.total is None else batch.total)
                 batches.append(batch)
         return batches
 
@@ -138,6 +144,10 @@ class IteratedStream(Stream):
         self._cursor.load_state_dict(state)
         self._position = state["position"]
 
+    @property
+    def spans_epochs(self) -> bool:
+        return isinstance(self._cursor.source, Stateful)
+
     def check_resumable(self) -> None:
         if not isinstance(self._cursor.source, Stateful):
             raise DataError(self._refusal)
@@ -151,10 +161,14 @@ class IteratedStream(Stream):
         if not items:
             return None
         self._position += len(items)
+        total, own = len(items), len(items)
+        if self._shard is not None:
+            first, last = self._shard.part(0, total)
+            items, own = items[first:last], self._shard.size(total)
         value = self._batching.collate(items[0] if size is None else items)
         if self._pins:
             value = pin(value)
-        return Batch(value, batch_size_of(value) if size is None else len(items))
+        return Batch(value, batch_size_of(value) if size is None else own, None if self._shard is None else total)
 
     def _read(self, wanted: int, left: int | None) -> list[Any]:
         items: list[Any] = []

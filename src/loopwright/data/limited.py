@@ -42,6 +42,10 @@ class LimitedStream(Stream):
         self._taken = state["taken"]
         self._measure()
 
+    @property
+    def spans_epochs(self) -> bool:
+        return self._stream.spans_epochs
+
     def check_resumable(self) -> None:
         self._stream.check_resumable()
 

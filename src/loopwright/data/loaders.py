@@ -1,6 +1,7 @@
 """Taking over a DataLoader: its data set, batches and workers stay, the order becomes ours."""
 
 from collections.abc import Iterable, Sized
+from dataclasses import replace
 from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, IterDataPipe
@@ -35,7 +36,7 @@ def open_loader(loader: DataLoader[Any], seed: int, shard: Shard | None = None) 
         if loader.num_workers or isinstance(loader.dataset, IterDataPipe):
             return _open_iterable_loader(loader, seed)
         batching = Batching(loader.batch_size, loader.drop_last, loader.collate_fn, bool(loader.pin_memory))
-        return open_items(loader.dataset, batching, seed)
+        return open_items(loader.dataset, batching, seed, shard)
     planner = _planner_of(loader, seed)
     if planner is None:
         return open_iterable(loader, seed)
@@ -54,7 +55,10 @@ def open_indexed(
 ) -> Stream:
     """A stream over a map-style data set, on the fast path where that gives the same batches."""
     is_divided = shard is not None and isinstance(planner.order.sampler, DistributedSampler)
-    cuts = shard is not None and not planner.single and not is_divided
+    cuts = shard is not None and not is_divided and not planner.single
+    if cuts and shard is not None and shard.is_per_process:
+        cuts = planner.is_even  # given batches are for one process each
+        planner = planner.scaled(shard.scale)
     place = Place(planner, seed, shard if cuts else None)
     stream = _open_place(dataset, place, collate, seed=seed, settings=settings)
     if shard is None or cuts:
@@ -72,14 +76,18 @@ def _open_place(dataset: Any, place: Place, collate: Collate, *, seed: int, sett
     return IndexedStream(place, WorkerFeed(fetcher, settings), settings.in_order)
 
 
-def open_items(dataset: Iterable[Any], batching: Batching, seed: int) -> Stream:
+def open_items(dataset: Iterable[Any], batching: Batching, seed: int, shard: Shard | None = None) -> Stream:
     """A stream over an iterable data set that is read in this process."""
     refusal = (
         f"A run with {type(dataset).__name__} cannot be resumed exactly: its position cannot be known. Give "
         "it `state_dict` and `load_state_dict`, or use a map-style data set."
     )
     cursor = Cursor(dataset, seed, Randomness.PER_ITEM)
-    return IteratedStream(cursor, batching, refusal=refusal, length=_length_of(dataset))
+    if batching.size is None:
+        shard = None  # items that are batches already cannot be cut
+    elif shard is not None:
+        batching = replace(batching, size=batching.size * shard.scale)
+    return IteratedStream(cursor, batching, refusal=refusal, length=_length_of(dataset), shard=shard)
 
 
 def open_stateful(batches: Iterable[Any], seed: int) -> Stream:

@@ -75,6 +75,11 @@ class Planner:
         self.drop_last = drop_last
         self.single = single
 
+    def scaled(self, factor: int) -> "Planner":
+        """The same with batches so many times as large, where it is this that cuts them."""
+        size = self.batch_size * factor if self.is_even and self.batch_size is not None else self.batch_size
+        return Planner(self.order, size, self.drop_last, self.single)
+
     @property
     def is_even(self) -> bool:
         """Whether batches are cut out of an order of single samples."""

@@ -16,10 +16,16 @@ from .interface import Batch, Stream
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One process of several."""
+    """One process of several; `is_per_process` says that batch sizes are those of each, not of all together."""
 
     rank: int = 0
     world: int = 1
+    is_per_process: bool = False
+
+    @property
+    def scale(self) -> int:
+        """How many times the batch size that was given a batch of all processes is."""
+        return self.world if self.is_per_process else 1
 
     def size(self, total: int) -> int:
         """How many samples of a batch of `total` are this process's."""
@@ -38,6 +44,8 @@ class ShardedBatches(Stream):
     The batches cannot be cut, so each process reads all of them and keeps its own. The position stays that of the
     stream behind it, which is the same for every number of processes.
     """
+
+    is_shared = True
 
     def __init__(self, stream: Stream, shard: Shard) -> None:
         self._stream = stream
@@ -73,6 +81,10 @@ class ShardedBatches(Stream):
         self._stream.load_state_dict(state)
         self._measure()
 
+    @property
+    def spans_epochs(self) -> bool:
+        return self._stream.spans_epochs
+
     def check_resumable(self) -> None:
         self._stream.check_resumable()
 
@@ -88,14 +100,21 @@ class ShardedBatches(Stream):
 class AlreadySharded(Stream):
     """A stream over data that was divided among the processes by the user, as a DistributedSampler does."""
 
+    is_shared = True
+
     def __init__(self, stream: Stream, world: int) -> None:
         self._stream = stream
         self._world = world
-        self.num_batches, self.num_samples = stream.num_batches, stream.num_samples
+        self._measure()
 
     def begin(self, epoch: int) -> None:
         self._stream.begin(epoch)
-        self.num_batches = self._stream.num_batches
+        self._measure()
+
+    def _measure(self) -> None:
+        """Every process has as many samples as the others."""
+        own = self._stream.num_samples
+        self.num_batches, self.num_samples = self._stream.num_batches, None if own is None else own * self._world
 
     def take(self, count: int, max_samples: int | None = None) -> list[Batch]:
         own = None if max_samples is None else -(-max_samples // self._world)
@@ -106,6 +125,10 @@ class AlreadySharded(Stream):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._stream.load_state_dict(state)
+
+    @property
+    def spans_epochs(self) -> bool:
+        return self._stream.spans_epochs
 
     def check_resumable(self) -> None:
         self._stream.check_resumable()

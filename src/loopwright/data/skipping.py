@@ -68,6 +68,10 @@ class SkippingStream(Stream):
         self.skipped = dict(state.get("skipped", ()))
         self._measure()
 
+    @property
+    def spans_epochs(self) -> bool:
+        return self._stream.spans_epochs
+
     def check_resumable(self) -> None:
         self._stream.check_resumable()
 

@@ -9,15 +9,13 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from ..errors import ConfigurationError, DataError
 from .feeds import WorkerSettings
-from .indexed import IndexedStream
 from .interface import Batch, Stateful, Stream, batch_size_of
 from .iterated import Batching
 from .loaders import is_plain, open_indexed, open_items, open_iterable, open_loader, open_stateful
 from .plan import Planner
 from .samplers import Order, SequentialOrder, ShuffledOrder
 from .sequences import SequenceStream
-from .sharding import AlreadySharded, Shard, ShardedBatches
-from .tensors import TensorStream
+from .sharding import Shard, ShardedBatches
 
 __all__ = ["Batch", "Shard", "Stream", "batch_size_of", "open_stream"]
 
@@ -51,8 +49,7 @@ def open_stream(
     """
     _check_batch_size(batch_size)
     stream = _open(data, batch_size, collate_fn, seed=seed, shuffle=shuffle, shard=shard)
-    is_cut = isinstance(stream, IndexedStream | TensorStream | ShardedBatches | AlreadySharded)
-    return stream if shard is None or is_cut else ShardedBatches(stream, shard)
+    return stream if shard is None or stream.is_shared else ShardedBatches(stream, shard)
 
 
 def _open(
@@ -66,7 +63,7 @@ def _open(
 ) -> Stream:
     if isinstance(data, IterableDataset):
         batching = Batching(batch_size or DEFAULT_BATCH_SIZE, False, collate_fn or default_collate)
-        return open_items(data, batching, seed)
+        return open_items(data, batching, seed, shard)
     if _is_samples(data, batch_size):
         return _open_dataset(data, batch_size, collate_fn, seed=seed, shuffle=shuffle, shard=shard)
     _check_accepted(data)

@@ -29,6 +29,7 @@ class TensorStream(Stream):
         self._dataset = dataset
         self._pins = pin_memory and can_pin()
         self._batches: Iterator[Batch] | None = None
+        self.is_shared = place.shard is not None
         self.num_batches, self.num_samples = place.planner.sizes()
 
     def begin(self, epoch: int) -> None:

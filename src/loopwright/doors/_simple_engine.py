@@ -14,9 +14,10 @@ from .. import loop
 from ..building import Interval, Schedule
 from ..callbacks.nonfinite import NonFiniteGuard
 from ..components import evaluating, start_training_mode
-from ..data.seeding import preserved_rng
+from ..data.seeding import preserved_rng, set_rng_state
 from ..errors import ConfigurationError, Interrupted
 from ..progress import Limits
+from ..resuming import Mark
 from ..trainer import Trainer as CoreTrainer
 from ._simple_config import Settings
 
@@ -58,6 +59,7 @@ class Engine(CoreTrainer):
         self._per_batch = settings.scheduler_step_per_batch
         self._epoch: EpochFunction | None = None
         self._end_epoch: EpochListener | None = None
+        self._save: Callable[[], None] | None = None
         self._eval_data: Any = None
 
     # What the door's user may have overridden
@@ -125,11 +127,17 @@ class Engine(CoreTrainer):
         self.optimization.refresh(self.modules.values())
         start_training_mode(self.modules.values(), self.optimizers.values())
 
-    def continue_from(self, progress: Mapping[str, Any]) -> None:
-        """Count on from a checkpoint; not while training, whose own count decides when it ends."""
-        if not self.is_running:
-            self.progress.load_state_dict(progress)
-            self.num_calls = self.progress.call
+    def continue_from(self, state: Mapping[str, Any]) -> None:
+        """Go on exactly from a checkpoint, inside its epoch too; not while training, whose own count decides."""
+        from ..checkpoint.capture import own_rng
+
+        self.progress.load_state_dict(state["progress"])
+        self.history.load_state_dict(state["history"])
+        self.meter.load_state_dict(state["meter"])
+        self.num_calls = self.progress.call
+        self.stop_reason = state["stop_reason"]
+        self.mark = Mark(state["data"], own_rng(state["rng"], self), state["lanes"], state.get("eval_data"))
+        set_rng_state(self.mark.rng)
 
     def single_eval_mode(self) -> AbstractContextManager[None]:
         """Eval mode for one batch; inside an evaluation of the loop, which already has it, nothing."""
@@ -141,18 +149,26 @@ class Engine(CoreTrainer):
     def is_running(self) -> bool:
         return self._epoch is not None
 
-    def run_epochs(self, data: Any, num_epochs: int, epoch: EpochFunction, end_epoch: EpochListener) -> None:
+    def run_epochs(
+        self,
+        data: Any,
+        num_epochs: int,
+        epoch: EpochFunction,
+        end_epoch: EpochListener,
+        save: Callable[[], None] | None = None,
+    ) -> None:
         """Call `epoch` for each epoch (from 0) inside one `train` call, and then `end_epoch` with what it returned.
 
-        An epoch that an exception cut short starts over in the next call.
+        An epoch that an exception cut short starts over in the next call. `save` is called after an update, when a
+        signal asked for it.
         """
         if self.is_running:
             raise ConfigurationError("train() was called while this trainer is training: call it after that has ended.")
-        self._epoch, self._end_epoch = epoch, end_epoch
+        self._epoch, self._end_epoch, self._save = epoch, end_epoch, save
         try:
             self.train(data, num_epochs)
         finally:
-            self._epoch = self._end_epoch = None
+            self._epoch = self._end_epoch = self._save = None
             self.progress.epoch_step = self.progress.epoch_sample = 0
             self.progress.is_exhausted = False
 
@@ -162,8 +178,6 @@ class Engine(CoreTrainer):
         assert self._end_epoch is not None
         start, number = self.progress.epoch, self.progress.epoch - self.progress.call_epoch
         metrics = as_numbers(self._epoch(number), "train_epoch")
-        if self.is_interrupted:
-            return
         self.progress.epoch = start
         self.progress.next_epoch()
         loss = {"loss": metrics["train_loss"]} if "train_loss" in metrics else {}
@@ -187,9 +201,15 @@ class Engine(CoreTrainer):
             if not is_own:
                 stream.close()
         if self.is_interrupted:  # there are no metrics that a subclass could go on with
+            if self._save is not None:
+                self._save()
             raise Interrupted(self.signals.exit_code)
         row = self.history.epochs[-1]
         return {name if name.startswith("eval_") else f"train_{name}": value for name, value in row.items()}
+
+    def on_update_end(self) -> None:
+        if self.signals.take_save() and self._save is not None:
+            self._save()
 
     def on_train_epoch_end(self) -> None:
         """Evaluate through the door, so that a subclass's `evaluate` counts; it may leave modes and seeds changed."""
@@ -204,7 +224,10 @@ class Engine(CoreTrainer):
         stream = self.open(data, None, shuffle=False)
         try:
             stream.begin(0)
+            before = stream.state_dict() if stream.spans_epochs else None
             batches = [batch.value for batch in stream.take(1)]
+            if before is not None:
+                stream.load_state_dict(before)
         finally:
             stream.close()
         return set(self.evaluate(batches))

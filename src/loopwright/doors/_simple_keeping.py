@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,28 +41,76 @@ class EpochEnds:
         self.patience = patience
         self.callbacks = [_checked(callback, trainer) for callback in callbacks]
         self.rows: list[dict[str, float]] = []
+        self._earlier: list[dict[str, float]] = []
         self._stopping: EarlyStopping | None = None
         if patience is not None:
             EarlyStopping(patience=patience)  # refuses a wrong number before the first step
+        if trainer._loaded is not None:
+            self._go_on(trainer._loaded)
 
     @property
     def watches_metric(self) -> bool:
         return self.patience is not None or (self.save_dir is not None and self.metric is not None)
 
-    def __call__(self, epoch: int, metrics: dict[str, float]) -> None:
-        """The epoch has ended: keep, save, maybe ask to stop, and tell the callbacks in any case."""
-        self.rows.append(dict(metrics))
+    @property
+    def has_stopped(self) -> bool:
+        """Whether the run that was loaded had nothing left to wait for."""
+        stopping = self._stopping
+        return stopping is not None and stopping.num_bad_epochs >= stopping.patience
+
+    @property
+    def num_earlier(self) -> int:
+        """Epochs that the run that was loaded had behind it."""
+        return len(self._earlier)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must hold for the rest of these epochs to be as if there had been no interruption."""
+        rows = [*self._earlier, *self.rows]
+        stopping = None if self._stopping is None else self._stopping.state_dict() | {"metric": self._stopping.metric}
+        best = (
+            {}
+            if self.save_dir is None
+            else {name: value for (path, name), value in self.trainer._best.items() if path == self.save_dir.absolute()}
+        )
+        return {"rows": rows, "stopping": stopping, "best": best}
+
+    def _go_on(self, state: Mapping[str, Any]) -> None:
+        self._earlier = [dict(row) for row in state["rows"]]
+        stopping = state["stopping"]
+        if self.patience is not None and stopping is not None:
+            self._stopping = EarlyStopping(stopping["metric"], self.patience)
+            self._stopping.load_state_dict(stopping)
         if self.save_dir is not None:
-            self._save(self.save_dir, epoch, metrics)
+            for name, value in state["best"].items():
+                self.trainer._best.setdefault((self.save_dir.absolute(), name), value)
+
+    def catch_up(self) -> None:
+        """Write what a process that was killed between the best model and its regular checkpoint did not get to."""
+        epoch, save_dir = self.num_earlier - 1, self.save_dir
+        if save_dir is None or epoch < 0 or (epoch + 1) % self.save_freq or self.trainer._engine.progress.in_epoch:
+            return
+        if (save_dir / "best_model").is_dir() and not _regular(save_dir, epoch).exists():
+            self._save(save_dir, epoch, self._earlier[epoch])
+
+    def save_now(self) -> None:
+        """Inside an epoch, because a signal asked for it."""
+        if self.save_dir is not None:
+            self.trainer._save_checkpoint(str(self.save_dir / "checkpoint_latest"), len(self._earlier + self.rows) - 1)
+
+    def __call__(self, epoch: int, metrics: dict[str, float]) -> None:
+        """The epoch has ended: maybe ask to stop, keep, save, and tell the callbacks in any case."""
+        epoch += self.num_earlier
+        self.rows.append(dict(metrics))
         if self.patience is not None:
             self._watch(metrics, self.patience)
+        if self.save_dir is not None:
+            self._save(self.save_dir, epoch, metrics)
         for callback in self.callbacks:
             callback(epoch, metrics)
 
     def history(self) -> dict[str, list[float]]:
         """A list for each metric with an entry for each epoch; NaN where an epoch did not measure it."""
-        names = dict.fromkeys(name for row in self.rows for name in row)
-        return {name: [row.get(name, float("nan")) for row in self.rows] for name in names}
+        return as_lists(self.rows)
 
     def _save(self, save_dir: Path, epoch: int, metrics: dict[str, float]) -> None:
         name = self._metric_in(metrics)
@@ -70,7 +118,7 @@ class EpochEnds:
         if value is not None and self._is_best(save_dir, name, value):
             self.trainer._save_checkpoint(str(save_dir / "best_model"), epoch, value)
         if (epoch + 1) % self.save_freq == 0:
-            self.trainer._save_checkpoint(str(save_dir / f"checkpoint_epoch_{epoch + 1}"), epoch, value)
+            self.trainer._save_checkpoint(str(_regular(save_dir, epoch)), epoch, value)
 
     def _is_best(self, save_dir: Path, name: str, value: float) -> bool:
         """Whether it beats all that this trainer kept there under this metric, in earlier calls too."""
@@ -95,6 +143,16 @@ class EpochEnds:
     @staticmethod
     def _has_eval(metrics: dict[str, float]) -> bool:
         return any(name.startswith("eval_") for name in metrics)
+
+
+def _regular(save_dir: Path, epoch: int) -> Path:
+    return save_dir / f"checkpoint_epoch_{epoch + 1}"
+
+
+def as_lists(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+    """A list for each metric with an entry for each row; NaN where a row does not have it."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name, float("nan")) for row in rows] for name in names}
 
 
 def check_metric(trainer: Trainer, name: str | None, eval_dataloader: Any) -> None:

@@ -21,7 +21,7 @@ from ..step import StepResult
 from ..supervised import TARGET_NAMES, call_model, loss_of, split_supervised
 from ._simple_config import Settings
 from ._simple_engine import Engine
-from ._simple_keeping import EpochCallback, EpochEnds, check_metric
+from ._simple_keeping import EpochCallback, EpochEnds, as_lists, check_metric
 
 __all__ = ["Trainer"]
 
@@ -50,6 +50,8 @@ class Trainer:
         self.loss_fn = loss_fn
         self.config = config
         self._best: dict[tuple[Path, str], float] = {}
+        self._loaded: dict[str, Any] | None = None  # what the next `train` goes on from
+        self._ends: EpochEnds | None = None
         self._engine = Engine(
             self,
             model=model,
@@ -135,7 +137,11 @@ class Trainer:
         Under `save_dir`, `best_model` is the best epoch by `best_model_metric` (smaller is better for names that end
         in loss or error, larger for others; without an evaluation "eval_loss" means the training loss), and
         `checkpoint_epoch_1` and so on are written every `save_freq` epochs. Callbacks are called as
-        `callback(trainer, epoch, metrics)` after each epoch, counted from 0.
+        `callback(trainer, epoch, metrics)` after each epoch, counted from 0. SIGTERM, SIGINT and SIGUSR1 write
+        `checkpoint_latest`, inside an epoch too.
+
+        After `load_checkpoint` the run that wrote it goes on, exactly: epochs are counted from there, early stopping
+        and the best model know what came before, and `num_epochs` is what is left.
         """
         ends = EpochEnds(
             self,
@@ -147,9 +153,18 @@ class Trainer:
         )
         if ends.watches_metric:
             check_metric(self, best_model_metric, eval_dataloader)
-        self._engine.run_epochs(
-            train_dataloader, num_epochs, lambda epoch: self.train_epoch(train_dataloader, eval_dataloader, epoch), ends
-        )
+        self._ends, self._loaded = ends, None
+        ends.catch_up()
+        if ends.has_stopped:
+            self._engine.say("Nothing to train: early stopping ended the run that was loaded; raise its patience.")
+        else:
+            self._engine.run_epochs(
+                train_dataloader,
+                num_epochs,
+                lambda epoch: self.train_epoch(train_dataloader, eval_dataloader, epoch + ends.num_earlier),
+                ends,
+                ends.save_now,
+            )
         return ends.history()
 
     # Files
@@ -159,23 +174,29 @@ class Trainer:
     ) -> dict[str, Any]:
         """Load a checkpoint of this trainer, or a foreign `.pt` or `.safetensors`, and return what it holds.
 
-        What the file does not hold stays as it is. With the optimizer of a checkpoint of ours, the order of shuffling
-        loaders goes on from there too.
+        What the file does not hold stays as it is. With the optimizer of a checkpoint of ours, everything else goes on
+        from there too: the order of shuffling loaders, random numbers, early stopping. Of the run so far there is
+        `num_epochs`, how many were complete, and `history`, as `train` returns it.
         """
         from ..checkpoint.parts import load_parts, read_parts
 
         parts = read_parts(path)
         load_parts(self._engine, parts, optimizers=load_optimizer, schedules=load_scheduler)
-        if load_optimizer and "progress" in parts.rest:
-            self._engine.continue_from(parts.rest["progress"])
         is_foreign = not parts.path.is_dir()
         noted = dict(parts.rest if is_foreign else parts.rest.get("simple", {}))
+        run = {} if is_foreign else noted.pop("run", {})
+        if load_optimizer and "progress" in parts.rest and not self._engine.is_running:
+            self._engine.continue_from(parts.rest)
+            self._loaded = run or None
+        rows = run.get("rows", [])
         return {
             "model_state_dict": parts.models["model"],
             "optimizer_state_dict": parts.optimizers.get("optimizer"),
             "scheduler_state_dict": parts.schedules.get("scheduler"),
             "epoch": None,
             "metric_value": None,
+            "num_epochs": len(rows),
+            "history": as_lists(rows),
         } | noted
 
     def _save_checkpoint(self, path: str, epoch: int, metric_value: float | None = None) -> None:
@@ -183,8 +204,9 @@ class Trainer:
         from ..checkpoint.capture import capture, meta_of
         from ..checkpoint.files import write_checkpoint
 
-        tree = capture(self._engine) | {"simple": {"epoch": epoch, "metric_value": metric_value}}
-        write_checkpoint(path, tree, meta_of(self._engine))
+        noted = {"epoch": epoch, "metric_value": metric_value}
+        run = {} if self._ends is None else self._ends.state_dict()
+        write_checkpoint(path, capture(self._engine) | {"simple": noted | {"run": run}}, meta_of(self._engine))
 
     # The parts of a step
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -10,7 +10,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from ..alike import alike, clip_norm, whole
 from ..data.sharding import Shard
 from ..errors import ConfigurationError
 from .agreement import Agreement
@@ -18,8 +20,20 @@ from .environment import Launch
 from .group import Group
 from .guard import Guard, guarded
 from .mesh import Mesh
-from .single import Runtime
-from .wrapping import average_gradients, check_values, cut_layers, is_meta, make_equal, materialise, shard_module
+from .shards import Shards
+from .single import Runtime, move_to
+from .sync_batch_norm import Part, SyncBatchNorm, convert
+from .wrapping import (
+    average_gradients,
+    cut_layers,
+    is_meta,
+    make_equal,
+    materialise,
+    send_from_first,
+    shard_module,
+    unify_steps,
+    wrong_value,
+)
 
 STRATEGIES = ("ddp", "fsdp")
 
@@ -28,7 +42,9 @@ class DistributedRuntime(Runtime):
     """One of several processes, started by torchrun, SLURM or `loopwright.launch`.
 
     `strategy` is "ddp" (every process has the whole model), "fsdp" (every process has a shard of it), or a `Mesh`.
-    `param_dtype` and `reduce_dtype` are FSDP2's mixed precision policy, `cpu_offload` its offloading.
+    `param_dtype` and `reduce_dtype` are FSDP2's mixed precision policy, `cpu_offload` its offloading;
+    `find_unused_parameters` lets processes with a sharded model use different parameters. `sync_batch_norm` makes
+    batch norms compute over the batch of all processes.
     """
 
     def __init__(
@@ -40,29 +56,33 @@ class DistributedRuntime(Runtime):
         param_dtype: torch.dtype | None = None,
         reduce_dtype: torch.dtype | None = None,
         cpu_offload: bool = False,
+        find_unused_parameters: bool = False,
+        sync_batch_norm: bool = False,
         activation_checkpointing: bool = False,
         compile: str | None = None,  # noqa: A002  (what everyone calls it)
         timeout: float | timedelta = 600.0,
     ) -> None:
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+        policy = {"param_dtype": param_dtype, "reduce_dtype": reduce_dtype, "cpu_offload": cpu_offload}
+        sharding = {**policy, "find_unused_parameters": find_unused_parameters}
+        check_settings(strategy, precision, [name for name, value in sharding.items() if value])
         self.group = Group.join(device or _own_device(), timeout=seconds)
         super().__init__(
-            self.group.device,
-            precision,
-            activation_checkpointing=activation_checkpointing,
-            compile=compile,
+            self.group.device, precision, activation_checkpointing=activation_checkpointing, compile=compile
         )
         self.rank, self.world = self.group.rank, self.group.world
         self.mesh = self._resolve(strategy)
-        self.policy = (param_dtype, reduce_dtype, cpu_offload)
-        self._check_settings()
+        self._policy = policy
         self._device_mesh: Any = None
-        data_rank = self.rank // self.mesh.tensor
         self.num_shares = self.mesh.data_size
         self.forwards_together = self.mesh.is_sharded
-        self.shard = Shard(data_rank, self.num_shares)
+        self.sample_rank = self.rank // self.mesh.tensor
+        self.shard = Shard(self.sample_rank, self.num_shares)
         self.data_group = self._build_data_group()
-        self._sharded: list[Any] = []
+        self.part = Part(self.data_group)
+        self._sync_batch_norm = sync_batch_norm
+        self._shards = Shards(self.gather_objects, finds_unused=find_unused_parameters)
+        self._buffers: list[Tensor] = []
         self._watch: Guard | None = None
         self._agreement = Agreement(self.group.new_host_group())
 
@@ -75,19 +95,6 @@ class DistributedRuntime(Runtime):
             raise ConfigurationError(f"runtime={strategy!r}: use one of {', '.join(STRATEGIES)}, or a Mesh.")
         strategy.check(self.world)
         return strategy
-
-    def _check_settings(self) -> None:
-        param_dtype, reduce_dtype, cpu_offload = self.policy
-        if self.mesh.is_sharded and self.precision == "fp16":
-            raise ConfigurationError(
-                "precision='fp16' does not go with a sharded model: each process would scale by what it sees of the "
-                "gradients. Use precision='bf16', or runtime='ddp'."
-            )
-        if not self.mesh.is_sharded and (param_dtype or reduce_dtype or cpu_offload):
-            raise ConfigurationError(
-                "param_dtype, reduce_dtype and cpu_offload are settings of a sharded model: use runtime='fsdp' or a "
-                "Mesh with shard > 1, or leave them out (precision='bf16' gives mixed precision with DDP)."
-            )
 
     def _build_data_group(self) -> dist.ProcessGroup | None:
         """The processes that work on different samples; all of them, unless layers are cut."""
@@ -120,14 +127,17 @@ class DistributedRuntime(Runtime):
         if not is_meta(module):
             module.to(self.device)
             make_equal(module, None)
+        elif not any(param.requires_grad for param in module.parameters()):  # nobody is going to wrap it
+            self._materialise(module)
 
     def wrap(self, module: nn.Module) -> dict[int, nn.Parameter]:
         """Cut and shard the model as the mesh says; the new parameters under the ids of those they replace."""
         replaced: dict[int, nn.Parameter] = {}
         was_meta = is_meta(module)
+        if self._sync_batch_norm:
+            convert(module, self.part)
         if was_meta and not self.mesh.is_sharded:
-            materialise(module, self.device)
-            make_equal(module, None)
+            self._materialise(module)
         if self.mesh.tensor > 1:
             before = dict(module.named_parameters())
             cut_layers(module, self.mesh, self.device_mesh)
@@ -137,13 +147,23 @@ class DistributedRuntime(Runtime):
         if self.mesh.shard > 1:
             again = shard_module(module, self._data_mesh(), **self._shard_settings())
             replaced = again if not replaced else {old: again[id(new)] for old, new in replaced.items()}
-            self._sharded.append(module)
-        if was_meta:
-            if self.mesh.is_sharded:
-                torch.manual_seed(0)
-                materialise(module, self.device)
-            check_values(module)
+            self._shards.modules.append(module)
+        if was_meta and self.mesh.is_sharded:
+            self._materialise(module)
+        self._buffers += _own_buffers(module)
         return replaced
+
+    def _materialise(self, module: nn.Module) -> None:
+        """Initialise a model from the meta device, from the first process's random numbers on all of them."""
+        torch.set_rng_state(self.broadcast_object(torch.get_rng_state()))
+        materialise(module, self.device)
+        problems = [problem for problem in self.gather_objects(wrong_value(module)) if problem is not None]
+        if problems:
+            raise ConfigurationError(problems[0])
+
+    def adapt_optimizer(self, optimizer: Optimizer) -> None:
+        if self.mesh.is_sharded:
+            unify_steps(optimizer)
 
     def _data_mesh(self) -> Any:
         names = ("replicate", "shard") if self.mesh.replicate > 1 else ("shard",)
@@ -152,11 +172,11 @@ class DistributedRuntime(Runtime):
     def _shard_settings(self) -> dict[str, Any]:
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 
-        param_dtype, reduce_dtype, cpu_offload = self.policy
+        dtypes: dict[str, Any] = {name: self._policy[name] for name in ("param_dtype", "reduce_dtype")}
         settings: dict[str, Any] = {}
-        if param_dtype or reduce_dtype:
-            settings["mp_policy"] = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
-        if cpu_offload:
+        if any(dtypes.values()):
+            settings["mp_policy"] = MixedPrecisionPolicy(**dtypes)
+        if self._policy["cpu_offload"]:
             settings["offload_policy"] = CPUOffloadPolicy(pin_memory=not self.is_host)
         return settings
 
@@ -166,26 +186,38 @@ class DistributedRuntime(Runtime):
             yield
         self._watch = None
 
-    def start_step(self, is_last: bool) -> None:
-        """Shards are exchanged in the backward pass of the window's last step only."""
-        for module in self._sharded:
-            module.set_requires_gradient_sync(is_last)
+    def start_step(self, is_last: bool, size: int) -> None:
+        """Gradients are exchanged in the window's last step only; a part of no samples is in no statistics."""
+        self.part.counts = size > 0
+        self._shards.start_step(is_last)
 
     def settle(self) -> None:
-        """A forward pass leaves whole parameters behind; without a backward pass nobody else cuts them again."""
-        if not self._sharded:
-            return
-        from torch.distributed.fsdp import FSDPModule
+        if self._shards.modules:
+            self._shards.settle()
 
-        for module in self._sharded:
-            for part in module.modules():
-                if isinstance(part, FSDPModule):
-                    part.reshard()
+    def prepare_backward(
+        self, loss: Tensor, params: Sequence[nn.Parameter], inputs: Sequence[Tensor] | None, *, is_last: bool
+    ) -> Sequence[Tensor] | None:
+        if not self._shards.modules:
+            return inputs
+        return self._shards.prepare(loss, params, inputs, is_last=is_last)
 
     def sync_gradients(self, params: Iterable[nn.Parameter]) -> None:
         """Average the gradients that the model's own sharding does not."""
         if self.mesh.shard == 1 and self.mesh.data_size > 1:
             average_gradients(params, self.data_group, self.mesh.data_size)
+
+    def finish_update(self) -> None:
+        """Buffers, such as the statistics of batch norm, are the first process's, as with torch's DDP."""
+        if self._buffers:
+            send_from_first(self._buffers)
+
+    def divide(self, grads: Sequence[Tensor], divisor: Tensor) -> None:
+        for group in alike(grads):
+            torch._foreach_div_(group, divisor)
+
+    def clip_norm(self, params: Sequence[nn.Parameter], max_norm: float) -> Tensor:
+        return clip_norm(params, max_norm)
 
     def any_flag(self, flag: Tensor) -> Tensor:
         """The largest of all processes' flags, on the device."""
@@ -204,8 +236,26 @@ class DistributedRuntime(Runtime):
         own = dict(table) if self.rank % self.mesh.tensor == 0 else {}
         return self.group.sum_table(own)
 
+    def gather(self, tensor: Tensor, padding_value: float | None = None) -> Tensor:
+        rows = super().gather(tensor)
+        is_copy = self.rank % self.mesh.tensor > 0  # of what another process with the same samples has
+        return self.group.gather(rows[:0] if is_copy else rows, padding_value)
+
+    @property
+    def gather_samples(self) -> Callable[[Any], list[Any]] | None:
+        return self.gather_each if self.world > 1 else None
+
+    def gather_each(self, value: Any) -> list[Any]:
+        return self.gather_objects(value)[:: self.mesh.tensor]
+
     def gather_objects(self, value: Any) -> list[Any]:
         return self.group.gather_objects(value)
+
+    def gather_parts(self, parts: Sequence[Any]) -> list[Any]:
+        """What processes with different samples have for each batch, one after the other, without those of none."""
+        own = [part and (whole(part[0]),) for part in parts]
+        steps = zip(*self.gather_each(move_to(own, torch.device("cpu"))), strict=True)
+        return [self.move(part[0]) for step in steps for part in step if part]
 
     def broadcast_object(self, value: Any) -> Any:
         return self.group.broadcast_object(value)
@@ -221,6 +271,37 @@ class DistributedRuntime(Runtime):
 
     def finish_exchange(self) -> None:
         self._agreement.finish()
+
+
+def check_settings(strategy: str | Mesh, precision: str, sharding: Sequence[str]) -> None:
+    """Refuse settings that do not go together; `sharding` names those given that are of a sharded model."""
+    is_sharded = strategy.is_sharded if isinstance(strategy, Mesh) else strategy == "fsdp"
+    if is_sharded and precision == "fp16":
+        raise ConfigurationError(
+            "precision='fp16' does not go with a sharded model: each process would scale by what it sees of the "
+            "gradients. Use precision='bf16', or runtime='ddp'."
+        )
+    if precision != "fp32" and "param_dtype" in sharding:
+        raise ConfigurationError(
+            f"precision={precision!r} and param_dtype= are two ways to compute in lower precision: leave one out."
+        )
+    if sharding and not (strategy.shard > 1 if isinstance(strategy, Mesh) else is_sharded):
+        raise ConfigurationError(
+            f"{', '.join(sharding)}: only for a model that is sharded. Use runtime='fsdp' or a Mesh with shard > 1, or "
+            "leave it out (with copies of the model precision='bf16' gives mixed precision, and parameters may be "
+            "unused without a setting)."
+        )
+
+
+def _own_buffers(module: nn.Module) -> list[Tensor]:
+    """Buffers that may come to differ between processes: not the counters, nor what is computed by all together."""
+    return [
+        buffer
+        for part in module.modules()
+        if not isinstance(part, SyncBatchNorm)
+        for name, buffer in part.named_buffers(recurse=False)
+        if name != "num_batches_tracked"
+    ]
 
 
 def _own_device() -> torch.device:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError
@@ -30,7 +30,8 @@ class DryRunDone(BaseException):
 class DryRun:
     """What a program meets instead of several processes.
 
-    `strategy` is used in place of the program's, `world` processes in place of those it launches; None leaves them.
+    `strategy`, a name or the sizes of a mesh, is used in place of the program's, `world` processes in place of those
+    it launches; None leaves them.
     `watch` gives the callbacks that a trainer has instead of its own, one of which ends the rehearsal.
     """
 
@@ -39,13 +40,13 @@ class DryRun:
         watch: Callable[[Trainer], Sequence[Callback]],
         *,
         world: int | None = None,
-        strategy: str | Mesh | None = None,
+        strategy: str | Mapping[str, int] | None = None,
     ) -> None:
-        if world is not None and world < 2:
-            raise ConfigurationError(f"{world} process: a rehearsal is for several, 2 or more.")
         self.watch = watch
         self._asked_for, self._strategy = world, strategy
-        self.world = world or (strategy.size if isinstance(strategy, Mesh) else 2)
+        self.world = world if world is not None else (prod(strategy.values()) if isinstance(strategy, Mapping) else 2)
+        if self.world < 2:
+            raise ConfigurationError(f"{self.world} process: a rehearsal is for several, 2 or more.")
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -74,9 +75,9 @@ class DryRun:
                 f"The program makes its own {type(given).__name__}, which --runtime and --mesh cannot replace: leave "
                 "them out, or give the trainer a name or a Mesh."
             )
-        if isinstance(self._strategy, Mesh) and isinstance(given, Mesh):
-            return replace(self._strategy, plan=given.plan)
-        return self._strategy
+        if isinstance(self._strategy, str):
+            return self._strategy
+        return Mesh(**self._strategy, plan=given.plan if isinstance(given, Mesh) else None)
 
     def call(self, fn: Callable[..., Any], args: tuple[Any, ...], processes: int) -> list[Any]:
         """What `launch` does in a rehearsal: the function here, as the first of so many processes."""
@@ -89,6 +90,7 @@ class DryRun:
     def _start(self) -> None:
         """The environment of the first process, and a group of all of them."""
         import torch.distributed as dist
+        from torch._C._distributed_c10d import HashStore  # where torch's types have it
         from torch.testing._internal.distributed import fake_pg  # noqa: F401  (makes the backend known)
 
         from .group import Group
@@ -109,7 +111,7 @@ class DryRun:
             "MASTER_PORT": "29500",
             "CUDA_VISIBLE_DEVICES": "",  # the host has more memory, and nothing here is about speed
         }
-        dist.init_process_group("fake", rank=0, world_size=self.world, store=dist.HashStore())
+        dist.init_process_group("fake", rank=0, world_size=self.world, store=HashStore())
         PretendedGroup.join("cpu")
 
 

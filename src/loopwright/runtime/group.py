@@ -6,10 +6,9 @@ A collective that times out or loses a peer says which rank was where, and what 
 from __future__ import annotations
 
 import atexit
-import faulthandler
 import gc
-import os
-import sys
+import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -25,6 +24,7 @@ from ..errors import ConfigurationError
 from .environment import Launch
 from .failure import CommunicationError, install_hook, is_communication
 from .gathering import gather_tensors
+from .meeting import meet
 from .peers import Peer
 
 T = TypeVar("T")
@@ -178,7 +178,7 @@ class Group:
             self._releases.pop()()
         gc.collect()
         if self._is_owner and dist.is_initialized():
-            with _no_hang(has_failed=self.has_failed):
+            with _no_hang(_FAILED_SECONDS if self.has_failed else _TEARDOWN_SECONDS):
                 dist.destroy_process_group()
 
 
@@ -195,22 +195,26 @@ def _initialize(device: torch.device, timeout: float, launch: Launch | None) -> 
         )
     if device.type == "cuda":
         torch.cuda.set_device(launch.local_rank if device.index is None else device.index)
-    is_torchrun = launch.source == "torchrun"
-    where = f"{launch.master_addr}:{launch.master_port}"
-    try:
+    with _explained(launch):
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-            init_method="env://" if is_torchrun else f"tcp://{where}",
+            store=meet(launch, timeout),
             rank=launch.rank,
             world_size=launch.world,
             timeout=timedelta(seconds=timeout),
         )
+
+
+@contextmanager
+def _explained(launch: Launch) -> Iterator[None]:
+    try:
+        yield
     except RuntimeError as error:
-        if not is_communication(error):
+        if isinstance(error, CommunicationError) or not is_communication(error):
             raise
         raise CommunicationError(
-            f"Rank {launch.rank} of {launch.world} did not meet the others at {where} within {timeout:g} s: are all "
-            f"{launch.world} running, and can this host reach {launch.master_addr}? (torch: {error})"
+            f"Rank {launch.rank} of {launch.world} met the others, but cannot connect to all of them: can their hosts "
+            f"reach each other (GLOO_SOCKET_IFNAME names the network interface to use)? (torch: {error})"
         ) from error
 
 
@@ -236,15 +240,19 @@ def _own_store() -> Store:
 
 
 @contextmanager
-def _no_hang(*, has_failed: bool) -> Iterator[None]:
-    """End the process if torch does not let go; from C, since a hanging destructor holds the interpreter's lock.
+def _no_hang(seconds: float) -> Iterator[None]:
+    """End the process if torch does not let go.
 
-    After a failure nothing more is printed: the traceback that matters is to be the last.
+    By a signal that the system answers, since a hanging destructor holds the interpreter's lock, so that no thread
+    and no handler in Python would run.
     """
-    seconds = _FAILED_SECONDS if has_failed else _TEARDOWN_SECONDS
-    with open(os.devnull, "w") as nowhere:
-        faulthandler.dump_traceback_later(seconds, exit=True, file=nowhere if has_failed else sys.stderr)
-        try:
-            yield
-        finally:
-            faulthandler.cancel_dump_traceback_later()
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+    handler = signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    timer = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        signal.signal(signal.SIGALRM, handler)

@@ -7,9 +7,7 @@ time, and ends the process if its main thread is stuck in a collective that cann
 from __future__ import annotations
 
 import os
-import select
 import signal
-import socket
 import sys
 import threading
 import time
@@ -31,12 +29,14 @@ from .failure import (
     tell,
     write_error_file,
 )
+from .wakeup import Wakeup
 
 if TYPE_CHECKING:
     from .group import Group
 
 INTERVAL = 0.25
-PATIENCE = 3.0
+PATIENCE = 3.0  # seconds for the main thread to leave by itself, and for others to say what happened
+SILENCE = 20.0  # seconds without a sign of life after which one who was asked to stop gives another up
 
 
 class Guard(Protocol):
@@ -99,8 +99,9 @@ class Watch:
         self._told = threading.Lock()
         self._has_left = False  # the main thread is on its way out by itself
         self._stopping = threading.Event()
-        self._heard = time.monotonic()
-        self._signs: dict[int, tuple[str, float]] = {}  # rank: its last sign of life, and since when it is the last
+        # Silence is counted in rounds of the time keeper: where this process itself was held up, they are as well.
+        self._round = self._heard = 0
+        self._signs: dict[int, tuple[str, int]] = {}  # rank: its last sign of life, and since when it is the last
         self._terminated = False
         self._others = [peer for peer in group.peers if peer.rank != group.rank]
         self._threads = [
@@ -112,10 +113,9 @@ class Watch:
         self._beats += 1
 
     def start(self) -> None:
-        self._signal_reader, self._signal_writer = socket.socketpair()
-        self._signal_reader.setblocking(False)
-        self._signal_writer.setblocking(False)
-        self._has_wakeup = _set_wakeup(self._signal_writer.fileno())
+        self._wakeup = Wakeup()
+        with suppress(RuntimeError):
+            self._ledger.beat(f"0 {self._where}")
         for thread in self._threads:
             thread.start()
 
@@ -128,15 +128,10 @@ class Watch:
     def stop(self) -> None:
         self._has_left = True
         self._stopping.set()
-        with suppress(BlockingIOError):
-            self._signal_writer.send(b"\0")
+        self._wakeup.release()
         for thread in self._threads:
             thread.join(timeout=1.0)  # one may be held up by a store that does not answer
-        if self._has_wakeup:
-            signal.set_wakeup_fd(-1)
-        if not self._threads[1].is_alive():
-            self._signal_reader.close()
-            self._signal_writer.close()
+        self._wakeup.stop(is_read=self._threads[1].is_alive())
 
     # The main thread, when it fails
 
@@ -176,7 +171,10 @@ class Watch:
     @property
     def _is_heard(self) -> bool:
         """Whether the store answers; one that does not would hold us up."""
-        return time.monotonic() - self._heard < PATIENCE
+        return self._seconds_since(self._heard) < PATIENCE
+
+    def _seconds_since(self, number: int) -> float:
+        return (self._round - number) * INTERVAL
 
     @property
     def _where(self) -> str:
@@ -193,15 +191,14 @@ class Watch:
 
     def _silent(self, seconds: float) -> str:
         """Who gave no sign of life for so long, in words; empty if all did."""
-        now = time.monotonic()
-        if now - self._heard > seconds:
+        if self._seconds_since(self._heard) > seconds:
             return "the store that all processes share"
-        ranks = [str(rank) for rank, (_, since) in list(self._signs.items()) if now - since > seconds]
+        ranks = [str(rank) for rank, (_, since) in list(self._signs.items()) if self._seconds_since(since) > seconds]
         return f"rank {', '.join(ranks)}" if ranks else ""
 
     def _places(self) -> dict[int, str]:
         """Where the other processes said they were, those that were heard of."""
-        return {rank: sign.partition(" ")[2] for rank, (sign, _) in list(self._signs.items()) if sign}
+        return {rank: sign.partition(" ")[2] for rank, (sign, _) in list(self._signs.items())}
 
     def _wait_for_first(self, first: Failure) -> None:
         """Let the first to fail be the first to leave: torchrun ends it before it has said why, otherwise."""
@@ -221,7 +218,7 @@ class Watch:
                 self._look_for_failure()
                 if self._terminated or self._is_in_trouble:
                     self._look_for_signs()
-                self._heard = time.monotonic()
+                self._heard = self._round
             except RuntimeError:
                 self._lose_store()
                 return
@@ -244,13 +241,14 @@ class Watch:
         return None
 
     def _look_for_signs(self) -> None:
-        now = time.monotonic()
         for peer in self._others:
             sign = self._ledger.last_beat(peer.rank)
             if self._ledger.has_finished(peer.rank):
                 self._signs.pop(peer.rank, None)
+            elif not sign:  # it has not come here yet
+                continue
             elif peer.rank not in self._signs or self._signs[peer.rank][0] != sign:
-                self._signs[peer.rank] = (sign, now)
+                self._signs[peer.rank] = (sign, self._round)
 
     def _lose_store(self) -> None:
         """Without the store nobody can be asked. It may have left with rank 0, who keeps it, in good order."""
@@ -287,40 +285,23 @@ class Watch:
     # The thread that keeps time
 
     def _keep_time(self) -> None:
-        beats, alive, known = -1, time.monotonic(), None
+        beats, alive, known = -1, 0, 0
         while not self._stopping.is_set():
-            self._read_signals()
-            now = time.monotonic()
+            self._terminated |= signal.SIGTERM in self._wakeup.wait(INTERVAL)
+            self._round += 1
             if self._beats != beats:
-                beats, alive = self._beats, now
-            if self._failure is not None and known is None:
-                known = now
+                beats, alive = self._beats, self._round
+            if self._failure is not None and known == 0:
+                known = self._round
             if self._has_left:
                 continue
-            if known is not None and now - known > PATIENCE + 1.0:
+            if known and self._seconds_since(known) > PATIENCE + 1.0:
                 _end()
-            if self._terminated and now - alive > PATIENCE and (silent := self._silent(PATIENCE)):
+            if self._terminated and self._seconds_since(alive) > SILENCE and (silent := self._silent(SILENCE)):
                 # Saving for long is no reason to be ended: that is, when all others are still there.
                 text = f"asked to stop (SIGTERM), and there is no sign of life from {silent}"
                 self._follow(Failure(-1, text, "", time.time()))
                 _end()
-
-    def _read_signals(self) -> None:
-        """Wait a while, or for a signal; Python's handlers do not run while the main thread is in a collective."""
-        select.select([self._signal_reader], [], [], INTERVAL)
-        with suppress(BlockingIOError):
-            self._terminated |= signal.SIGTERM in self._signal_reader.recv(64)
-
-
-def _set_wakeup(number: int) -> bool:
-    """Have signals written to a file the moment they come; not where somebody else has them, or off the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        return False
-    previous = signal.set_wakeup_fd(number, warn_on_full_buffer=False)
-    if previous != -1:
-        signal.set_wakeup_fd(previous)
-        return False
-    return True
 
 
 def _end() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
 import os
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 
 from ..errors import ConfigurationError, LoopwrightError
+from . import dry_run
 
 _LAUNCHER = "LOOPWRIGHT_LAUNCHER"
 
@@ -54,6 +56,8 @@ def launch(
     where the new processes can import `fn`, and "fork" for a function of a notebook.
     """
     _check(fn, processes, max_restarts)
+    if dry_run.current is not None:
+        return dry_run.current.call(fn, args, processes)
     method = start_method or ("spawn" if _is_importable(fn) else "fork")
     _check_method(method, fn, args)
     with tempfile.TemporaryDirectory(prefix="loopwright-launch-") as folder, _undisturbed():
@@ -88,7 +92,8 @@ def _launch(
 
 def _call(folder: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     """What each process does: `fn`, its result or its exception as bytes."""
-    torch.set_num_threads(1)  # as torchrun sets it; after a fork, the parent's threads are not there
+    gc.freeze()  # after a fork the parent's threads are not here: collecting its garbage might wait for one
+    torch.set_num_threads(1)  # as torchrun sets it; it also has to be 1 after a fork
     try:
         return _sendable(fn(*args))
     except Exception as error:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ..data.sharding import Shard
 from ..errors import ConfigurationError
+from . import dry_run
 from .mesh import Mesh
 
 _DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -26,6 +28,7 @@ class Runtime:
 
     rank = 0
     world = 1
+    sample_rank = 0  # among those that work on different samples
     num_shares = 1
     shard: Shard | None = None
     forwards_together = False  # whether a forward pass needs all processes, so that none may leave one out
@@ -84,13 +87,12 @@ class Runtime:
 
     def wrap(self, module: nn.Module) -> dict[int, nn.Parameter]:
         """Prepare a model for training; new parameters, where there are any, under the ids of those they replace."""
-        from .wrapping import blocks_of, checkpoint_activations
+        from .wrapping import checkpoint_activations, compile_parts
 
         if self.activation_checkpointing:
             checkpoint_activations(module)
         if self.compile is not None:
-            for part in [module] if self.compile == "model" else blocks_of(module):
-                part.compile()
+            compile_parts(module, self.compile)
         return {}
 
     def move(self, batch: Any) -> Any:
@@ -103,14 +105,34 @@ class Runtime:
         """Around training: when it fails on one process, it ends on all."""
         return nullcontext()
 
-    def start_step(self, is_last: bool) -> None:
-        """A step begins; `is_last` in its window."""
+    def adapt_optimizer(self, optimizer: Optimizer) -> None:
+        """Let an optimizer cope with the parameters that the models have now."""
+
+    def start_step(self, is_last: bool, size: int) -> None:
+        """A step of so many samples begins; `is_last` in its window."""
 
     def settle(self) -> None:
         """Forward passes without a backward pass are over."""
 
+    def prepare_backward(
+        self, loss: Tensor, params: Sequence[nn.Parameter], inputs: Sequence[Tensor] | None, *, is_last: bool
+    ) -> Sequence[Tensor] | None:
+        """Get ready for a backward pass to some parameters; `inputs` as what autograd knows them by."""
+        return inputs
+
+    def finish_update(self) -> None:
+        """An update is over."""
+
     def sync_gradients(self, params: Iterable[nn.Parameter]) -> None:
         """Make the gradients of a window those of all processes together."""
+
+    def divide(self, grads: Sequence[Tensor], divisor: Tensor) -> None:
+        """Divide gradients, of which a process may hold parts only."""
+        torch._foreach_div_(list(grads), divisor)
+
+    def clip_norm(self, params: Sequence[nn.Parameter], max_norm: float) -> Tensor:
+        """Clip the gradients by the norm of all of them together, and return that."""
+        return nn.utils.clip_grad_norm_(params, max_norm)
 
     def any_flag(self, flag: Tensor) -> Tensor:
         return flag
@@ -121,8 +143,28 @@ class Runtime:
     def sum_table(self, table: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
         return dict(table)
 
+    def gather(self, tensor: Tensor, padding_value: float | None = None) -> Tensor:
+        """The rows of all processes that work on different samples, one after the other, on every process.
+
+        Where dimensions other than the first differ, `padding_value` fills them up to the largest.
+        """
+        return tensor if tensor.dim() else tensor.reshape(1)
+
+    @property
+    def gather_samples(self) -> Callable[[Any], list[Any]] | None:
+        """`gather_each`, where there are several processes."""
+        return None
+
+    def gather_each(self, value: Any) -> list[Any]:
+        """One value of each process that works on samples of its own."""
+        return [value]
+
     def gather_objects(self, value: Any) -> list[Any]:
         return [value]
+
+    def gather_parts(self, parts: Sequence[Any]) -> list[Any]:
+        """What all processes have for each batch, in the order of its samples; each part in a tuple, or an empty one."""
+        return [part[0] for part in parts if part]
 
     def broadcast_object(self, value: Any) -> Any:
         return value
@@ -174,6 +216,8 @@ def resolve_runtime(given: Any, precision: str) -> Runtime:
     An object as it is; a device; "ddp", "fsdp" or a `Mesh`; or None: several processes if there are, else the best
     device there is.
     """
+    if dry_run.current is not None:
+        given = dry_run.current.strategy_for(given)
     if isinstance(given, Runtime):
         if precision not in ("fp32", given.precision):
             raise ConfigurationError(

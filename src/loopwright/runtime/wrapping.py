@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from ..alike import alike, spread_of
 from ..errors import ConfigurationError
 from .mesh import Mesh
 
@@ -18,14 +20,19 @@ def is_meta(module: nn.Module) -> bool:
 
 
 def materialise(module: nn.Module, device: torch.device) -> None:
-    """Give a model that was built on the meta device memory and initial values."""
-    module.to_empty(device=device)
+    """Give a model that was built on the meta device memory and initial values.
+
+    Its parameters stay the objects they are, so an optimizer may hold them already. Of a sharded model one layer at a
+    time is initialised whole, on every process with the same random numbers, and each keeps its part: the values are
+    those that one process would have drawn.
+    """
+    _give_memory(module, device)
     missing = []
     for name, part in module.named_modules():
         own = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
         reset = getattr(part, "reset_parameters", None)
         if callable(reset):
-            reset()
+            _initialise(part, reset)
         elif own:
             missing.append(f"{name or 'the model'} ({type(part).__name__})")
     if missing:
@@ -35,14 +42,54 @@ def materialise(module: nn.Module, device: torch.device) -> None:
         )
 
 
-def check_values(module: nn.Module) -> None:
-    """Refuse a model with tensors that have no memory or no finite values."""
+def _give_memory(module: nn.Module, device: torch.device) -> None:
+    if any(spread_of(param) is not None for param in module.parameters()):
+        module.to_empty(device=device)  # what shards a model watches this
+        return
+    before = dict(module.named_parameters(remove_duplicate=False))
+    module.to_empty(device=device)
+    for name, param in before.items():
+        owner, _, last = name.rpartition(".")
+        part = module.get_submodule(owner)
+        new = part._parameters[last]
+        if new is not None and new is not param:
+            torch.utils.swap_tensors(param, new)  # type: ignore[no-untyped-call]
+            part._parameters[last] = param
+
+
+def _initialise(part: nn.Module, reset: Callable[[], Any]) -> None:
+    """Let a layer fill its own parameters; those that are spread over processes as whole ones, for as long as it takes."""
+    from ..checkpoint.placing import restore_into
+
+    spread = {name: p for name, p in part._parameters.items() if p is not None and spread_of(p) is not None}
+    for name, param in spread.items():
+        stand_in = torch.empty(param.shape, dtype=param.dtype, device=local_part(param).device)
+        part._parameters[name] = nn.Parameter(stand_in, requires_grad=param.requires_grad)
+    try:
+        reset()
+        for name, param in spread.items():
+            filled = part._parameters[name]
+            assert filled is not None
+            restore_into(param, filled.detach())
+    finally:
+        part._parameters.update(spread)
+
+
+def wrong_value(module: nn.Module) -> str | None:
+    """What is wrong with a model that was just initialised: a tensor without memory or without finite values."""
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if tensor.is_meta:
-            raise ConfigurationError(f"{name} is still on the meta device: its module did not initialise it.")
+            return f"{name} is still on the meta device: its module did not initialise it."
         local = local_part(tensor)
         if local.is_floating_point() and not torch.isfinite(local).all():
-            raise ConfigurationError(f"{name} has non-finite values right after initialisation.")
+            return f"{name} has non-finite values right after initialisation: correct its module's `reset_parameters`."
+    return None
+
+
+def check_values(module: nn.Module) -> None:
+    """Refuse a model with tensors that have no memory or no finite values."""
+    if (problem := wrong_value(module)) is not None:
+        raise ConfigurationError(problem)
 
 
 def make_equal(module: nn.Module, group: dist.ProcessGroup | None) -> None:
@@ -106,6 +153,27 @@ def checkpoint_activations(module: nn.Module) -> None:
         checkpoint(block)
 
 
+def compile_parts(module: nn.Module, what: str) -> None:
+    """torch.compile for the model or its blocks; in place, so that the names in its state dict stay."""
+    blocks = blocks_of(module)
+    if what == "blocks" and not blocks:
+        raise ConfigurationError(
+            "compile='blocks' found no repeated blocks in the model (modules of one class in a ModuleList or "
+            "Sequential): use compile='model'."
+        )
+    for part in [module] if what == "model" else blocks:
+        part.compile()
+
+
+def unify_steps(optimizer: Optimizer) -> None:
+    """Leave out the quick ways of stepping that torch has not for sharded parameters, or not for different ones."""
+    options: tuple[str, ...] = () if isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW) else ("fused",)
+    if len(alike(p for group in optimizer.param_groups for p in group["params"])) > 1:
+        options = ("foreach", "fused")
+    for group in optimizer.param_groups:
+        group.update({option: False for option in options if option in group})
+
+
 def local_part(tensor: Tensor) -> Tensor:
     """The tensor itself, or this process's part of a distributed one."""
     to_local = getattr(tensor, "to_local", None)
@@ -138,16 +206,43 @@ def average_gradients(params: Iterable[nn.Parameter], group: dist.ProcessGroup |
     """
     for bucket in buckets(params):
         marks = torch.tensor([p.grad is not None for p in bucket], dtype=bucket[0].dtype, device=bucket[0].device)
-        parts = [(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in bucket]
-        flat = torch.cat([marks, *parts])
+        own = [_gradient_part(p) for p in bucket]
+        parts = [torch.zeros_like(local_part(p)) if grad is None else grad for p, grad in zip(bucket, own, strict=True)]
+        flat = torch.cat([marks, *(part.reshape(-1) for part in parts)])
         dist.all_reduce(flat, group=group)
         marks = flat[: len(bucket)]
         flat[len(bucket) :].div_(world)
         start = len(bucket)
-        for index, param in enumerate(bucket):
-            own = flat[start : start + param.numel()].view_as(param)
-            start += param.numel()
-            if param.grad is not None:
-                param.grad.copy_(own)
+        for index, (param, grad, part) in enumerate(zip(bucket, own, parts, strict=True)):
+            averaged = flat[start : start + part.numel()].view_as(part)
+            start += part.numel()
+            if grad is not None:
+                grad.copy_(averaged)
             elif marks[index].item():
-                param.grad = own.clone()
+                param.grad = torch.zeros_like(param)
+                local_part(param.grad).copy_(averaged)
+
+
+def _gradient_part(param: nn.Parameter) -> Tensor | None:
+    """This process's part of a gradient, spread as its parameter is."""
+    grad: Any = param.grad
+    if grad is None or spread_of(grad) is None:
+        return None if grad is None else grad.detach()
+    placements = param.placements  # type: ignore[attr-defined]
+    if grad.placements != placements:
+        param.grad = grad = grad.redistribute(placements=placements)
+    return local_part(grad)
+
+
+def send_from_first(tensors: Iterable[Tensor]) -> None:
+    """Give every process the first one's values, one collective for each type."""
+    groups: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(tensor.dtype, []).append(tensor)
+    for group in groups.values():
+        flat = torch.cat([tensor.detach().reshape(-1) for tensor in group])
+        dist.broadcast(flat, src=0)
+        start = 0
+        for tensor in group:
+            tensor.detach().copy_(flat[start : start + tensor.numel()].view_as(tensor))
+            start += tensor.numel()

@@ -1,9 +1,10 @@
 """A small program for two hosts, one of which is cut off while it runs.
 
-Arguments: a folder, where each rank counts its updates in `rank0` and `rank1`; and the number of updates. The loop
-between `guarded` and its end stands for a training.
+Arguments: a folder, where each rank counts its updates in `rank0` and `rank1` and says its process number in `pid0` and
+`pid1`; and the number of updates. The loop inside `guarded` stands for a training.
 """
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -22,6 +23,7 @@ TIMEOUT = 5.0
 def main() -> None:
     folder, num_updates = Path(sys.argv[1]), int(sys.argv[2])
     group = Group.join(timeout=TIMEOUT)
+    (folder / f"pid{group.rank}").write_text(str(os.getpid()))
     agreement = Agreement(group.host_group)
     total = torch.zeros(1)
     with guarded(group) as guard, Signals():

@@ -189,6 +189,8 @@ class Core(CoreTrainer):
             waiting, self._after_update = self._after_update, []
             for action in waiting:
                 action()
+        if self.signals.take_save():
+            self.door.callback_handler.call_event("save_requested_run", self.door)
 
     def after_update(self, action: Callable[[], None]) -> None:
         """Do it now, or, inside a step, when the update is through and the state of the run is whole again."""

@@ -85,7 +85,7 @@ def load_run(door: Trainer, directory: str | Path) -> dict[str, Any]:
     assert mark is not None
     assert core.train_stream is not None
     core.optimization.load_state_dict(mark.lanes)
-    mark.enter(core.train_stream)
+    mark.enter(core.train_stream, core.eval_stream)
     core.stage, core.resumed_event = own["stage"], own["event"]
     door.run_history.load_state_dict(own["history"])
     return tree

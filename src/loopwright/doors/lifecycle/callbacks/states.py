@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class SaveTrainingStateCallback(TrainerCallback):
     """Writes training states to directories in `save_dir`, which `train(resume_from=...)` takes.
 
-    They are written every so many epochs or training steps, and at the end or when a signal ends the run; with
-    `max_checkpoints` only the latest are kept.
+    They are written every so many epochs or training steps, at the end or when a signal ends the run, and when SIGUSR1
+    asks for one; with `max_checkpoints` only the latest are kept.
     """
 
     def __init__(
@@ -60,6 +60,10 @@ class SaveTrainingStateCallback(TrainerCallback):
         """Called when SIGTERM or SIGINT ends the run after an update, instead of its end."""
         if self.save_at_end:
             self.save(trainer, "interrupted")
+
+    def save_requested_run(self, trainer: Trainer) -> None:
+        """Called after the update in which SIGUSR1 came."""
+        self.save(trainer, "requested")
 
     def save(self, trainer: Trainer, name: str) -> None:
         """Write a state under this name, then remove those that are too many."""

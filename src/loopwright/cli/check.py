@@ -1,0 +1,115 @@
+"""`loopwright check ...`: what a program would be on several processes, found out on one."""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigurationError, LoopwrightError
+from .check_output import print_report
+from .exits import EXIT_CODES, FOUND, OK
+
+if TYPE_CHECKING:
+    from ..rehearsal import Rehearsal
+
+MORE = """\
+The program is run as the first of several processes, the others being pretended, up to and with the first update of
+its first `train` call, on the CPU and with few samples. Its callbacks are not called and its run directory is not
+touched. Then the mesh is printed, who holds which parameters, bytes per process, and how a batch is divided.
+Exit code 1: a mistake was found, or the program failed before its first update was over."""
+
+
+def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
+    """Add the command."""
+    parser = parsers.add_parser(
+        "check",
+        help="rehearse a program for several processes on one",
+        description=f"Rehearse a program for several processes on one.\n{MORE}",
+        epilog=f"example: loopwright check --processes 8 --runtime fsdp train.py --epochs 3\n\n{EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=[common],
+    )
+    parser.add_argument(
+        "--processes", type=int, metavar="N", help="how many (default: as the mesh or `launch` say, or 2)"
+    )
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--runtime", choices=("ddp", "fsdp"), help="instead of what the program says")
+    instead.add_argument("--mesh", metavar="AXES", help="the same as a mesh: replicate=2,shard=4 (tensor=2)")
+    parser.add_argument("--all", action="store_true", help="list every parameter, and every process by itself")
+    parser.add_argument("program", metavar="PROGRAM", help="a Python file, as torchrun would be given")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="what the program gets")
+    parser.set_defaults(run=check_command)
+
+
+def check_command(options: argparse.Namespace) -> int:
+    from ..rehearsal import Rehearsal
+    from ..runtime.dry_run import DryRun
+
+    program = Path(options.program)
+    if not program.is_file():
+        raise ConfigurationError(f"{program} is no file: name the Python program that trains.")
+    rehearsal = Rehearsal()
+    strategy = parse_mesh(options.mesh) if options.mesh else options.runtime
+    dry_run = DryRun(rehearsal.watch, world=options.processes, strategy=strategy)
+    with dry_run.running():
+        error = _rehearse(program, options.arguments, rehearsal)
+    if error is not None:
+        _tell_of(error, is_long=options.debug)
+        if isinstance(error, LoopwrightError):
+            rehearsal.report.mistakes.append(str(error))
+    print_report(rehearsal.report, dry_run.world, is_full=options.all)
+    return FOUND if error is not None or rehearsal.report.mistakes else OK
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """The sizes that `replicate=2,shard=4` names."""
+    from ..runtime.holdings import AXES
+
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, number = part.partition("=")
+        if name.strip() not in AXES or not number.strip().isdecimal() or name.strip() in sizes:
+            raise ConfigurationError(f"--mesh {text}: {part!r} is none of {'=N, '.join(AXES)}=N, each at most once.")
+        sizes[name.strip()] = int(number)
+    return sizes
+
+
+def _rehearse(program: Path, arguments: Sequence[str], rehearsal: Rehearsal) -> Exception | None:
+    """Run the program as far as it goes; what it raised."""
+    from ..runtime.dry_run import DryRunDone
+
+    try:
+        with _as_main(program, arguments):
+            runpy.run_path(str(program), run_name="__main__")
+    except DryRunDone:
+        return None
+    except SystemExit as left:
+        raise ConfigurationError(
+            f"{program} ended with exit code {left.code} before it trained: its arguments come after its name."
+        ) from None
+    except Exception as error:
+        return error
+    raise ConfigurationError(f"{program} ended without a call of `train`: there was nothing to check.")
+
+
+@contextmanager
+def _as_main(program: Path, arguments: Sequence[str]) -> Iterator[None]:
+    """What `python program arguments` sees."""
+    argv, path = sys.argv, sys.path
+    sys.argv, sys.path = [str(program), *arguments], [str(program.parent.absolute()), *path]
+    try:
+        yield
+    finally:
+        sys.argv, sys.path = argv, path
+
+
+def _tell_of(error: Exception, *, is_long: bool) -> None:
+    """Where an error comes from; ours say all that matters in a line, which the report has."""
+    if is_long or not isinstance(error, LoopwrightError):
+        traceback.print_exception(error)

@@ -1,0 +1,288 @@
+"""Small training runs that have to end alike on one process and on several: each takes a runtime, returns numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from loopwright import NonFiniteLossError, Schedule, StepResult, Trainer
+from loopwright.callbacks import EMA, Freeze, NonFiniteGuard
+
+Scenario = Callable[[Any], dict[str, Any]]
+
+SCENARIOS: dict[str, Scenario] = {}
+
+
+def scenario(function: Scenario) -> Scenario:
+    SCENARIOS[function.__name__] = function
+    return function
+
+
+def run_all(rank: int, runtime: Any, names: list[str]) -> dict[str, Any]:
+    """What each scenario gives, or the error that it raised, which is then the same on all ranks."""
+    results: dict[str, Any] = {}
+    for name in names:
+        try:
+            results[name] = SCENARIOS[name](runtime)
+        except Exception as error:
+            results[name] = f"{type(error).__name__}: {error}"
+    return results
+
+
+def build_model(width: int = 9) -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Linear(width, 2)).double()
+
+
+def build_data(n: int = 37) -> TensorDataset:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(n, 6, generator=generator, dtype=torch.float64)
+    return TensorDataset(x, x[:, :2].sin() + x[:, 2:4])
+
+
+def whole(tensor: Any) -> Tensor:
+    """A copy of all of a tensor, that may be spread over processes."""
+    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().clone()
+
+
+def weights_of(*modules: nn.Module) -> list[Tensor]:
+    return [whole(value) for module in modules for value in module.state_dict().values()]
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), lr=1e-2, weight_decay=0.1)
+
+
+def fit(runtime: Any, model: nn.Module | None = None, *, data: Any = None, batch_size: int | None = 8, **options: Any):
+    """Train for two epochs; the trainer, and the numbers that have to be the same."""
+    model = model or build_model()
+    kind = options.pop("kind", Trainer)
+    limits = {name: options.pop(name) for name in ("num_epochs", "num_updates", "num_samples") if name in options}
+    trainer = kind(model, adam(model), nn.MSELoss(), runtime=runtime, progress="silent", **options)
+    history = trainer.train(
+        build_data() if data is None else data,
+        **(limits or {"num_epochs": 2}),
+        eval_data=build_data(13),
+        batch_size=batch_size,
+    )
+    return trainer, {
+        "weights": weights_of(model),
+        "epochs": history.epochs,
+        "steps": list(history.steps["loss"]),
+        "update": trainer.progress.update,
+        "sample": trainer.progress.sample,
+    }
+
+
+@scenario
+def supervised(runtime: Any) -> dict[str, Any]:
+    return fit(runtime)[1]
+
+
+@scenario
+def accumulated_with_a_short_last_window(runtime: Any) -> dict[str, Any]:
+    return fit(runtime, accumulate=2)[1]
+
+
+@scenario
+def clipped_by_the_global_norm(runtime: Any) -> dict[str, Any]:
+    norms: list[Tensor] = []
+
+    class Noting(Trainer):
+        def on_update_end(self) -> None:
+            norms.append(self.optimization.lanes["optimizer"].norm.clone())
+
+    return fit(runtime, clip_norm=0.1, accumulate=3, kind=Noting)[1] | {"norms": norms}
+
+
+@scenario
+def clipped_by_value(runtime: Any) -> dict[str, Any]:
+    return fit(runtime, clip_value=0.01)[1]
+
+
+@scenario
+def last_batch_smaller_than_the_number_of_processes(runtime: Any) -> dict[str, Any]:
+    return fit(runtime, data=build_data(33))[1]
+
+
+@scenario
+def fewer_samples_than_processes(runtime: Any) -> dict[str, Any]:
+    return fit(runtime, data=build_data(1), num_updates=3)[1]
+
+
+class Ragged(Trainer):
+    """A loss over tokens, of which samples have different numbers: a sum and a count."""
+
+    def compute_loss(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        kept = targets > -0.5
+        return ((outputs - targets) ** 2)[kept].sum(), kept.sum()
+
+
+@scenario
+def ragged_token_counts(runtime: Any) -> dict[str, Any]:
+    return fit(runtime, kind=Ragged)[1]
+
+
+@scenario
+def ragged_token_counts_accumulated(runtime: Any) -> dict[str, Any]:
+    return fit(runtime, kind=Ragged, accumulate=3, clip_norm=0.5, data=build_data(33))[1]
+
+
+class Branches(nn.Module):
+    """One linear layer for samples of one kind, one for the other, and one for none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.first, self.second, self.never = (nn.Linear(6, 2).double() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        kind = x[:, :1] > 0
+        out = x[:, :2] * 0.0
+        if kind.any():
+            out = out + torch.where(kind, self.first(x), 0.0)
+        if not kind.all():
+            out = out + torch.where(kind, 0.0, self.second(x))
+        return out
+
+
+@scenario
+def parameters_used_on_some_processes_or_nowhere(runtime: Any) -> dict[str, Any]:
+    x, y = build_data(24).tensors
+    order = torch.argsort(x[:, 0]).tolist()
+    batches = [order[at :: 6] for at in range(6)]
+    loader = torch.utils.data.DataLoader(TensorDataset(x, y), batch_sampler=batches)
+    return fit(runtime, Branches(), data=loader, batch_size=None)[1]
+
+
+@scenario
+def layers_frozen_for_an_epoch(runtime: Any) -> dict[str, Any]:
+    return fit(runtime, callbacks=[Freeze("0", until_epoch=1)], num_epochs=3)[1]
+
+
+@scenario
+def layers_frozen_from_the_start(runtime: Any) -> dict[str, Any]:
+    model = build_model()
+    model[2].requires_grad_(False)
+    return fit(runtime, model)[1]
+
+
+@scenario
+def scheduled_every_update(runtime: Any) -> dict[str, Any]:
+    factory = lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)  # noqa: E731
+    trainer, result = fit(runtime, scheduler=Schedule(factory, every="update"), accumulate=2)
+    return result | {"rate": [group["lr"] for group in trainer.optimizers["optimizer"].param_groups]}
+
+
+@scenario
+def averaged_weights(runtime: Any) -> dict[str, Any]:
+    ema = EMA(0.9)
+    result = fit(runtime, callbacks=[ema])[1]
+    return result | {"ema": [whole(value) for value in ema.state["model"].values()]}
+
+
+@scenario
+def limited_by_updates(runtime: Any) -> dict[str, Any]:
+    return fit(runtime, num_updates=7)[1]
+
+
+@scenario
+def limited_by_samples(runtime: Any) -> dict[str, Any]:
+    return fit(runtime, num_samples=45, accumulate=2)[1]
+
+
+@scenario
+def built_by_factories(runtime: Any) -> dict[str, Any]:
+    trainer = Trainer(
+        build_model(), lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), nn.MSELoss(), runtime=runtime, progress="silent"
+    )
+    trainer.train(build_data(), num_epochs=2, batch_size=8)
+    return {"weights": weights_of(trainer.model)}
+
+
+@scenario
+def bf16(runtime: Any) -> dict[str, Any]:
+    """Autocast rounds each process's part alike, so only the sums of gradients may differ."""
+    model = build_model().float()
+    data = TensorDataset(*(tensor.float() for tensor in build_data(16).tensors))
+    runtime = "cpu" if runtime == "cpu" else runtime
+    trainer = Trainer(
+        model, torch.optim.SGD(model.parameters(), 0.1), nn.MSELoss(), runtime=runtime, precision="bf16", progress="silent"
+    )
+    trainer.train(data, num_updates=4, batch_size=8)
+    return {"rounded": weights_of(model)}
+
+
+class Gan(Trainer):
+    """Two networks, two optimizers, two updates a step."""
+
+    def configure_models(self) -> None:
+        torch.manual_seed(11)
+        self.generator = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 6)).double()
+        self.critic = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1)).double()
+
+    def configure_optimizers(self) -> None:
+        self.generator_optimizer = torch.optim.Adam(self.generator.parameters(), lr=0.01)
+        self.critic_optimizer = torch.optim.SGD(self.critic.parameters(), lr=0.1)
+
+    def train_step(self, batch: list[Tensor]) -> StepResult:
+        real = batch[0]
+        fake = self.generator(real[:, :3])
+        critic_loss = self.critic(fake.detach()).mean() - self.critic(real).mean()
+        self.update(critic_loss, self.critic_optimizer)
+        generator_loss = -self.critic(fake).mean()
+        self.update(generator_loss, self.generator_optimizer)
+        return StepResult(metrics={"critic": critic_loss, "generator": generator_loss})
+
+
+def fit_gan(runtime: Any, **options: Any) -> dict[str, Any]:
+    trainer = Gan(runtime=runtime, progress="silent", **options)
+    history = trainer.train(build_data(), num_epochs=2, batch_size=8)
+    return {
+        "weights": weights_of(trainer.generator, trainer.critic),
+        "grads": [param.grad is None for param in trainer.parameters()],
+        "steps": [list(history.steps[name]) for name in ("critic", "generator")],
+    }
+
+
+@scenario
+def gan(runtime: Any) -> dict[str, Any]:
+    return fit_gan(runtime)
+
+
+@scenario
+def gan_accumulated_and_clipped(runtime: Any) -> dict[str, Any]:
+    return fit_gan(runtime, accumulate=2, clip_norm=0.3)
+
+
+def poisoned(n: int = 37, at: int = 5) -> TensorDataset:
+    x, y = build_data(n).tensors
+    return TensorDataset(x, y.index_fill(0, torch.tensor([at]), float("nan")))
+
+
+@scenario
+def bad_sample_skipped(runtime: Any) -> dict[str, Any]:
+    guard = NonFiniteGuard("skip")
+    trainer, result = fit(runtime, data=poisoned(), callbacks=[guard], accumulate=2)
+    result["steps"] = [value == value for value in result["steps"]]  # the others' parts of that batch are numbers
+    result["epochs"] = [row["eval_loss"] for row in result["epochs"]]
+    return result | {"skipped": guard.num_skipped, "own": trainer.optimization.lanes["optimizer"].updates}
+
+
+@scenario
+def bad_sample_stops(runtime: Any) -> dict[str, Any]:
+    trainer, result = fit(runtime, data=poisoned(), callbacks=[NonFiniteGuard("stop")])
+    return {"has_reason": "not finite" in trainer.stop_reason or "is nan" in trainer.stop_reason}
+
+
+@scenario
+def bad_sample_raises(runtime: Any) -> dict[str, Any]:
+    try:
+        fit(runtime, data=poisoned())
+    except NonFiniteLossError as error:
+        return {"update": str(error).partition(" in update ")[2][:10]}
+    return {"update": "it raised nothing"}
