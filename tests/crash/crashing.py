@@ -16,6 +16,8 @@ from typing import Any
 
 import torch._dynamo  # noqa: F401  (which torch imports with the first optimizer: once here, not in every process)
 
+from loopwright.checkpoint import verify_checkpoint
+
 from .programs.train import main
 
 forking = multiprocessing.get_context("fork")
@@ -97,23 +99,32 @@ class Crashes:
 
     def _note(self, outcome: Outcome, moment: str, more: tuple[str, ...]) -> bool:
         assert outcome.code in (0, -signal.SIGKILL), f"after {moment} {more}: {outcome.code}\n{outcome.output}"
+        assert_complete(self.run_dir)
         is_killed = outcome.code != 0
         self.num_kills += is_killed
         self.tell(f"{moment}{' '.join(['', *more])}: {'killed' if is_killed else 'was through'}")
         return is_killed
 
 
-def random_moment(rng: random.Random) -> str | float:
-    """A place in the program, or seconds."""
+def assert_complete(directory: Path) -> None:
+    """Whatever has the name of a checkpoint is one: complete, down to its hashes."""
+    for file in directory.rglob("*.safetensors"):
+        if not any(part.startswith(".") for part in file.relative_to(directory).parts):
+            problems = verify_checkpoint(file.parent)
+            assert not problems, f"{file.parent}: {problems}"
+
+
+def random_moment(rng: random.Random, seconds: float) -> str | float:
+    """A place in the program, or a time within so many seconds."""
     place, most = rng.choice(
         [("step", 20), ("eval", 10), ("update", 12), ("epoch", 3), ("file", 60), ("end", 1), ("", 0), ("", 0)]
     )
-    return f"{place}:{rng.randint(1, most)}" if place else rng.uniform(0.02, 0.8)
+    return f"{place}:{rng.randint(1, most)}" if place else rng.uniform(0.0, seconds)
 
 
-def kill_at_random(crashes: Crashes, rng: random.Random, *more: str) -> bool:
-    """Kill it at some moment, by itself or from outside."""
-    moment = random_moment(rng)
+def kill_at_random(crashes: Crashes, rng: random.Random, *more: str, seconds: float = 0.5) -> bool:
+    """Kill it at some moment, by itself or from outside within so many seconds."""
+    moment = random_moment(rng, seconds)
     if isinstance(moment, str):
         return crashes.kill_at(moment, *more)
     return crashes.kill_after(moment, *more)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from loopwright import NonFiniteLossError, Schedule, StepResult, Trainer
+from loopwright import DistributedRuntime, NonFiniteLossError, Schedule, StepResult, Trainer
 from loopwright.callbacks import EMA, Freeze, NonFiniteGuard
 
 Scenario = Callable[[Any], dict[str, Any]]
@@ -28,9 +29,28 @@ def run_all(rank: int, runtime: Any, names: list[str]) -> dict[str, Any]:
     for name in names:
         try:
             results[name] = SCENARIOS[name](runtime)
-        except Exception as error:
-            results[name] = f"{type(error).__name__}: {error}"
+        except Exception:
+            results[name] = traceback.format_exc()
     return results
+
+
+def assert_same(ours: Any, theirs: Any, place: str = "") -> None:
+    """Nested numbers and tensors that are equal but for the order of additions; "rounded" ones only nearly."""
+    if isinstance(theirs, dict):
+        assert isinstance(ours, dict), ours
+        assert list(ours) == list(theirs), place
+        for name, value in theirs.items():
+            assert_same(ours[name], value, f"{place}/{name}")
+    elif isinstance(theirs, list | tuple):
+        assert len(ours) == len(theirs), place
+        for at, value in enumerate(theirs):
+            assert_same(ours[at], value, f"{place}/{at}")
+    elif isinstance(theirs, Tensor | float):
+        tolerance = {"rtol": 0.1, "atol": 0.02} if "rounded" in place else {"rtol": 1e-9, "atol": 1e-11}
+        explain = f"{place}: {ours} instead of {theirs}"
+        torch.testing.assert_close(ours, theirs, equal_nan=True, msg=explain, **tolerance)
+    else:
+        assert ours == theirs, place
 
 
 def build_model(width: int = 9) -> nn.Sequential:
@@ -156,7 +176,9 @@ def parameters_used_on_some_processes_or_nowhere(runtime: Any) -> dict[str, Any]
     order = torch.argsort(x[:, 0]).tolist()
     batches = [order[at :: 6] for at in range(6)]
     loader = torch.utils.data.DataLoader(TensorDataset(x, y), batch_sampler=batches)
-    return fit(runtime, Branches(), data=loader, batch_size=None)[1]
+    if runtime == "fsdp":
+        runtime = DistributedRuntime("fsdp", find_unused_parameters=True)
+    return fit(runtime, Branches(), data=loader, batch_size=None, accumulate=2)[1]
 
 
 @scenario
@@ -209,7 +231,6 @@ def bf16(runtime: Any) -> dict[str, Any]:
     """Autocast rounds each process's part alike, so only the sums of gradients may differ."""
     model = build_model().float()
     data = TensorDataset(*(tensor.float() for tensor in build_data(16).tensors))
-    runtime = "cpu" if runtime == "cpu" else runtime
     trainer = Trainer(
         model, torch.optim.SGD(model.parameters(), 0.1), nn.MSELoss(), runtime=runtime, precision="bf16", progress="silent"
     )

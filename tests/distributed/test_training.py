@@ -2,55 +2,155 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
 
-from loopwright import Trainer
+from loopwright import ConfigurationError, Trainer
+from loopwright.callbacks import Freeze
 from tests.distributed.ranks import run_ranks
+from tests.distributed.scenarios import SCENARIOS, Branches, assert_same, build_data, build_model, fit, run_all, weights_of
+
+SETUPS = [(2, "ddp"), (3, "ddp"), (2, "fsdp"), (3, "fsdp")]
 
 
-def build_model() -> nn.Module:
-    torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 2)).double()
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
+    return run_all(0, "cpu", list(SCENARIOS))
 
 
-def build_data(n: int = 37) -> TensorDataset:
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(n, 6, generator=generator, dtype=torch.float64)
-    return TensorDataset(x, x[:, :2].sin() + x[:, 2:4])
+@pytest.fixture(scope="module", params=SETUPS, ids=lambda setup: f"{setup[1]}-{setup[0]}")
+def together(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    """Every scenario on all ranks of one setup, started once."""
+    world, runtime = request.param
+    return run_ranks(run_all, world, runtime, list(SCENARIOS))
 
 
-def whole(tensor: Tensor) -> Tensor:
-    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().clone()
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_all_processes_end_as_one_does(name: str, alone: dict[str, Any], together: list[dict[str, Any]]) -> None:
+    assert isinstance(alone[name], dict), alone[name]
+    for results in together:
+        assert_same(results[name], alone[name])
 
 
-def train(rank: int, runtime: str | None, options: dict, num_epochs: int = 2) -> tuple[list[Tensor], list[dict], list]:
+class Counting:
+    """Counts the collectives that exchange gradients, and tells when there were any."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.calls = 0
+        for name in names:
+            setattr(dist, name, self._counted(getattr(dist, name)))
+
+    def _counted(self, collective: Any) -> Any:
+        def count(*args: Any, **options: Any) -> Any:
+            self.calls += 1
+            return collective(*args, **options)
+
+        return count
+
+
+def count_exchanges(rank: int, runtime: str) -> list[tuple[int, int]]:
+    """For every step of windows of three: exchanges in its backward pass, and in all of it."""
+    calls = Counting(["all_reduce", "reduce_scatter_tensor"])
+    counts: list[tuple[int, int]] = []
+
+    class Watched(Trainer):
+        def train_step(self, batch: Any) -> Any:
+            before = calls.calls
+            result = super().train_step(batch)
+            counts.append((self.progress.epoch_step % 3, calls.calls - before))
+            return result
+
     model = build_model()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    trainer = Trainer(model, optimizer, nn.MSELoss(), runtime=runtime, progress="silent", **options)
-    history = trainer.train(build_data(), num_epochs=num_epochs, eval_data=build_data(13), batch_size=8)
-    return [whole(p) for p in model.parameters()], history.epochs, list(history.steps["loss"])
+    trainer = Watched(
+        model, torch.optim.Adam(model.parameters()), nn.MSELoss(), runtime=runtime, accumulate=3, progress="silent"
+    )
+    trainer.train(build_data(36), num_epochs=1, batch_size=6)
+    return counts
 
 
-OPTIONS = [
-    pytest.param({}, id="plain"),
-    pytest.param({"accumulate": 2}, id="accumulated"),
-    pytest.param({"clip_norm": 0.1, "accumulate": 3}, id="clipped"),
-]
-
-
-@pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("runtime", ["ddp", "fsdp"])
-@pytest.mark.parametrize("world", [2, 3])
-def test_weights_and_metrics_equal_those_of_one_process(world: int, runtime: str, options: dict) -> None:
-    expected, epochs, steps = train(0, "cpu", options)
-    for params, own_epochs, own_steps in run_ranks(train, world, runtime, options):
-        for ours, theirs in zip(params, expected, strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
-        assert [list(row) for row in own_epochs] == [list(row) for row in epochs]
-        torch.testing.assert_close(
-            torch.tensor([list(row.values()) for row in own_epochs]), torch.tensor([list(row.values()) for row in epochs])
-        )
-        torch.testing.assert_close(torch.tensor(own_steps), torch.tensor(steps))
+def test_no_gradient_is_exchanged_before_the_last_step_of_a_window(runtime: str) -> None:
+    for counts in run_ranks(count_exchanges, 2, runtime):
+        assert [position for position, _ in counts] == [0, 1, 2, 0, 1, 2]
+        assert all((exchanges > 0) == (position == 2) for position, exchanges in counts)
+
+
+def stop_on_one(rank: int) -> list[tuple[int, str | None]]:
+    """`stop()` on one rank: after how many updates all of them end, and for which reason."""
+    ended = []
+    for stopping in (0, 1):
+
+        class Stopping(Trainer):
+            def on_update_end(self) -> None:
+                if self.progress.update == 3 and rank == stopping:  # noqa: B023  (used within this round)
+                    self.stop("rank has had enough")
+
+        model = build_model()
+        trainer = Stopping(model, torch.optim.Adam(model.parameters()), nn.MSELoss(), progress="silent")
+        trainer.train(build_data(), num_epochs=9, batch_size=8)
+        ended.append((trainer.progress.update, trainer.stop_reason))
+    return ended
+
+
+def test_a_stop_on_one_process_ends_all_of_them_after_the_same_update() -> None:
+    results = run_ranks(stop_on_one, 3)
+    assert results == [[(5, "rank has had enough")] * 2] * 3
+
+
+def differ_at_first(rank: int) -> list[Any]:
+    """What differs between processes at first: weights, dropout."""
+    torch.manual_seed(rank)
+    model = nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5), nn.Linear(4, 2)).double()
+    masks: list[Tensor] = []
+    model[1].register_forward_hook(lambda module, args, output: masks.append(output == 0))
+    trainer = Trainer(model, torch.optim.Adam(model.parameters()), nn.MSELoss(), progress="silent")
+    trainer.train(build_data(32), num_updates=2, batch_size=16)
+    return [weights_of(model), masks]
+
+
+def test_weights_are_the_first_processs_and_dropout_is_each_ones_own() -> None:
+    (first, first_masks), (second, second_masks) = run_ranks(differ_at_first, 2)
+    assert all(map(torch.equal, first, second))
+    assert not torch.equal(first_masks[0], second_masks[0])
+
+
+def use_different_parameters(rank: int) -> str:
+    x, y = build_data(8).tensors
+    batches = [(x[x[:, 0] < 0][:2], y[:2]), (x[x[:, 0] > 0][:2], y[:2])]
+    with pytest.raises(ConfigurationError) as raised:
+        fit("fsdp", Branches(), data=batches, batch_size=None)
+    return str(raised.value)
+
+
+def test_processes_of_a_sharded_model_that_use_different_parameters_are_told_which() -> None:
+    for message in run_ranks(use_different_parameters, 2):
+        assert "on rank 0: first.weight, first.bias; on rank 1: second.weight, second.bias." in message
+        assert "never" not in message  # that no process uses is nothing wrong
+        assert "find_unused_parameters=True" in message
+
+
+def batch_norm(rank: int, runtime: str) -> list[Any]:
+    """Statistics of batch norm after training, and what an evaluation with them gives."""
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double()
+    trainer = Trainer(
+        model,
+        torch.optim.SGD(model.parameters(), 0.1),
+        nn.MSELoss(),
+        runtime=runtime,
+        callbacks=[Freeze("0")],
+        progress="silent",
+    )
+    trainer.train(build_data(32), num_epochs=2, batch_size=8)
+    return [value.clone() for value in model[1].buffers()]
+
+
+@pytest.mark.parametrize("runtime", ["ddp", "fsdp"])
+def test_buffers_are_those_of_the_first_process(runtime: str) -> None:
+    first, second = run_ranks(batch_norm, 2, runtime)
+    assert all(map(torch.equal, first, second))
+    assert first[0].abs().sum() > 0

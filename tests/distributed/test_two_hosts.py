@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .hosts import two_hosts, wait_until
-from .scripts.two_hosts import TIMEOUT
+from loopwright.checkpoint import CheckpointStore
 
-SCRIPT = Path(__file__).parent / "scripts" / "two_hosts.py"
+from .hosts import two_hosts, wait_until
+from .ranks import run_ranks
+from .scripts.two_hosts import TIMEOUT
+from .scripts.two_hosts_training import train
+
+SCRIPTS = Path(__file__).parent / "scripts"
+SCRIPT = SCRIPTS / "two_hosts.py"
+TRAINING = SCRIPTS / "two_hosts_training.py"
 
 
 def is_running(pid: int) -> bool:
@@ -33,3 +39,21 @@ def test_both_sides_end_when_the_cable_between_them_is_pulled(tmp_path: Path) ->
     assert "CommunicationError: Rank 0 of 2, at update" in told
     assert f"did not answer within {TIMEOUT:g} s. No sign of life from rank 1." in told
     assert "CommunicationError: Rank 1 of 2, at update" in (tmp_path / "b.log").read_text()
+
+
+def test_a_pair_that_was_cut_apart_resumes_exactly_when_it_is_started_again(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    store = CheckpointStore(run / "checkpoints")
+    with two_hosts() as hosts:
+        for host in "ab":
+            hosts.torchrun(host, tmp_path / f"{host}.log", TRAINING, run, 1_000_000)
+        wait_until(lambda: bool(store.entries()), 90, "a checkpoint")
+        pids = [int((tmp_path / f"pid{rank}").read_text()) for rank in range(2)]
+        hosts.set_cable("down")
+        wait_until(lambda: not any(map(is_running, pids)), TIMEOUT + 30, "the end of both ranks")
+    num_updates = store.entries()[-1].meta["update"] + 10
+    with two_hosts() as hosts:
+        again = [hosts.torchrun(host, tmp_path / f"{host}2.log", TRAINING, run, num_updates) for host in "ab"]
+        assert [process.wait(timeout=90) for process in again] == [0, 0], (tmp_path / "a2.log").read_text()
+    resumed = [(tmp_path / f"digest{rank}").read_text() for rank in range(2)]
+    assert resumed == run_ranks(train, 2, tmp_path / "whole", num_updates)
