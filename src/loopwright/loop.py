@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from copy import deepcopy
 from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -192,11 +193,12 @@ def evaluate(trainer: Trainer, stream: Stream) -> dict[str, float]:
     step_ends, autocast = trainer.hooks["on_eval_step_end"], trainer.runtime.autocast
     with trainer.phase(meter), trainer.eval_mode(), torch.no_grad(), preserved_rng():
         trainer.emit("on_eval_start", stream)
+        start = stream.state_dict() if stream.spans_epochs else None
         stream.begin(0)
         steps = 0
         for steps, (batch, size, total) in enumerate(stream, start=1):  # noqa: B007  (looked at after the loop)
             if trainer.is_interrupted:
-                return {}
+                break
             trainer.window.size = size
             if size == 0 and total is not None:  # nothing of this batch is for this process
                 if trainer.runtime.forwards_together:
@@ -212,8 +214,13 @@ def evaluate(trainer: Trainer, stream: Stream) -> dict[str, float]:
                 meter.flush()
         if steps == 0:
             raise DataError("The evaluation data is empty: pass a data set or loader with at least one batch.")
-        trainer.runtime.settle()
-        trainer.emit("on_eval_end", stream)
+        if not trainer.is_interrupted:
+            trainer.runtime.settle()
+            trainer.emit("on_eval_end", stream)
+        if trainer.is_interrupted:  # the resumed run does all of it again
+            if start is not None:
+                stream.load_state_dict(start)
+            return {}
         return meter.compute(trainer.runtime.sum_table, gather=trainer.runtime.gather_samples)
 
 
@@ -221,10 +228,10 @@ def _stand_in(trainer: Trainer, batch: Any) -> None:
     """Take part in the forward passes of an evaluation step in which this process has no sample; nothing is measured."""
     from .checkpoint.metric_state import load_metric_states, metric_states
 
-    measured = metric_states(trainer.modules)
+    measured = deepcopy(metric_states(trainer.modules))
     with trainer.runtime.autocast:
         trainer.eval_step(batch)
-    load_metric_states(trainer.modules, measured)
+    load_metric_states(trainer.modules, [measured])
 
 
 def predict(trainer: Trainer, stream: Stream) -> list[Any]:

@@ -80,9 +80,21 @@ def compute_together(metrics: Mapping[str, Any], gather: Gather) -> dict[str, An
     return everywhere
 
 
+def merge_copies(metric: object, copies: Sequence[object]) -> None:
+    """Let a metric, or a collection of them, go on from what its copies have measured."""
+    states = [{path: _state(part) for path, part in parts_of(copy).items()} for copy in copies]
+    for path, part in parts_of(metric).items():
+        merge_into(part, [state[path] for state in states])
+
+
+def merge_into(part: Mergeable, states: Sequence[State]) -> None:
+    """Let a metric go on from the states of several processes."""
+    _set(part, merge(part, states))
+
+
 def merge(part: Mergeable, states: Sequence[State]) -> State:
     """One state of several; those that were never updated have nothing to say."""
-    updated = [state for state in states if state["count"]] or list(states[:1])
+    updated = [state for state in states if state["updates"]] or list(states[:1])
     values = {}
     for name, reduce in part._reductions.items():
         column = [state["values"][name] for state in updated]
@@ -94,19 +106,19 @@ def merge(part: Mergeable, states: Sequence[State]) -> State:
             joins = getattr(reduce, "__name__", "") == "dim_zero_cat"
             stacked = torch.cat([v.reshape(1) if v.dim() == 0 else v for v in column]) if joins else torch.stack(column)
             values[name] = stacked if reduce is None or joins else reduce(stacked)
-    return {"values": values, "count": sum(state["count"] for state in states)}
+    return {"values": values, "updates": sum(state["updates"] for state in states)}
 
 
 def _state(part: Mergeable) -> State:
     values = {name: list(v) if isinstance(v, list) else v for name, v in part.metric_state.items()}
-    return {"values": values, "count": part._update_count}
+    return {"values": values, "updates": part._update_count}
 
 
 def _set(part: Mergeable, state: State) -> None:
     device = getattr(part, "device", None) or torch.device("cpu")
     for name, value in state["values"].items():
         setattr(part, name, _to(value, device))
-    part._update_count = state["count"]
+    part._update_count = state["updates"]
     part._computed = None
 
 

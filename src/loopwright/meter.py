@@ -141,17 +141,21 @@ class Meter:
         for metric in self._computed.values():
             metric.reset()
 
-    def state_dict(self, add_up: AddUp = dict) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Sums and counts so far; what is pending belongs to whoever calls `flush`, so do that first."""
-        table = add_up({name: (self.sums[name], self.counts[name]) for name in self.sums})
-        sums, counts = ({name: pair[at] for name, pair in table.items()} for at in (0, 1))
-        return {"sums": sums, "counts": counts, "logged": dict(self._logged)}
+        return {"sums": dict(self.sums), "counts": dict(self.counts), "logged": dict(self._logged)}
 
-    def load_state_dict(self, state: Mapping[str, Any], *, with_sums: bool = True) -> None:
-        """Take over a state; without the sums, where another process goes on with those of all."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._pending = []
-        self.sums, self.counts = (dict(state["sums"]), dict(state["counts"])) if with_sums else ({}, {})
+        self.sums, self.counts = dict(state["sums"]), dict(state["counts"])
         self._logged = dict(state["logged"])
+
+    def add_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Add what another process has measured, whose state this one takes over."""
+        for own, theirs in ((self.sums, state["sums"]), (self.counts, state["counts"])):
+            for name, value in theirs.items():
+                own[name] = own.get(name, 0.0) + value
+        self._logged |= state["logged"]
 
 
 def average_rows(

@@ -41,17 +41,17 @@ class Peers(Protocol):
     ) -> Sequence[Tensor] | None:
         """Get ready for a backward pass to some parameters; `inputs` as what autograd knows them by."""
 
-    def sync_gradients(self, params: Iterable[nn.Parameter]) -> None:
-        """Average the gradients over all processes, where the model does not do that itself."""
+    def sync_gradients(self, params: Sequence[nn.Parameter], flag: Tensor | None = None) -> Tensor | None:
+        """Average the gradients over all processes, where the model does not do that itself.
+
+        Returns the largest of all processes' flags, which travels with the gradients where it can.
+        """
 
     def divide(self, grads: Sequence[Tensor], divisor: Tensor) -> None:
         """Divide gradients, of which a process may hold parts only."""
 
     def clip_norm(self, params: Sequence[nn.Parameter], max_norm: float) -> Tensor:
         """Clip the gradients by the norm of all of them together, and return that."""
-
-    def any_flag(self, flag: Tensor) -> Tensor:
-        """The largest of all processes' flags."""
 
     def sum_count(self, count: Any) -> Any:
         """The sum of all processes' counts."""
@@ -154,10 +154,12 @@ class Lane:
 
     def finish(self) -> None:
         """The window is over: clip, step, schedule, and drop the gradients."""
+        if not self._is_spoilt:
+            self._sync()
         if self._is_spoilt or not self._is_agreed():
             self.reset()
             return
-        self.complete()
+        self._scale()
         for listener in self.listeners:
             listener(self.name)
         if self.clip():
@@ -170,8 +172,14 @@ class Lane:
 
         They are averaged over all processes, unscaled, and divided by the items counted.
         """
+        self._sync()
+        self._scale()
+
+    def _sync(self) -> None:
         if self.peers is not None:
-            self.peers.sync_gradients(self.params)
+            self._flag = self.peers.sync_gradients(self.params, self._flag)
+
+    def _scale(self) -> None:
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         if self._count is not None:
@@ -187,7 +195,6 @@ class Lane:
         """Whether no process saw a loss that is not finite; all of them act alike."""
         if self.peers is None or self.guard is None or self._flag is None:
             return True
-        self._flag = self.peers.any_flag(self._flag)
         if self._on_device:
             return True
         flag, self._flag = self._flag, None

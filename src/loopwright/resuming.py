@@ -90,3 +90,4 @@ def _load(trainer: Trainer, path: Path | None) -> None:
     trainer.runtime.barrier("resuming")
     if store is not None and trainer.runtime.is_main:
         store.discard(after_update=trainer.progress.update)
+        store.discard_damaged()

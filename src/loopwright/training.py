@@ -125,6 +125,8 @@ def _is_finished(trainer: Trainer, limits: Limits) -> bool:
 
 def _continue_epoch(trainer: Trainer, stream: Stream, data: Any, mark: Mark | None) -> None:
     """Go on in the epoch that an earlier call stopped in; on other data, or where one cannot seek, it is over."""
+    if mark is not None and mark.eval_data is not None and trainer.eval_stream is not None:
+        _can_seek(trainer.eval_stream, mark.eval_data)
     if not trainer.progress.in_epoch:
         if mark is not None and mark.data is not None:  # data that goes on from one epoch to the next
             _can_seek(stream, mark.data)

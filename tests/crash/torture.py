@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import shutil
 import sys
 import tempfile
 import time
@@ -45,7 +46,6 @@ class Torturer:
         self.folders = folders
         self.num_kills = num_kills
         self.counter = counter
-        self.failures = 0
 
     def run(self) -> None:
         number = 0
@@ -68,8 +68,8 @@ class Torturer:
                 kill_at_random(crashes, self.rng, *self.workers(choice), seconds=seconds)
             parts = differing(crashes.finish(*self.workers(choice)), expected)
             assert not parts, f"not the same run: {', '.join(parts)}"
+            shutil.rmtree(folder)
         except Exception:
-            self.failures += 1
             print(f"FAILED in {folder}: {' '.join(options)}\n{traceback.format_exc()}", flush=True)
             raise SystemExit(1) from None
 
@@ -104,6 +104,8 @@ def main() -> int:
             job.join()
         is_sound = not any(job.exitcode for job in jobs)
         result = "every run was the same in the end" if is_sound else "FAILED: see above"
+        if is_sound:
+            shutil.rmtree(same, ignore_errors=True)  # but for the place of the other filesystem
         print(f"{counter.value} kills in {time.monotonic() - started:.0f} s, seed {options.seed}: {result}", flush=True)
     return 0 if is_sound else 1
 

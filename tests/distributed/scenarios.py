@@ -46,7 +46,11 @@ def assert_same(ours: Any, theirs: Any, place: str = "") -> None:
         for at, value in enumerate(theirs):
             assert_same(ours[at], value, f"{place}/{at}")
     elif isinstance(theirs, Tensor | float):
-        tolerance = {"rtol": 0.1, "atol": 0.02} if "rounded" in place else {"rtol": 1e-9, "atol": 1e-11}
+        tolerance = {"rtol": 1e-9, "atol": 1e-11}
+        if "single precision" in place:
+            tolerance = {"rtol": 1e-5, "atol": 1e-6}
+        if "rounded" in place:
+            tolerance = {"rtol": 0.1, "atol": 0.02}
         explain = f"{place}: {ours} instead of {theirs}"
         torch.testing.assert_close(ours, theirs, equal_nan=True, msg=explain, **tolerance)
     else:

@@ -59,7 +59,9 @@ def measure(rank: int, runtime: str) -> list[dict[str, Any]]:
     results = []
     for n in SIZES:
         data = build_data(n)
-        measured = {name: value for name, value in trainer.evaluate(data, batch_size=7).items() if n > 2 or "ear" not in name}
+        measured = trainer.evaluate(data, batch_size=7)
+        if n < 14:  # torchmetrics itself cannot put it together from processes with a single sample
+            del measured["pearson"]
         results.append({"measured": measured, "predicted": trainer.predict(data, batch_size=7)})
     return results
 
@@ -82,7 +84,7 @@ def test_every_sample_counts_once_on_every_number_of_processes(
 ) -> None:
     for results in together:
         for n, ours, theirs in zip(SIZES, results, alone, strict=True):
-            assert_same(ours[what], theirs[what], f"{n} samples")
+            assert_same(ours[what], theirs[what], f"single precision, {n} samples")
 
 
 def collect(rank: int) -> list[Any]:
@@ -132,7 +134,7 @@ def measure_training(rank: int, runtime: str) -> dict[str, Any]:
 def test_metrics_of_a_training_epoch_count_every_sample_once(world: int, runtime: str) -> None:
     alone = measure_training(0, "cpu")
     for ours in run_ranks(measure_training, world, runtime):
-        assert_same(ours, alone)
+        assert_same(ours, alone, "single precision")
 
 
 def gather(rank: int) -> list[Any]:

@@ -107,7 +107,8 @@ class BestModel(Callback):
 
     They go to the run directory; without one, the best are held in memory. `mode` "auto" minimises a metric whose
     name ends in loss or error and maximises any other. `restore` puts the best weights back when training ends.
-    An epoch that does not measure the metric is an error, unless `required` is False.
+    An epoch that does not measure the metric is an error, unless `required` is False. `on_error` is about failed
+    writes, as that of `Checkpoints`.
     """
 
     def __init__(
@@ -118,12 +119,14 @@ class BestModel(Callback):
         keep: int = 1,
         restore: bool = False,
         required: bool = True,
+        on_error: Literal["raise", "warn"] = "raise",
     ) -> None:
         from ..checkpoint import KeepPolicy
 
         self.policy: KeepPolicy = KeepPolicy(metric, resolve_mode(metric, mode), keep)
         self.restore = restore
         self.required = required
+        self.on_error: Literal["raise", "warn"] = on_error
         self.best: float | None = None
         self._kept: KeptModels | None = None
         self._weights: dict[str, Any] | None = None
@@ -136,8 +139,10 @@ class BestModel(Callback):
         from ..checkpoint.capture import group_of
 
         if trainer.run is not None and self._kept is None:
-            self._kept = KeptModels(trainer.run.kept, self.policy, writer=AsyncWriter(group=group_of(trainer)))
+            writer = AsyncWriter(self.on_error, group=group_of(trainer))
+            self._kept = KeptModels(trainer.run.kept, self.policy, writer=writer)
             if trainer.runtime.is_main:
+                self._kept.clean()
                 self._kept.discard(after_update=trainer.progress.update)
 
     def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ..alike import alike
 from ..errors import CheckpointError, ConfigurationError, DataError
 from ..hooks import Callback
 
@@ -162,16 +163,17 @@ class Average:
         self.buffers: dict[str, Tensor] = {}
         self._params = [param for param in model.parameters() if param.is_floating_point() or param.is_complex()]
         self._averages = [_for_averaging(param) for param in self._params]
+        self._groups = list(zip(alike(self._params), alike(self._averages), strict=True))
 
     @torch.no_grad()
     def update(self, weight: float) -> None:
         """Move the averages towards the weights by this part of the way."""
-        current = [
-            param if param.dtype == average.dtype else param.to(average.dtype)
-            for param, average in zip(self._params, self._averages, strict=True)
-        ]
-        if current:
-            torch._foreach_lerp_(self._averages, current, weight)
+        for params, averages in self._groups:
+            current = [
+                param if param.dtype == average.dtype else param.to(average.dtype)
+                for param, average in zip(params, averages, strict=True)
+            ]
+            torch._foreach_lerp_(averages, current, weight)
         self.buffers = {}
 
     def keep_buffers(self) -> None:

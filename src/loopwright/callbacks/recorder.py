@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from ..errors import Interrupted
+from ..errors import CheckpointError, Interrupted
 from ..hooks import Callback
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ..run import MetricsStore
+    from ..run.manifest import State
     from ..trainer import Trainer
 
 
-class RunRecorder(Callback):
-    """Writes metrics and the state of the run to `run_dir`; what a resumed run measures again is replaced."""
+logger = logging.getLogger("loopwright")
 
-    def __init__(self) -> None:
+
+class RunRecorder(Callback):
+    """Writes metrics and the state of the run to `run_dir`; what a resumed run measures again is replaced.
+
+    `on_error` says whether a failed write ends training ("raise") or is reported and tried again later ("warn").
+    """
+
+    def __init__(self, on_error: Literal["raise", "warn"] = "raise") -> None:
+        self.on_error = on_error
         self._metrics: MetricsStore | None = None
+        self._waiting: list[Callable[[], None]] = []
 
     def on_train_start(self, trainer: Trainer) -> None:
         from ..run import MetricsStore, RunManifest, update_manifest
@@ -28,6 +41,7 @@ class RunRecorder(Callback):
         else:
             manifest = RunManifest.collect(device=str(trainer.runtime.device), seed=trainer.seed)
             manifest.write(trainer.run.manifest_path)
+        self._waiting = []
         self._metrics = MetricsStore(trainer.run.metrics_path)
         self._metrics.truncate(step=trainer.progress.step, epoch=trainer.progress.epoch)
 
@@ -37,25 +51,26 @@ class RunRecorder(Callback):
         width = trainer.accumulate
         first_step = trainer.progress.step - len(rows) + 1
         first_update = trainer.progress.update - -(-len(rows) // width) + 1
-        self._metrics.add_steps(
+        cells = [
             (first_update + at // width, first_step + at, name, value)
             for at, row in enumerate(rows)
             for name, value in row.items()
-        )
+        ]
+        self._write(partial(self._metrics.add_steps, cells))
 
     def on_rewind(self, trainer: Trainer) -> None:
         assert self._metrics is not None
-        self._metrics.truncate(step=trainer.progress.step, epoch=trainer.progress.epoch)
+        self._write(partial(self._metrics.truncate, step=trainer.progress.step, epoch=trainer.progress.epoch))
 
     def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         assert self._metrics is not None
-        self._metrics.add_epoch(trainer.progress.epoch, trainer.progress.update, metrics)
+        self._write(partial(self._metrics.add_epoch, trainer.progress.epoch, trainer.progress.update, dict(metrics)))
 
     def on_train_end(self, trainer: Trainer) -> None:
         assert self._metrics is not None
         if trainer.progress.in_epoch and len(trainer.history) > trainer.progress.epoch:
             row = trainer.history.epochs[-1]
-            self._metrics.add_epoch(trainer.progress.epoch + 1, trainer.progress.update, row)
+            self._write(partial(self._metrics.add_epoch, trainer.progress.epoch + 1, trainer.progress.update, row))
         self._close(trainer, "finished" if trainer.stop_reason is None else "stopped", trainer.stop_reason)
 
     def on_exception(self, trainer: Trainer, error: BaseException) -> None:
@@ -64,19 +79,38 @@ class RunRecorder(Callback):
         else:
             self._close(trainer, "failed", f"{type(error).__name__}: {error}")
 
+    def _write(self, action: Callable[[], None] | None = None) -> None:
+        """Write this, after what could not be written before; in the order in which it came."""
+        if action is not None:
+            self._waiting.append(action)
+        try:
+            while self._waiting:
+                self._waiting[0]()
+                del self._waiting[0]
+        except (CheckpointError, OSError) as error:
+            if self.on_error == "raise":
+                self._waiting = []
+                raise
+            logger.warning("%s", error)
+
     def _close(
         self,
         trainer: Trainer,
-        state: Literal["finished", "stopped", "failed", "interrupted"],
+        state: State,
         reason: str | None,
     ) -> None:
-        from ..run import update_manifest
-
         assert trainer.run is not None
         if trainer.run.has_run:
             progress = {
                 name: getattr(trainer.progress, name) for name in ("epoch", "step", "update", "sample", "seconds")
             }
-            update_manifest(trainer.run.manifest_path, state=state, reason=reason, progress=progress)
+            path = trainer.run.manifest_path
+            self._write(lambda: _note(path, state, reason, progress))
         if self._metrics is not None:
             self._metrics.close()
+
+
+def _note(path: Path, state: State, reason: str | None, progress: Mapping[str, int | float]) -> None:
+    from ..run import update_manifest
+
+    update_manifest(path, state=state, reason=reason, progress=progress)

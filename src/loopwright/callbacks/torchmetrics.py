@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -14,12 +13,16 @@ from torch import Tensor, nn
 from ..data.interface import Stateful
 from ..errors import ConfigurationError
 from ..hooks import Callback
-from ..merging import Gather, compute_together, merged
+from ..merging import Gather, compute_together, merge_copies
 
 if TYPE_CHECKING:
     from ..data.stream import Stream
+    from ..runtime import Runtime
     from ..step import StepResult
     from ..trainer import Trainer
+
+
+PROCESSES = "processes"  # in a state: a list of all processes' states
 
 
 @runtime_checkable
@@ -69,9 +72,8 @@ class TorchMetrics(Callback):
         self._pristine = deepcopy(self.metrics)
         self._train = deepcopy(self.metrics) if on == "both" else self.metrics
         self._running: list[dict[str, UpdatedMetric]] = []
-        self._device: torch.device | None = None
-        self._gather: Gather | None = None
-        self._goes_on = True
+        self._runtime: Runtime | None = None
+        self._loaded: list[Mapping[str, Any]] = []
 
     def metric_names(self, known: set[str]) -> set[str]:
         of_eval = {f"eval_{name}" for name in self.names} if self.on != "train" else set()
@@ -79,14 +81,12 @@ class TorchMetrics(Callback):
 
     def on_train_start(self, trainer: Trainer) -> None:
         self._running = []
-        self._gather, self._goes_on = trainer.runtime.gather_samples, trainer.runtime.sample_rank == 0
+        self._runtime = trainer.runtime
         if self.on != "eval":
             if trainer.run is not None:
                 _check_stateful(self._train)
-            if self._device is None and not self._goes_on:
-                _reset(self._train)  # another process goes on with what was loaded
-            self._device = trainer.runtime.device
-            _move(self._train, self._device)
+            self._take_loaded()
+            _move(self._train, trainer.runtime.device)
 
     def on_epoch_start(self, trainer: Trainer) -> None:
         if self.on != "eval":
@@ -120,17 +120,29 @@ class TorchMetrics(Callback):
         """Of a training epoch only: an evaluation is never half done at a checkpoint."""
         if self.on == "eval":
             return {}
-        with nullcontext() if self._gather is None else merged(self._train, self._gather):
-            return {name: _state_of(metric) for name, metric in self._train.items()}
+        if self._loaded:  # and not trained since
+            return dict(self._loaded[0]) if len(self._loaded) == 1 else {PROCESSES: self._loaded}
+        state = {name: _state_of(metric) for name, metric in self._train.items()}
+        gather = None if self._runtime is None else self._runtime.gather_samples
+        return state if gather is None else {PROCESSES: gather(state)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for name, metric in self._train.items():
-            if name in state:
-                _load_state(metric, state[name])
-        if not self._goes_on:
+        self._loaded = list(state.get(PROCESSES, [state]))
+        if self._runtime is not None:
+            self._take_loaded()
+            _move(self._train, self._runtime.device)
+
+    def _take_loaded(self) -> None:
+        """Go on from this process's own state; on another number of processes, the first from that of all."""
+        assert self._runtime is not None
+        states, self._loaded = self._loaded, []
+        if len(states) == self._runtime.num_shares:
+            states = [states[self._runtime.sample_rank]]
+        elif states and self._runtime.sample_rank:
             _reset(self._train)
-        if self._device is not None:
-            _move(self._train, self._device)
+            return
+        for name, metric in self._train.items():
+            _load_states(metric, [state[name] for state in states if name in state])
 
     @torch.no_grad()
     def _update(self, metrics: Mapping[str, UpdatedMetric], trainer: Trainer, batch: Any, result: StepResult) -> None:
@@ -248,6 +260,17 @@ def _load_state(metric: UpdatedMetric, saved: Mapping[str, Any]) -> None:
         metric.load_state_dict(saved["state"])
     for path, part in parts.items():
         part._update_count = saved["counts"][path]
+
+
+def _load_states(metric: UpdatedMetric, saved: Sequence[Mapping[str, Any]]) -> None:
+    if len(saved) <= 1:
+        for state in saved:
+            _load_state(metric, state)
+        return
+    copies = [deepcopy(metric) for _ in saved]
+    for copy, state in zip(copies, saved, strict=True):
+        _load_state(copy, state)
+    merge_copies(metric, copies)
 
 
 def _persistent_parts(metric: UpdatedMetric) -> dict[str, _Persistent]:

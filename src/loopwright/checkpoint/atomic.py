@@ -88,6 +88,7 @@ def sync_directory(path: Path) -> None:
 def staged_file(destination: Path) -> Iterator[Path]:
     """A path to write to, which replaces the destination in one step if nothing is raised."""
     destination.parent.mkdir(parents=True, exist_ok=True)
+    clean_leftovers(destination.parent, destination.name)
     staging = _hidden_sibling(destination, "tmp")
     try:
         yield staging
@@ -106,6 +107,7 @@ def staged_directory(destination: Path, shared: Path | None = None) -> Iterator[
     destination.parent.mkdir(parents=True, exist_ok=True)
     staging = shared or _hidden_sibling(destination, "tmp")
     _in_use.add(staging)
+    clean_leftovers(destination.parent, destination.name)
     try:
         staging.mkdir(exist_ok=shared is not None)
         yield staging
@@ -140,13 +142,16 @@ def remove_directory(path: Path) -> None:
     shutil.rmtree(doomed, ignore_errors=True)
 
 
-def clean_leftovers(directory: Path) -> list[str]:
-    """Remove what killed processes left in a directory, put back what they had set aside; the names."""
+def clean_leftovers(directory: Path, wanted: str | None = None) -> list[str]:
+    """Remove what killed processes left in a directory, put back what they had set aside; the names.
+
+    With `wanted`, only what they left of that file or directory.
+    """
     cleaned = []
     for path in sorted(directory.glob(".*-*-*")):
         name, _, tail = path.name[1:].rpartition(".")
         kind, *rest = tail.split("-")
-        if LEFTOVERS.get(kind) != len(rest) or not _is_abandoned(path, *rest[:2]):
+        if wanted not in (None, name) or LEFTOVERS.get(kind) != len(rest) or not _is_abandoned(path, *rest[:2]):
             continue
         if kind == "old" and not (directory / name).exists():
             os.rename(path, directory / name)

@@ -43,8 +43,8 @@ def capture(trainer: Trainer) -> dict[str, Tree]:
         "callbacks": {name: callback.state_dict() for name, callback in _named_callbacks(trainer).items()},
         "progress": trainer.progress.state_dict(),
         "history": trainer.history.state_dict(),
-        "meter": trainer.meter.state_dict(trainer.runtime.sum_table),
-        "metrics": metric_states(trainer.modules, trainer.runtime.gather_samples),
+        "meter": each_process(trainer, trainer.meter.state_dict()),
+        "metrics": each_process(trainer, metric_states(trainer.modules)),
         "data": data,
         "eval_data": eval_data,
         "stop_reason": trainer.stop_reason,
@@ -99,21 +99,43 @@ def restore(trainer: Trainer, tree: Mapping[str, Any], source: str) -> None:
     }
     for name, optimizer in trainer.optimizers.items():
         load_optimizer(optimizer, tree["optimizers"][name])
+    note_steps(trainer, tree["progress"]["update"])
     for name, schedule in trainer.schedules.items():
         schedule.scheduler.load_state_dict(tree["schedules"][name])
     for name, callback in _named_callbacks(trainer).items():
         callback.load_state_dict(tree["callbacks"].get(name) or callback.state_dict())
     trainer.progress.load_state_dict(tree["progress"])
     trainer.history.load_state_dict(tree["history"])
-    goes_on = trainer.runtime.sample_rank == 0  # with what all processes have measured so far
-    trainer.meter.load_state_dict(tree["meter"], with_sums=goes_on)
-    load_metric_states(trainer.modules, tree.get("metrics", {}), with_values=goes_on)
+    trainer.meter.load_state_dict({"sums": {}, "counts": {}, "logged": {}})
+    for measured in own_process(trainer, tree["meter"]):
+        trainer.meter.add_state_dict(measured)
+    load_metric_states(trainer.modules, own_process(trainer, tree.get("metrics", {})))
     trainer.stop_reason = tree["stop_reason"]
     trainer.num_pieces = max(trainer.num_pieces, tree.get("num_pieces", 1))  # what did not fit will not fit
     trainer.optimization.load_state_dict(tree["lanes"])
     rng = own_rng(tree["rng"], trainer)
     trainer.mark = Mark(tree["data"], rng, tree["lanes"], tree.get("eval_data"))
     set_rng_state(rng)
+
+
+def note_steps(trainer: Trainer, num_updates: int) -> None:
+    """Let torch know that optimizers took steps, or it warns when a schedule is what a resumed run begins with."""
+    for optimizer in trainer.optimizers.values() if num_updates else ():
+        optimizer._opt_called = True  # type: ignore[attr-defined]
+
+
+def each_process(trainer: Trainer, state: dict[str, Any]) -> Any:
+    """What this process has measured; of several, a list of all's, since exactly added up is not exactly the same."""
+    gather = trainer.runtime.gather_samples
+    return state if gather is None or not state else gather(state)
+
+
+def own_process(trainer: Trainer, saved: Any) -> list[Any]:
+    """Of what each process had measured, this one's; on another number of them the first goes on with all of it."""
+    states = saved if isinstance(saved, list) else [saved]
+    if len(states) == trainer.runtime.num_shares:
+        return [states[trainer.runtime.sample_rank]]
+    return states if trainer.runtime.sample_rank == 0 else []
 
 
 def own_rng(states: Sequence[dict[str, Any]], trainer: Trainer) -> dict[str, Any]:

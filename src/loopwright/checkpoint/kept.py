@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loopwright.checkpoint.atomic import remove_directory
+from loopwright.checkpoint.atomic import clean_leftovers, remove_directory
 from loopwright.checkpoint.files import Checkpoint, read_checkpoint
 from loopwright.checkpoint.policy import Candidate, KeepPolicy
 from loopwright.checkpoint.store import checked_path, list_entries
@@ -99,6 +99,10 @@ class KeptModels:
             except CheckpointError as error:
                 logger.warning("Kept model %s is passed over: %s", model.name, error)
         return None
+
+    def clean(self) -> list[str]:
+        """Remove what killed processes left half-written; the names of it."""
+        return clean_leftovers(self.directory) if self.writer.group.is_main and self.directory.is_dir() else []
 
     def discard(self, *, after_update: int) -> list[str]:
         """Remove the models of a future that is not taken: those after this update."""

@@ -27,6 +27,10 @@ FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 REMEDY = "use another checkpoint, or restore this one from a copy"
 
 
+class NewerFormatError(CheckpointError):
+    """A sound checkpoint that this version cannot read; going on without it would undo what it holds."""
+
+
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """The table of contents of one checkpoint."""
@@ -75,13 +79,13 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
     content = parse_json(_read(name), str(name))
     if not isinstance(content, dict) or not isinstance(content.get("format"), int):
         raise CheckpointError(f"{name} is not a manifest: it states no format; {REMEDY}.")
+    is_damaged = content.pop("sha256", None) != _digest(content)
     if content["format"] != FORMAT:
-        raise CheckpointError(
+        raise (CheckpointError if is_damaged else NewerFormatError)(
             f"{name} was written by a newer version of loopwright (format {content['format']}, "
             f"this one reads {FORMAT}): upgrade loopwright."
         )
-    stated = content.pop("sha256", None)
-    if stated != _digest(content):
+    if is_damaged:
         raise CheckpointError(f"{name} does not match its own hash: it is damaged; {REMEDY}.")
     return _parse(content, name)
 

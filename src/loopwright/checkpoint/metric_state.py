@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
-from ..merging import Gather, merged
+from ..merging import Mergeable, merge_into
 from .tree import Tree
 
 
@@ -24,31 +23,27 @@ class _Metric(Protocol):
     def reset(self) -> None: ...
 
 
-def metric_states(modules: Mapping[str, nn.Module], gather: Gather | None = None) -> dict[str, Tree]:
-    """What every metric among the modules has measured so far, by its path; with `gather`, on all processes."""
-    metrics = _metrics(modules)
+def metric_states(modules: Mapping[str, nn.Module]) -> dict[str, Tree]:
+    """What every metric among the modules has measured so far, by its path."""
     states: dict[str, Tree] = {}
-    with nullcontext() if gather is None or not metrics else merged(modules, gather):
-        for path, metric in metrics.items():
-            values = {key: list(v) if isinstance(v, list) else v for key, v in metric.metric_state.items()}
-            states[path] = {"values": values, "updates": metric._update_count}
+    for path, metric in _metrics(modules).items():
+        values = {key: list(v) if isinstance(v, list) else v for key, v in metric.metric_state.items()}
+        states[path] = {"values": values, "updates": metric._update_count}
     return states
 
 
-def load_metric_states(
-    modules: Mapping[str, nn.Module], states: Mapping[str, Any], *, with_values: bool = True
-) -> None:
-    """Put back what `metric_states` gave; a metric that is new stays as it is.
-
-    Without the values, where another process goes on with those of all, metrics begin anew.
-    """
+def load_metric_states(modules: Mapping[str, nn.Module], states: Sequence[Mapping[str, Any]]) -> None:
+    """Put back what `metric_states` gave, of several processes as one; a metric that is new stays as it is."""
     for path, metric in _metrics(modules).items():
-        if path in states:
+        saved = [state[path] for state in states if path in state]
+        if saved or not states:
             metric.reset()
-            if with_values:
-                for key, value in states[path]["values"].items():
-                    setattr(metric, key, value)
-                metric._update_count = states[path]["updates"]
+        if len(saved) > 1 and isinstance(metric, Mergeable):
+            merge_into(metric, saved)
+        elif saved:
+            for key, value in saved[0]["values"].items():
+                setattr(metric, key, value)
+            metric._update_count = saved[0]["updates"]
 
 
 def _metrics(modules: Mapping[str, nn.Module]) -> dict[str, _Metric]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from loopwright.checkpoint.files import Checkpoint, read_checkpoint
 from loopwright.checkpoint.manifest import (
     FILE_NAME,
     Manifest,
+    NewerFormatError,
     find_problem,
     read_manifest,
     verify_checkpoint,
@@ -22,6 +24,8 @@ from loopwright.checkpoint.writer import AsyncWriter
 from loopwright.errors import CheckpointError, ConfigurationError
 
 logger = logging.getLogger("loopwright")
+
+UPDATE_NAME = re.compile(r"update-\d{8,}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,7 @@ class CheckpointStore:
         self.directory = Path(directory)
         self.keep = keep
         self.writer = writer or AsyncWriter()
+        self._passed_over: list[Path] = []
 
     def save(
         self, name: str, tree: Tree, meta: dict[str, Any] | None = None, *, wait: bool = False, token: str = ""
@@ -84,15 +89,27 @@ class CheckpointStore:
     def newest(self, *, lazy: bool = False) -> Checkpoint | None:
         """The newest checkpoint that verifies; damaged ones are named in the log and passed over.
 
-        In a group, let one process find it and the others read its `path`, so that all take the same.
+        One that a newer version wrote is not damaged: that is an error. In a group, let one process find it and the
+        others read its `path`, so that all take the same.
         """
         self.clean()
+        self._passed_over = []
         for path in _newest_first(self.directory):
             try:
                 return read_checkpoint(path, lazy=lazy)
+            except NewerFormatError:
+                raise
             except CheckpointError as error:
                 logger.warning("Checkpoint %s is passed over: %s", path.name, error)
+                self._passed_over.append(path)
         return None
+
+    def discard_damaged(self) -> list[str]:
+        """Remove the resume points that `newest` passed over, now that a sound one has been taken; the names."""
+        doomed = [path for path in self._passed_over if UPDATE_NAME.fullmatch(path.name) and path.is_dir()]
+        for path in doomed:
+            remove_directory(path)
+        return [path.name for path in doomed]
 
     def clean(self) -> list[str]:
         """Remove what killed processes left half-written; the names of it."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from math import copysign
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -46,7 +47,7 @@ class MetricsStore:
 
     def truncate(self, *, step: int, epoch: int) -> None:
         """Remove what came after a position, so that a run resumed there adds each row once."""
-        with self._open() as connection:
+        with self._explained(), self._open() as connection:
             connection.execute("DELETE FROM step_metrics WHERE step > ?", (step,))
             connection.execute("DELETE FROM epoch_metrics WHERE epoch > ?", (epoch,))
 
@@ -81,11 +82,23 @@ class MetricsStore:
 
     def _insert(self, table: str, rows: Iterable[tuple[int, int, str, float]]) -> None:
         plain = [(first, second, name, float(value)) for first, second, name, value in rows]
-        with self._open() as connection:
+        with self._explained(), self._open() as connection:
             if any(value == 0.0 or value != value for _, _, _, value in plain):
                 connection.executemany(f"INSERT INTO {table} VALUES (?, ?, ?, ?, ?)", map(_exactly, plain))
             else:  # the usual case, and twice as fast as giving the fifth column each time
                 connection.executemany(f"INSERT INTO {table} VALUES (?, ?, ?, ?, NULL)", plain)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        import sqlite3
+
+        try:
+            yield
+        except sqlite3.OperationalError as error:  # a full disk; anything else is a mistake of the caller
+            raise CheckpointError(
+                f"The metrics in {self.path} cannot be written: {error}. What was there before is untouched; see to "
+                "free space and access."
+            ) from error
 
     def _select(self, query: str, name: str | None) -> list[tuple[int, int, str, float]]:
         condition, values = ("", ()) if name is None else (" WHERE name = ?", (name,))

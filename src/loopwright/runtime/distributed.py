@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -91,8 +91,7 @@ class DistributedRuntime(Runtime):
             return Mesh(replicate=self.world)
         if strategy == "fsdp":
             return Mesh(shard=self.world)
-        if not isinstance(strategy, Mesh):
-            raise ConfigurationError(f"runtime={strategy!r}: use one of {', '.join(STRATEGIES)}, or a Mesh.")
+        assert isinstance(strategy, Mesh)  # checked before
         strategy.check(self.world)
         return strategy
 
@@ -202,10 +201,16 @@ class DistributedRuntime(Runtime):
             return inputs
         return self._shards.prepare(loss, params, inputs, is_last=is_last)
 
-    def sync_gradients(self, params: Iterable[nn.Parameter]) -> None:
-        """Average the gradients that the model's own sharding does not."""
-        if self.mesh.shard == 1 and self.mesh.data_size > 1:
-            average_gradients(params, self.data_group, self.mesh.data_size)
+    def sync_gradients(self, params: Sequence[nn.Parameter], flag: Tensor | None = None) -> Tensor | None:
+        """Average the gradients that the model's own sharding does not; the largest of all processes' flags."""
+        is_averaged = self.mesh.shard == 1 and self.mesh.data_size > 1
+        carries_flag = is_averaged and self.mesh.tensor == 1 and any(p.requires_grad for p in params)
+        if flag is not None and not carries_flag:
+            dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+        if is_averaged:
+            told = average_gradients(params, self.data_group, self.mesh.data_size, flag if carries_flag else None)
+            return told if carries_flag else flag
+        return flag
 
     def finish_update(self) -> None:
         """Buffers, such as the statistics of batch norm, are the first process's, as with torch's DDP."""
@@ -218,11 +223,6 @@ class DistributedRuntime(Runtime):
 
     def clip_norm(self, params: Sequence[nn.Parameter], max_norm: float) -> Tensor:
         return clip_norm(params, max_norm)
-
-    def any_flag(self, flag: Tensor) -> Tensor:
-        """The largest of all processes' flags, on the device."""
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-        return flag
 
     def sum_count(self, count: Any) -> Any:
         """A number of items over all processes that work on different samples."""
@@ -275,6 +275,8 @@ class DistributedRuntime(Runtime):
 
 def check_settings(strategy: str | Mesh, precision: str, sharding: Sequence[str]) -> None:
     """Refuse settings that do not go together; `sharding` names those given that are of a sharded model."""
+    if not isinstance(strategy, Mesh) and strategy not in STRATEGIES:
+        raise ConfigurationError(f"runtime={strategy!r}: use one of {', '.join(STRATEGIES)}, or a Mesh.")
     is_sharded = strategy.is_sharded if isinstance(strategy, Mesh) else strategy == "fsdp"
     if is_sharded and precision == "fp16":
         raise ConfigurationError(

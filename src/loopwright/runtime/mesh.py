@@ -33,6 +33,12 @@ class Mesh:
                 "Mesh(tensor=2, plan={'up': ColwiseParallel(), 'down': RowwiseParallel()})."
             )
 
+        if self.plan and self.tensor == 1:
+            raise ConfigurationError(
+                "Mesh(plan=...): a plan= is given, but tensor=1, so that no layer would be cut. Say how many processes "
+                "share a layer, as in Mesh(tensor=2, plan=...), or leave out the plan."
+            )
+
     @property
     def size(self) -> int:
         return self.replicate * self.shard * self.tensor

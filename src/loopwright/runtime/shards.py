@@ -30,7 +30,7 @@ class Shards:
         self.modules: list[Any] = []
         self._gather = gather
         self._finds_unused = finds_unused
-        self._looked_at: set[int] = set()
+        self._looked_at: set[tuple[int, int]] = set()
         self._holders: dict[int, Any] = {}
 
     def start_step(self, is_last: bool) -> None:
@@ -51,8 +51,11 @@ class Shards:
         self, loss: Tensor, params: Sequence[nn.Parameter], inputs: Sequence[Tensor] | None, *, is_last: bool
     ) -> list[Tensor] | None:
         """Get ready for a backward pass to some parameters; `inputs` as those that autograd knows."""
-        if is_last and (self._finds_unused or id(params) not in self._looked_at):
-            self._looked_at.add(id(params))
+        # By the first of them and their number, which all processes have alike: lists are made anew, and a list's id
+        # that came back on one process only would leave it alone with the question.
+        key = (id(params[0]), len(params)) if params else (0, 0)
+        if is_last and (self._finds_unused or key not in self._looked_at):
+            self._looked_at.add(key)
             self._look(loss, params)
         if inputs is None:
             return None

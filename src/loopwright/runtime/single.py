@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
@@ -123,8 +123,9 @@ class Runtime:
     def finish_update(self) -> None:
         """An update is over."""
 
-    def sync_gradients(self, params: Iterable[nn.Parameter]) -> None:
-        """Make the gradients of a window those of all processes together."""
+    def sync_gradients(self, params: Sequence[nn.Parameter], flag: Tensor | None = None) -> Tensor | None:
+        """Make the gradients of a window those of all processes together; the largest of their flags."""
+        return flag
 
     def divide(self, grads: Sequence[Tensor], divisor: Tensor) -> None:
         """Divide gradients, of which a process may hold parts only."""
@@ -133,9 +134,6 @@ class Runtime:
     def clip_norm(self, params: Sequence[nn.Parameter], max_norm: float) -> Tensor:
         """Clip the gradients by the norm of all of them together, and return that."""
         return nn.utils.clip_grad_norm_(params, max_norm)
-
-    def any_flag(self, flag: Tensor) -> Tensor:
-        return flag
 
     def sum_count(self, count: Any) -> Any:
         return count

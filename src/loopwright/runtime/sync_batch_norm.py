@@ -31,12 +31,12 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
             raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (torch's name for it)
-        if not self.training and self.running_mean is not None:
+        if not self.training:
             return super().forward(input)
         self._check_input_dim(input)
         normalise: Any = _Normalise.apply
         output, mean, variance, count = normalise(input, self.weight, self.bias, self.eps, self.part)
-        if self.training and self.running_mean is not None:
+        if self.running_mean is not None:
             self._remember(mean, variance, count)
         return cast(Tensor, output)
 

@@ -188,39 +188,49 @@ def _tensors(module: nn.Module) -> Iterator[Tensor]:
 def buckets(params: Iterable[nn.Parameter], max_bytes: int = 32 << 20) -> Iterator[list[nn.Parameter]]:
     """Trainable parameters in groups of one type and a bounded size."""
     groups: dict[torch.dtype, list[nn.Parameter]] = {}
+    sizes: dict[torch.dtype, int] = {}
     for param in params:
         if param.requires_grad:
-            group = groups.setdefault(param.dtype, [])
-            group.append(param)
-            if sum(p.numel() * p.element_size() for p in group) >= max_bytes:
-                yield groups.pop(param.dtype)
+            dtype = param.dtype
+            groups.setdefault(dtype, []).append(param)
+            sizes[dtype] = sizes.get(dtype, 0) + param.numel() * param.element_size()
+            if sizes[dtype] >= max_bytes:
+                sizes[dtype] = 0
+                yield groups.pop(dtype)
     yield from groups.values()
 
 
-def average_gradients(params: Iterable[nn.Parameter], group: dist.ProcessGroup | None, world: int) -> None:
-    """Average the gradients over all processes, one collective a bucket.
+def average_gradients(
+    params: Iterable[nn.Parameter], group: dist.ProcessGroup | None, world: int, flag: Tensor | None = None
+) -> Tensor | None:
+    """Average the gradients over all processes, one collective a bucket; whether any process raised its flag.
 
     A parameter that took part on some processes only counts as zero on the others; one that took part nowhere keeps no
     gradient, as on a single process. For that the bucket carries a mark per parameter, which only a process without
-    the gradient has to read.
+    the gradient has to read. The flag travels with the first bucket, since every collective costs about the same.
     """
-    for bucket in buckets(params):
-        marks = torch.tensor([p.grad is not None for p in bucket], dtype=bucket[0].dtype, device=bucket[0].device)
+    for number, bucket in enumerate(buckets(params)):
+        first = bucket[0]
+        marks = torch.tensor([p.grad is not None for p in bucket], dtype=first.dtype, device=first.device)
         own = [_gradient_part(p) for p in bucket]
         parts = [torch.zeros_like(local_part(p)) if grad is None else grad for p, grad in zip(bucket, own, strict=True)]
-        flat = torch.cat([marks, *(part.reshape(-1) for part in parts)])
+        carried = [] if flag is None or number else [flag.to(first.dtype).reshape(1)]
+        flat = torch.cat([*carried, marks, *(part.reshape(-1) for part in parts)])
         dist.all_reduce(flat, group=group)
-        marks = flat[: len(bucket)]
-        flat[len(bucket) :].div_(world)
-        start = len(bucket)
-        for index, (param, grad, part) in enumerate(zip(bucket, own, parts, strict=True)):
-            averaged = flat[start : start + part.numel()].view_as(part)
-            start += part.numel()
-            if grad is not None:
-                grad.copy_(averaged)
-            elif marks[index].item():
+        if carried:
+            flag = (flat[0] > 0).float()
+        start = len(carried) + len(bucket)
+        marks, averaged = flat[len(carried) : start], flat[start:].div_(world)
+        cut = torch.split(averaged, [part.numel() for part in parts])
+        views = [view.view_as(part) for view, part in zip(cut, parts, strict=True)]
+        held = [(grad, view) for grad, view in zip(own, views, strict=True) if grad is not None]
+        if held:
+            torch._foreach_copy_([grad for grad, _ in held], [view for _, view in held])
+        for index, (param, grad, view) in enumerate(zip(bucket, own, views, strict=True)):
+            if grad is None and marks[index].item():
                 param.grad = torch.zeros_like(param)
-                local_part(param.grad).copy_(averaged)
+                local_part(param.grad).copy_(view)
+    return flag
 
 
 def _gradient_part(param: nn.Parameter) -> Tensor | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -66,10 +67,7 @@ def build_schedule(options: argparse.Namespace, num_updates: int) -> Any:
 
 
 class Happening(Callback):
-    """Lets the ends of updates and epochs be moments, too."""
-
-    def on_update_end(self, trainer: Trainer) -> None:
-        happens("update")
+    """Lets the ends of epochs be moments, too."""
 
     def on_epoch_end(self, trainer: Trainer, metrics: Any) -> None:
         happens("epoch")
@@ -127,6 +125,8 @@ def train_native(options: argparse.Namespace) -> dict[str, Any]:
 def main(arguments: list[str]) -> None:
     options = read_arguments(arguments)
     torch.set_num_threads(1)
+    warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", message="This DataLoader will create")  # more workers than processors
     arm(options.at, options.run_dir)
     train = {"native": train_native, "simple": train_simple, "lifecycle": train_lifecycle}[options.door]
     parts = train(options)

@@ -140,7 +140,7 @@ class Core(CoreTrainer):
             self.is_in_window = False
             self._after_update.clear()
         self.flush()
-        self._leave_if_interrupted()
+        self.leave_if_interrupted()
         self.stage = "eval"
         return self.meter.compute().get("loss", nan)
 
@@ -152,13 +152,18 @@ class Core(CoreTrainer):
             self.progress.next_epoch()
             self.door.run_history._increment_epoch()
 
-    def _leave_if_interrupted(self) -> None:
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether a signal asked for the end; evaluations that a resumed run would not do again are finished first."""
+        is_extra = bool(self._phases) and (self.stage != "eval" or self.eval_metric != "eval_loss_epoch")
+        return super().is_interrupted and not is_extra
+
+    def leave_if_interrupted(self) -> None:
         """After a signal: let the state be saved where a run can go on from it, and end the program."""
         if not self.is_interrupted:
             return
         self.door.print(f"{self.signals.name} after update {self.progress.update}")
-        if self.stage in ("steps", "eval"):
-            self.door.callback_handler.call_event("save_interrupted_run", self.door)
+        self.door.callback_handler.call_event("save_interrupted_run", self.door)
         raise Interrupted(self.signals.exit_code)
 
     @property
@@ -209,8 +214,8 @@ class Core(CoreTrainer):
             loop.evaluate(self, self.eval_stream)
         finally:
             self.eval_metric, self.eval_stream = before
-        if not self.is_in_window:
-            self._leave_if_interrupted()
+        if self.stage == "eval" and not self.is_in_window:
+            self.leave_if_interrupted()
 
     @contextmanager
     def intermediate(self) -> Iterator[None]:

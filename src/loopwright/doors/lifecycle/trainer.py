@@ -246,6 +246,7 @@ class Trainer(Stages):
             self.training_run_epoch_end()
             self.callback_handler.call_event("on_training_run_epoch_end", self)
         core.end_epoch()
+        core.leave_if_interrupted()
 
     def _run_train_epoch(self, train_dl: Any) -> None:
         """A training epoch; the mean loss of a sample is recorded as `train_loss_epoch`."""
