@@ -225,7 +225,7 @@ def evaluate(trainer: Trainer, stream: Stream) -> dict[str, float]:
 
 
 def _stand_in(trainer: Trainer, batch: Any) -> None:
-    """Take part in the forward passes of an evaluation step in which this process has no sample; nothing is measured."""
+    """Take part in the forward passes of an evaluation step without a sample for this process; nothing is measured."""
     from .checkpoint.metric_state import load_metric_states, metric_states
 
     measured = deepcopy(metric_states(trainer.modules))

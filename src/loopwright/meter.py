@@ -112,9 +112,7 @@ class Meter:
             count += weight
         self.sums[name], self.counts[name] = total, count
 
-    def compute(
-        self, add_up: AddUp = dict, *, is_final: bool = True, gather: Gather | None = None
-    ) -> dict[str, float]:
+    def compute(self, add_up: AddUp = dict, *, is_final: bool = True, gather: Gather | None = None) -> dict[str, float]:
         """The phase's averages, and the values of metrics that keep their own state, which are reset at the end.
 
         Where there are several processes, `add_up` adds the sums and counts of all, and `gather` lists all's states.

@@ -46,9 +46,7 @@ def call_model(model: nn.Module, inputs: Any, *, split: str = "split_batch", for
         raise
 
 
-def loss_of(
-    outputs: Any, targets: Any, loss_fn: Callable[..., Any] | None, *, override: str = "compute_loss"
-) -> Any:
+def loss_of(outputs: Any, targets: Any, loss_fn: Callable[..., Any] | None, *, override: str = "compute_loss") -> Any:
     """The loss that the outputs carry, as Hugging Face models' do, or the loss function's."""
     own = None if type(outputs) is Tensor else _own_loss(outputs)
     if own is not None:

@@ -178,7 +178,7 @@ class Branches(nn.Module):
 def parameters_used_on_some_processes_or_nowhere(runtime: Any) -> dict[str, Any]:
     x, y = build_data(24).tensors
     order = torch.argsort(x[:, 0]).tolist()
-    batches = [order[at :: 6] for at in range(6)]
+    batches = [order[at::6] for at in range(6)]
     loader = torch.utils.data.DataLoader(TensorDataset(x, y), batch_sampler=batches)
     if runtime == "fsdp":
         runtime = DistributedRuntime("fsdp", find_unused_parameters=True)
@@ -236,7 +236,12 @@ def bf16(runtime: Any) -> dict[str, Any]:
     model = build_model().float()
     data = TensorDataset(*(tensor.float() for tensor in build_data(16).tensors))
     trainer = Trainer(
-        model, torch.optim.SGD(model.parameters(), 0.1), nn.MSELoss(), runtime=runtime, precision="bf16", progress="silent"
+        model,
+        torch.optim.SGD(model.parameters(), 0.1),
+        nn.MSELoss(),
+        runtime=runtime,
+        precision="bf16",
+        progress="silent",
     )
     trainer.train(data, num_updates=4, batch_size=8)
     return {"rounded": weights_of(model)}
@@ -300,7 +305,7 @@ def bad_sample_skipped(runtime: Any) -> dict[str, Any]:
 
 @scenario
 def bad_sample_stops(runtime: Any) -> dict[str, Any]:
-    trainer, result = fit(runtime, data=poisoned(), callbacks=[NonFiniteGuard("stop")])
+    trainer, _ = fit(runtime, data=poisoned(), callbacks=[NonFiniteGuard("stop")])
     return {"has_reason": "not finite" in trainer.stop_reason or "is nan" in trainer.stop_reason}
 
 

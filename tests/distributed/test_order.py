@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from loopwright import Trainer
 from tests.distributed.ranks import run_ranks
@@ -108,7 +116,7 @@ def test_every_update_has_the_samples_that_one_process_would_give_it(
 ) -> None:
     """Also what is random in a sample is the same; each process has a part of every batch, in the order of ranks."""
     parts = [seen[name] for seen in together[world]]
-    assert [sum(step, []) for step in zip(*parts, strict=True)] == alone[name]
+    assert [list(chain(*step)) for step in zip(*parts, strict=True)] == alone[name]
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])

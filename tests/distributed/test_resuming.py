@@ -67,7 +67,9 @@ def train(rank: int, runtime: str, folder: Path, kill: tuple[int, int] | None = 
 
 def assert_same(first: dict, second: dict) -> None:
     for name, value in first.items():
-        assert all(map(torch.equal, value, second[name])) if isinstance(value[0], Tensor) else value == second[name], name
+        assert all(map(torch.equal, value, second[name])) if isinstance(value[0], Tensor) else value == second[name], (
+            name
+        )
 
 
 @pytest.mark.parametrize(("world", "runtime"), [(2, "ddp"), (2, "fsdp"), (4, "ddp")])

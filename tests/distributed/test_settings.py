@@ -60,7 +60,9 @@ class Rounding(nn.Module):
 def meta(strategy: Any, world: int | None = None) -> dict[str, Any]:
     """A model from the meta device, with an optimizer that was made before, trained."""
     with torch.device("meta"):
-        model = nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.ReLU()) for _ in range(2))).double()
+        model = nn.Sequential(
+            *(nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.ReLU()) for _ in range(2))
+        ).double()
         model.append(nn.Linear(6, 2).double())
     torch.manual_seed(9)
     runtime = "cpu" if strategy is None else DistributedRuntime(strategy, sync_batch_norm=True)
@@ -188,7 +190,9 @@ def test_a_frozen_model_from_the_meta_device_is_initialised_alike(together: list
         assert_same(results["meta, frozen"], expected)
 
 
-def test_values_that_are_not_finite_right_after_initialisation_are_refused_on_all_processes(together: list[Any]) -> None:
+def test_values_that_are_not_finite_right_after_initialisation_are_refused_on_all_processes(
+    together: list[Any],
+) -> None:
     messages = [results["meta, non-finite"] for results in together]
     assert messages[0].startswith("weight has non-finite values right after initialisation")
     assert messages[0] == messages[1]  # though one of them has only good values
@@ -228,7 +232,12 @@ def test_a_compiled_model_or_block_changes_neither_weights_nor_names() -> None:
 @pytest.mark.parametrize(
     ("strategy", "precision", "sharding", "message"),
     [
-        ("fsdp", "fp16", [], "precision='fp16' does not go with a sharded model.* Use precision='bf16', or runtime='ddp'"),
+        (
+            "fsdp",
+            "fp16",
+            [],
+            "precision='fp16' does not go with a sharded model.* Use precision='bf16', or runtime='ddp'",
+        ),
         (Mesh(tensor=2, plan=PLAN), "fp16", [], "does not go with a sharded model"),
         ("fsdp", "bf16", ["param_dtype"], "two ways to compute in lower precision: leave one out"),
         ("ddp", "fp32", ["cpu_offload"], "cpu_offload: only for a model that is sharded. Use runtime='fsdp'"),

@@ -12,7 +12,16 @@ from torch import Tensor, nn
 from loopwright import ConfigurationError, Trainer
 from loopwright.callbacks import Freeze
 from tests.distributed.ranks import run_ranks
-from tests.distributed.scenarios import SCENARIOS, Branches, assert_same, build_data, build_model, fit, run_all, weights_of
+from tests.distributed.scenarios import (
+    SCENARIOS,
+    Branches,
+    assert_same,
+    build_data,
+    build_model,
+    fit,
+    run_all,
+    weights_of,
+)
 
 SETUPS = [(2, "ddp"), (3, "ddp"), (2, "fsdp"), (3, "fsdp")]
 

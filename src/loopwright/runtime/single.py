@@ -161,7 +161,7 @@ class Runtime:
         return [value]
 
     def gather_parts(self, parts: Sequence[Any]) -> list[Any]:
-        """What all processes have for each batch, in the order of its samples; each part in a tuple, or an empty one."""
+        """What all processes have for each batch, in the order of its samples; each part in a tuple, perhaps empty."""
         return [part[0] for part in parts if part]
 
     def broadcast_object(self, value: Any) -> Any:

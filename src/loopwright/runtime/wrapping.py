@@ -58,7 +58,7 @@ def _give_memory(module: nn.Module, device: torch.device) -> None:
 
 
 def _initialise(part: nn.Module, reset: Callable[[], Any]) -> None:
-    """Let a layer fill its own parameters; those that are spread over processes as whole ones, for as long as it takes."""
+    """Let a layer fill its own parameters; those spread over processes as whole ones, for as long as it takes."""
     from ..checkpoint.placing import restore_into
 
     spread = {name: p for name, p in part._parameters.items() if p is not None and spread_of(p) is not None}
