@@ -3,13 +3,18 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint format bench clean
+.PHONY: demo test torture lint format bench clean
 
 demo: .venv/demo.stamp
 	$(BIN)/python examples/digits.py
 
 test: .venv/dev.stamp
 	$(BIN)/python -m pytest
+
+# Some minutes; `make torture KILLS=1000 SEED=7` for more, or for the same choices again.
+KILLS ?= 200
+torture: .venv/dev.stamp
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.crash.torture --kills $(KILLS) $(if $(SEED),--seed $(SEED))
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff format --check .

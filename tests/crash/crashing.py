@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import torch._dynamo  # noqa: F401  (which torch imports with the first optimizer: once here, not in every process)
+import torchmetrics.classification  # noqa: F401
 
 from loopwright.checkpoint import verify_checkpoint
 
+from .programs import lifecycle, simple  # noqa: F401
 from .programs.train import main
 
 forking = multiprocessing.get_context("fork")

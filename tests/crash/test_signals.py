@@ -9,9 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch.utils.data import TensorDataset
 
+from loopwright import Callback, Trainer
 from loopwright.checkpoint import list_checkpoints
 
+from ..loops import build_net
+from ..runs import adam, cross_entropy
 from .crashing import Crashes, Processes, differing
 
 OPTIONS = ["--accumulate", "2", "--every", "0"]  # nothing is saved but at the end, and when asked for
@@ -21,16 +25,31 @@ def updates_in(run_dir: Path) -> list[int]:
     return [info.meta["update"] for info in list_checkpoints(run_dir, verify=True) if info.kind == "resume"]
 
 
+def test_handlers_are_there_while_training_and_put_back_afterwards(points: TensorDataset) -> None:
+    signals = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    during = []
+
+    class Looking(Callback):
+        def on_update_end(self, trainer: Trainer) -> None:
+            during.append([signal.getsignal(number) for number in signals])
+
+    before = [signal.getsignal(number) for number in signals]
+    Trainer(build_net(), adam, cross_entropy, callbacks=[Looking()], progress="silent").train(points, num_updates=1)
+    assert [signal.getsignal(number) for number in signals] == before
+    assert not set(during[0]) & set(before)
+
+
 def test_a_preempted_command_leaves_with_143_and_continues_by_itself(processes: Processes, other_place: Path) -> None:
     run_dir = other_place / "preempted"
-    command = [sys.executable, "-m", "tests.crash.programs.train", str(run_dir), *OPTIONS, "--at", "step:5=TERM"]
+    options = [*OPTIONS, "--light"]
+    command = [sys.executable, "-m", "tests.crash.programs.train", str(run_dir), *options, "--at", "step:5=TERM"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     root = Path(__file__).parents[2]
     ended = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (143, "")
     assert updates_in(run_dir) == [3]
-    expected = processes.run(str(other_place / "not preempted"), *OPTIONS).digest
-    assert differing(Crashes(processes, run_dir, OPTIONS).finish(), expected) == []
+    expected = processes.run(str(other_place / "not preempted"), *options).digest
+    assert differing(Crashes(processes, run_dir, options).finish(), expected) == []
 
 
 @pytest.mark.parametrize("place", ["step:5", "eval:2"])

@@ -65,6 +65,8 @@ class Torturer:
             seconds = time.monotonic() - started
             crashes = Crashes(processes, folder / "run", options, lambda line: self.tell(f"{label} | {line}"))
             for _ in range(self.rng.randint(3, 8)):
+                if self.counter.value >= self.num_kills:
+                    break
                 kill_at_random(crashes, self.rng, *self.workers(choice), seconds=seconds)
             parts = differing(crashes.finish(*self.workers(choice)), expected)
             assert not parts, f"not the same run: {', '.join(parts)}"
@@ -104,9 +106,9 @@ def main() -> int:
             job.join()
         is_sound = not any(job.exitcode for job in jobs)
         result = "every run was the same in the end" if is_sound else "FAILED: see above"
-        if is_sound:
-            shutil.rmtree(same, ignore_errors=True)  # but for the place of the other filesystem
         print(f"{counter.value} kills in {time.monotonic() - started:.0f} s, seed {options.seed}: {result}", flush=True)
+    if is_sound:
+        shutil.rmtree(same)
     return 0 if is_sound else 1
 
 

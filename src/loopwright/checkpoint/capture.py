@@ -28,6 +28,12 @@ if TYPE_CHECKING:
     from ..trainer import Trainer
 
 
+PARTS = (
+    *("models", "optimizers", "schedules", "lanes", "callbacks", "progress"),
+    *("history", "meter", "data", "stop_reason", "rng"),
+)
+
+
 def capture(trainer: Trainer) -> dict[str, Tree]:
     """Everything that a run needs in order to go on exactly where it is."""
     trainer.flush()
@@ -84,6 +90,12 @@ def restore(trainer: Trainer, tree: Mapping[str, Any], source: str) -> None:
 
     The position in the data is left in `trainer.mark`, for whoever opens the data to go on from here.
     """
+    missing = [part for part in PARTS if part not in tree]
+    if missing:
+        raise CheckpointError(
+            f"Checkpoint {source} is no complete state of a trainer: it holds no {', '.join(missing)}. For the weights "
+            "alone, as of a kept model, use loopwright.checkpoint.load_weights."
+        )
     problems = _compare(trainer, tree)
     if problems:
         listed = "".join(f"\n  - {problem}" for problem in problems[:20])
@@ -106,9 +118,7 @@ def restore(trainer: Trainer, tree: Mapping[str, Any], source: str) -> None:
         callback.load_state_dict(tree["callbacks"].get(name) or callback.state_dict())
     trainer.progress.load_state_dict(tree["progress"])
     trainer.history.load_state_dict(tree["history"])
-    trainer.meter.load_state_dict({"sums": {}, "counts": {}, "logged": {}})
-    for measured in own_process(trainer, tree["meter"]):
-        trainer.meter.add_state_dict(measured)
+    load_meter(trainer, tree["meter"])
     load_metric_states(trainer.modules, own_process(trainer, tree.get("metrics", {})))
     trainer.stop_reason = tree["stop_reason"]
     trainer.num_pieces = max(trainer.num_pieces, tree.get("num_pieces", 1))  # what did not fit will not fit
@@ -138,6 +148,13 @@ def own_process(trainer: Trainer, saved: Any) -> list[Any]:
     return states if trainer.runtime.sample_rank == 0 else []
 
 
+def load_meter(trainer: Trainer, saved: Any) -> None:
+    """Take over what the epoch under way had measured."""
+    trainer.meter.load_state_dict({"sums": {}, "counts": {}, "logged": {}})
+    for measured in own_process(trainer, saved):
+        trainer.meter.add_state_dict(measured)
+
+
 def own_rng(states: Sequence[dict[str, Any]], trainer: Trainer) -> dict[str, Any]:
     """The generators of this process; one that was not there before gets its own, from the first one's and its rank."""
     rank = trainer.runtime.sample_rank
@@ -162,7 +179,12 @@ def token_of(trainer: Trainer) -> str:
 
 
 def save_trainer(trainer: Trainer, path: str | Path) -> None:
-    write_checkpoint(path, capture(trainer), meta_of(trainer), group=group_of(trainer), token=token_of(trainer))
+    write_together(trainer, path, capture(trainer), meta_of(trainer))
+
+
+def write_together(trainer: Trainer, path: str | Path, tree: Tree, meta: dict[str, Any]) -> None:
+    """Write a checkpoint, for which all processes are needed; it is there for all of them when this returns."""
+    write_checkpoint(path, tree, meta, group=group_of(trainer), token=token_of(trainer))
     trainer.runtime.barrier("save")
 
 

@@ -74,6 +74,11 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
     """The manifest of a checkpoint directory, once it is known to be one that this version can read."""
     directory = Path(path)
     name = directory / MANIFEST
+    if directory.is_file():
+        raise CheckpointError(
+            f"{directory} is a file, and a checkpoint is a directory: for weights from elsewhere use "
+            "loopwright.checkpoint.load_weights."
+        )
     if problem := _unreadable(directory, MANIFEST):
         raise CheckpointError(f"{directory} is not a complete checkpoint: {problem}; {REMEDY}.")
     content = parse_json(_read(name), str(name))

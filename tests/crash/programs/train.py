@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import warnings
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,13 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import OneCycleLR, StepLR
 from torch.utils.data import DataLoader
-from torchmetrics.classification import MulticlassAccuracy
 
 from loopwright import Callback, Trainer
 from loopwright.callbacks import EMA, BestModel, Checkpoints, EarlyStopping, LearningRateLog, TorchMetrics
 
 from .digest import digest_of, kept_in, parts_of, rows_in
 from .killing import Moment, arm, happens
-from .lifecycle import train_lifecycle
 from .parts import BATCH_SIZE, Augmented, Streamed, build_net
-from .simple import train_simple
 
 cross_entropy = torch.nn.functional.cross_entropy
 
@@ -44,6 +42,7 @@ def read_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--patience", type=int, default=50)
     parser.add_argument("--every", type=int, default=2, help="updates between two resume points; 0 for none")
     parser.add_argument("--on-error", choices=["raise", "warn"], default="raise")
+    parser.add_argument("--light", action="store_true", help="do without torchmetrics, which takes seconds to import")
     parser.add_argument("--at", type=Moment.of, action="append", default=[], help="place:number=SIGNAL")
     return parser.parse_args(arguments)
 
@@ -74,12 +73,11 @@ class Happening(Callback):
 
 
 def build_trainer(options: argparse.Namespace, updates_per_epoch: int) -> Trainer:
-    callbacks = [
+    callbacks: list[Callback] = [
         Happening(),
         EMA(0.9),
         EarlyStopping(patience=options.patience),
         LearningRateLog(),
-        TorchMetrics({"accuracy": MulticlassAccuracy(num_classes=3)}, on="both"),
         BestModel("eval_loss", keep=2),
         Checkpoints(
             every_updates=options.every or None,
@@ -88,6 +86,10 @@ def build_trainer(options: argparse.Namespace, updates_per_epoch: int) -> Traine
             on_error=options.on_error,
         ),
     ]
+    if not options.light:
+        from torchmetrics.classification import MulticlassAccuracy
+
+        callbacks.insert(1, TorchMetrics({"accuracy": MulticlassAccuracy(num_classes=3)}, on="both"))
     schedule = build_schedule(options, updates_per_epoch * options.epochs)
     return Trainer(
         build_net(),
@@ -122,14 +124,22 @@ def train_native(options: argparse.Namespace) -> dict[str, Any]:
     return parts_of(trainer) | {"rows": rows_in(run_dir), "kept": kept_in(run_dir)}
 
 
+def _train_through(door: str) -> Callable[[argparse.Namespace], dict[str, Any]]:
+    if door == "native":
+        return train_native
+    from .lifecycle import train_lifecycle
+    from .simple import train_simple
+
+    return train_simple if door == "simple" else train_lifecycle
+
+
 def main(arguments: list[str]) -> None:
     options = read_arguments(arguments)
     torch.set_num_threads(1)
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", message="This DataLoader will create")  # more workers than processors
     arm(options.at, options.run_dir)
-    train = {"native": train_native, "simple": train_simple, "lifecycle": train_lifecycle}[options.door]
-    parts = train(options)
+    parts = _train_through(options.door)(options)
     print(json.dumps({name: digest_of(value) for name, value in parts.items()}), flush=True)
 
 

@@ -1,0 +1,95 @@
+"""A disk that fills up while training: it stops or goes on, as asked; what was saved before stays as it was."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from torch.utils.data import TensorDataset
+
+from loopwright import Callback, CheckpointError, Trainer
+from loopwright.callbacks import Checkpoints
+from loopwright.checkpoint import list_checkpoints, update_name
+from loopwright.run import RunManifest
+
+from ..loops import build_net
+from ..runs import adam, assert_same_run, cross_entropy, rows
+
+
+class Filling(Callback):
+    """Takes up what is free of a disk after one update, and may give it back after another."""
+
+    def __init__(self, disk: Path, update: int, until: int | None = None) -> None:
+        self.file, self.update, self.until = disk / "filler", update, until
+
+    def on_update_end(self, trainer: Trainer) -> None:
+        if trainer.progress.update == self.update:
+            fill(self.file)
+        if trainer.progress.update == self.until:
+            self.file.unlink()
+
+
+def fill(path: Path) -> None:
+    with path.open("wb", buffering=0) as file:
+        for size in (1 << 16, 1 << 10, 1):
+            try:
+                while file.write(b"x" * size) == size:
+                    pass
+            except OSError:
+                continue
+
+
+def build(run_dir: Path, callbacks: list[Callback], saving: Checkpoints) -> Trainer:
+    return Trainer(build_net(), adam, cross_entropy, run_dir=run_dir, callbacks=[*callbacks, saving], progress="silent")
+
+
+def test_training_stops_at_the_next_step_and_goes_on_when_there_is_room(
+    points: TensorDataset, small_disk: Path, tmp_path: Path
+) -> None:
+    whole = build(tmp_path / "whole", [], Checkpoints(every_updates=1))
+    whole.train(points, 4, batch_size=8)
+    run_dir = small_disk / "run"
+    first = build(run_dir, [Filling(small_disk, update=7)], Checkpoints(every_updates=1, keep=5))
+    with pytest.raises(CheckpointError, match=r"(could not|cannot) be written: .*(No space left|is full)"):
+        first.train(points, 4, batch_size=8)
+    assert first.progress.update <= 8
+    saved = list_checkpoints(run_dir, verify=True)
+    assert all(info.is_sound for info in saved)
+    assert saved[-1].name in (update_name(5), update_name(6))  # which may still have been on its way
+    (small_disk / "filler").unlink()
+    second = build(run_dir, [Filling(small_disk, update=-1)], Checkpoints(every_updates=1))
+    second.train(points, 4, batch_size=8)
+    assert_same_run(second, whole)
+    assert rows(second) == rows(whole)
+
+
+@pytest.mark.parametrize("flushes", [False, True])
+def test_training_goes_on_where_asked_and_catches_up_when_there_is_room(
+    flushes: bool, points: TensorDataset, small_disk: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = build(tmp_path / "whole", [], Checkpoints(every_updates=1))
+    whole.train(points, 4, eval_data=points, batch_size=8)
+    filling = Filling(small_disk, update=7, until=16)
+    saving = Checkpoints(every_updates=1 if flushes else 15, every_epochs=None, on_error="warn")
+    trainer = build(small_disk / "run", [filling], saving)
+    with caplog.at_level(logging.WARNING, "loopwright"):
+        trainer.train(points, 4, eval_data=points, batch_size=8)
+    assert "No space left" in caplog.text
+    assert_same_run(trainer, whole)
+    assert rows(trainer) == rows(whole)
+    assert all(info.is_sound for info in list_checkpoints(small_disk / "run", verify=True))
+    assert RunManifest.read(small_disk / "run" / "run.json").state == "finished"
+
+
+def test_a_disk_that_stays_full_does_not_end_training_where_asked(
+    points: TensorDataset, small_disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_dir = small_disk / "run"
+    trainer = build(run_dir, [Filling(small_disk, update=3)], Checkpoints(every_updates=1, on_error="warn"))
+    with caplog.at_level(logging.WARNING, "loopwright"):
+        history = trainer.train(points, 2, eval_data=points, batch_size=8)
+    assert len(history) == 2
+    assert "was not saved" in caplog.text
+    sound = [info.name for info in list_checkpoints(run_dir, verify=True) if info.is_sound]
+    assert sound in ([update_name(1)], [update_name(1), update_name(2)])  # the second may have been on its way
