@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,45 +40,27 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
-@pytest.fixture(scope="module")
-def data() -> TensorDataset:
-    inputs = torch.randn(37, 6, generator=torch.Generator().manual_seed(7))
-    return TensorDataset(inputs, (inputs.sum(1) > 0).long())
-
-
-@pytest.fixture(scope="module")
-def whole(data: TensorDataset, tmp_path_factory: pytest.TempPathFactory) -> Trainer:
-    """The run that was left alone."""
-    return train(build(tmp_path_factory.mktemp("whole")), data, num_epochs=2)
-
-
-@pytest.fixture(scope="module")
-def stopped(data: TensorDataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a run that has taken six of its ten updates."""
-    return train(build(tmp_path_factory.mktemp("stopped")), data, num_updates=6).run_dir
-
-
 @pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
 @pytest.mark.parametrize("file", ["manifest.json", "state.json", "state.safetensors", "model.safetensors"])
 def test_a_damaged_newest_is_named_and_removed_and_the_run_is_the_same(
     damage: Callable[[Path], None],
     file: str,
-    data: TensorDataset,
-    whole: Trainer,
-    stopped: Path,
+    points: TensorDataset,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    run_dir = shutil.copytree(stopped, tmp_path / "run")
-    damage(run_dir / "checkpoints" / update_name(6) / file)
-    trainer = build(run_dir)
+    whole = train(build(tmp_path / "whole"), points, num_epochs=2)
+    train(build(tmp_path / "cut"), points, num_updates=6)
+    damaged = tmp_path / "cut" / "checkpoints" / update_name(6)
+    damage(damaged / file)
+    trainer = build(tmp_path / "cut")
     with caplog.at_level(logging.WARNING, "loopwright"):
-        trainer.train(data, 2, batch_size=8)
+        trainer.train(points, 2, batch_size=8)
     assert "Checkpoint update-00000006 is passed over" in caplog.text
     assert file in caplog.text
     assert_same_run(trainer, whole)
     assert rows(trainer) == rows(whole)
-    assert [info.name for info in list_checkpoints(run_dir, verify=True) if not info.is_sound] == []
+    assert [info.name for info in list_checkpoints(tmp_path / "cut", verify=True) if not info.is_sound] == []
 
 
 def test_what_was_damaged_is_gone_before_the_run_goes_on(points: TensorDataset, tmp_path: Path) -> None:

@@ -53,13 +53,12 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def bombs(evidence: Path, name: str = "") -> list[bytes]:
-    """A plain pickle and a file of torch.save, or Python code."""
-    if name.endswith(".py"):
-        return [f"import pathlib; pathlib.Path({str(evidence)!r}).write_text('it went off')".encode()]
+def bombs(evidence: Path) -> list[bytes]:
+    """A plain pickle, a file of torch.save, and Python code."""
     saved = evidence.with_name("saved.pt")
     torch.save({"state_dict": Bomb(evidence)}, saved)
-    return [pickle.dumps(Bomb(evidence)), saved.read_bytes()]
+    code = f"import pathlib; pathlib.Path({str(evidence)!r}).write_text('it went off')"
+    return [pickle.dumps(Bomb(evidence)), saved.read_bytes(), code.encode()]
 
 
 def use(run_dir: Path, points: TensorDataset) -> None:
@@ -84,7 +83,7 @@ def test_a_bomb_in_any_place_of_a_run_does_not_go_off(
     place: str, finished: Path, points: TensorDataset, tmp_path: Path
 ) -> None:
     evidence = tmp_path / "evidence"
-    for number, bomb in enumerate(bombs(evidence, place)):
+    for number, bomb in enumerate(bombs(evidence)):
         run_dir = tmp_path / str(number) / "run"
         shutil.copytree(finished, run_dir)
         target = run_dir / place
