@@ -13,6 +13,7 @@ import argparse
 import os
 import socket
 import statistics
+import tempfile
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -72,11 +73,11 @@ def loops(workload: str, strategy: str) -> Measures:
     return {name: partial(timed, run) for name, run in runs.items()}
 
 
-def saving(num_params: int, strategy: str) -> Measures:
+def saving(num_params: int, strategy: str, folder: str) -> Measures:
     """A synchronous save, an asynchronous one, and what is left of that afterwards."""
-    from distributed_contenders import Saving, temporary_folder
+    from distributed_contenders import Saving
 
-    one = Saving(num_params, strategy, temporary_folder())
+    one = Saving(num_params, strategy, folder)
     return {"whole": lambda: (one.whole(),), "stall": lambda: (one.stall(), one.wait())}
 
 
@@ -135,16 +136,17 @@ def report_loops(workload: str, strategy: str, num_rounds: int) -> None:
 
 
 def report_stall(num_params: int, strategy: str, num_rounds: int) -> None:
-    ranks = Ranks(saving, num_params, strategy)
     whole, stall, behind = [], [], []
-    for _ in range(num_rounds):
-        os.sync()
-        whole.append(max(own[0] for own in ranks.measure("whole")))
-        os.sync()
-        measured = ranks.measure("stall")
-        stall.append(max(own[0] for own in measured))
-        behind.append(max(own[1] for own in measured))
-    ranks.close()
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = Ranks(saving, num_params, strategy, folder)
+        for _ in range(num_rounds):
+            os.sync()
+            whole.append(max(own[0] for own in ranks.measure("whole")))
+            os.sync()
+            measured = ranks.measure("stall")
+            stall.append(max(own[0] for own in measured))
+            behind.append(max(own[1] for own in measured))
+        ranks.close()
     middle = statistics.median
     relative = middle(own / other for own, other in zip(stall, whole, strict=True))
     print(f"\nSaving {num_params * 12 / 1e9:.2f} GB, {strategy}, {WORLD} processes, median of {num_rounds} rounds")

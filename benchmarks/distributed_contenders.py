@@ -6,7 +6,6 @@ batch of a workload is that of one process.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
@@ -159,10 +158,3 @@ def _gathered(tree: Any) -> Any:
     if isinstance(tree, list):
         return [_gathered(value) for value in tree]
     return tree.full_tensor() if isinstance(tree, Tensor) and hasattr(tree, "full_tensor") else tree
-
-
-def temporary_folder() -> str:
-    """One folder for all processes."""
-    made = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(made, src=0)
-    return str(made[0])

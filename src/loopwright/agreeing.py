@@ -18,7 +18,7 @@ class Accord:
     def after_update(self, trainer: Trainer) -> None:
         """Hear what any process wished in the update before, and go by the first one's clock."""
         signals, runtime, progress = trainer.signals, trainer.runtime, trainer.progress
-        runtime.finish_update()
+        runtime.finish_update(trainer.modules.values())
         clock = int(progress.seconds * 1e6) if runtime.is_main else 0
         wishes = (signals.requested or 0, int(trainer.stop_reason is not None), int(signals.take_save()), clock)
         stop, has_stop, save, clock = runtime.exchange(wishes)

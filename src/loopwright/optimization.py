@@ -170,9 +170,12 @@ class Lane:
     def complete(self) -> None:
         """Make the gradients what one big batch would have given.
 
-        They are averaged over all processes, unscaled, and divided by the items counted.
+        They are averaged over all processes, unscaled, and divided by the items counted; the guard hears of a loss
+        that is not finite on any process.
         """
         self._sync()
+        if not self._is_agreed():
+            self.zero()
         self._scale()
 
     def _sync(self) -> None:

@@ -274,7 +274,7 @@ class Trainer(TrainerHooks):
                 schedule.step(row)
 
     def open(self, data: Any, batch_size: int | None, *, shuffle: bool) -> Stream:
-        seed = torch.initial_seed() if self.seed is None else self.seed
+        seed = self.runtime.broadcast_object(torch.initial_seed()) if self.seed is None else self.seed
         stream = open_stream(data, batch_size=batch_size, seed=seed, shuffle=shuffle, shard=self.runtime.shard)
         for callback in self.active_callbacks:
             stream = callback.adapt_stream(stream, is_training=shuffle)

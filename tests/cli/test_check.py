@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from tests.distributed.ranks import run_ranks
 from torch import nn
 
 from loopwright.cli import main
@@ -258,3 +259,22 @@ def test_command_works_as_a_process_of_its_own(tmp_path):
 def test_shape_of_a_plain_tensor_is_the_same_on_every_rank():
     assert local_shape(torch.zeros(3, 2), 1, Mesh(shard=2)) == (3, 2)
     assert local_shape(nn.Parameter(torch.zeros(())), 0, Mesh(shard=2)) == ()
+
+
+def hold(rank: int) -> list[int]:
+    """Shard what the rehearsed program has; the first row that this process holds of each parameter."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    from loopwright.checkpoint.pieces import box_of
+
+    dist.init_process_group("gloo")
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
+    fully_shard(model, mesh=init_device_mesh("cpu", (4,), mesh_dim_names=("shard",)))
+    return [box_of(param).offsets[0] for param in model.parameters()]
+
+
+def test_real_processes_forked_after_a_rehearsal_know_which_they_are(check) -> None:
+    code, _ = check('build(runtime="fsdp").train(data, num_epochs=1, batch_size=8)', "--processes", "4")
+    assert code == 0
+    assert run_ranks(hold, 4) == [[4 * rank, 4 * rank, rank, rank] for rank in range(4)]

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
 
 from loopwright.runtime.group import current_group
 
@@ -169,13 +170,18 @@ def _run(fn: Callable[..., Any], rank: int, args: tuple[Any, ...], answers: int)
 
 
 def _part() -> None:
-    """Leave together: whoever is done first would close connections that others still use."""
+    """Leave together: whoever is done first would close connections that others still use.
+
+    A group that the test itself made is not destroyed, which now and then hangs in gloo: the process ends anyway.
+    """
     group = current_group()
     if group is not None:
         group.close()
     if dist.is_initialized():
-        gc.collect()
-        dist.destroy_process_group()
+        store, world = _get_default_store(), dist.get_world_size()
+        if store.add("left", 1) == world:
+            store.set("all left", "")
+        store.wait(["all left"])
 
 
 def _collect(ranks: list[_Rank], end: float) -> list[Ended]:
@@ -209,5 +215,12 @@ def _drain(ranks: list[_Rank], seconds: float) -> None:
 
 def _report_stuck(ranks: list[_Rank]) -> None:
     stuck = [rank for rank in ranks if rank.pid is not None]
-    told = "\n".join(f"rank {rank.ended.rank}: {bytes(rank.pipes[rank.stderr])[-2000:]!r}" for rank in ranks)
+    told = "\n".join(_last_words(rank) for rank in ranks)
     raise AssertionError(f"ranks {[rank.ended.rank for rank in stuck]} did not end in time and were killed.\n{told}")
+
+
+def _last_words(rank: _Rank) -> str:
+    """How a rank ended, or where it is stuck: of a long traceback the innermost calls, which come first."""
+    ended = rank.read()
+    state = "is stuck" if rank.pid is not None else f"ended with {ended.code}"
+    return f"rank {ended.rank} {state}:\n{ended.error}{ended.stderr[:3000]}"

@@ -7,6 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._dynamo  # what torch imports late: once here, not in every process that is forked
+import torch.distributed.fsdp
+import torch.distributed.tensor
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 

@@ -108,14 +108,8 @@ def gathered(tree: Any) -> Any:
     return [gathered(value) for value in tree] if isinstance(tree, list) else tree
 
 
-def meet(rank: int, place: Path) -> None:
-    """Form a process group, through a file: the ranks are forked, and have none of their parent's threads."""
-    world = int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=world)
-
-
-def save_all(rank: int, place: Path, layouts: list[str], root: Path) -> None:
-    meet(rank, place)
+def save_all(rank: int, layouts: list[str], root: Path) -> None:
+    dist.init_process_group("gloo")
     for layout in layouts:
         save_trained(rank, layout, root / layout)
 
@@ -143,8 +137,8 @@ def agreed_token(rank: int) -> str:
     return tokens[0]
 
 
-def restore_all(rank: int, place: Path, layouts: list[str], sources: list[Path]) -> list[str]:
-    meet(rank, place)
+def restore_all(rank: int, layouts: list[str], sources: list[Path]) -> list[str]:
+    dist.init_process_group("gloo")
     return [f"{layout}: {problem}" for layout in layouts for problem in restore_trained(rank, layout, sources)]
 
 
@@ -188,9 +182,9 @@ def compare(own: Any, other: Any, path: str) -> list[str]:
     return [] if own == other else [path]
 
 
-def rewind(rank: int, place: Path, layout: str) -> list[str]:
+def rewind(rank: int, layout: str) -> list[str]:
     """Take a snapshot, train on, go back to it; what is then not as it was."""
-    meet(rank, place)
+    dist.init_process_group("gloo")
     mesh = mesh_of(layout)
     model, optimizer = build(layout, mesh)
     train(model, optimizer)

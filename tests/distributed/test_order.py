@@ -106,11 +106,20 @@ def alone() -> dict[str, list[list[list[float]]]]:
 
 @pytest.fixture(scope="module")
 def together() -> dict[int, list[dict[str, list[list[list[float]]]]]]:
-    return {world: run_ranks(two_epochs, world, None, NAMES) for world in (2, 3, 4)}
+    """Workers, which are slow to start, on two processes only."""
+    few = [name for name in NAMES if name != "a loader with workers"]
+    return {world: run_ranks(two_epochs, world, None, NAMES if world == 2 else few) for world in (2, 3, 4)}
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "a list of batches"])
+@pytest.mark.parametrize(
+    ("name", "world"),
+    [
+        (name, world)
+        for name in NAMES
+        for world in (2, 3, 4)
+        if name != "a list of batches" and (world == 2 or name != "a loader with workers")
+    ],
+)
 def test_every_update_has_the_samples_that_one_process_would_give_it(
     name: str, world: int, alone: dict[str, Any], together: dict[int, Any]
 ) -> None:

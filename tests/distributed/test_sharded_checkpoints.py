@@ -31,7 +31,7 @@ def saved(tmp_path_factory):
     for world, layouts in LAYOUTS.items():
         for layout in layouts:
             (root / layout).mkdir()
-        run_ranks(save_all, world, root / f"meeting-{world}", layouts, root)
+        run_ranks(save_all, world, layouts, root)
     return root
 
 
@@ -54,7 +54,7 @@ def test_a_plain_model_loads_the_weights_of_a_sharded_one(saved, layout):
 @pytest.mark.parametrize("world", LAYOUTS)
 def test_ranks_restore_what_any_other_number_of_ranks_wrote(saved, world, tmp_path):
     sources = [saved / "3", saved / "replicate x shard", saved / "shard x tensor"]
-    assert run_ranks(restore_all, world, tmp_path / "meeting", LAYOUTS[world], sources) == [[]] * world
+    assert run_ranks(restore_all, world, LAYOUTS[world], sources) == [[]] * world
 
 
 @pytest.mark.parametrize("layout", ["replicate x shard", "shard x tensor"])
@@ -68,7 +68,7 @@ def test_a_weight_that_is_on_several_ranks_is_in_one_file(saved, layout):
 
 
 def test_a_snapshot_of_a_sharded_model_is_restored_without_a_file(tmp_path):
-    assert run_ranks(rewind, 4, tmp_path / "meeting", "replicate x shard") == [[]] * 4
+    assert run_ranks(rewind, 4, "replicate x shard") == [[]] * 4
 
 
 def test_a_group_that_is_killed_leaves_the_checkpoint_before_and_litter_that_the_next_start_removes(tmp_path):

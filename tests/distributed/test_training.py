@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -23,7 +24,17 @@ from tests.distributed.scenarios import (
     weights_of,
 )
 
-SETUPS = [(2, "ddp"), (3, "ddp"), (2, "fsdp"), (3, "fsdp")]
+UNEVEN = [  # those in which parts differ in other ways on three processes than on two
+    "supervised",
+    "clipped_by_the_global_norm",
+    "last_batch_smaller_than_the_number_of_processes",
+    "ragged_token_counts_accumulated",
+    "parameters_used_on_some_processes_or_nowhere",
+    "gan",
+    "bad_sample_skipped",
+    "limited_by_samples",
+]
+NAMES = {2: list(SCENARIOS), 3: UNEVEN}
 
 
 @pytest.fixture(scope="module")
@@ -31,17 +42,19 @@ def alone() -> dict[str, Any]:
     return run_all(0, "cpu", list(SCENARIOS))
 
 
-@pytest.fixture(scope="module", params=SETUPS, ids=lambda setup: f"{setup[1]}-{setup[0]}")
-def together(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    """Every scenario on all ranks of one setup, started once."""
-    world, runtime = request.param
-    return run_ranks(run_all, world, runtime, list(SCENARIOS))
+@cache
+def together(world: int, runtime: str) -> list[dict[str, Any]]:
+    """The scenarios on all ranks of one setup, started once."""
+    return run_ranks(run_all, world, runtime, NAMES[world])
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_all_processes_end_as_one_does(name: str, alone: dict[str, Any], together: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize(
+    ("world", "runtime", "name"),
+    [(world, runtime, name) for world in NAMES for runtime in ("ddp", "fsdp") for name in NAMES[world]],
+)
+def test_all_processes_end_as_one_does(world: int, runtime: str, name: str, alone: dict[str, Any]) -> None:
     assert isinstance(alone[name], dict), alone[name]
-    for results in together:
+    for results in together(world, runtime):
         assert_same(results[name], alone[name])
 
 

@@ -129,11 +129,11 @@ class Engine(CoreTrainer):
 
     def continue_from(self, state: Mapping[str, Any]) -> None:
         """Go on exactly from a checkpoint, inside its epoch too; not while training, whose own count decides."""
-        from ..checkpoint.capture import note_steps, own_rng
+        from ..checkpoint.capture import load_meter, note_steps, own_rng
 
         self.progress.load_state_dict(state["progress"])
         self.history.load_state_dict(state["history"])
-        self.meter.load_state_dict(state["meter"])
+        load_meter(self, state["meter"])
         note_steps(self, self.progress.update)
         self.num_calls = self.progress.call
         self.stop_reason = state["stop_reason"]

@@ -201,12 +201,12 @@ class Trainer:
 
     def _save_checkpoint(self, path: str, epoch: int, metric_value: float | None = None) -> None:
         """Write everything to a checkpoint directory, which appears complete or not at all."""
-        from ..checkpoint.capture import capture, meta_of
-        from ..checkpoint.files import write_checkpoint
+        from ..checkpoint.capture import capture, meta_of, write_together
 
         noted = {"epoch": epoch, "metric_value": metric_value}
         run = {} if self._ends is None else self._ends.state_dict()
-        write_checkpoint(path, capture(self._engine) | {"simple": noted | {"run": run}}, meta_of(self._engine))
+        tree = capture(self._engine) | {"simple": noted | {"run": run}}
+        write_together(self._engine, path, tree, meta_of(self._engine))
 
     # The parts of a step
 

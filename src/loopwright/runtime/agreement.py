@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 
 class Agreement:
@@ -42,3 +43,42 @@ class Agreement:
         self._work.wait()
         self._work = None
         return tuple(self._values[self._turn].tolist())
+
+
+class Bell:
+    """Wishes of processes on the host, told with what they exchange in every update anyway.
+
+    A collective costs the same whatever it carries, and on the host it is the processes themselves that pay for it. So
+    with the gradients there travels whether anybody has a wish, and the last of the wishes, a clock that only the first
+    process gives. The wishes are exchanged if the bell rang, or if nothing could travel.
+    """
+
+    def __init__(self, agreement: Agreement) -> None:
+        self._agreement = agreement
+        self._posted: tuple[int, ...] | None = None
+        self._heard: list[float] | None = None
+
+    def message(self, flag: Tensor | None) -> Tensor:
+        """What is to travel: a flag of the sender's, the bell, the clock; sums and maxima of it mean the same."""
+        posted = self._posted or (0,)
+        values = [0.0 if flag is None else flag.item(), float(any(posted[:-1])), float(posted[-1])]
+        return torch.tensor(values, dtype=torch.float64)
+
+    def hear(self, message: Tensor) -> None:
+        """Take what arrived."""
+        self._heard = message[1:].tolist()
+
+    def exchange(self, wishes: tuple[int, ...]) -> tuple[int, ...]:
+        """The same as of an `Agreement`."""
+        posted, self._posted = self._posted, wishes
+        heard, self._heard = self._heard, None
+        if posted is None:
+            return (0,) * len(wishes)
+        if heard is not None and not heard[0]:
+            return (*(0,) * (len(wishes) - 1), int(heard[1]))
+        self._agreement.exchange(posted)
+        return self._agreement.finish()
+
+    def finish(self) -> None:
+        """Forget what was posted last, which nobody will act on."""
+        self._posted = self._heard = None

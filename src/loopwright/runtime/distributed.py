@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -15,7 +16,7 @@ from torch.optim import Optimizer
 from ..alike import alike, clip_norm, whole
 from ..data.sharding import Shard
 from ..errors import ConfigurationError
-from .agreement import Agreement
+from .agreement import Agreement, Bell
 from .environment import Launch
 from .group import Group
 from .guard import Guard, guarded
@@ -82,9 +83,10 @@ class DistributedRuntime(Runtime):
         self.part = Part(self.data_group)
         self._sync_batch_norm = sync_batch_norm
         self._shards = Shards(self.gather_objects, finds_unused=find_unused_parameters)
-        self._buffers: list[Tensor] = []
+        self._buffers: WeakKeyDictionary[nn.Module, list[Tensor]] = WeakKeyDictionary()
         self._watch: Guard | None = None
         self._agreement = Agreement(self.group.new_host_group())
+        self._bell = Bell(self._agreement)
 
     def _resolve(self, strategy: str | Mesh) -> Mesh:
         if strategy == "ddp":
@@ -123,6 +125,8 @@ class DistributedRuntime(Runtime):
         return self._device_mesh
 
     def place(self, module: nn.Module) -> None:
+        if module in self._buffers:
+            return  # by an earlier trainer
         if not is_meta(module):
             module.to(self.device)
             make_equal(module, None)
@@ -131,6 +135,8 @@ class DistributedRuntime(Runtime):
 
     def wrap(self, module: nn.Module) -> dict[int, nn.Parameter]:
         """Cut and shard the model as the mesh says; the new parameters under the ids of those they replace."""
+        if module in self._buffers:
+            return {}
         replaced: dict[int, nn.Parameter] = {}
         was_meta = is_meta(module)
         if self._sync_batch_norm:
@@ -146,10 +152,10 @@ class DistributedRuntime(Runtime):
         if self.mesh.shard > 1:
             again = shard_module(module, self._data_mesh(), **self._shard_settings())
             replaced = again if not replaced else {old: again[id(new)] for old, new in replaced.items()}
-            self._shards.modules.append(module)
+            self._shards.modules.add(module)
         if was_meta and self.mesh.is_sharded:
             self._materialise(module)
-        self._buffers += _own_buffers(module)
+        self._buffers[module] = _own_buffers(module)
         return replaced
 
     def _materialise(self, module: nn.Module) -> None:
@@ -181,6 +187,7 @@ class DistributedRuntime(Runtime):
 
     @contextmanager
     def supervised(self) -> Iterator[None]:
+        self._bell.finish()  # an earlier call may have ended with an exception
         with guarded(self.group) as self._watch:
             yield
         self._watch = None
@@ -204,18 +211,24 @@ class DistributedRuntime(Runtime):
     def sync_gradients(self, params: Sequence[nn.Parameter], flag: Tensor | None = None) -> Tensor | None:
         """Average the gradients that the model's own sharding does not; the largest of all processes' flags."""
         is_averaged = self.mesh.shard == 1 and self.mesh.data_size > 1
-        carries_flag = is_averaged and self.mesh.tensor == 1 and any(p.requires_grad for p in params)
-        if flag is not None and not carries_flag:
-            dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+        travels = is_averaged and self.mesh.tensor == 1 and _are_exact(params)
+        message = None if flag is None else flag.reshape(1)
+        if self.is_host:
+            message = self._bell.message(flag)
+        if message is not None and not travels:
+            dist.all_reduce(message, op=dist.ReduceOp.MAX)
         if is_averaged:
-            told = average_gradients(params, self.data_group, self.mesh.data_size, flag if carries_flag else None)
-            return told if carries_flag else flag
-        return flag
+            told = average_gradients(params, self.data_group, self.mesh.data_size, message if travels else None)
+            message = told if travels else message
+        if self.is_host and message is not None:
+            self._bell.hear(message)
+        return None if flag is None or message is None else message[0].clamp(max=1).float()
 
-    def finish_update(self) -> None:
+    def finish_update(self, modules: Iterable[nn.Module]) -> None:
         """Buffers, such as the statistics of batch norm, are the first process's, as with torch's DDP."""
-        if self._buffers:
-            send_from_first(self._buffers)
+        buffers = [buffer for module in modules for buffer in self._buffers.get(module, ())]
+        if buffers:
+            send_from_first(buffers)
 
     def divide(self, grads: Sequence[Tensor], divisor: Tensor) -> None:
         for group in alike(grads):
@@ -267,9 +280,10 @@ class DistributedRuntime(Runtime):
         """Post this update's wishes; what anyone wished in the update before."""
         if self._watch is not None:
             self._watch.beat()
-        return self._agreement.exchange(tuple(wishes))
+        return (self._bell if self.is_host else self._agreement).exchange(tuple(wishes))
 
     def finish_exchange(self) -> None:
+        self._bell.finish()
         self._agreement.finish()
 
 
@@ -293,6 +307,12 @@ def check_settings(strategy: str | Mesh, precision: str, sharding: Sequence[str]
             "leave it out (with copies of the model precision='bf16' gives mixed precision, and parameters may be "
             "unused without a setting)."
         )
+
+
+def _are_exact(params: Sequence[nn.Parameter]) -> bool:
+    """Whether there are gradients for numbers to travel with, of types that do not round them much."""
+    dtypes = {param.dtype for param in params if param.requires_grad}
+    return bool(dtypes) and dtypes <= {torch.float32, torch.float64}
 
 
 def _own_buffers(module: nn.Module) -> list[Tensor]:

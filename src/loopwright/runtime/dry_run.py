@@ -124,3 +124,17 @@ def _stop() -> None:
         group.close()
     if dist.is_initialized():
         dist.destroy_process_group()
+    _forget_meshes()
+
+
+def _forget_meshes() -> None:
+    """Empty torch's caches of what became of tensors on a mesh.
+
+    They take a mesh of the same sizes for the same mesh: real processes, forked from this one, would all be told that
+    they are the first.
+    """
+    if "torch.distributed.tensor" in sys.modules:
+        from torch.distributed.tensor import _redistribute, debug
+
+        debug._clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
+        _redistribute._gen_transform_infos.cache_clear()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -27,7 +28,7 @@ class Shards:
     """
 
     def __init__(self, gather: Gather, *, finds_unused: bool = False) -> None:
-        self.modules: list[Any] = []
+        self.modules: WeakSet[Any] = WeakSet()
         self._gather = gather
         self._finds_unused = finds_unused
         self._looked_at: set[tuple[int, int]] = set()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,9 @@ from . import dry_run
 from .mesh import Mesh
 
 _DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+_wrapped: WeakSet[nn.Module] = WeakSet()
 
 
 class Runtime:
@@ -89,6 +93,9 @@ class Runtime:
         """Prepare a model for training; new parameters, where there are any, under the ids of those they replace."""
         from .wrapping import checkpoint_activations, compile_parts
 
+        if module in _wrapped:
+            return {}  # by an earlier trainer
+        _wrapped.add(module)
         if self.activation_checkpointing:
             checkpoint_activations(module)
         if self.compile is not None:
@@ -120,8 +127,8 @@ class Runtime:
         """Get ready for a backward pass to some parameters; `inputs` as what autograd knows them by."""
         return inputs
 
-    def finish_update(self) -> None:
-        """An update is over."""
+    def finish_update(self, modules: Iterable[nn.Module]) -> None:
+        """An update of these models is over."""
 
     def sync_gradients(self, params: Sequence[nn.Parameter], flag: Tensor | None = None) -> Tensor | None:
         """Make the gradients of a window those of all processes together; the largest of their flags."""

@@ -201,26 +201,27 @@ def buckets(params: Iterable[nn.Parameter], max_bytes: int = 32 << 20) -> Iterat
 
 
 def average_gradients(
-    params: Iterable[nn.Parameter], group: dist.ProcessGroup | None, world: int, flag: Tensor | None = None
+    params: Iterable[nn.Parameter], group: dist.ProcessGroup | None, world: int, message: Tensor | None = None
 ) -> Tensor | None:
-    """Average the gradients over all processes, one collective a bucket; whether any process raised its flag.
+    """Average the gradients over all processes, one collective a bucket; the sum of all processes' messages.
 
     A parameter that took part on some processes only counts as zero on the others; one that took part nowhere keeps no
     gradient, as on a single process. For that the bucket carries a mark per parameter, which only a process without
-    the gradient has to read. The flag travels with the first bucket, since every collective costs about the same.
+    the gradient has to read. A message, a few numbers, travels with the first bucket.
     """
     for number, bucket in enumerate(buckets(params)):
         first = bucket[0]
         marks = torch.tensor([p.grad is not None for p in bucket], dtype=first.dtype, device=first.device)
         own = [_gradient_part(p) for p in bucket]
         parts = [torch.zeros_like(local_part(p)) if grad is None else grad for p, grad in zip(bucket, own, strict=True)]
-        carried = [] if flag is None or number else [flag.to(first.dtype).reshape(1)]
+        carried = [] if message is None or number else [message.to(first.dtype)]
         flat = torch.cat([*carried, marks, *(part.reshape(-1) for part in parts)])
         dist.all_reduce(flat, group=group)
+        front = sum(part.numel() for part in carried)
         if carried:
-            flag = (flat[0] > 0).float()
-        start = len(carried) + len(bucket)
-        marks, averaged = flat[len(carried) : start], flat[start:].div_(world)
+            message = flat[:front].clone()
+        start = front + len(bucket)
+        marks, averaged = flat[front:start], flat[start:].div_(world)
         cut = torch.split(averaged, [part.numel() for part in parts])
         views = [view.view_as(part) for view, part in zip(cut, parts, strict=True)]
         held = [(grad, view) for grad, view in zip(own, views, strict=True) if grad is not None]
@@ -230,7 +231,7 @@ def average_gradients(
             if grad is None and marks[index].item():
                 param.grad = torch.zeros_like(param)
                 local_part(param.grad).copy_(view)
-    return flag
+    return message
 
 
 def _gradient_part(param: nn.Parameter) -> Tensor | None:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ... import loop
+from ...agreeing import Accord
 from ...assembly import build_lane
 from ...building import Schedule
 from ...callbacks.nonfinite import NonFiniteGuard
@@ -78,7 +79,7 @@ class Core(CoreTrainer):
 
     def use_guard(self, guard: Guard | None) -> None:
         """Let losses be looked at on the device, where reading each of them would hold it up."""
-        if guard is not None and not self.runtime.reads_are_free:
+        if guard is not None and (not self.runtime.reads_are_free or self.runtime.world > 1):
             self._rebuild_lane(guard)
 
     @property
@@ -93,7 +94,11 @@ class Core(CoreTrainer):
     # Data
 
     def open(self, data: Any, batch_size: int | None, *, shuffle: bool) -> Stream:
-        return open_stream(data, batch_size=batch_size, seed=self.order_seed, shuffle=shuffle)
+        """Batch sizes are those of each process, as the document has them."""
+        shard = self.runtime.shard
+        shard = None if shard is None else replace(shard, is_per_process=True)
+        seed = self.runtime.broadcast_object(self.order_seed)
+        return open_stream(data, batch_size=batch_size, seed=seed, shuffle=shuffle, shard=shard)
 
     def stream(self, loader: Any, *, is_training: bool) -> Stream:
         """The stream over a loader as the callbacks want it, opened when it is first asked for."""
@@ -142,7 +147,18 @@ class Core(CoreTrainer):
         self.flush()
         self.leave_if_interrupted()
         self.stage = "eval"
-        return self.meter.compute().get("loss", nan)
+        return self._add_up(self.meter).get("loss", nan)
+
+    def _add_up(self, meter: Meter) -> dict[str, float]:
+        return meter.compute(self.runtime.sum_table, gather=self.runtime.gather_samples)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Epochs in which all processes hear of the same signals at the same update."""
+        self.accord = Accord(self) if self.runtime.world > 1 else None
+        with self.signals:
+            yield
+            self.runtime.finish_exchange()
 
     def end_epoch(self) -> None:
         """Count the epoch, unless a limit cut it short."""
@@ -239,7 +255,7 @@ class Core(CoreTrainer):
         return StepResult(output["loss"], output.get("batch_size", self.window.size))
 
     def on_eval_end(self, data: Stream) -> None:
-        measured = self._phases[-1].compute()
+        measured = self._add_up(self._phases[-1])
         if self.stage == "eval" and self.eval_metric == "eval_loss_epoch":
             self.stage = "end"
         self.door.run_history.update_metric(self.eval_metric, measured["loss"])

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...checkpoint import read_checkpoint, write_checkpoint
-from ...checkpoint.capture import capture, meta_of, own_rng, restore
+from ...checkpoint.capture import capture, meta_of, own_rng, restore, write_together
 from ...checkpoint.parts import Parts, load_parts, read_parts
 from ...data.seeding import set_rng_state
 from ...errors import CheckpointError
 from .core import Core
-from .run_config import is_world_process_zero
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -28,8 +27,9 @@ def write_checkpoint_of(
     save_optimizer: bool,
     save_scheduler: bool,
 ) -> None:
-    """Write the parts of a trainer as they are now, with the model that it has at the moment."""
-    core = _core_of(door)
+    """Write the parts of a trainer as they are now, with the model that it has at the moment; one process alone can."""
+    core = Core(door, door._runtime)
+    core.configure_models()
     tree: dict[str, Any] = {
         "models": {name: model.state_dict() for name, model in core.models.items()},
         "optimizers": {},
@@ -58,8 +58,6 @@ def load_checkpoint_into(door: Trainer, path: str | Path, load_optimizer: bool, 
 
 def save_run(door: Trainer, directory: str | Path, extra: Mapping[str, Any] | None) -> None:
     """Write everything that the run under way, or the last one, needs in order to go on."""
-    if not is_world_process_zero():
-        return
     core, event = door._core, door.callback_handler.event_under_way()
     core.setup()
     own = {
@@ -70,7 +68,7 @@ def save_run(door: Trainer, directory: str | Path, extra: Mapping[str, Any] | No
         "callbacks": {name: callback.state_dict() for name, callback in door.callback_handler.named().items()},
         "extra": dict(extra or {}),
     }
-    write_checkpoint(directory, {**capture(core), OWN: own}, meta_of(core))
+    write_together(core, directory, {**capture(core), OWN: own}, meta_of(core))
 
 
 def load_run(door: Trainer, directory: str | Path) -> dict[str, Any]:

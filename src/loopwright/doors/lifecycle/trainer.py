@@ -106,7 +106,8 @@ class Trainer(Stages):
             )
             self.scheduler = self.create_scheduler()
             self._core.use_scheduler(self.scheduler)
-            self._execute_run(Limits(num_epochs, max_num_train_steps), resume_from)
+            with self._runtime.supervised():
+                self._execute_run(Limits(num_epochs, max_num_train_steps), resume_from)
         finally:
             self._is_training = False
             self._core.close_streams()
@@ -216,7 +217,7 @@ class Trainer(Stages):
         self.callback_handler.call_event("on_training_run_start", self)
         if state is not None:
             saving.load_callbacks(self, state)
-        with self._core.signals:
+        with self._core.together():
             self._run_training()
         self.training_run_end()
         self.callback_handler.call_event("on_training_run_end", self)

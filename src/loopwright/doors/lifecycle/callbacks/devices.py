@@ -31,8 +31,11 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
     """Makes the model's batch norms compute their statistics over all processes, where there are several."""
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        if trainer.run_config.is_distributed:
-            trainer.model = nn.SyncBatchNorm.convert_sync_batchnorm(trainer.model)  # type: ignore[no-untyped-call]
+        from ....runtime.distributed import DistributedRuntime
+        from ....runtime.sync_batch_norm import convert
+
+        if isinstance(trainer._runtime, DistributedRuntime):
+            convert(trainer.get_model(), trainer._runtime.part)
 
 
 SyncBatchNormCallback = ConvertSyncBatchNormCallback

@@ -36,6 +36,8 @@ class TerminateOnNaNCallback(TrainerCallback):
 
     def on_train_step_end(self, trainer: Trainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
         loss = batch_output["loss"]
+        if trainer.run_config.is_distributed:
+            return  # all processes hear of it at once, when they add up their gradients
         if isinstance(loss, Tensor) and loss.is_cpu and not math.isfinite(loss.item()):
             self.refuse(f"the training loss is {loss.item()} in epoch {trainer.run_history.current_epoch}")
 

@@ -1,0 +1,84 @@
+"""Gradients averaged over processes, and what travels with them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from loopwright import NonFiniteLossError, Trainer
+from loopwright.runtime.distributed import DistributedRuntime
+from loopwright.runtime.group import Group
+from loopwright.runtime.wrapping import average_gradients, buckets
+from tests.distributed.ranks import run_ranks
+
+
+def average(rank: int, flags: tuple[float, float]) -> tuple[list[Tensor | None], list[float]]:
+    group = Group.join()
+    params = [nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(()))]
+    params[0].grad = torch.full((2, 3), float(rank))
+    if rank == 1:
+        params[1].grad = torch.ones(4)
+    message = average_gradients(params, None, group.world, torch.tensor([flags[rank], 7.0 if rank == 0 else 0.0]))
+    assert message is not None
+    return [param.grad for param in params], message.tolist()
+
+
+@pytest.mark.parametrize("flags", [(0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0)])
+def test_messages_are_added_up_and_change_no_gradient(flags: tuple[float, float]) -> None:
+    for grads, message in run_ranks(average, 2, flags):
+        assert message == [sum(flags), 7.0]
+        assert torch.equal(grads[0], torch.full((2, 3), 0.5))
+        assert torch.equal(grads[1], torch.full((4,), 0.5))
+        assert grads[2] is None
+
+
+def test_buckets_end_at_the_parameter_that_fills_them_and_hold_one_type() -> None:
+    sizes, single = (3, 1, 2, 2, 5), [nn.Parameter(torch.zeros(1, dtype=torch.float64))]
+    params = [nn.Parameter(torch.zeros(n)) for n in sizes]
+    found = list(buckets([*params[:2], *single, *params[2:]], max_bytes=16))
+    assert [[p.numel() for p in bucket] for bucket in found] == [[3, 1], [2, 2], [5], [1]]
+
+
+def train_on_a_bad_sample(rank: int, runtime: str) -> tuple[str, Tensor]:
+    torch.manual_seed(0)
+    model = nn.Linear(2, 1)
+    inputs = torch.ones(4, 2)
+    inputs[3] = float("nan")  # of one process only, in whichever order
+    trainer = Trainer(model, torch.optim.SGD(model.parameters(), 0.1), nn.MSELoss(), runtime=runtime, progress="silent")
+    before = [p.detach().clone() for p in model.parameters()]
+    try:
+        trainer.train(TensorDataset(inputs, torch.ones(4, 1)), batch_size=4)
+    except NonFiniteLossError as error:
+        after = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
+        return str(error), torch.stack([torch.tensor(torch.equal(a, b)) for a, b in zip(after, before, strict=True)])
+    raise AssertionError("the loss was not refused")
+
+
+@pytest.mark.parametrize("runtime", ["ddp", "fsdp"])
+def test_loss_that_is_not_finite_on_one_process_is_refused_on_all_before_any_weight_changes(runtime: str) -> None:
+    for error, unchanged in run_ranks(train_on_a_bad_sample, 2, runtime):
+        assert "not finite on at least one process" in error
+        assert unchanged.all()
+
+
+def exchange(rank: int, sends: bool) -> list[tuple[int, ...]]:
+    """Three updates, a wish of one process in the first; the clock is the first process's."""
+    runtime = DistributedRuntime()
+    params = [nn.Parameter(torch.zeros(3))]
+    heard = []
+    for update in range(4):
+        if sends:
+            params[0].grad = torch.ones(3)
+            runtime.sync_gradients(params)
+        wish = 15 if rank == 1 and update == 1 else 0
+        heard.append(runtime.exchange((wish, 0, 0, 1000 * (update + 1) if rank == 0 else 0)))
+    runtime.finish_exchange()
+    return heard
+
+
+@pytest.mark.parametrize("sends", [True, False])
+def test_wish_of_one_process_is_known_to_all_one_update_later(sends: bool) -> None:
+    expected = [(0, 0, 0, 0), (0, 0, 0, 1000), (15, 0, 0, 2000), (0, 0, 0, 3000)]
+    assert run_ranks(exchange, 2, sends) == [expected, expected]
