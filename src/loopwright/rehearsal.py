@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from .callbacks.defaults import with_defaults
+from .data.around import StreamAround
 from .data.interface import Batch, Stream
 from .data.sharding import AlreadySharded, Shard, ShardedBatches
 from .hooks import Callback
@@ -183,31 +184,16 @@ class Rehearsal(Callback):
         ]  # fmt: skip
 
 
-class FewSamples(Stream):
+class FewSamples(StreamAround):
     """Batches of at most so many samples, of a stream whose order and division are the same."""
 
     def __init__(self, stream: Stream, max_samples: int) -> None:
-        self._stream, self._max_samples = stream, max_samples
-        self.num_batches, self.num_samples = stream.num_batches, stream.num_samples
-
-    def begin(self, epoch: int) -> None:
-        self._stream.begin(epoch)
+        super().__init__(stream)
+        self._max_samples = max_samples
 
     def take(self, count: int, max_samples: int | None = None) -> list[Batch]:
         few = self._max_samples if max_samples is None else min(max_samples, self._max_samples)
         return self._stream.take(count, few)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._stream.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._stream.load_state_dict(state)
-
-    def check_resumable(self) -> None:
-        self._stream.check_resumable()
-
-    def close(self) -> None:
-        self._stream.close()
 
 
 def _named(models: dict[str, nn.Module]) -> Iterable[tuple[str, nn.Parameter]]:

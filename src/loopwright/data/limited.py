@@ -3,26 +3,25 @@
 from typing import Any
 
 from ..errors import DataError
+from .around import StreamAround
 from .interface import Batch, Stream, check_kind
 
 _KIND = "the first batches of each epoch"
 
 
-class LimitedStream(Stream):
+class LimitedStream(StreamAround):
     """At most `limit` batches an epoch; no more than that is ever asked of the stream behind it."""
 
     def __init__(self, stream: Stream, limit: int) -> None:
         if limit < 1:
             raise DataError(f"LimitedStream(limit={limit}): use a number of batches, 1 or more.")
-        self._stream = stream
         self._limit = limit
         self._taken = 0
-        self._measure()
+        super().__init__(stream)
 
     def begin(self, epoch: int) -> None:
-        self._stream.begin(epoch)
+        super().begin(epoch)
         self._taken = 0
-        self._measure()
 
     def take(self, count: int, max_samples: int | None = None) -> list[Batch]:
         left = self._limit - self._taken
@@ -38,19 +37,8 @@ class LimitedStream(Stream):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         check_kind(state, _KIND)
-        self._stream.load_state_dict(state["stream"])
+        super().load_state_dict(state["stream"])
         self._taken = state["taken"]
-        self._measure()
-
-    @property
-    def spans_epochs(self) -> bool:
-        return self._stream.spans_epochs
-
-    def check_resumable(self) -> None:
-        self._stream.check_resumable()
-
-    def close(self) -> None:
-        self._stream.close()
 
     def _measure(self) -> None:
         """Sizes of an epoch: of data with an unknown length, only that there are no more batches than the limit."""

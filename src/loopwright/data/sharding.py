@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from .around import StreamAround
 from .interface import Batch, Stream
 
 
@@ -38,23 +38,17 @@ class Shard:
         return (first, last) if first < last else (start, start + 1)
 
 
-class ShardedBatches(Stream):
+class ShardedBatches(StreamAround):
     """Every so many ready batches of a stream, one for each process.
 
     The batches cannot be cut, so each process reads all of them and keeps its own. The position stays that of the
     stream behind it, which is the same for every number of processes.
     """
 
-    is_shared = True
-
     def __init__(self, stream: Stream, shard: Shard) -> None:
-        self._stream = stream
         self._shard = shard
-        self._measure()
-
-    def begin(self, epoch: int) -> None:
-        self._stream.begin(epoch)
-        self._measure()
+        super().__init__(stream)
+        self.is_shared = True
 
     def take(self, count: int, max_samples: int | None = None) -> list[Batch]:
         batches: list[Batch] = []
@@ -74,42 +68,19 @@ class ShardedBatches(Stream):
             return Batch(own.value, own.size, total)
         return Batch(group[0].value, 0, total)
 
-    def state_dict(self) -> dict[str, Any]:
-        return self._stream.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._stream.load_state_dict(state)
-        self._measure()
-
-    @property
-    def spans_epochs(self) -> bool:
-        return self._stream.spans_epochs
-
-    def check_resumable(self) -> None:
-        self._stream.check_resumable()
-
-    def close(self) -> None:
-        self._stream.close()
-
     def _measure(self) -> None:
         whole = self._stream.num_batches
         self.num_batches = None if whole is None else -(-whole // self._shard.world)
         self.num_samples = self._stream.num_samples
 
 
-class AlreadySharded(Stream):
+class AlreadySharded(StreamAround):
     """A stream over data that was divided among the processes by the user, as a DistributedSampler does."""
 
-    is_shared = True
-
     def __init__(self, stream: Stream, world: int) -> None:
-        self._stream = stream
         self._world = world
-        self._measure()
-
-    def begin(self, epoch: int) -> None:
-        self._stream.begin(epoch)
-        self._measure()
+        super().__init__(stream)
+        self.is_shared = True
 
     def _measure(self) -> None:
         """Every process has as many samples as the others."""
@@ -119,19 +90,3 @@ class AlreadySharded(Stream):
     def take(self, count: int, max_samples: int | None = None) -> list[Batch]:
         own = None if max_samples is None else -(-max_samples // self._world)
         return [Batch(batch.value, batch.size, batch.size * self._world) for batch in self._stream.take(count, own)]
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._stream.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._stream.load_state_dict(state)
-
-    @property
-    def spans_epochs(self) -> bool:
-        return self._stream.spans_epochs
-
-    def check_resumable(self) -> None:
-        self._stream.check_resumable()
-
-    def close(self) -> None:
-        self._stream.close()

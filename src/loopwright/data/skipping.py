@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .around import StreamAround
 from .interface import Batch, Stream
 
 
-class SkippingStream(Stream):
+class SkippingStream(StreamAround):
     """Leaves out batches of the current epoch by their number; windows are filled up with those that follow.
 
     Its state is that of the stream behind it with two entries more, so that a run may be resumed with or without it.
     """
 
     def __init__(self, stream: Stream) -> None:
-        self._stream = stream
         self._num_read = 0
         self._is_counted = True
         self._sizes: dict[int, int] = {}  # of the batches in the last window
         self.skipped: dict[int, int] = {}  # number in the epoch, from 0: number of samples
-        self._measure()
+        super().__init__(stream)
 
     def skip(self, skipped: Mapping[int, int]) -> None:
         """Leave out these batches: their numbers in the epoch, with their sizes."""
@@ -40,9 +40,8 @@ class SkippingStream(Stream):
             self._num_read, self._is_counted = kept, True
 
     def begin(self, epoch: int) -> None:
-        self._stream.begin(epoch)
         self._num_read, self._is_counted, self.skipped = 0, True, {}
-        self._measure()
+        super().begin(epoch)
 
     def take(self, count: int, max_samples: int | None = None) -> list[Batch]:
         self._sizes = {}
@@ -62,21 +61,10 @@ class SkippingStream(Stream):
         return self._stream.state_dict() | own
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._stream.load_state_dict(state)
         self._is_counted = "num_read" in state
         self._num_read = state.get("num_read", 0)
         self.skipped = dict(state.get("skipped", ()))
-        self._measure()
-
-    @property
-    def spans_epochs(self) -> bool:
-        return self._stream.spans_epochs
-
-    def check_resumable(self) -> None:
-        self._stream.check_resumable()
-
-    def close(self) -> None:
-        self._stream.close()
+        super().load_state_dict(state)
 
     def _read(self, count: int, max_samples: int | None) -> list[Batch]:
         batches = self._stream.take(count, max_samples)
