@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -13,6 +13,38 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CyclicLR, OneCycleLR, ReduceLROnPlateau
 
 from .errors import ConfigurationError
+
+
+@runtime_checkable
+class NamedFactory(Protocol):
+    """A factory that goes by the names of parameters, so that it has to see the models."""
+
+    def build(self, models: Mapping[str, nn.Module]) -> Optimizer: ...
+
+
+@runtime_checkable
+class Curve(Protocol):
+    """A value for each part of a run that is done, as those of `loopwright.schedules`."""
+
+    def value(self, done: float) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CurveSchedule:
+    """A curve in the place of a scheduler. It has no state and is never stepped: a callback sets what it says."""
+
+    curve: Any
+    optimizer: Optimizer
+
+    def step(self) -> None:
+        """Nothing: the value depends on where the run is."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Nothing to take back."""
+
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 SchedulerFactory = Callable[[Optimizer], Any]
@@ -57,10 +89,21 @@ class Schedule:
         self.scheduler.step(metrics[name])
 
 
-def build_optimizer(given: Any, params: Callable[[], Iterable[nn.Parameter]], name: str = "optimizer") -> Optimizer:
-    """The optimizer itself, or what the factory makes of the parameters, fused where that pays."""
+def build_optimizer(
+    given: Any,
+    params: Callable[[], Iterable[nn.Parameter]],
+    name: str = "optimizer",
+    *,
+    models: Mapping[str, nn.Module] | None = None,
+) -> Optimizer:
+    """The optimizer itself, or what the factory makes of the parameters, fused where that pays.
+
+    `models` are those that the parameters belong to, for a factory that goes by their names.
+    """
     if isinstance(given, Optimizer):
         return given
+    if isinstance(given, NamedFactory) and not isinstance(given, type):
+        return _fused(given.build(models or {}))
     if not callable(given):
         raise ConfigurationError(
             f"{name} is a {type(given).__name__}: pass a torch optimizer, or a function of the parameters that makes "
@@ -97,7 +140,8 @@ def build_schedule(given: Any, optimizer: Optimizer | None) -> Schedule:
     if every not in (None, "update", "epoch"):
         raise ConfigurationError(f"Schedule(every={every!r}): use 'update' or 'epoch'.")
     if isinstance(scheduler, type) or not hasattr(scheduler, "step"):
-        if not callable(scheduler):
+        is_curve = isinstance(scheduler, Curve) and not isinstance(scheduler, type)
+        if not callable(scheduler) and not is_curve:
             raise ConfigurationError(
                 f"scheduler is a {type(scheduler).__name__}: pass a scheduler, or a function of the optimizer that "
                 "makes one."
@@ -107,7 +151,7 @@ def build_schedule(given: Any, optimizer: Optimizer | None) -> Schedule:
                 "A scheduler factory needs to know its optimizer, and there are several: pass "
                 "`scheduler={'name of the optimizer': factory}`."
             )
-        scheduler = scheduler(optimizer)
+        scheduler = CurveSchedule(scheduler, optimizer) if is_curve else scheduler(optimizer)
     if every == "update" and isinstance(scheduler, ReduceLROnPlateau):
         raise ConfigurationError(
             "ReduceLROnPlateau watches a metric of the epoch, so it cannot be stepped every update: leave out `every`."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from .errors import ConfigurationError
@@ -24,6 +24,8 @@ class Callback:
     """
 
     evaluates_again = False  # whether it evaluates in `on_eval_end` and adds all that measures under its own names
+    unheard: Collection[str] = ()  # events that this one does without, although its class has a method for them
+    precedence = 0  # callbacks with a higher one hear of every event later, whatever order they were given in
 
     def on_train_start(self, trainer: Trainer) -> None:
         """A `train` call begins; everything is built and, when resuming, restored."""
@@ -80,6 +82,10 @@ class Callback:
     def metric_names(self, known: set[str]) -> set[str]:
         """Names of epoch metrics that this callback adds to the `known` ones with `trainer.log`."""
         return set()
+
+    def eval_streams(self, trainer: Trainer) -> Mapping[str, Stream]:
+        """Data that this callback evaluates by itself, by what it puts in front of the names of what that measures."""
+        return {}
 
     def required_metrics(self) -> set[str]:
         """Names of epoch metrics that this callback cannot work without; checked before the first step."""
@@ -211,7 +217,8 @@ class Dispatch:
             if base is not None and getattr(type(owner), name) is not getattr(base, name):
                 found.append(named_hook(getattr(owner, name), f"{type(owner).__name__}.{name}", None))
             for callback in callbacks:
-                if getattr(type(callback), name, None) is not getattr(vocabulary, name):
+                is_overridden = getattr(type(callback), name, None) is not getattr(vocabulary, name)
+                if is_overridden and name not in getattr(callback, "unheard", ()):
                     label = getattr(callback, "name", type(callback).__name__)
                     found.append(named_hook(getattr(callback, name), f"{label}.{name}", owner))
             self.hooks[name] = found

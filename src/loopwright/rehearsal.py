@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from .callbacks.defaults import with_defaults
-from .data.around import StreamAround
-from .data.interface import Batch, Stream
+from .data.interface import Batch, Stream, StreamAround
 from .data.sharding import AlreadySharded, Shard, ShardedBatches
 from .hooks import Callback
 from .required import check_required_metrics

@@ -29,7 +29,7 @@ def check_required_metrics(trainer: Trainer) -> None:
     wanted |= {s.metric: "Schedule" for s in trainer.schedules.values() if s.watches and s.metric is not None}
     if not wanted:
         return
-    measured = {"loss"} | _measured_in_evaluation(trainer)
+    measured = {"loss"} | _measured_in_evaluation(trainer) | _measured_by_callbacks(trainer)
     known = _with_promised(measured, trainer)
     if missing := _missing(wanted, known, trainer):
         in_training = _measured_in_training(trainer)
@@ -69,11 +69,23 @@ def _overrides(trainer: Trainer, *names: str) -> bool:
 def _measured_in_evaluation(trainer: Trainer) -> set[str]:
     """Names of what `eval_step` gives for one batch."""
     stream = trainer.eval_stream
-    if stream is None:
-        return set()
+    return set() if stream is None else {f"eval_{name}" for name in _measured_on(trainer, stream)}
+
+
+def _measured_by_callbacks(trainer: Trainer) -> set[str]:
+    """Names of what callbacks measure on data of their own, with what others add to every evaluation."""
+    found: set[str] = set()
+    for callback in trainer.active_callbacks:
+        for prefix, stream in callback.eval_streams(trainer).items():
+            names = _with_promised({f"eval_{name}" for name in _measured_on(trainer, stream)}, trainer)
+            found |= {f"{prefix}_{n.removeprefix('eval_')}" for n in names if n.startswith("eval_")}
+    return found
+
+
+def _measured_on(trainer: Trainer, stream: Stream) -> set[str]:
     stream.begin(0)
     before = stream.state_dict() if stream.spans_epochs else None
-    names = {f"eval_{name}" for name in _names(trainer, stream, trainer.eval_step)}
+    names = _names(trainer, stream, trainer.eval_step)
     if before is not None:  # or the first evaluation would lack this batch
         stream.load_state_dict(before)
     return names
@@ -84,7 +96,7 @@ def _measured_in_training(trainer: Trainer) -> set[str] | None:
     from .trainer import Trainer
 
     stream = trainer.train_stream
-    if stream is None or _overrides(trainer, "train_step"):
+    if stream is None or not trainer.has_default_step:
         return None
     try:
         stream.check_resumable()

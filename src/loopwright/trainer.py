@@ -82,6 +82,7 @@ class Trainer(TrainerHooks):
         self.run: RunDirectory | None = None
         self.until = Limits()
         self.train_data: Any = None
+        self.datasets: Mapping[str, Any] = {}  # by name, for callbacks that look at more than the evaluation data
         self.train_stream: Stream | None = None
         self.mark: Mark | None = None
         self.token = ""  # what processes that write a checkpoint together call the place
@@ -106,7 +107,8 @@ class Trainer(TrainerHooks):
         for name, given in named(self._given["optimizer"], "optimizer").items():
             owner = self.models.get(name)
             params = owner.parameters if owner is not None else self.parameters
-            self.optimizers[name] = build_optimizer(given, params, name)
+            models = self.modules if owner is None else {name: owner}
+            self.optimizers[name] = build_optimizer(given, params, name, models=models)
         only = next(iter(self.optimizers.values())) if len(self.optimizers) == 1 else None
         for name, given in named(self._given["scheduler"], "scheduler").items():
             self.schedules[name] = build_schedule(given, self.optimizers.get(name, only))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from loopwright import Callback, ConfigurationError, Trainer
-from loopwright.callbacks import EarlyStopping
+from loopwright.callbacks import EarlyStopping, FixedEarlyStopping, OfflineLoss
 from loopwright.callbacks.watching import resolve_mode
 
 from .runs import assert_same_after_crash, build_trainer, train
@@ -120,3 +120,60 @@ def test_a_run_that_crashed_after_it_was_stopped_stays_stopped(tmp_path, points)
     assert len(resumed.history) == 2
     assert resumed.stop_reason is not None
     assert "has not improved for 1 epoch " in resumed.stop_reason
+
+
+# Other intervals, and points that are fixed before
+
+
+def test_patience_can_be_counted_in_updates(points):
+    loss = OfflineLoss("train", every_n_updates=2)
+    stopping = EarlyStopping("train_loss", patience=2, mode="max", every_n_updates=2)
+    trainer = build_trainer([stopping, loss])
+    trainer.train(points, 10, batch_size=8)
+    losses = list(trainer.history.steps["train_loss"])
+    assert trainer.progress.update == 2 * len(losses)
+    assert losses[-3] == max(losses)
+    assert "train_loss has not improved for 4 updates" in trainer.stop_reason
+    assert f"in update {stopping.best_at}" in trainer.stop_reason
+
+
+def test_patience_can_be_counted_in_every_second_epoch(points):
+    trainer = build_trainer([EarlyStopping("loss", patience=1, mode="max", every_n_epochs=2)])
+    trainer.train(points, 10, batch_size=8)
+    assert trainer.progress.epoch == 4
+    assert "loss has not improved for 2 epochs" in trainer.stop_reason
+
+
+@pytest.mark.parametrize("after_update", [3, 5])
+def test_a_crashed_run_stops_after_the_same_update(tmp_path, points, after_update):
+    def build():
+        watched = OfflineLoss("train", every_n_samples=16)
+        return [watched, EarlyStopping("train_loss", patience=2, mode="max", every_n_samples=16)]
+
+    resumed = assert_same_after_crash(tmp_path, points, build, after_update, num_epochs=9)
+    assert resumed.stop_reason is not None
+
+
+@pytest.mark.parametrize(
+    ("point", "update"), [({"stop_at_epoch": 2}, 10), ({"stop_at_update": 7}, 7), ({"stop_at_sample": 40}, 6)]
+)
+def test_a_run_stops_at_a_fixed_point(points, point, update):
+    trainer = build_trainer([FixedEarlyStopping(**point)])
+    trainer.train(points, 4, batch_size=8)
+    assert trainer.progress.update == update
+    assert trainer.stop_reason == "the run was to stop at {0[0]} {0[1]}".format(
+        (next(iter(point)).removeprefix("stop_at_"), next(iter(point.values())))
+    )
+
+
+def test_a_run_that_has_reached_the_point_is_not_trained_further(points):
+    trainer = build_trainer([FixedEarlyStopping(stop_at_update=7)])
+    for _ in range(2):
+        trainer.train(points, 4, batch_size=8)
+    assert trainer.progress.update == 7
+
+
+@pytest.mark.parametrize("wrong", [{}, {"stop_at_epoch": 1, "stop_at_update": 2}, {"stop_at_epoch": 0}])
+def test_a_fixed_point_is_said_exactly_once(wrong):
+    with pytest.raises(ConfigurationError, match="FixedEarlyStopping"):
+        FixedEarlyStopping(**wrong)

@@ -225,3 +225,41 @@ def test_a_crashed_run_ends_with_the_same_averages(tmp_path, points, after_updat
         return [EMA(0.9, warmup=True), EMA(0.5, name="fast")]
 
     assert_same_after_crash(tmp_path, points, build, after_update, num_epochs=2)
+
+
+# Several decays
+
+
+def test_several_decays_are_as_many_averages(points):
+    both, slow, fast = EMA([0.9, 0.5]), EMA(0.9, name="slow"), EMA(0.5, name="fast")
+    trainer = train(build_trainer([both, slow, fast]), points)
+    assert_same_tree(both.states["ema_0.9"], slow.state)
+    assert_same_tree(both.states["ema_0.5"], fast.state)
+    assert trainer.history["eval_ema_0.9_loss"] == trainer.history["eval_slow_loss"]
+    assert trainer.history["eval_ema_0.5_loss"] == trainer.history["eval_fast_loss"]
+
+
+def test_one_of_several_averages_is_put_in_place_by_its_decay(points):
+    both = EMA([0.9, 0.5])
+    trainer = train(build_trainer([both]), points)
+    with both.weights(trainer, decay=0.5):
+        assert_same_tree(dict(trainer.model.state_dict()), both.states["ema_0.5"]["model"])
+    with pytest.raises(ConfigurationError, match=r"say which of 0.9, 0.5"), both.weights(trainer):
+        pass
+
+
+def test_one_of_several_averages_can_be_watched(points):
+    best = BestModel("eval_ema_0.5_loss")
+    trainer = train(build_trainer([EMA([0.9, 0.5]), best]), points)
+    assert best.best == min(trainer.history["eval_ema_0.5_loss"])
+
+
+@pytest.mark.parametrize("decays", [[], [0.9, 0.9], [0.9, 1.0]])
+def test_decays_that_make_no_sense_are_refused(decays):
+    with pytest.raises(ConfigurationError, match=r"EMA\(decay="):
+        EMA(decays)
+
+
+@pytest.mark.parametrize("after_update", [3, 5])
+def test_a_crashed_run_ends_with_the_same_averages_of_all_decays(tmp_path, points, after_update):
+    assert_same_after_crash(tmp_path, points, lambda: [EMA([0.9, 0.5], warmup=True)], after_update)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+import importlib
+import inspect
+from pathlib import Path
+from typing import Any, get_type_hints
 
 import pytest
 import torch
@@ -24,7 +27,7 @@ def test_every_public_name_can_be_imported_and_they_are_sorted():
 
 
 def test_an_unknown_name_is_refused_with_those_there_are():
-    with pytest.raises(AttributeError, match="no attribute 'Nothing'; there is: EMA, BestModel"):
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'; there is: EMA, AdditionalOutputs"):
         loopwright.callbacks.Nothing
 
 
@@ -184,3 +187,20 @@ def test_an_error_while_hearing_of_an_exception_is_added_to_it_and_hides_nothing
     with pytest.raises(ZeroDivisionError, match="broken") as caught:
         train(build_trainer([Worse, Failing]), points)
     assert caught.value.__notes__[-1] == "and on_exception itself failed: KeyError('worse')"
+
+
+@pytest.mark.parametrize("package", ["callbacks", "schedules", "initializers"])
+def test_arguments_have_types_that_a_config_can_be_checked_against(package):
+    module = importlib.import_module(f"loopwright.{package}")
+    kinds = [kind for name in module.__all__ if isinstance(kind := getattr(module, name), type)]
+    for kind in kinds:
+        arguments = inspect.signature(kind).parameters.keys() if kind.__init__ is not object.__init__ else set()
+        hints = get_type_hints(kind.__init__)
+        assert all(name in hints for name in arguments), kind
+    assert len(kinds) >= 4
+
+
+def test_every_callback_is_in_the_document():
+    text = (Path(__file__).parents[2] / "docs" / "callbacks.md").read_text()
+    missing = [name for name in loopwright.callbacks.__all__ if f"`{name}" not in text]
+    assert missing == ["Interval", "freeze", "summarize", "unfreeze"]

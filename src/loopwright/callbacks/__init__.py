@@ -6,64 +6,108 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ..param_groups import GroupedOptimizer, layer_rates, param_groups
+    from .best import BestCheckpoint, BestMetric
     from .checkpoints import BestModel, Checkpoints
-    from .early_stopping import EarlyStopping
+    from .describing import DatasetStatistics, ParameterCount
+    from .early_stopping import EarlyStopping, FixedEarlyStopping
     from .ema import EMA
-    from .freezing import Freeze, freeze, param_groups, unfreeze
+    from .freezing import Freeze, freeze, unfreeze
+    from .interval import Interval, Periodic, Watching
     from .limits import LimitBatches, TimeLimit
     from .logs import GradientNormLog, LearningRateLog, Throughput
+    from .losses import OfflineLoss, OnlineLoss
+    from .measuring import PeakMemory, ProgressLine, TrainTime
     from .nonfinite import NonFiniteGuard
+    from .outputs import AdditionalOutputs
     from .progress import ProgressDisplay
     from .recorder import RunRecorder
     from .rewind import Rewind
+    from .scheduling import ScheduleLearningRate, ScheduleWeightDecay
     from .summary import ModelSummary, summarize
     from .torchmetrics import TorchMetrics
 
-__all__ = [
-    "EMA",
-    "BestModel",
-    "Checkpoints",
-    "EarlyStopping",
-    "Freeze",
-    "GradientNormLog",
-    "LearningRateLog",
-    "LimitBatches",
-    "ModelSummary",
-    "NonFiniteGuard",
-    "ProgressDisplay",
-    "Rewind",
-    "RunRecorder",
-    "Throughput",
-    "TimeLimit",
-    "TorchMetrics",
-    "freeze",
-    "param_groups",
-    "summarize",
-    "unfreeze",
-]
-
 _HOMES = {
+    "AdditionalOutputs": "outputs",
+    "BestCheckpoint": "best",
+    "BestMetric": "best",
     "BestModel": "checkpoints",
     "Checkpoints": "checkpoints",
+    "DatasetStatistics": "describing",
     "EMA": "ema",
     "EarlyStopping": "early_stopping",
+    "FixedEarlyStopping": "early_stopping",
     "Freeze": "freezing",
     "GradientNormLog": "logs",
+    "GroupedOptimizer": ".param_groups",
+    "Interval": "interval",
     "LearningRateLog": "logs",
     "LimitBatches": "limits",
     "ModelSummary": "summary",
     "NonFiniteGuard": "nonfinite",
+    "OfflineLoss": "losses",
+    "OnlineLoss": "losses",
+    "ParameterCount": "describing",
+    "PeakMemory": "measuring",
+    "Periodic": "interval",
     "ProgressDisplay": "progress",
+    "ProgressLine": "measuring",
     "Rewind": "rewind",
     "RunRecorder": "recorder",
+    "ScheduleLearningRate": "scheduling",
+    "ScheduleWeightDecay": "scheduling",
     "Throughput": "logs",
     "TimeLimit": "limits",
     "TorchMetrics": "torchmetrics",
+    "TrainTime": "measuring",
+    "Watching": "interval",
     "freeze": "freezing",
-    "param_groups": "freezing",
+    "layer_rates": ".param_groups",
+    "param_groups": ".param_groups",
     "summarize": "summary",
     "unfreeze": "freezing",
 }
+
+__all__ = [
+    "EMA",
+    "AdditionalOutputs",
+    "BestCheckpoint",
+    "BestMetric",
+    "BestModel",
+    "Checkpoints",
+    "DatasetStatistics",
+    "EarlyStopping",
+    "FixedEarlyStopping",
+    "Freeze",
+    "GradientNormLog",
+    "GroupedOptimizer",
+    "Interval",
+    "LearningRateLog",
+    "LimitBatches",
+    "ModelSummary",
+    "NonFiniteGuard",
+    "OfflineLoss",
+    "OnlineLoss",
+    "ParameterCount",
+    "PeakMemory",
+    "Periodic",
+    "ProgressDisplay",
+    "ProgressLine",
+    "Rewind",
+    "RunRecorder",
+    "ScheduleLearningRate",
+    "ScheduleWeightDecay",
+    "Throughput",
+    "TimeLimit",
+    "TorchMetrics",
+    "TrainTime",
+    "Watching",
+    "freeze",
+    "layer_rates",
+    "param_groups",
+    "summarize",
+    "unfreeze",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -21,6 +21,8 @@ class Checkpoints(Callback):
     training at the next step ("raise") or is only reported ("warn").
     """
 
+    precedence = 2  # to see what all others did
+
     def __init__(
         self,
         every_updates: int | None = None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from ..building import CurveSchedule
 from ..hooks import Callback
 from .checkpoints import BestModel, Checkpoints
 from .nonfinite import NonFiniteGuard
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 def with_defaults(trainer: Trainer) -> list[Callback]:
     """The user's callbacks, then the defaults that are missing.
 
-    Those that write files treat a failing write as the user's `Checkpoints` do. Checkpoints come late, to see what all
-    others did, and after them the guard, which may undo all of it.
+    Those that write files treat a failing write as the user's `Checkpoints` do. All of them are called in the order of
+    their precedence.
     """
     callbacks = list(trainer.active_callbacks or trainer.callbacks)
     on_error: Literal["raise", "warn"] = "raise"
@@ -30,10 +31,30 @@ def with_defaults(trainer: Trainer) -> list[Callback]:
     if trainer.run_dir is not None:
         if trainer.runtime.is_main:
             defaults.append(RunRecorder(on_error))
-        if trainer.eval_stream is not None:
+        if trainer.eval_stream is not None and not _keeps_best(callbacks):
             defaults.append(BestModel(required=False, on_error=on_error))
         defaults.append(Checkpoints())
+    callbacks += _for_curves(trainer, callbacks)
     for default in defaults:
         if not any(isinstance(callback, type(default)) for callback in callbacks):
             callbacks.append(default)
-    return sorted(callbacks, key=lambda c: (isinstance(c, NonFiniteGuard), isinstance(c, Checkpoints)))
+    return sorted(callbacks, key=lambda callback: callback.precedence)
+
+
+def _keeps_best(callbacks: list[Callback]) -> bool:
+    from .best import BestCheckpoint  # only runs that could need it pay for it
+
+    return any(isinstance(callback, BestCheckpoint) for callback in callbacks)
+
+
+def _for_curves(trainer: Trainer, callbacks: list[Callback]) -> list[Callback]:
+    """Callbacks that set the learning rates of schedules that are curves, where there is none yet."""
+    curves = [s.scheduler for s in trainer.schedules.values() if isinstance(s.scheduler, CurveSchedule)]
+    if not curves:
+        return []
+    from .scheduling import ScheduleLearningRate
+
+    names = {id(optimizer): name for name, optimizer in trainer.optimizers.items()}
+    have = {(id(c.schedule), c.optimizer) for c in callbacks if isinstance(c, ScheduleLearningRate)}
+    wanted = [(schedule.curve, names.get(id(schedule.optimizer))) for schedule in curves]
+    return [ScheduleLearningRate(c, optimizer=name) for c, name in wanted if (id(c), name) not in have]

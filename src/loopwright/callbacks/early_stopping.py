@@ -1,4 +1,4 @@
-"""Ending a run whose metric has stopped improving."""
+"""Ending a run: when a metric has stopped improving, or at a point that was fixed before."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import ConfigurationError
 from ..hooks import Callback
-from .watching import metric_of, resolve_mode
+from .interval import Watching
 
 if TYPE_CHECKING:
     from ..trainer import Trainer
 
 
-class EarlyStopping(Callback):
-    """Stops training when a metric has not improved for `patience` epochs in a row.
+class EarlyStopping(Watching):
+    """Stops training when a metric has not improved for `patience` looks in a row, by default one every epoch.
 
     An improvement is more than `min_delta` better than the best so far; NaN never is one. `mode` "auto" minimises a
-    metric whose name ends in loss or error and maximises any other.
+    metric whose name ends in loss or error and maximises any other. After updates or samples, the metric has to be
+    one that a callback logs with the same interval, such as `OfflineLoss`.
     """
 
     def __init__(
@@ -27,59 +28,96 @@ class EarlyStopping(Callback):
         mode: Literal["auto", "min", "max"] = "auto",
         *,
         min_delta: float = 0.0,
+        every_n_epochs: int | None = None,
+        every_n_updates: int | None = None,
+        every_n_samples: int | None = None,
     ) -> None:
         if not isinstance(patience, int) or patience < 1:
             raise ConfigurationError(f"EarlyStopping(patience={patience!r}): use a number of epochs, 1 or more.")
         if not min_delta >= 0:
             raise ConfigurationError(f"EarlyStopping(min_delta={min_delta!r}): use 0 or more.")
-        self.metric = metric
+        super().__init__(
+            metric,
+            mode,
+            every_n_epochs=every_n_epochs,
+            every_n_updates=every_n_updates,
+            every_n_samples=every_n_samples,
+        )
         self.patience = patience
-        self.mode = resolve_mode(metric, mode)
         self.min_delta = min_delta
         self.best: float | None = None
-        self.best_epoch = 0
+        self.best_at = 0  # on the clock of the interval
         self.num_bad_epochs = 0
         self.has_stopped = False
 
-    def required_metrics(self) -> set[str]:
-        return {self.metric}
-
     def on_train_start(self, trainer: Trainer) -> None:
         """A new call after the one that was stopped has its patience back; a resumed call goes on with what is left."""
+        super().on_train_start(trainer)
         if self.has_stopped and trainer.stop_reason is None:
             self.has_stopped, self.num_bad_epochs = False, 0
 
-    def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
-        value = metric_of(metrics, self.metric, type(self).__name__)
-        if self.is_improvement(value):
-            self.best, self.best_epoch, self.num_bad_epochs = value, trainer.progress.epoch, 0
+    def look(self, trainer: Trainer, value: float, metrics: Mapping[str, float]) -> None:
+        if self.is_better(value, self.best, self.min_delta):
+            self.best, self.best_at, self.num_bad_epochs = value, self.interval.now(trainer.progress), 0
             return
         self.num_bad_epochs += 1
         if self.num_bad_epochs >= self.patience:
             self.has_stopped = True
             trainer.stop(self._reason(value))
 
-    def is_improvement(self, value: float) -> bool:
-        if value != value:
-            return False
-        if self.best is None:
-            return True
-        gain = self.best - value if self.mode == "min" else value - self.best
-        return gain > self.min_delta
-
     def _reason(self, value: float) -> str:
-        epochs = "1 epoch" if self.num_bad_epochs == 1 else f"{self.num_bad_epochs} epochs"
-        best = "never a number" if self.best is None else f"best {self.best:.6g} in epoch {self.best_epoch}"
-        return f"{self.metric} has not improved for {epochs} (now {value:.6g}, {best})"
+        unit, length = self.interval.unit, self.num_bad_epochs * self.interval.n
+        time = f"1 {unit}" if length == 1 else f"{length} {unit}s"
+        best = "never a number" if self.best is None else f"best {self.best:.6g} in {unit} {self.best_at}"
+        return f"{self.metric} has not improved for {time} (now {value:.6g}, {best})"
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "best": self.best,
-            "best_epoch": self.best_epoch,
+            "best_at": self.best_at,
             "num_bad_epochs": self.num_bad_epochs,
             "has_stopped": self.has_stopped,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.best, self.best_epoch = state["best"], state["best_epoch"]
+        self.best, self.best_at = state["best"], state["best_at"]
         self.num_bad_epochs, self.has_stopped = state["num_bad_epochs"], state["has_stopped"]
+
+
+class FixedEarlyStopping(Callback):
+    """Stops at an epoch, update or sample of the run, although its schedules are made for a longer one.
+
+    Samples are looked at after updates. A limit of `train` shortens the schedules; this does not.
+    """
+
+    def __init__(
+        self,
+        *,
+        stop_at_epoch: int | None = None,
+        stop_at_update: int | None = None,
+        stop_at_sample: int | None = None,
+    ) -> None:
+        points = {"epoch": stop_at_epoch, "update": stop_at_update, "sample": stop_at_sample}
+        given = {unit: n for unit, n in points.items() if n is not None}
+        if len(given) != 1:
+            named = ", ".join(f"stop_at_{unit}={n}" for unit, n in given.items())
+            raise ConfigurationError(
+                f"FixedEarlyStopping({named}): say exactly one of stop_at_epoch, _update, _sample."
+            )
+        self.unit, self.n = next(iter(given.items()))
+        if not isinstance(self.n, int) or isinstance(self.n, bool) or self.n < 1:
+            raise ConfigurationError(f"FixedEarlyStopping(stop_at_{self.unit}={self.n!r}): use a number, 1 or more.")
+        self.unheard = ("on_update_end",) if self.unit == "epoch" else ("on_epoch_end",)
+
+    def on_train_start(self, trainer: Trainer) -> None:
+        self._check(trainer)
+
+    def on_update_end(self, trainer: Trainer) -> None:
+        self._check(trainer)
+
+    def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        self._check(trainer)
+
+    def _check(self, trainer: Trainer) -> None:
+        if getattr(trainer.progress, self.unit) >= self.n:
+            trainer.stop(f"the run was to stop at {self.unit} {self.n}")

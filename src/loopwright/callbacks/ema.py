@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -24,49 +24,74 @@ LOW_PRECISION = (torch.float16, torch.bfloat16)
 class EMA(Callback):
     """Averages the weights over the updates: `average = decay * average + (1 - decay) * weights` after every update.
 
+    Several decays, as in `EMA([0.99, 0.999])`, give as many averages, called `ema_0.99` and so on.
+
     `model` names one of the trainer's models; by default all of them are averaged. Buffers, such as the statistics
     of batch norm, are not averaged but copied. With `warmup` the first updates weigh more: the decay is at most
     (1 + n) / (10 + n) after n updates. Every evaluation is repeated with the averages, and what it measures is
     called `ema_loss` and so on (`name` is the prefix, for several averages in one run), unless `evaluate` is False.
 
-    `with ema.weights(trainer): ...` runs anything else with the averages in place, such as `trainer.export(path)`.
+    `with ema.weights(trainer): ...` runs anything else with the averages in place, such as `trainer.export(path)`; of
+    several, `ema.weights(trainer, decay=0.99)`.
     """
 
     evaluates_again = True
 
     def __init__(
         self,
-        decay: float = 0.999,
+        decay: float | Sequence[float] = 0.999,
         *,
         model: str | None = None,
         warmup: bool = False,
         evaluate: bool = True,
         name: str = "ema",
     ) -> None:
-        if not 0 <= decay < 1:
-            raise ConfigurationError(f"EMA(decay={decay!r}): use a number from 0 to 1, such as 0.999.")
+        decays = list(decay) if isinstance(decay, Sequence) else [decay]
+        if not decays or len(set(decays)) < len(decays) or not all(0 <= number < 1 for number in decays):
+            raise ConfigurationError(f"EMA(decay={decay!r}): use a number from 0 to 1, such as 0.999, or several.")
         self.decay = decay
+        self.decays = {name if len(decays) == 1 else f"{name}_{number:g}": number for number in decays}
         self.model = model
         self.warmup = warmup
         self.evaluate = evaluate
         self.prefix = name
         self.num_updates = 0
         self.is_in_place = False
-        self._averages: dict[str, Average] = {}
-        self._loaded: Mapping[str, Any] = {}
+        self._averages: dict[str, dict[str, Average]] = {}  # by prefix and model
+        self._loaded: Mapping[str, Mapping[str, Any]] = {}
 
     @property
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """The averaged state dict of each model; the tensors change as training goes on."""
+        """The averaged state dict of each model; the tensors change as training goes on. Of several, the first's."""
+        return self.states[next(iter(self.decays))]
+
+    @property
+    def states(self) -> dict[str, dict[str, dict[str, Tensor]]]:
+        """The averaged state dicts by the name of the average and the name of the model."""
         if self._averages:
-            return {name: average.state_dict() for name, average in self._averages.items()}
-        return {name: dict(state) for name, state in self._loaded.items()}
+            return {p: {name: a.state_dict() for name, a in own.items()} for p, own in self._averages.items()}
+        return {p: {name: dict(state) for name, state in self._loaded.get(p, {}).items()} for p in self.decays}
 
     @contextmanager
-    def weights(self, trainer: Trainer) -> Iterator[None]:
+    def weights(self, trainer: Trainer, *, decay: float | None = None) -> Iterator[None]:
         """The models with the averages in place of their weights, which come back afterwards."""
+        with self._in_place(trainer, self._prefix_of(decay)):
+            yield
+
+    def _prefix_of(self, decay: float | None) -> str:
+        if decay is None and len(self.decays) == 1:
+            return self.prefix
+        found = [prefix for prefix, number in self.decays.items() if number == decay]
+        if not found:
+            raise ConfigurationError(
+                f"EMA.weights(decay={decay}): say which of {', '.join(map(str, self.decays.values()))}."
+            )
+        return found[0]
+
+    @contextmanager
+    def _in_place(self, trainer: Trainer, prefix: str) -> Iterator[None]:
         self._prepare(trainer)
-        kept = [pair for average in self._averages.values() for pair in average.put_in_place()]
+        kept = [pair for average in self._averages[prefix].values() for pair in average.put_in_place()]
         was_in_place, self.is_in_place = self.is_in_place, True
         try:
             yield
@@ -77,11 +102,12 @@ class EMA(Callback):
     def metric_names(self, known: set[str]) -> set[str]:
         if not self.evaluate:
             return set()
-        return {f"eval_{self.prefix}_{name.removeprefix('eval_')}" for name in known if name.startswith("eval_")}
+        names = [name.removeprefix("eval_") for name in known if name.startswith("eval_")]
+        return {f"eval_{prefix}_{name}" for prefix in self.decays for name in names}
 
     def on_train_start(self, trainer: Trainer) -> None:
         for other in trainer.active_callbacks:
-            if isinstance(other, EMA) and other is not self and other.prefix == self.prefix:
+            if isinstance(other, EMA) and other is not self and other.decays.keys() & self.decays.keys():
                 raise ConfigurationError(
                     f"Two EMA callbacks are both named {self.prefix!r}: give each its own, as in "
                     f"EMA({self.decay}, name='ema_slow')."
@@ -89,16 +115,16 @@ class EMA(Callback):
         self._prepare(trainer)
 
     def on_loop_end(self, trainer: Trainer) -> None:
-        for average in self._averages.values():
+        for average in self._all():
             average.keep_buffers()
 
     def on_update_end(self, trainer: Trainer) -> None:
         self.num_updates += 1
-        decay = self.decay
-        if self.warmup:
-            decay = min(decay, (1 + self.num_updates) / (10 + self.num_updates))
-        for average in self._averages.values():
-            average.update(1 - decay)
+        for prefix, decay in self.decays.items():
+            if self.warmup:
+                decay = min(decay, (1 + self.num_updates) / (10 + self.num_updates))
+            for average in self._averages[prefix].values():
+                average.update(1 - decay)
 
     def on_rewind(self, trainer: Trainer) -> None:
         self._prepare(trainer)
@@ -106,8 +132,12 @@ class EMA(Callback):
     def on_eval_end(self, trainer: Trainer, data: Stream) -> None:
         if not self.evaluate or not (self._averages or self._loaded) or _is_averaged(trainer):
             return
+        for prefix in self.decays:
+            self._evaluate(trainer, data, prefix)
+
+    def _evaluate(self, trainer: Trainer, data: Stream, prefix: str) -> None:
         try:
-            with self.weights(trainer):
+            with self._in_place(trainer, prefix):
                 measured = trainer.evaluate(data)
         except DataError as error:
             error.add_note(
@@ -115,10 +145,10 @@ class EMA(Callback):
                 "that can be used once, or say EMA(evaluate=False)."
             )
             raise
-        trainer.log({f"{self.prefix}_{name}": value for name, value in measured.items()})
+        trainer.log({f"{prefix}_{name}": value for name, value in measured.items()})
 
     def state_dict(self) -> dict[str, Any]:
-        return {"num_updates": self.num_updates, "models": self.state}
+        return {"num_updates": self.num_updates, "models": self.states}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Into the averages there are, or else, before there are models to average, for later."""
@@ -129,14 +159,21 @@ class EMA(Callback):
     def _prepare(self, trainer: Trainer) -> None:
         """Average this trainer's models, from the state that was loaded or from their weights as they are now."""
         models = self._models_of(trainer)
-        if any(name not in self._averages or self._averages[name].model is not m for name, m in models.items()):
-            self._averages = {name: Average(model) for name, model in models.items()}
+        known = self._averages.get(next(iter(self.decays)), {})
+        if any(name not in known or known[name].model is not model for name, model in models.items()):
+            self._averages = {p: {name: Average(model) for name, model in models.items()} for p in self.decays}
             self._take_loaded()
 
+    def _all(self) -> Iterator[Average]:
+        for averages in self._averages.values():
+            yield from averages.values()
+
     def _take_loaded(self) -> None:
-        for name, saved in self._loaded.items():
-            if name in self._averages:
-                self._averages[name].load_state_dict(saved, name)
+        """An average that was not part of the saved state begins with the weights as they are now."""
+        for prefix, models in self._loaded.items():
+            for name, saved in models.items():
+                if name in self._averages.get(prefix, {}):
+                    self._averages[prefix][name].load_state_dict(saved, name)
         self._loaded = {}
 
     def _models_of(self, trainer: Trainer) -> dict[str, nn.Module]:

@@ -1,22 +1,20 @@
-"""Fine-tuning: parts of a model that are not trained, for a while or at all, and learning rates for the others."""
+"""Fine-tuning: parts of a model that are not trained, for a while or at all."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from ..errors import ConfigurationError
 from ..hooks import Callback
+from ..param_groups import BATCH_NORMS as BATCH_NORMS
+from ..param_groups import Found, find_parts, label_of
+from ..param_groups import param_groups as param_groups
 
 if TYPE_CHECKING:
     from ..trainer import Trainer
-
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 class Freeze(Callback):
@@ -48,7 +46,7 @@ class Freeze(Callback):
         self._apply(trainer)
         if not any(True for _ in trainer.parameters()):
             raise ConfigurationError(
-                f"Freeze({', '.join(map(_label, self.parts))}) leaves nothing to train: name fewer parts."
+                f"Freeze({', '.join(map(label_of, self.parts))}) leaves nothing to train: name fewer parts."
             )
 
     def on_epoch_start(self, trainer: Trainer) -> None:
@@ -91,92 +89,6 @@ def unfreeze(model: nn.Module, parts: str | nn.Module | Iterable[str | nn.Module
     _switch(model, parts, trains=True, norms=True)
 
 
-def param_groups(model: nn.Module, options: Mapping[str, float | Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Parameter groups for an optimizer, with a learning rate for each part of the model.
-
-    `options` maps names or patterns (as for `Freeze`) to a learning rate, or to a dict of optimizer options. A
-    parameter goes with the first that matches it; those without any are in a last group, with the optimizer's own
-    options: `Adam(param_groups(model, {"backbone": 1e-5}), lr=1e-3)`. Frozen parameters are included, so that they
-    can be unfrozen later.
-    """
-    groups: list[dict[str, Any]] = []
-    taken: set[int] = set()
-    for pattern, given in options.items():
-        params = [p for key, p in find_parts({"model": model}, [pattern]).params.items() if key not in taken]
-        taken |= {id(p) for p in params}
-        if params:
-            groups.append({"params": params, **(given if isinstance(given, Mapping) else {"lr": given})})
-    rest = [p for p in model.parameters() if id(p) not in taken]
-    return [*groups, {"params": rest}] if rest else groups
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Parameters and batch norms by identity, each once however many names it has."""
-
-    params: dict[int, nn.Parameter] = field(default_factory=dict)
-    norms: dict[int, nn.Module] = field(default_factory=dict)
-
-
-def find_parts(models: Mapping[str, nn.Module], parts: Iterable[str | nn.Module]) -> Found:
-    """The parameters and batch norms of the named parts; a part that is not there is an error."""
-    found = Found()
-    for part in parts:
-        roots, params = _inside(models, part) if isinstance(part, nn.Module) else _named(models, part)
-        for root in roots:
-            params += root.parameters()
-            found.norms.update({id(m): m for m in root.modules() if isinstance(m, BATCH_NORMS)})
-        found.params.update({id(p): p for p in params})
-    for module in _all_modules(models):
-        own = list(module.parameters(recurse=False))
-        if isinstance(module, BATCH_NORMS) and own and all(id(p) in found.params for p in own):
-            found.norms[id(module)] = module
-    return found
-
-
-def _named(models: Mapping[str, nn.Module], pattern: str) -> tuple[list[nn.Module], list[nn.Parameter]]:
-    """Modules and parameters by their name in a model; where none has it, by that name behind the model's."""
-    for prefix in ("", "{}."):
-        roots, params = [], []
-        for model_name, model in models.items():
-            front = prefix.format(model_name)
-            roots += [m for n, m in _named_modules(model) if fnmatchcase((front + n).removesuffix("."), pattern)]
-            params += [p for n, p in _named_params(model) if fnmatchcase(front + n, pattern)]
-        if roots or params:
-            return roots, params
-    raise _not_found(models, pattern)
-
-
-def _named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    modules: Iterator[tuple[str, nn.Module]] = model.named_modules(remove_duplicate=False)
-    return modules
-
-
-def _named_params(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    return model.named_parameters(remove_duplicate=False)
-
-
-def _not_found(models: Mapping[str, nn.Module], pattern: str) -> ConfigurationError:
-    names = [name for model in models.values() for name, _ in _named_modules(model) if name]
-    names += [name for model in models.values() for name, _ in _named_params(model)]
-    near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.4)
-    hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else f"There is: {', '.join(names[:12])}."
-    return ConfigurationError(f"No module or parameter of {', '.join(models)} is called {pattern!r}. {hint}")
-
-
-def _inside(models: Mapping[str, nn.Module], module: nn.Module) -> tuple[list[nn.Module], list[nn.Parameter]]:
-    if all(module is not other for other in _all_modules(models)):
-        raise ConfigurationError(
-            f"{_label(module)} is not a part of {', '.join(models)}: pass a module of the model that is trained."
-        )
-    return [module], []
-
-
-def _all_modules(models: Mapping[str, nn.Module]) -> Iterator[nn.Module]:
-    for model in models.values():
-        yield from model.modules()
-
-
 def _switch(model: nn.Module, parts: str | nn.Module | Iterable[str | nn.Module], *, trains: bool, norms: bool) -> None:
     listed = [parts] if isinstance(parts, (str, nn.Module)) else list(parts)
     found = find_parts({"model": model}, listed)
@@ -185,7 +97,3 @@ def _switch(model: nn.Module, parts: str | nn.Module | Iterable[str | nn.Module]
     if norms:
         for norm in found.norms.values():
             norm.training = trains
-
-
-def _label(part: str | nn.Module) -> str:
-    return repr(part) if isinstance(part, str) else type(part).__name__

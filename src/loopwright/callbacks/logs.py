@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..hooks import Callback
+from .interval import Interval
 
 if TYPE_CHECKING:
     from ..trainer import Trainer
@@ -17,11 +18,37 @@ if TYPE_CHECKING:
 class LearningRateLog(Callback):
     """Logs the learning rate that each step was taken with, and the last one of every epoch.
 
-    It is called `lr`, or `lr/<optimizer>/<group>` where there is more than one.
+    It is called `lr`, or `lr/<optimizer>/<group>` where there is more than one. With an interval, only the steps that
+    end one are logged, or only the epochs.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        *,
+        every_n_epochs: int | None = None,
+        every_n_updates: int | None = None,
+        every_n_samples: int | None = None,
+    ) -> None:
+        self.interval: Interval | None = None
+        if (every_n_epochs, every_n_updates, every_n_samples) != (None, None, None):
+            self.interval = Interval(type(self).__name__, every_n_epochs, every_n_updates, every_n_samples)
+        by_update: tuple[str, ...] = ("on_update_end", "on_rewind")
+        self.unheard: tuple[str, ...] = by_update if self.interval is None else ("on_train_step_end",)
+        if self.interval is not None and self.interval.unit == "epoch":
+            self.unheard += by_update
         self._rates: dict[str, float | Tensor] = {}
+
+    def on_train_start(self, trainer: Trainer) -> None:
+        if self.interval is not None:
+            self.interval.begin(trainer.progress)
+
+    def on_rewind(self, trainer: Trainer) -> None:
+        if self.interval is not None:
+            self.interval.begin(trainer.progress)
+
+    def on_update_end(self, trainer: Trainer) -> None:
+        if self.interval is not None and self.interval.is_due_after_update(trainer.progress):
+            trainer.log_step(self._rates)
 
     def on_train_step_start(self, trainer: Trainer, batch: Any) -> None:
         """Before the step, because afterwards schedulers have moved on to the next rate."""
@@ -31,7 +58,9 @@ class LearningRateLog(Callback):
         trainer.log_step(self._rates)
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
-        trainer.log(self._rates)
+        interval = self.interval
+        if interval is None or interval.unit != "epoch" or interval.is_due_after_epoch(trainer.progress.epoch + 1):
+            trainer.log(self._rates)
 
     def state_dict(self) -> dict[str, Any]:
         return {"rates": dict(self._rates)}

@@ -21,6 +21,7 @@ class NonFiniteGuard(Callback):
     """
 
     is_immediate = False
+    precedence = 3  # after the checkpoints, since it may undo all of it
 
     def __init__(
         self, action: Literal["raise", "skip", "stop", "off"] = "raise", *, max_skips: int | None = None

@@ -3,8 +3,7 @@
 from typing import Any
 
 from ..errors import DataError
-from .around import StreamAround
-from .interface import Batch, Stream, check_kind
+from .interface import Batch, Stream, StreamAround, check_kind
 
 _KIND = "the first batches of each epoch"
 

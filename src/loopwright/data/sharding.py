@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .around import StreamAround
-from .interface import Batch, Stream
+from .interface import Batch, Stream, StreamAround
 
 
 @dataclass(frozen=True, slots=True)

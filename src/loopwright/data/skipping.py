@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .around import StreamAround
-from .interface import Batch, Stream
+from .interface import Batch, Stream, StreamAround
 
 
 class SkippingStream(StreamAround):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Self
 
@@ -49,6 +51,17 @@ class Signals:
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
         self._previous = {}
         self.requested = self.stop = None
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Let nothing ask for a stop until the block is over; for work that a resumed run could not make up for."""
+        stop, is_shared = self.stop, self.is_shared
+        self.stop, self.is_shared = None, True
+        try:
+            yield
+        finally:
+            self.is_shared = is_shared
+            self.stop = stop if stop is not None or is_shared else self.requested
 
     def take_save(self) -> bool:
         """Whether a resume point was asked for since the last time."""

@@ -1,0 +1,208 @@
+"""The best value of a metric, and the weights that had it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..errors import ConfigurationError
+from .checkpoints import BestModel
+from .interval import Watching, logged_metrics
+
+if TYPE_CHECKING:
+    from ..checkpoint import KeptModels
+    from ..trainer import Trainer
+
+
+class BestMetric(Watching):
+    """Logs the best value of a metric so far as `best_<metric>`, with what `also` measured at that moment.
+
+    Those are called `<name>_at_best_<metric>`. A metric of the evaluation that ends an epoch is known only after the
+    epoch's row is written: its best is added to the row in the history, not to the metrics file.
+    """
+
+    def __init__(
+        self,
+        metric: str = "eval_loss",
+        mode: Literal["auto", "min", "max"] = "auto",
+        *,
+        also: Sequence[str] = (),
+        every_n_epochs: int | None = None,
+        every_n_updates: int | None = None,
+        every_n_samples: int | None = None,
+    ) -> None:
+        super().__init__(
+            metric,
+            mode,
+            every_n_epochs=every_n_epochs,
+            every_n_updates=every_n_updates,
+            every_n_samples=every_n_samples,
+        )
+        self.also = tuple(also)
+        self.best: float | None = None
+        self.best_at = 0
+        self.others: dict[str, float] = {}
+        if self.interval.unit != "epoch":
+            self.unheard = (*self.unheard, "on_train_epoch_end")
+
+    def metric_names(self, known: set[str]) -> set[str]:
+        return set(self._named(dict.fromkeys(self.also, 0.0)))
+
+    def required_metrics(self) -> set[str]:
+        return {self.metric, *self.also}
+
+    def look(self, trainer: Trainer, value: float, metrics: Mapping[str, float]) -> None:
+        self._note(trainer, value, metrics)
+        if self.interval.unit == "epoch":
+            if self._name not in metrics:  # too late for the row as it is
+                trainer.history.set_epoch(trainer.progress.epoch - 1, {**metrics, **self._values()})
+        else:
+            trainer.log_step(self._values())
+            trainer.log(self._values())
+
+    def on_train_epoch_end(self, trainer: Trainer) -> None:
+        """Where a callback has logged the metric already, its best can be part of the same row."""
+        metrics = logged_metrics(trainer)
+        if self.interval.is_due_after_epoch(trainer.progress.epoch + 1) and self.metric in metrics:
+            self._note(trainer, metrics[self.metric], metrics, epoch=trainer.progress.epoch + 1)
+            trainer.log(self._values())
+
+    def on_train_end(self, trainer: Trainer) -> None:
+        if self.best is not None:
+            trainer.say(f"Best {self.metric}: {self.best:.6g} after {self.interval.unit} {self.best_at}")
+
+    def _note(self, trainer: Trainer, value: float, metrics: Mapping[str, float], epoch: int | None = None) -> None:
+        if self.is_better(value, self.best):
+            self.best = value
+            self.best_at = self.interval.now(trainer.progress) if epoch is None else epoch
+            self.others = {name: metrics[name] for name in self.also if name in metrics}
+
+    @property
+    def _name(self) -> str:
+        return f"best_{self.metric}"
+
+    def _named(self, others: Mapping[str, float]) -> dict[str, float]:
+        best = float("nan") if self.best is None else self.best
+        return {self._name: best} | {f"{name}_at_best_{self.metric}": v for name, v in others.items()}
+
+    def _values(self) -> dict[str, float]:
+        return self._named(self.others)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "best_at": self.best_at, "others": dict(self.others)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.best, self.best_at, self.others = state["best"], state["best_at"], dict(state["others"])
+
+
+class BestCheckpoint(Watching):
+    """Keeps the weights that had the best value of a metric, in the folder `kept` of the run directory.
+
+    `tolerances` keep more of them, as early stopping would have left them: with a tolerance of 5, the best until the
+    metric did not improve six times in a row; what comes later does not count. `min_delta` is what an improvement has
+    to exceed. `on_error` is about failed writes, as that of `Checkpoints`.
+    """
+
+    def __init__(
+        self,
+        metric: str = "eval_loss",
+        mode: Literal["auto", "min", "max"] = "auto",
+        *,
+        tolerances: Sequence[int] = (),
+        min_delta: float = 0.0,
+        every_n_epochs: int | None = None,
+        every_n_updates: int | None = None,
+        every_n_samples: int | None = None,
+        on_error: Literal["raise", "warn"] = "raise",
+    ) -> None:
+        super().__init__(
+            metric,
+            mode,
+            every_n_epochs=every_n_epochs,
+            every_n_updates=every_n_updates,
+            every_n_samples=every_n_samples,
+        )
+        if any(not isinstance(n, int) or isinstance(n, bool) or n < 0 for n in tolerances):
+            raise ConfigurationError(f"BestCheckpoint(tolerances={list(tolerances)}): use whole numbers, 0 or more.")
+        if not min_delta >= 0:
+            raise ConfigurationError(f"BestCheckpoint(min_delta={min_delta!r}): use 0 or more.")
+        self.tolerances = tuple(tolerances)
+        self.min_delta = min_delta
+        self.on_error: Literal["raise", "warn"] = on_error
+        self.best: float | None = None
+        self.num_bad = 0
+        self.most_bad = 0  # the longest time without improvement so far
+        self._kept: dict[int | None, KeptModels] = {}
+
+    def on_train_start(self, trainer: Trainer) -> None:
+        from ..checkpoint import AsyncWriter, KeepPolicy, KeptModels
+        from ..checkpoint.capture import group_of
+
+        super().on_train_start(trainer)
+        if trainer.run is None:
+            raise ConfigurationError("BestCheckpoint needs a place to write to: pass `run_dir=` to the trainer.")
+        self._check_alone(trainer)
+        if not self._kept:
+            for tolerance in (None, *self.tolerances):
+                policy = KeepPolicy(self._label(tolerance), self.mode)
+                writer = AsyncWriter(self.on_error, group=group_of(trainer))
+                self._kept[tolerance] = KeptModels(trainer.run.kept, policy, writer=writer)
+        if trainer.runtime.is_main:
+            for kept in self._kept.values():
+                kept.discard(after_update=trainer.progress.update)
+
+    def _check_alone(self, trainer: Trainer) -> None:
+        """Two that keep models by one metric would each remove the other's."""
+        for other in trainer.active_callbacks:
+            is_twin = isinstance(other, BestCheckpoint) and other is not self and other.metric == self.metric
+            if is_twin or (isinstance(other, BestModel) and other.policy.metric == self.metric):
+                raise ConfigurationError(
+                    f"{type(other).__name__} and BestCheckpoint both keep models by {self.metric!r}: pass one of them."
+                )
+
+    def look(self, trainer: Trainer, value: float, metrics: Mapping[str, float]) -> None:
+        """The first value is kept in any case: something has to be."""
+        if self.best is not None and not self.is_better(value, self.best, self.min_delta):
+            self.num_bad += 1
+            self.most_bad = max(self.most_bad, self.num_bad)
+            return
+        self.best, self.num_bad = (value if value == value else None), 0
+        for tolerance, kept in self._kept.items():
+            if tolerance is None or self.most_bad <= tolerance:
+                self._save(trainer, kept, value, metrics)
+
+    def on_rewind(self, trainer: Trainer) -> None:
+        super().on_rewind(trainer)
+        for kept in self._kept.values():
+            kept.writer.wait()
+            kept.discard(after_update=trainer.progress.update)
+
+    def on_loop_end(self, trainer: Trainer) -> None:
+        for kept in self._kept.values():
+            kept.writer.wait()
+        trainer.runtime.barrier("keeping the best checkpoint")
+
+    def on_exception(self, trainer: Trainer, error: BaseException) -> None:
+        for kept in self._kept.values():
+            if trainer.runtime.world > 1:  # others may be gone, and their parts with them
+                kept.writer.abandon()
+            kept.writer.wait()
+
+    def _save(self, trainer: Trainer, kept: KeptModels, value: float, metrics: Mapping[str, float]) -> None:
+        from ..checkpoint import update_name
+        from ..checkpoint.capture import capture_models, meta_of, token_of
+
+        label = re.sub(r"[^A-Za-z0-9._-]+", "-", kept.policy.metric)
+        meta = meta_of(trainer) | {"metrics": dict(metrics)}
+        tree = {"models": capture_models(trainer)}
+        kept.save(f"{update_name(trainer.progress.update)}-{label}", tree, meta, value=value, token=token_of(trainer))
+
+    def _label(self, tolerance: int | None) -> str:
+        return self.metric if tolerance is None else f"{self.metric} tolerance {tolerance}"
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "num_bad": self.num_bad, "most_bad": self.most_bad}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.best, self.num_bad, self.most_bad = state["best"], state["num_bad"], state["most_bad"]

@@ -1,0 +1,183 @@
+"""When something happens: every n epochs, updates or samples of the run's one clock; and callbacks that go by it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..errors import ConfigurationError
+from ..hooks import Callback
+from .watching import metric_of, resolve_mode
+
+if TYPE_CHECKING:
+    from ..progress import Progress
+    from ..trainer import Trainer
+
+Unit = Literal["epoch", "update", "sample"]
+
+
+class Interval:
+    """Every n epochs, updates or samples; once an epoch, if nothing is said.
+
+    Samples are looked at after updates: it is time at the first update at or past each multiple of n. Nothing of this
+    has to be saved, since a run is resumed between two updates.
+    """
+
+    def __init__(self, owner: str, epochs: int | None, updates: int | None, samples: int | None) -> None:
+        given: dict[Unit, int] = {}
+        for unit, n in zip(_UNITS, (epochs, updates, samples), strict=True):
+            if n is not None:
+                given[unit] = n
+        if len(given) > 1:
+            named = ", ".join(f"every_n_{unit}s={n}" for unit, n in given.items())
+            raise ConfigurationError(f"{owner}({named}): an interval goes by one clock; keep one of them.")
+        for unit, n in given.items():
+            if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+                raise ConfigurationError(f"{owner}(every_n_{unit}s={n!r}): use a whole number, 1 or more.")
+        self.unit: Unit = next(iter(given), "epoch")
+        self.n = given.get(self.unit, 1)
+        self._seen = 0
+
+    def begin(self, progress: Progress) -> None:
+        """Training starts or goes on from here."""
+        self._seen = progress.sample
+
+    def is_due_after_update(self, progress: Progress) -> bool:
+        """Whether it is time, after an update; ask once for each of them."""
+        if self.unit == "update":
+            return progress.update % self.n == 0
+        seen, self._seen = self._seen, progress.sample
+        return self.unit == "sample" and progress.sample // self.n > seen // self.n
+
+    def is_due_after_epoch(self, num_epochs: int) -> bool:
+        """Whether it is time, when so many epochs are complete."""
+        return self.unit == "epoch" and num_epochs % self.n == 0
+
+    def now(self, progress: Progress) -> int:
+        """What the clock of this interval shows."""
+        return int(getattr(progress, self.unit))
+
+
+_UNITS: tuple[Unit, ...] = ("epoch", "update", "sample")
+
+
+class Periodic(Callback):
+    """Measures something every n epochs, updates or samples, and logs it. Override `measure`.
+
+    What is measured after an update is a metric of its last step, and the last value is part of the epoch's row. By
+    epochs, it is part of the row only. An update that falls to it costs a comparison; by epochs, updates cost nothing.
+    """
+
+    prefix = ""  # what the names of its metrics begin with, where two of a kind could mean the same name
+
+    def __init__(
+        self,
+        *,
+        every_n_epochs: int | None = None,
+        every_n_updates: int | None = None,
+        every_n_samples: int | None = None,
+    ) -> None:
+        self.interval = Interval(type(self).__name__, every_n_epochs, every_n_updates, every_n_samples)
+        is_by_epoch = self.interval.unit == "epoch"
+        self.unheard = ("on_update_end", "on_rewind") if is_by_epoch else ("on_train_epoch_end",)
+
+    def measure(self, trainer: Trainer) -> Mapping[str, float]:
+        """The values to log now."""
+        return {}
+
+    def fire(self, trainer: Trainer) -> None:
+        """Do now what is done at every interval."""
+        self.log(trainer, self.measure(trainer))
+
+    def log(self, trainer: Trainer, values: Mapping[str, float]) -> None:
+        """Log values of this moment."""
+        numbers = {name: float(value) for name, value in values.items()}
+        if numbers and self.interval.unit != "epoch":
+            trainer.log_step(numbers)
+        trainer.log(numbers)
+
+    def on_train_start(self, trainer: Trainer) -> None:
+        self.interval.begin(trainer.progress)
+        self._tell_of_twins(trainer)
+
+    def on_rewind(self, trainer: Trainer) -> None:
+        self.interval.begin(trainer.progress)
+
+    def on_update_end(self, trainer: Trainer) -> None:
+        """A signal has to wait, or the run that goes on after this update would lack what is measured here."""
+        if self.interval.is_due_after_update(trainer.progress):
+            with trainer.signals.deferred():
+                self.fire(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer) -> None:
+        if self.interval.is_due_after_epoch(trainer.progress.epoch + 1):
+            self.fire(trainer)
+
+    def _tell_of_twins(self, trainer: Trainer) -> None:
+        """Say it where two callbacks log under the same names: both do, and the later one's value stays."""
+        callbacks = trainer.active_callbacks
+        for other in callbacks[: callbacks.index(self)]:
+            if self.prefix and isinstance(other, Periodic) and other.prefix == self.prefix:
+                trainer.say(
+                    f"{type(other).__name__} and {type(self).__name__} log under the same names ({self.prefix}): where "
+                    "they meet, the value of the later one stays. Give one of them another `prefix`, or leave it out."
+                )
+
+
+class Watching(Callback):
+    """Looks at one metric every n epochs, updates or samples. Override `look`.
+
+    After epochs it can be any metric of the epoch's row; after updates or samples, one that a callback has logged in
+    this epoch by then, such as `test_loss` of an `OfflineLoss` with the same interval.
+    """
+
+    precedence = 1  # after those that log what it looks at
+
+    def __init__(
+        self,
+        metric: str,
+        mode: Literal["auto", "min", "max"] = "auto",
+        *,
+        every_n_epochs: int | None = None,
+        every_n_updates: int | None = None,
+        every_n_samples: int | None = None,
+    ) -> None:
+        self.metric = metric
+        self.mode = resolve_mode(metric, mode)
+        self.interval = Interval(type(self).__name__, every_n_epochs, every_n_updates, every_n_samples)
+        is_by_epoch = self.interval.unit == "epoch"
+        self.unheard = ("on_update_end", "on_rewind") if is_by_epoch else ("on_epoch_end",)
+
+    def look(self, trainer: Trainer, value: float, metrics: Mapping[str, float]) -> None:
+        """The metric has this value now; `metrics` are all that there are."""
+
+    def required_metrics(self) -> set[str]:
+        return {self.metric}
+
+    def on_train_start(self, trainer: Trainer) -> None:
+        self.interval.begin(trainer.progress)
+
+    def on_rewind(self, trainer: Trainer) -> None:
+        self.interval.begin(trainer.progress)
+
+    def on_update_end(self, trainer: Trainer) -> None:
+        if self.interval.is_due_after_update(trainer.progress):
+            metrics = logged_metrics(trainer)
+            if self.metric in metrics:
+                self.look(trainer, metrics[self.metric], metrics)
+
+    def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        if self.interval.is_due_after_epoch(trainer.progress.epoch):
+            self.look(trainer, metric_of(metrics, self.metric, type(self).__name__), metrics)
+
+    def is_better(self, value: float, best: float | None, min_delta: float = 0.0) -> bool:
+        """Whether a value is better than the best by more than so much; NaN never is."""
+        if value != value or best is None:
+            return value == value
+        return (best - value if self.mode == "min" else value - best) > min_delta
+
+
+def logged_metrics(trainer: Trainer) -> dict[str, float]:
+    """What callbacks have logged for the epoch under way, each name with its latest value."""
+    logged: dict[str, Any] = trainer.meter.state_dict()["logged"]
+    return logged

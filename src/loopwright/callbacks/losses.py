@@ -1,0 +1,183 @@
+"""Losses beside those of the history: on data sets by name, and running ones of the training."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigurationError
+from ..meter import Meter
+from .interval import Periodic
+
+if TYPE_CHECKING:
+    from ..data.stream import Stream
+    from ..runtime import Runtime
+    from ..step import StepResult
+    from ..trainer import Trainer
+
+FLUSH_STEPS = 512  # losses that wait on the device for the next reading, at most
+
+
+class OfflineLoss(Periodic):
+    """Evaluates a data set by its name: `OfflineLoss("test", every_n_updates=100)` logs `test_loss` and what else
+    `eval_step` measures.
+
+    The data is `datasets[dataset_key]`, or `trainer.datasets[dataset_key]`; "eval" also names the `eval_data` of
+    `train`, and "train" its training data. Every sample is used once, in eval mode, and training does not notice.
+    `batch_size` is for data sets, since a loader has its own; `prefix` takes the place of the key in the names.
+    """
+
+    def __init__(
+        self,
+        dataset_key: str = "eval",
+        *,
+        every_n_epochs: int | None = None,
+        every_n_updates: int | None = None,
+        every_n_samples: int | None = None,
+        batch_size: int | None = None,
+        prefix: str | None = None,
+        datasets: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(
+            every_n_epochs=every_n_epochs, every_n_updates=every_n_updates, every_n_samples=every_n_samples
+        )
+        self.dataset_key = dataset_key
+        self.batch_size = batch_size
+        self.prefix = prefix or dataset_key
+        self.datasets = datasets
+        self._stream: Stream | None = None
+        self._position: dict[str, Any] | None = None
+
+    def measure(self, trainer: Trainer) -> Mapping[str, float]:
+        measured = trainer.evaluate(self._open(trainer))
+        return {f"{self.prefix}_{name}": value for name, value in measured.items()}
+
+    def eval_streams(self, trainer: Trainer) -> Mapping[str, Stream]:
+        return {self.prefix: self._open(trainer)}
+
+    def on_train_start(self, trainer: Trainer) -> None:
+        super().on_train_start(trainer)
+        self._open(trainer)  # a key that is not there is found now
+
+    def on_loop_end(self, trainer: Trainer) -> None:
+        self._close()
+
+    def on_exception(self, trainer: Trainer, error: BaseException) -> None:
+        self._close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, in data that goes on from one evaluation to the next."""
+        if self._stream is not None and self._stream.spans_epochs:
+            self._position = self._stream.state_dict()
+        return {"position": self._position}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._position = state["position"]
+        if self._stream is not None and self._position is not None:
+            self._stream.load_state_dict(self._position)
+
+    def _open(self, trainer: Trainer) -> Stream:
+        if self._stream is None:
+            data = named_data(trainer, self.dataset_key, type(self).__name__, self.datasets)
+            if data is None:
+                assert trainer.eval_stream is not None
+                return trainer.eval_stream
+            self._stream = trainer.open(data, self.batch_size, shuffle=False)
+            if self._position is not None:
+                self._stream.load_state_dict(self._position)
+        return self._stream
+
+    def _close(self) -> None:
+        if self._stream is not None:
+            self.state_dict()
+            self._stream.close()
+            self._stream = None
+
+
+def named_data(trainer: Trainer, key: str, owner: str, datasets: Mapping[str, Any] | None = None) -> Any:
+    """The data that a callback names; None for the stream of the run's own evaluation."""
+    known = dict(trainer.datasets) | dict(datasets or {})
+    if key in known:
+        return known[key]
+    if key == "eval" and trainer.eval_stream is not None:
+        return None
+    if key == "train" and trainer.train_data is not None:
+        trainer.open(trainer.train_data, None, shuffle=False).check_resumable()  # reading it twice must be possible
+        return trainer.train_data
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ConfigurationError(
+        f"{owner}(dataset_key={key!r}): there is no data set of that name, only {', '.join(known) or 'none at all'}."
+        f"{hint} Name data sets with `trainer.datasets = {{{key!r}: data}}`, or pass `datasets=` here."
+    )
+
+
+class OnlineLoss(Periodic):
+    """Logs the mean of the training losses since the last time, as `online_loss`, and of the steps' other metrics.
+
+    The device is not waited for in between: losses stay there until it is time, or 512 have come together.
+    """
+
+    def __init__(
+        self,
+        *,
+        every_n_epochs: int | None = None,
+        every_n_updates: int | None = None,
+        every_n_samples: int | None = None,
+        prefix: str = "online",
+    ) -> None:
+        super().__init__(
+            every_n_epochs=every_n_epochs, every_n_updates=every_n_updates, every_n_samples=every_n_samples
+        )
+        self.prefix = prefix
+        self._meter = Meter()
+        self._runtime: Runtime | None = None
+        self._loaded: list[Mapping[str, Any]] = []
+
+    def metric_names(self, known: set[str]) -> set[str]:
+        return {f"{self.prefix}_loss"} | {f"{self.prefix}_{name}" for name in known if not name.startswith("eval_")}
+
+    def on_train_start(self, trainer: Trainer) -> None:
+        super().on_train_start(trainer)
+        self._runtime = trainer.runtime
+        self._meter.ignores_nonfinite = trainer.skips_nonfinite
+        loaded, self._loaded = self._loaded, []
+        if loaded:
+            self._take(loaded)
+
+    def on_train_step_end(self, trainer: Trainer, batch: Any, result: StepResult) -> None:
+        if trainer.window.size:  # else a process that had no sample of this batch
+            self._meter.add(result)
+        if self._meter.num_pending >= FLUSH_STEPS:
+            self._meter.flush()
+
+    def measure(self, trainer: Trainer) -> Mapping[str, float]:
+        """Nothing, where no step was taken since the last time, as when the end of an epoch is repeated."""
+        means = self._meter.compute(trainer.runtime.sum_table)
+        self._meter = Meter(ignores_nonfinite=trainer.skips_nonfinite)
+        return {f"{self.prefix}_{name}": value for name, value in means.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        self._meter.flush()
+        state, gather = self._meter.state_dict(), None if self._runtime is None else self._runtime.gather_samples
+        return {"processes": [state] if gather is None else gather(state)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Now, or when training starts and it is known which process this is."""
+        if self._runtime is None:
+            self._loaded = state["processes"]
+        else:
+            self._take(state["processes"])
+
+    def _take(self, states: list[Mapping[str, Any]]) -> None:
+        """Each process goes on with its own sums; on another number of them the first has all."""
+        assert self._runtime is not None
+        rank, ignores = self._runtime.sample_rank, self._meter.ignores_nonfinite
+        self._meter = Meter(ignores_nonfinite=ignores)
+        if len(states) == self._runtime.num_shares:
+            states = [states[rank]]
+        elif rank != 0:
+            states = []
+        for state in states:
+            self._meter.add_state_dict(state)

@@ -1,0 +1,155 @@
+"""What a run costs while it goes: time by its parts, memory, and how long it will still take."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .interval import Periodic
+
+if TYPE_CHECKING:
+    from ..optimization import Lane
+    from ..trainer import Trainer
+
+MEGABYTE = 1 << 20
+
+
+class TrainTime(Periodic):
+    """Logs the seconds since the last time that went into waiting for data, the forward pass, the backward pass and
+    the optimizer's update: `data_seconds`, `forward_seconds`, `backward_seconds` and `update_seconds`.
+
+    Waiting for data includes moving it to the device and whatever callbacks do between two steps. On an accelerator
+    the device is waited for at each boundary, so that the parts are what they seem; `is_exact=False` leaves that out.
+    The metrics of two runs are no longer identical where this is used.
+    """
+
+    prefix = "seconds"
+
+    def __init__(
+        self,
+        *,
+        every_n_epochs: int | None = None,
+        every_n_updates: int | None = None,
+        every_n_samples: int | None = None,
+        is_exact: bool = True,
+    ) -> None:
+        super().__init__(
+            every_n_epochs=every_n_epochs, every_n_updates=every_n_updates, every_n_samples=every_n_samples
+        )
+        self.is_exact = is_exact
+        self._seconds = dict.fromkeys(("data", "forward", "backward", "update"), 0.0)
+        self._last = 0.0
+        self._waits = False
+        self._wrapped: list[Lane] = []
+
+    def metric_names(self, known: set[str]) -> set[str]:
+        return {f"{part}_seconds" for part in self._seconds}
+
+    def on_train_start(self, trainer: Trainer) -> None:
+        super().on_train_start(trainer)
+        self._waits = self.is_exact and trainer.runtime.device.type == "cuda"
+        for lane in trainer.optimization.lanes.values():
+            self._wrap(lane)
+        self._mark(None)
+
+    def on_train_step_start(self, trainer: Trainer, batch: Any) -> None:
+        self._mark("data")
+
+    def on_train_step_end(self, trainer: Trainer, batch: Any, result: Any) -> None:
+        self._mark("forward")
+
+    def on_loop_end(self, trainer: Trainer) -> None:
+        self._unwrap()
+
+    def on_exception(self, trainer: Trainer, error: BaseException) -> None:
+        self._unwrap()
+
+    def measure(self, trainer: Trainer) -> Mapping[str, float]:
+        measured = {f"{part}_seconds": seconds for part, seconds in self._seconds.items()}
+        self._seconds = dict.fromkeys(self._seconds, 0.0)
+        return measured
+
+    def _mark(self, part: str | None) -> None:
+        """The time since the last mark belongs to this part."""
+        if self._waits:
+            torch.cuda.synchronize()
+        now = perf_counter()
+        if part is not None:
+            self._seconds[part] += now - self._last
+        self._last = now
+
+    def _wrap(self, lane: Lane) -> None:
+        """Note when backward passes and updates begin and end: no event tells of it, since nobody else needs it."""
+        vars(lane).update(backward=self._timed(lane.backward, "backward"), finish=self._timed(lane.finish, "update"))
+        self._wrapped.append(lane)
+
+    def _timed(self, function: Callable[..., None], part: str) -> Callable[..., None]:
+        def timed(*args: Any, **kwargs: Any) -> None:
+            self._mark("forward")
+            function(*args, **kwargs)
+            self._mark(part)
+
+        return timed
+
+    def _unwrap(self) -> None:
+        for lane in self._wrapped:
+            vars(lane).pop("backward", None)
+            vars(lane).pop("finish", None)
+        self._wrapped = []
+
+
+class PeakMemory(Periodic):
+    """Logs the most memory that was in use so far, in megabytes, as `peak_memory_mb`.
+
+    On CUDA that is what torch had allocated on the device, elsewhere what the process had of the machine's memory.
+    """
+
+    prefix = "peak_memory"
+
+    def metric_names(self, known: set[str]) -> set[str]:
+        return {"peak_memory_mb"}
+
+    def measure(self, trainer: Trainer) -> Mapping[str, float]:
+        device = trainer.runtime.device
+        if device.type == "cuda":
+            return {"peak_memory_mb": torch.cuda.max_memory_allocated(device) / MEGABYTE}
+        import resource  # not on every system
+
+        size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return {"peak_memory_mb": size / MEGABYTE if sys.platform == "darwin" else size / 1024}
+
+
+class ProgressLine(Periodic):
+    """Prints where the run is on its clock, how fast it goes, and how long it will still take.
+
+    The rest is estimated from the limit that will be reached first, and the time that this call has taken so far.
+    """
+
+    def fire(self, trainer: Trainer) -> None:
+        from ..schedules.extent import done_of
+
+        progress, until = trainer.progress, trainer.until
+        epoch = progress.epoch + (1 if progress.is_exhausted else 0)
+        parts = [
+            _place("epoch", epoch, until.epochs),
+            _place("update", progress.update, until.updates),
+            _place("sample", progress.sample, until.samples),
+        ]
+        seconds = progress.seconds - progress.call_seconds
+        updates = progress.update - progress.call_update
+        if seconds > 0 and updates:
+            parts.append(f"{updates / seconds:.3g} updates/s")
+        done = done_of(trainer)
+        if done:
+            rest = timedelta(seconds=round(seconds * (1 - done) / done))
+            parts.append(f"{done:.1%} done, {rest} to go")
+        trainer.say("  ".join(parts))
+
+
+def _place(unit: str, now: int, limit: int | None) -> str:
+    return f"{unit} {now}" if limit is None else f"{unit} {now}/{limit}"

@@ -1,0 +1,74 @@
+"""What steps give besides losses, kept at an interval."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .interval import Periodic
+
+if TYPE_CHECKING:
+    from ..step import StepResult
+    from ..trainer import Trainer
+
+
+class AdditionalOutputs(Periodic):
+    """Keeps what the last step of an interval gave in `StepResult.outputs`: by name if it is a dict, else as "outputs".
+
+    Single numbers are logged under their names. Other tensors go to `artifacts/outputs/update-<n>.safetensors` in the
+    run directory; without one, the last are in `latest`. `keys` names the ones that are wanted, all by default.
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[str] | None = None,
+        *,
+        every_n_epochs: int | None = None,
+        every_n_updates: int | None = None,
+        every_n_samples: int | None = None,
+    ) -> None:
+        super().__init__(
+            every_n_epochs=every_n_epochs, every_n_updates=every_n_updates, every_n_samples=every_n_samples
+        )
+        self.keys = None if keys is None else tuple(keys)
+        self.latest: dict[str, Tensor] = {}
+        self._result: StepResult | None = None
+
+    def on_train_step_end(self, trainer: Trainer, batch: Any, result: StepResult) -> None:
+        self._result = result if trainer.window.is_last else None
+
+    def on_update_end(self, trainer: Trainer) -> None:
+        super().on_update_end(trainer)
+        self._result = None  # memory is given back at once, not after the next forward pass
+
+    def on_train_epoch_end(self, trainer: Trainer) -> None:
+        super().on_train_epoch_end(trainer)
+        self._result = None
+
+    def measure(self, trainer: Trainer) -> Mapping[str, float]:
+        """The single numbers; the rest is written."""
+        if self._result is None:
+            return {}
+        found = self._chosen(self._result.outputs)
+        numbers = {name: value.item() for name, value in found.items() if value.numel() == 1}
+        self.latest = {name: value.cpu() for name, value in found.items() if value.numel() != 1}
+        if self.latest and trainer.run is not None and trainer.runtime.is_main:
+            self._write(trainer)
+        return numbers
+
+    def _chosen(self, outputs: Any) -> dict[str, Tensor]:
+        named = outputs if isinstance(outputs, Mapping) else {"outputs": outputs}
+        chosen = {str(k): v for k, v in named.items() if self.keys is None or k in self.keys}
+        numbers = {k: torch.tensor(v, dtype=torch.float64) for k, v in chosen.items() if isinstance(v, int | float)}
+        return numbers | {k: v.detach().clone() for k, v in chosen.items() if isinstance(v, Tensor)}
+
+    def _write(self, trainer: Trainer) -> None:
+        from ..checkpoint import save_weights, update_name
+
+        assert trainer.run is not None
+        folder = trainer.run.artifacts / "outputs"
+        folder.mkdir(exist_ok=True)
+        save_weights(folder / f"{update_name(trainer.progress.update)}.safetensors", self.latest)

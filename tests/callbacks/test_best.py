@@ -1,0 +1,180 @@
+"""The best value of a metric, and checkpoints of the weights that had it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from loopwright import Callback, ConfigurationError, Trainer
+from loopwright.callbacks import BestCheckpoint, BestMetric, BestModel, Checkpoints, OfflineLoss
+from loopwright.checkpoint import list_checkpoints, load_weights
+
+from ..loops import evaluate_by_hand
+from .runs import Crash, assert_same_after_crash, build_trainer, train
+
+
+class Scores(Callback):
+    """Logs given numbers as `score`, one an epoch, after which `seen` has the weights of each."""
+
+    def __init__(self, *scores: float) -> None:
+        self.scores = scores
+        self.seen: list[torch.Tensor] = []
+
+    def metric_names(self, known: set[str]) -> set[str]:
+        return {"score"}
+
+    def on_train_epoch_end(self, trainer: Trainer) -> None:
+        trainer.log({"score": self.scores[trainer.progress.epoch]})
+        self.seen.append(trainer.model[0].weight.detach().clone())
+
+
+def kept(run_dir: Path) -> dict[str, int]:
+    """What each kept model was kept for, and the update it is of."""
+    infos = [info for info in list_checkpoints(run_dir, verify=True) if info.kind == "kept"]
+    assert all(info.is_sound for info in infos)
+    return {info.metric[0]: info.meta["update"] for info in infos if info.metric}
+
+
+def run(points: Any, callbacks: Any, num_epochs: int, run_dir: Path | None = None, **options: Any) -> Trainer:
+    trainer = build_trainer(callbacks, run_dir=run_dir, **options)
+    trainer.train(points, num_epochs, batch_size=8)
+    return trainer
+
+
+def test_the_best_so_far_is_part_of_every_row(points):
+    history = run(points, [BestMetric("score"), Scores(0.5, 0.2, 0.9, 0.7)], 4).history
+    assert history["best_score"] == [0.5, 0.5, 0.9, 0.9]
+
+
+def test_of_a_metric_of_the_evaluation_too(points):
+    history = train(build_trainer([BestMetric("eval_loss")]), points, 4).history
+    losses = history["eval_loss"]
+    assert history["best_eval_loss"] == [min(losses[:n]) for n in range(1, 5)]
+
+
+def test_what_else_was_measured_at_the_best_is_logged(points):
+    history = run(
+        points, [Scores(0.5, 0.9, 0.7), OfflineLoss("train"), BestMetric("score", also=["train_loss"])], 3
+    ).history
+    losses = history["train_loss"]
+    assert history["train_loss_at_best_score"] == [losses[0], losses[1], losses[1]]
+
+
+def test_the_best_after_updates_is_of_what_was_logged_by_then(points):
+    callbacks = [BestMetric("train_loss", every_n_updates=2), OfflineLoss("train", every_n_updates=2)]
+    history = run(points, callbacks, 2).history
+    losses = list(history.steps["train_loss"])
+    assert list(history.steps["best_train_loss"]) == [min(losses[: n + 1]) for n in range(5)]
+
+
+def test_the_end_of_training_says_the_best(points, capsys):
+    run(points, [Scores(0.5, 0.9, 0.7), BestMetric("score")], 3, progress="lines")
+    assert "Best score: 0.9 after epoch 2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("after_update", [4, 7])
+def test_a_crashed_run_has_the_same_best(tmp_path, points, after_update):
+    def build() -> list[Any]:
+        return [
+            OfflineLoss("train", every_n_updates=2),
+            BestMetric("train_loss", every_n_updates=2),
+            BestMetric("eval_loss"),
+        ]
+
+    assert_same_after_crash(tmp_path, points, build, after_update)
+
+
+# Checkpoints
+
+
+def test_the_weights_of_the_best_epoch_are_kept(tmp_path, points):
+    scores = Scores(0.5, 0.9, 0.7)
+    run(points, [scores, BestCheckpoint("score")], 3, tmp_path)
+    assert kept(tmp_path) == {"score": 10}
+    weights = load_weights(tmp_path / "kept" / "update-00000010-score")
+    assert torch.equal(weights["0.weight"], scores.seen[1])
+
+
+def test_tolerances_keep_what_early_stopping_would_have_left(tmp_path, points):
+    scores = Scores(1.0, 2.0, 1.5, 3.0, 2.5, 2.6, 2.7, 4.0)
+    run(points, [scores, BestCheckpoint("score", tolerances=[0, 1, 2, 3])], 8, tmp_path)
+    epochs = {name: update // 5 for name, update in kept(tmp_path).items()}
+    assert epochs == {
+        "score": 8,
+        "score tolerance 0": 2,
+        "score tolerance 1": 4,
+        "score tolerance 2": 4,
+        "score tolerance 3": 8,
+    }
+
+
+def test_an_improvement_has_to_exceed_min_delta(tmp_path, points):
+    run(points, [Scores(1.0, 1.05, 1.2, 1.25), BestCheckpoint("score", min_delta=0.1)], 4, tmp_path)
+    assert kept(tmp_path) == {"score": 15}
+
+
+def test_the_best_after_updates_is_kept(tmp_path, points):
+    callbacks = [OfflineLoss("train", every_n_updates=2), BestCheckpoint("train_loss", every_n_updates=2)]
+    trainer = run(points, callbacks, 2, tmp_path, optimizer=lambda params: torch.optim.SGD(params, lr=0.5))
+    losses, steps = list(trainer.history.steps["train_loss"]), list(trainer.history.steps["train_loss"].steps)
+    update = steps[losses.index(min(losses))]
+    assert kept(tmp_path) == {"train_loss": update}
+    trainer.model.load_state_dict(load_weights(tmp_path / "kept" / f"update-{update:08}-train_loss"))
+    assert evaluate_by_hand(trainer.model, points) == pytest.approx(min(losses))
+
+
+def test_it_takes_the_place_of_the_default(tmp_path, points):
+    trainer = build_trainer([BestCheckpoint("eval_loss")], run_dir=tmp_path)
+    train(trainer, points, 2)
+    assert not any(isinstance(callback, BestModel) for callback in trainer.active_callbacks)
+    assert list(kept(tmp_path)) == ["eval_loss"]
+
+
+@pytest.mark.parametrize("other", [BestModel("score"), BestCheckpoint("score")])
+def test_two_that_keep_models_by_one_metric_are_refused(tmp_path, points, other):
+    with pytest.raises(ConfigurationError, match="both keep models by 'score'"):
+        run(points, [Scores(1.0), BestCheckpoint("score"), other], 1, tmp_path)
+
+
+def test_two_metrics_that_are_best_at_once_are_both_kept(tmp_path, points):
+    callbacks = [Scores(1.0), OfflineLoss("train"), BestCheckpoint("score"), BestCheckpoint("train_loss")]
+    run(points, callbacks, 1, tmp_path)
+    assert kept(tmp_path) == {"score": 5, "train_loss": 5}
+
+
+def test_without_a_run_directory_there_is_no_place_for_it(points):
+    with pytest.raises(ConfigurationError, match="BestCheckpoint needs a place to write to: pass `run_dir=`"):
+        run(points, [Scores(1.0), BestCheckpoint("score")], 1)
+
+
+@pytest.mark.parametrize("wrong", [{"tolerances": [-1]}, {"tolerances": [1.5]}, {"min_delta": -1.0}])
+def test_settings_that_make_no_sense_are_refused(wrong):
+    with pytest.raises(ConfigurationError, match=r"BestCheckpoint\("):
+        BestCheckpoint("score", **wrong)
+
+
+@pytest.mark.parametrize("crash", [7, 16])
+def test_a_crashed_run_keeps_the_same_models(tmp_path, points, crash):
+    def start(name: str, after: int | None) -> None:
+        scores = Scores(1.0, 2.0, 1.5, 3.0)
+        saving = [Checkpoints(every_updates=1, asynchronous=False), Crash(after)]
+        run(points, [scores, BestCheckpoint("score", tolerances=[0]), *saving], 4, tmp_path / name)
+
+    start("straight", None)
+    with pytest.raises(ZeroDivisionError):
+        start("crashed", crash)
+    start("crashed", None)
+    assert kept(tmp_path / "crashed") == kept(tmp_path / "straight") == {"score": 20, "score tolerance 0": 10}
+    for path in sorted((tmp_path / "straight" / "kept").iterdir()):
+        other = load_weights(tmp_path / "crashed" / "kept" / path.name)
+        assert all(torch.equal(value, other[name]) for name, value in load_weights(path).items())
+
+
+def test_a_first_value_that_is_no_number_is_kept_until_there_is_one(tmp_path, points):
+    run(points, [Scores(float("nan")), BestCheckpoint("score")], 1, tmp_path / "one")
+    run(points, [Scores(float("nan"), 0.1), BestCheckpoint("score")], 2, tmp_path / "two")
+    assert kept(tmp_path / "two") == {"score": 10}
+    assert isinstance(load_weights(tmp_path / "one" / "kept" / "update-00000005-score"), dict)

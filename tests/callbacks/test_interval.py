@@ -1,0 +1,145 @@
+"""Callbacks that do something every n epochs, updates or samples: when they do, and what it costs."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from loopwright import ConfigurationError, Trainer
+from loopwright.callbacks import Checkpoints, Interval, LearningRateLog, OnlineLoss, Periodic
+
+from .runs import UPDATES_PER_EPOCH, Crash, assert_same_after_crash, build_trainer, train
+
+SAMPLES = [8, 16, 24, 32, 37, 45, 53, 61, 69, 74]  # seen after each update of two epochs
+
+
+class Clock(Periodic):
+    """Logs and notes where the run is."""
+
+    def __init__(self, **every: int) -> None:
+        super().__init__(**every)
+        self.seen: list[tuple[int, int, int]] = []
+
+    def measure(self, trainer: Trainer) -> Mapping[str, float]:
+        progress = trainer.progress
+        self.seen.append((progress.epoch, progress.update, progress.sample))
+        return {"clock": progress.sample}
+
+    def metric_names(self, known: set[str]) -> set[str]:
+        return {"clock"}
+
+
+def moments(points: Any, num_epochs: int = 2, **every: int) -> list[tuple[int, int, int]]:
+    clock = Clock(**every)
+    train(build_trainer([clock]), points, num_epochs)
+    return clock.seen
+
+
+def test_once_an_epoch_if_nothing_is_said(points):
+    assert moments(points) == [(0, 5, 37), (1, 10, 74)]
+
+
+def test_every_second_epoch(points):
+    assert [epoch for epoch, _, _ in moments(points, 5, every_n_epochs=2)] == [1, 3]
+
+
+def test_every_third_update(points):
+    assert [update for _, update, _ in moments(points, every_n_updates=3)] == [3, 6, 9]
+
+
+@pytest.mark.parametrize("n", [1, 8, 10, 20, 37, 40, 74, 75])
+def test_samples_fall_to_the_first_update_at_or_past_each_multiple(points, n):
+    reached = [next(s for s in SAMPLES if s >= multiple) for multiple in range(n, 75, n)]
+    assert [sample for _, _, sample in moments(points, every_n_samples=n)] == sorted(set(reached))
+
+
+@pytest.mark.parametrize("after_update", [3, 6])
+@pytest.mark.parametrize("every", [{"every_n_samples": 20}, {"every_n_updates": 3}, {"every_n_epochs": 2}])
+def test_a_crashed_run_measures_at_the_same_moments(tmp_path, points, every, after_update):
+    resumed = assert_same_after_crash(tmp_path, points, lambda: [Clock(**every)], after_update)
+    assert "clock" in resumed.history
+
+
+def test_what_is_measured_after_an_update_is_a_metric_of_its_step_and_the_last_is_in_the_row(points):
+    history = train(build_trainer([Clock(every_n_updates=2)]), points, 2).history
+    assert list(history.steps["clock"].steps) == [2, 4, 6, 8, 10]
+    assert list(history.steps["clock"]) == [16, 32, 45, 61, 74]
+    assert history["clock"] == [32, 74]
+
+
+def test_what_is_measured_by_epochs_is_in_the_rows_only(points):
+    history = train(build_trainer([Clock()]), points, 2).history
+    assert history["clock"] == [37, 74]
+    assert "clock" not in history.steps
+
+
+def test_in_a_window_the_interval_counts_updates_and_not_steps(points):
+    clock = Clock(every_n_updates=2)
+    train(build_trainer([clock], accumulate=2), points, 2)
+    assert [update for _, update, _ in clock.seen] == [2, 4, 6]
+
+
+def test_two_clocks_are_refused():
+    with pytest.raises(ConfigurationError, match=r"Clock\(every_n_epochs=1, every_n_samples=5\): .* one clock"):
+        Clock(every_n_epochs=1, every_n_samples=5)
+
+
+@pytest.mark.parametrize("n", [0, -1, 1.5, True, "3"])
+def test_an_interval_that_is_no_number_is_refused(n):
+    with pytest.raises(ConfigurationError, match=r"OnlineLoss\(every_n_updates=.*whole number, 1 or more"):
+        OnlineLoss(every_n_updates=n)
+
+
+def test_by_epochs_nothing_is_called_after_updates(points):
+    trainer = build_trainer([Clock(), LearningRateLog(every_n_epochs=1)])
+    assert trainer.hooks["on_update_end"] == []
+    assert len(build_trainer([Clock(every_n_updates=5)]).hooks["on_update_end"]) == 1
+
+
+def test_an_interval_knows_its_place_on_the_clock(points):
+    trainer = train(build_trainer(), points, 1)
+    intervals = [Interval("Mine", 1, None, None), Interval("Mine", None, 1, None), Interval("Mine", None, None, 1)]
+    assert [interval.now(trainer.progress) for interval in intervals] == [1, UPDATES_PER_EPOCH, 37]
+
+
+class Terminate(Clock):
+    """Sends the process a signal while measuring the sixth update."""
+
+    def measure(self, trainer: Trainer) -> Mapping[str, float]:
+        if trainer.progress.update == 6:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return {"clock": trainer.evaluate(trainer.datasets["test"], batch_size=8)["loss"]}
+
+
+def test_a_signal_waits_until_what_is_measured_after_an_update_is_there(tmp_path, points):
+    def run(kind: type[Clock], name: str) -> Trainer:
+        trainer = build_trainer([kind(every_n_updates=3), Checkpoints(every_updates=1)], run_dir=tmp_path / name)
+        trainer.datasets = {"test": points}
+        return train(trainer, points)
+
+    with pytest.raises(SystemExit):
+        run(Terminate, "killed")
+    resumed = run(Clock, "killed")
+    assert list(resumed.history.steps["clock"].steps) == [3, 6, 9, 12, 15]
+
+
+def test_two_that_log_one_name_are_said_to_and_the_later_value_stays(points, capsys):
+    callbacks = [OnlineLoss(every_n_updates=2), OnlineLoss(every_n_updates=4)]
+    history = train(build_trainer(callbacks, progress="lines"), points, 1).history
+    assert "OnlineLoss and OnlineLoss log under the same names (online)" in capsys.readouterr().out
+    losses, online = list(history.steps["loss"]), list(history.steps["online_loss"])
+    assert online == pytest.approx([sum(losses[:2]) / 2, sum(losses[:4]) / 4])
+
+
+def test_an_exception_while_measuring_names_the_callback(points):
+    class Broken(Periodic):
+        def measure(self, trainer: Trainer) -> Mapping[str, float]:
+            raise RuntimeError("oh no")
+
+    with pytest.raises(RuntimeError) as caught:
+        train(build_trainer([Broken(every_n_updates=2), Crash(None)]), points)
+    assert caught.value.__notes__ == ["raised in Broken.on_update_end"]

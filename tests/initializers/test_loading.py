@@ -1,0 +1,212 @@
+"""Beginning with what another run has learnt: what is loaded, what is not, and how that is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from loopwright import CheckpointError, ConfigurationError
+from loopwright.callbacks import EMA, BestCheckpoint, Checkpoints, OfflineLoss
+from loopwright.initializers import FromCheckpoint, LoadReport, Resume, load_matching, read_weights
+
+from ..callbacks.runs import Crash, assert_same_tree, build_trainer, state_of, train
+from ..loops import assert_same_model, build_net
+
+
+class Wrapped(nn.Module):
+    """The same network under other names, with a head for two classes."""
+
+    def __init__(self, num_classes: int = 2) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.body = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16))
+        self.head = nn.Linear(16, num_classes)
+
+
+RENAME = {r"^0\.": "body.0.", r"^1\.": "body.1.", r"^4\.": "head."}
+
+
+@pytest.fixture
+def source() -> nn.Sequential:
+    return build_net(seed=3)
+
+
+@pytest.fixture
+def file(source: nn.Module, tmp_path: Path) -> Path:
+    save_file(source.state_dict(), tmp_path / "weights.safetensors")
+    return tmp_path / "weights.safetensors"
+
+
+def test_everything_of_the_same_model_is_loaded(source, file):
+    model = build_net()
+    report = load_matching(model, file)
+    assert_same_model(model, source)
+    assert report.loaded == tuple(source.state_dict())
+    assert report.is_complete
+
+
+def test_weights_come_from_a_state_dict_a_pt_file_or_a_checkpoint(source, tmp_path):
+    torch.save({"state_dict": source.state_dict()}, tmp_path / "weights.pt")
+    build_trainer(model=source).save(tmp_path / "checkpoint")
+    for origin in (source.state_dict(), tmp_path / "weights.pt", tmp_path / "checkpoint"):
+        model = build_net()
+        load_matching(model, origin)
+        assert_same_model(model, source)
+
+
+def test_names_are_mapped_and_heads_of_other_shapes_are_reported(source, file):
+    model = Wrapped()
+    before = model.head.weight.detach().clone()
+    report = load_matching(model, file, rename=RENAME)
+    assert torch.equal(model.body[0].weight, source[0].weight)
+    assert torch.equal(model.head.weight, before)
+    assert report.mismatched == ("head.weight (2, 16) (source (3, 16))", "head.bias (2,) (source (3,))")
+
+
+@pytest.mark.parametrize("remove", [["4"], ["4.*"], ["re:4\\..*"], ["4.weight", "4.bias"]])
+def test_entries_of_the_source_are_left_out(file, remove):
+    report = load_matching(Wrapped(), file, rename=RENAME, remove=remove)
+    assert set(report.removed) == {"4.weight", "4.bias"}
+    assert report.missing == ("head.weight", "head.bias")
+    assert not report.mismatched
+
+
+def test_entries_of_the_model_stay_as_they_are(source, file):
+    model = Wrapped(3)
+    before = model.head.weight.detach().clone()
+    report = load_matching(model, file, rename=RENAME, reinit=["head"], strict=True)
+    assert report.kept == ("head.weight", "head.bias")
+    assert report.is_complete
+    assert torch.equal(model.head.weight, before)
+    assert torch.equal(model.body[0].weight, source[0].weight)
+
+
+def test_strict_lists_all_that_does_not_fit_and_changes_nothing(file):
+    model = Wrapped()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(CheckpointError) as caught:
+        load_matching(model, file, rename={r"^0\.": "body.0.", r"^4\.": "head."}, strict=True)
+    message = str(caught.value)
+    assert "mismatched (2): head.weight (2, 16) (source (3, 16))" in message
+    assert "missing (5): body.1.weight" in message
+    assert "unused (5): 1.bias" in message
+    assert "`reinit`" in message
+    assert_same_tree(dict(model.state_dict()), before)
+
+
+def test_nothing_that_fits_is_an_error_with_both_sides_names(file):
+    with pytest.raises(CheckpointError, match=r"(?s)Nothing in .* fits the model.*source: 0.bias, .*model: body.0"):
+        load_matching(Wrapped(), file)
+
+
+def test_two_entries_renamed_to_one_are_refused(file):
+    with pytest.raises(ConfigurationError, match=r"rename makes 'all' of both '0.bias' and '0.weight'"):
+        load_matching(Wrapped(), file, rename={"^.+$": "all"})
+
+
+def test_a_rename_that_is_no_regular_expression_is_refused(file):
+    with pytest.raises(ConfigurationError, match=r"rename '\(' -> 'x'"):
+        load_matching(Wrapped(), file, rename={"(": "x"})
+
+
+def test_a_report_reads_well():
+    report = LoadReport(loaded=("a", "b"), missing=tuple(f"m{n}" for n in range(10)), source="run")
+    assert str(report).splitlines() == [
+        "Loaded 2 of 12 entries of the model from run",
+        "  missing (10): m0, m1, m2, m3, m4, m5, m6, m7 and 2 more",
+    ]
+
+
+def test_code_in_a_file_is_not_run(tmp_path):
+    class Evil:
+        def __reduce__(self) -> Any:
+            return (Path.touch, (tmp_path / "ran",))
+
+    torch.save({"weight": Evil()}, tmp_path / "evil.pt")
+    with pytest.raises(CheckpointError, match="was refused"):
+        load_matching(build_net(), tmp_path / "evil.pt")
+    assert not (tmp_path / "ran").exists()
+
+
+# Runs
+
+
+@pytest.fixture
+def run(tmp_path, points) -> Path:
+    """A finished run whose best model is not its last."""
+    loss = OfflineLoss("train", every_n_updates=4)
+    best = BestCheckpoint("train_loss", every_n_updates=4)
+    train(build_trainer([loss, best], run_dir=tmp_path / "first"), points, 2)
+    return tmp_path / "first"
+
+
+def test_the_newest_or_the_best_of_a_run(run):
+    newest, best = read_weights(run), read_weights(run, use="best")
+    assert not torch.equal(newest["0.weight"], best["0.weight"])
+    assert torch.equal(best["0.weight"], read_weights(next((run / "kept").iterdir()))["0.weight"])
+
+
+def test_a_run_begins_with_the_weights_of_another(points, tmp_path, run, capsys):
+    model, other = build_net(), build_net()
+    start = FromCheckpoint(run, use="best")
+    trained = train(build_trainer([EMA(0.5), start], model, run_dir=tmp_path / "second", progress="lines"), points, 2)
+    load_matching(other, run, use="best")
+    straight = train(build_trainer([EMA(0.5)], other), points, 2)
+    assert_same_model(model, other)
+    assert trained.history["eval_ema_loss"] == straight.history["eval_ema_loss"]
+    assert "Loaded 9 of 9 entries of the model from" in capsys.readouterr().out
+    assert start.report.is_complete
+
+
+def test_a_run_that_goes_on_does_not_begin_again(points, tmp_path, run):
+    def start(name: str, crash: int | None) -> Any:
+        saving = Checkpoints(every_updates=1, asynchronous=False)
+        callbacks = [FromCheckpoint(run), Crash(crash), saving]
+        return train(build_trainer(callbacks, run_dir=tmp_path / name), points, 2)
+
+    straight = start("straight", None)
+    with pytest.raises(ZeroDivisionError):
+        start("crashed", 4)
+    resumed = start("crashed", None)
+    assert_same_tree(state_of(straight), state_of(resumed))
+
+
+def test_by_default_everything_has_to_fit(points, run):
+    model = build_net()
+    model.extra = nn.Linear(1, 1)
+    with pytest.raises(CheckpointError, match=r"missing \(2\): extra.weight, extra.bias"):
+        train(build_trainer([FromCheckpoint(run)], model), points)
+
+
+def test_a_model_that_is_not_there_is_refused(points, run):
+    with pytest.raises(ConfigurationError, match=r"model='modle'.*Did you mean 'model'\?"):
+        train(build_trainer([FromCheckpoint(run, model="modle")]), points)
+    with pytest.raises(ConfigurationError, match="use='last'"):
+        FromCheckpoint(run, use="last")
+
+
+def test_a_path_that_is_not_there_is_refused(points, tmp_path):
+    with pytest.raises(CheckpointError, match="nowhere"):
+        train(build_trainer([FromCheckpoint(tmp_path / "nowhere")]), points)
+
+
+def test_a_run_begins_with_all_of_the_state_of_another(points, tmp_path):
+    train(build_trainer(run_dir=tmp_path / "first"), points, 2)
+    trainer = build_trainer(run_dir=tmp_path / "second")
+    train(trainer, points, 4, resume=Resume(tmp_path / "first").point(tmp_path / "second"))
+    straight = train(build_trainer(), points, 4)
+    assert_same_model(trainer.model, straight.model)
+    assert trainer.history.epochs == straight.history.epochs
+
+
+def test_once_it_has_resume_points_of_its_own_it_goes_on_from_those(points, tmp_path):
+    train(build_trainer(run_dir=tmp_path / "first"), points, 1)
+    resume = Resume(tmp_path / "first")
+    assert resume.point(tmp_path / "second").name == "update-00000005"
+    train(build_trainer(run_dir=tmp_path / "second"), points, 2, resume=resume.point(tmp_path / "second"))
+    assert resume.point(tmp_path / "second") == "auto"
