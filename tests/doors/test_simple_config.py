@@ -52,6 +52,15 @@ def test_every_setting_is_optional(config: Any) -> None:
     assert trainer.config is config
 
 
+def test_accumulated_batches_are_one_update_of_the_big_batch(points: TensorDataset) -> None:
+    model, by_hand = build_net(), build_net()
+    train_by_hand(by_hand, adam(by_hand), points, accumulate=2)
+    seed_everything(0)
+    config = {"training": {"gradient_accumulation_steps": 2}}
+    Trainer(model, adam(model), cross_entropy, config).train(shuffled(points), 1)
+    assert_same_model(model, by_hand)
+
+
 def test_given_optimizer_keeps_its_own_weight_decay() -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.5)
@@ -65,6 +74,8 @@ def test_given_optimizer_keeps_its_own_weight_decay() -> None:
         ("weight_decay", "1e-2", "training.weight_decay is '1e-2', a str; use a number"),
         ("max_grad_norm", True, "training.max_grad_norm is True"),
         ("max_grad_norm", 0, "use a number above 0, or leave it out"),
+        ("gradient_accumulation_steps", 0, "training.gradient_accumulation_steps is 0; use how many batches"),
+        ("gradient_accumulation_steps", 2.0, "training.gradient_accumulation_steps is 2.0"),
         ("scheduler_step_per_batch", "yes", "use True .* or False"),
     ],
 )

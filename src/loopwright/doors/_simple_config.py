@@ -1,4 +1,4 @@
-"""The three settings that the simple door reads from whatever its user calls a config."""
+"""The settings that the simple door reads from whatever its user calls a config."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ class Settings:
     weight_decay: float | None = None
     max_grad_norm: float | None = None
     scheduler_step_per_batch: bool | None = None
+    gradient_accumulation_steps: int | None = None
 
     @classmethod
     def of(cls, config: Any) -> Settings:
@@ -35,7 +36,13 @@ class Settings:
                 f"config: training.max_grad_norm is {max_grad_norm:g}; use a number above 0, or leave it out for no "
                 "clipping."
             )
-        return cls(weight_decay, max_grad_norm, per_batch)
+        accumulation = _entry(training, "gradient_accumulation_steps")
+        if accumulation is not None and (type(accumulation) is not int or accumulation < 1):
+            raise ConfigurationError(
+                f"config: training.gradient_accumulation_steps is {accumulation!r}; use how many batches make an "
+                "update, 1 or more."
+            )
+        return cls(weight_decay, max_grad_norm, per_batch, accumulation)
 
 
 def _number(training: Any, name: str) -> float | None:

@@ -50,6 +50,7 @@ class Engine(CoreTrainer):
             loss_fn,
             scheduler=scheduler,
             callbacks=[guard],
+            accumulate=settings.gradient_accumulation_steps or 1,
             clip_norm=settings.max_grad_norm,
             runtime=device,
             seed=None,

@@ -30,9 +30,10 @@ class Trainer:
     """Trains a model in steps, epochs or whole runs; every method may be overridden, and then counts everywhere.
 
     `optimizer` and `scheduler` may be objects or factories; without an optimizer there is AdamW. Of `config`, any
-    mapping or object, three settings are read: `training.max_grad_norm` clips gradients by their norm,
-    `training.scheduler_step_per_batch` says how often the scheduler is stepped, and `training.weight_decay` is that
-    of the default AdamW (an optimizer that is given keeps its own).
+    mapping or object, four settings are read: `training.max_grad_norm` clips gradients by their norm,
+    `training.scheduler_step_per_batch` says how often the scheduler is stepped, `training.weight_decay` is that
+    of the default AdamW (an optimizer that is given keeps its own), and `training.gradient_accumulation_steps` is how
+    many batches make an update.
     """
 
     def __init__(
