@@ -19,6 +19,8 @@ class RunDirectory:
 
     ```
     run.json         what ran, on what, how it ended
+    config.yaml      the resolved config it was started from, where there was one, beside the user's own modules
+    code.diff        what no commit had of the code        log.txt   what it said
     metrics.sqlite   every metric of every step and epoch
     checkpoints/     resume points        kept/   best models        artifacts/   anything else
     ```
@@ -66,6 +68,18 @@ class RunDirectory:
     @property
     def manifest_path(self) -> Path:
         return self.path / "run.json"
+
+    @property
+    def config_path(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def log_path(self) -> Path:
+        return self.path / "log.txt"
+
+    @property
+    def diff_path(self) -> Path:
+        return self.path / "code.diff"
 
     @property
     def metrics_path(self) -> Path:

@@ -7,7 +7,7 @@ import os
 import platform
 import secrets
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,9 +20,13 @@ from loopwright.checkpoint.atomic import staged_file, write_bytes
 from loopwright.checkpoint.strictjson import parse_json
 from loopwright.errors import CheckpointError, ConfigurationError
 from loopwright.run.git import git_state
+from loopwright.run.provenance import describe_hardware, installed_packages
 
 State = Literal["running", "finished", "stopped", "failed", "interrupted"]
 FORMAT = 1
+OPTIONAL = frozenset(
+    ("git_commit", "git_dirty", "reason", "progress", "format", "name", "tags", "packages", "hardware", "data")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +49,22 @@ class RunManifest:
     reason: str | None = None
     progress: dict[str, int | float] = field(default_factory=dict)
     format: int = FORMAT
+    name: str | None = None
+    tags: list[str] = field(default_factory=list)
+    packages: dict[str, str] = field(default_factory=dict)
+    hardware: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)  # by data set: what it is, its length and fingerprint
 
     @classmethod
-    def collect(cls, *, device: str = "cpu", seed: int | None = None) -> Self:
+    def collect(
+        cls,
+        *,
+        device: str = "cpu",
+        seed: int | None = None,
+        name: str | None = None,
+        tags: Iterable[str] = (),
+        data: Mapping[str, Any] | None = None,
+    ) -> Self:
         """The manifest of a run that starts now, in this process."""
         commit, is_dirty = git_state(Path.cwd())
         now = _now()
@@ -64,6 +81,11 @@ class RunManifest:
             seed=seed,
             git_commit=commit,
             git_dirty=is_dirty,
+            name=name,
+            tags=list(tags),
+            packages=installed_packages(),
+            hardware=describe_hardware(),
+            data=dict(data or {}),
         )
 
     def changed(
@@ -118,7 +140,7 @@ def _checked(content: object, path: object, known: set[str]) -> dict[str, Any]:
         raise CheckpointError(f"{path} is not a run's manifest: it lacks some of {sorted(required)}.")
     if content["state"] not in get_args(State) or not isinstance(content.get("progress", {}), dict):
         raise CheckpointError(f"{path} is not a run's manifest: its state is {content['state']!r:.60}.")
-    unknown: dict[str, Any] = dict.fromkeys(known - {"git_commit", "git_dirty", "reason", "progress", "format"})
+    unknown: dict[str, Any] = dict.fromkeys(known - OPTIONAL)
     return unknown | {key: value for key, value in content.items() if key in known}
 
 

@@ -1,0 +1,228 @@
+"""YAML text to nodes with line numbers: scalars as YAML 1.2 reads them, and nothing that could be more than data."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .problems import ConfigError, Problem
+from .tree import Key, Node, Scalar, join_key
+
+MAX_NODES = 100_000  # a file that expands to more than this through its aliases is not a config
+MAX_DEPTH = 50
+MAX_BYTES = 4_000_000
+TAG = "tag:yaml.org,2002:"
+WORDS: dict[str, Scalar] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+}
+INTEGER = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
+FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+SPECIAL = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+MERGE = "<<"
+PLAIN = "plain"
+TYPES = {f"{TAG}int": int, f"{TAG}float": float, f"{TAG}bool": bool, f"{TAG}null": type(None)}
+
+
+class TextLoader(yaml.SafeLoader):
+    """PyYAML's parser with plain scalars marked as such, so that this module alone says what they mean."""
+
+    def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
+        if kind is yaml.ScalarNode:
+            return PLAIN if implicit[0] else f"{TAG}str"
+        return f"{TAG}seq" if kind is yaml.SequenceNode else f"{TAG}map"
+
+
+def read_file(path: Path) -> Node:
+    """The content of a YAML file, which must be a mapping; an empty file is an empty one."""
+    file = str(path)
+    try:
+        data = path.read_bytes()
+        if len(data) > MAX_BYTES:
+            raise ConfigError([Problem(file, None, "", f"has {len(data)} bytes: too large for a config.")])
+        text = data.decode("utf-8-sig")
+    except OSError as error:
+        raise ConfigError([Problem(file, None, "", f"cannot be read: {error.strerror or error}.")]) from None
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise ConfigError([Problem(file, line, "", "is not UTF-8 text: save it as UTF-8.")]) from None
+    node = read_text(text, file)
+    if node.value is None:
+        node.value = {}
+    if not isinstance(node.value, dict):
+        message = f"is {node.shown()}; a config is a mapping of keys to values, such as `seed: 0`."
+        raise ConfigError([Problem(file, node.line, "", message)])
+    return node
+
+
+def read_text(text: str, file: str, *, has_lines: bool = True) -> Node:
+    """The content of YAML text; raises ConfigError with all that is wrong with it."""
+    try:
+        loader = TextLoader(text)
+        try:
+            root = loader.get_single_node()
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        message = f"is not YAML: {error.problem or error.context}{_advice(error, text)}"
+        line = mark.line + 1 if mark is not None and has_lines else None
+        raise ConfigError([Problem(file, line, "", message)]) from None
+    except yaml.reader.ReaderError as error:
+        line = text[: error.position].count("\n") + 1 if has_lines else None
+        message = f"has a character that YAML does not allow ({error.character!r})."
+        raise ConfigError([Problem(file, line, "", message)]) from None
+    except RecursionError:
+        raise ConfigError([Problem(file, None, "", "is nested too deeply for a config.")]) from None
+    except (ValueError, OverflowError) as error:  # PyYAML on an escape or a directive that it did not expect
+        raise ConfigError([Problem(file, None, "", f"is not YAML: {error}.")]) from None
+    return Reader(file, has_lines).read(root)
+
+
+def _advice(error: yaml.MarkedYAMLError, text: str) -> str:
+    mark = error.problem_mark
+    line = text.splitlines()[mark.line] if mark is not None and mark.line < len(text.splitlines()) else ""
+    if "\t" in line[: len(line) - len(line.lstrip())]:
+        return "; indent with spaces, not tabs."
+    if "found undefined alias" in (error.problem or ""):
+        return "; an anchor (&name) must come before its alias (*name)."
+    if "expected a single document" in (error.context or ""):
+        return "; a config is one document, without `---` in the middle."
+    if "mapping values are not allowed" in (error.problem or ""):
+        return "; is the indentation right, and is text with a `: ` in it quoted?"
+    if "${" in line and error.context and "flow" in error.context:
+        return '; inside { } and [ ] a variable is quoted: "${name}".'
+    return "."
+
+
+class Reader:
+    """Turns PyYAML's graph of nodes into a tree of ours, and collects what is wrong on the way."""
+
+    def __init__(self, file: str, has_lines: bool = True) -> None:
+        self.file = file
+        self.has_lines = has_lines
+        self.problems: list[Problem] = []
+        self.count = 0
+        self.open: set[int] = set()  # nodes that are being read, to see one that contains itself
+
+    def read(self, root: yaml.Node | None) -> Node:
+        node = Node(None, self.file, 1 if self.has_lines else None) if root is None else self.node(root, "")
+        if self.problems:
+            raise ConfigError(self.problems)
+        return node
+
+    def node(self, node: yaml.Node, key: str) -> Node:
+        self.count += 1
+        if self.count > MAX_NODES:
+            raise ConfigError([self.problem(node, key, "aliases (*name) expand to more values than a config has.")])
+        if len(self.open) > MAX_DEPTH:
+            raise ConfigError([self.problem(node, "", "is nested too deeply for a config.")])
+        if id(node) in self.open:
+            self.add(node, key, "contains itself through an alias (*name).")
+            return self.made(node, None)
+        self.open.add(id(node))
+        try:
+            return self.made(node, self.value(node, key))
+        finally:
+            self.open.discard(id(node))
+
+    def value(self, node: yaml.Node, key: str) -> Any:
+        tag = node.tag or ""
+        if isinstance(node, yaml.MappingNode) and tag == f"{TAG}map":
+            return self.mapping(node, key)
+        if isinstance(node, yaml.SequenceNode) and tag == f"{TAG}seq":
+            return [self.node(child, join_key(key, index)) for index, child in enumerate(node.value)]
+        if isinstance(node, yaml.ScalarNode) and (tag in TYPES or tag in (PLAIN, f"{TAG}str")):
+            return self.scalar(node, key)
+        self.add(node, key, f"has the tag {tag.replace(TAG, '!!')}, and a config is data only: leave the tag out.")
+        return None
+
+    def scalar(self, node: yaml.ScalarNode, key: str) -> Scalar:
+        text = str(node.value)
+        if any("\ud800" <= char <= "\udfff" for char in text):
+            self.add(node, key, "has half of a character (a surrogate escape such as \\ud800).")
+            return None
+        if node.tag == f"{TAG}str":
+            return text
+        try:
+            value = parse_scalar(text)
+        except ValueError:
+            self.add(node, key, "is a number with more digits than can be read.")
+            return None
+        if node.tag != PLAIN and type(value) is not TYPES[node.tag]:
+            self.add(node, key, f"{text!r} is not what its tag {node.tag.replace(TAG, '!!')} says.")
+        return value
+
+    def mapping(self, node: yaml.MappingNode, key: str) -> dict[Key, Node]:
+        own: dict[Key, Node] = {}
+        merged: dict[Key, Node] = {}
+        for key_node, value_node in node.value:
+            name = self.key(key_node, key)
+            if name is None:
+                continue
+            if name == MERGE and key_node.tag == PLAIN:
+                for other, child in self.merged(value_node, key).items():
+                    merged.setdefault(other, child)
+                continue
+            child = self.node(value_node, join_key(key, name))
+            child.line = self.line(key_node)
+            if name in own:
+                first = own[name].line
+                since = f" (first in line {first})" if first is not None else ""
+                self.add(key_node, join_key(key, name), f"the key {name} is there twice{since}: remove one.")
+            own.setdefault(name, child)
+        return {**merged, **own} if merged else own
+
+    def key(self, node: yaml.Node, above: str) -> Key | None:
+        """A key as text or a whole number; the words that YAML reads as other things are refused as keys."""
+        if not isinstance(node, yaml.ScalarNode):
+            self.add(node, above, "has a key that is not text: a key is a name or a whole number.")
+            return None
+        value = self.scalar(node, above) if node.tag in (PLAIN, f"{TAG}str", f"{TAG}int") else None
+        if isinstance(value, bool) or not isinstance(value, str | int):
+            self.add(
+                node, above, f"has the key {str(node.value)!r}: a key is text or a whole number; put it in quotes."
+            )
+            return None
+        return value
+
+    def merged(self, node: yaml.Node, key: str) -> dict[Key, Node]:
+        """The keys that `<<` brings in: those of a mapping, or of a list of mappings, the first of which wins."""
+        sources = node.value if isinstance(node, yaml.SequenceNode) else [node]
+        result: dict[Key, Node] = {}
+        for source in sources:
+            if not isinstance(source, yaml.MappingNode):
+                self.add(source, key, "`<<` takes an alias of a mapping (<<: *name), or a list of them.")
+                continue
+            for name, child in self.node(source, key).value.items() if id(source) not in self.open else ():
+                result.setdefault(name, child)
+        return result
+
+    def made(self, node: yaml.Node, value: Any) -> Node:
+        return Node(value, self.file, self.line(node))
+
+    def line(self, node: yaml.Node) -> int | None:
+        return node.start_mark.line + 1 if self.has_lines else None
+
+    def problem(self, node: yaml.Node, key: str, message: str) -> Problem:
+        return Problem(self.file, self.line(node), key, message)
+
+    def add(self, node: yaml.Node, key: str, message: str) -> None:
+        self.problems.append(self.problem(node, key, message))
+
+
+def parse_scalar(text: str) -> Scalar:
+    """What a plain (unquoted) scalar means in YAML 1.2: `1e-3` is a number; `no`, `on` and `12:30` are text."""
+    if text in WORDS:
+        return WORDS[text]
+    if INTEGER.fullmatch(text):
+        return int(text, 0) if text.startswith(("0o", "0x")) else int(text)
+    if FLOAT.fullmatch(text):
+        return float(text)
+    if SPECIAL.fullmatch(text):
+        return float(text.replace(".", "", 1))
+    return text

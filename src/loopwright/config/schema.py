@@ -1,0 +1,207 @@
+"""A JSON schema (draft 2020-12), with which editors complete and check run files."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import torch
+
+from .arguments import EMPTY, Argument, arguments_of, model_in
+from .docstrings import described_arguments, first_sentence
+from .hints import LISTS, MAPPINGS, NAMES, PATHS, SETS, class_of, is_unknown, options_of, strip
+from .importing import RefusedError, beside
+from .including import DEFAULTS
+from .kinds import fits, resolve_kind
+from .models import fields_of, is_model, is_open
+from .places import Entry, Place, Schema
+from .preparing import KIND, Preparer
+from .shipped import ANYTHING
+from .tree import Config
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+VARIABLE = {"$ref": "#/$defs/variable"}
+SCALARS: dict[Any, str] = {int: "integer", float: "number", bool: "boolean", str: "string", type(None): "null"}
+Json = dict[str, Any]
+
+
+def json_schema(schema: Schema, config: Config | None = None) -> Json:
+    """The schema of a file; the kinds that a config uses are described too, besides those that ship."""
+    folder: Path | None = None
+    kinds: list[tuple[Place, str]] = []
+    if config is not None:
+        preparer = Preparer(config.folder)
+        with beside(config.folder):
+            preparer.value(config.root, schema, config.key)
+        folder, kinds = config.folder, preparer.kinds
+    with beside(folder):
+        return SchemaWriter(folder, kinds).write(schema)
+
+
+class SchemaWriter:
+    """Writes hints and places as JSON schema; what is used more than once goes to `$defs`."""
+
+    def __init__(self, folder: Path | None, kinds: Iterable[tuple[Place, str]]) -> None:
+        self.folder = folder
+        self.kinds = list(kinds)
+        self.defs: dict[str, Json] = {
+            "variable": {"type": "string", "pattern": r"\$\{", "description": "A variable: ${key} or ${env:NAME}."}
+        }
+        self.names: dict[Any, str] = {}
+
+    def write(self, schema: Schema) -> Json:
+        body = self.mapping(schema.entries)
+        required = {"required": body.pop("required")}  # which a file that includes others may leave to them
+        whole = {"if": {"required": [DEFAULTS]}, "else": required} if DEFAULTS in schema.entries else required
+        return {"$schema": DIALECT, "title": schema.description or "Config", **body, **whole, "$defs": self.defs}
+
+    def mapping(self, entries: Mapping[str, Entry]) -> Json:
+        properties = {name: self.entry(entry) for name, entry in entries.items()}
+        required = [name for name, entry in entries.items() if entry.required]
+        return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+    def entry(self, entry: Entry) -> Json:
+        found = self.mapping(entry.accepts.entries) if isinstance(entry.accepts, Schema) else self.hint(entry.accepts)
+        return {"description": entry.description, **found} if entry.description else found
+
+    def hint(self, hint: Any) -> Json:
+        """What a hint accepts."""
+        hint, place = strip(hint)
+        if place is not None:
+            return self.place(place)
+        options = options_of(hint)
+        if options is not None:
+            return any_of(self.hint(option) for option in options)
+        if get_origin(hint) is Literal:
+            return any_of([{"enum": list(get_args(hint))}, VARIABLE])
+        found = type(None) if hint is None else class_of(hint)
+        return {} if is_unknown(hint) or found is None else self.of_class(found, hint)
+
+    def of_class(self, found: type, hint: Any) -> Json:
+        if found in NAMES:
+            return {"type": "string"} if found is str else any_of([{"type": SCALARS[found]}, VARIABLE])
+        if found in (*LISTS, *SETS, tuple, torch.Size):
+            return any_of([self.items(found, hint), VARIABLE])
+        if found in MAPPINGS:
+            inner = get_args(hint)
+            return any_of([{"type": "object", "additionalProperties": self.hint(inner[1]) if inner else {}}, VARIABLE])
+        if found in (*PATHS, torch.dtype, torch.device, type):
+            return {"type": "string"}
+        if issubclass(found, enum.Enum):
+            return any_of([{"enum": [member.name for member in found]}, VARIABLE])
+        if found is torch.Tensor:
+            return {"type": ["array", "number"]}
+        if fits(found, ANYTHING):
+            return self.place(Place(found.__name__, found))
+        return any_of([self.described(found, (), {}), VARIABLE])
+
+    def items(self, found: type, hint: Any) -> Json:
+        inner = get_args(hint)
+        if found is tuple and inner and Ellipsis not in inner:
+            return {"type": "array", "prefixItems": [self.hint(part) for part in inner], "items": False}
+        return {"type": "array", "items": self.hint(inner[0]) if inner else {}}
+
+    def place(self, place: Place) -> Json:
+        """A reference to what a place accepts: the kinds that ship with their arguments, and any other by its path."""
+        known = place if place.short is not None or place.also or place.given else place.bases
+        if known in self.names:
+            return {"$ref": f"#/$defs/{self.names[known]}"}
+        name = self.names[known] = self.free_name(place.name)
+        self.defs[name] = {}  # so that a place inside its own arguments refers to it
+        kinds = self.kinds_of(place)
+        short = [kind for kind in kinds if "." not in kind]
+        paths = {"type": "string", "pattern": r"^\w+(\.\w+)+$", "description": f"The import path of a {place.wanted}."}
+        choices = {"anyOf": [{"enum": short}, paths]} if short else paths
+        body: Json = {"type": "object", "properties": {KIND: choices, **self.common(place)}}
+        if place.default is None:
+            body["required"] = [KIND]
+        if detailed := [kind for kind in kinds if self.is_detailed(kind, place)]:
+            body["allOf"] = [self.case(kind, place) for kind in detailed]
+        self.defs[name] = {"description": place.description or f"A {place.wanted}.", "anyOf": [body, choices, VARIABLE]}
+        return {"$ref": f"#/$defs/{name}"}
+
+    def kinds_of(self, place: Place) -> list[str]:
+        used = [kind for other, kind in self.kinds if other is place]
+        return [kind for kind in dict.fromkeys([*place.short_names, *used]) if self.is_usable(kind, place)]
+
+    def is_usable(self, kind: str, place: Place) -> bool:
+        """Whether it is there and fits: a package of ours may list other things, and need what is not installed."""
+        try:
+            resolve_kind(kind, place, self.folder)
+        except RefusedError:
+            return False
+        return True
+
+    def is_detailed(self, kind: str, place: Place) -> bool:
+        """The layers of torch are listed by name only: their arguments would be most of the file."""
+        return not place.short_names.get(kind, kind).startswith("torch.nn.")
+
+    def common(self, place: Place) -> Json:
+        """The keys that any kind takes in this place: the program's own, and those of the class that is needed."""
+        properties = {name: self.entry(entry) for name, entry in place.also.items()}
+        base = place.bases[0]
+        if base in ANYTHING or getattr(base, "_is_protocol", False):
+            return properties
+        return {**self.properties(base, place.given)[0], **properties}
+
+    def case(self, kind: str, place: Place) -> Json:
+        """The arguments of one kind, for a node that names it by its short name or its path."""
+        path = place.short_names.get(kind, kind)
+        names = [kind] if kind == path else [kind, path]
+        condition = {"properties": {KIND: {"enum": names}}, "required": [KIND]}
+        name = f"kind.{path}"
+        if name not in self.defs:
+            self.defs[name] = {}
+            target = resolve_kind(kind, place, self.folder)
+            self.defs[name] = self.described(target, place.given, {KIND: True, **dict.fromkeys(place.also, True)})
+        return {"if": condition, "then": {"$ref": f"#/$defs/{name}"}}
+
+    def described(self, target: Callable[..., Any], given: Iterable[str], more: Json) -> Json:
+        """An object with the arguments of a class as its keys."""
+        properties, required, is_open = self.properties(target, given)
+        body: Json = {"type": "object", "properties": {**more, **properties}, "required": required}
+        if not is_open:
+            body["additionalProperties"] = False
+        words = first_sentence(target)
+        return {"description": words, **body} if words else body
+
+    def properties(self, target: Any, given: Iterable[str]) -> tuple[Json, list[str], bool]:
+        """The keys of a class, those that it must have, and whether it takes others."""
+        arguments = arguments_of(target)
+        items = {name: item for name, item in arguments.items.items() if name not in given}
+        words = described_arguments(target)
+        model = target if is_model(target) else model_in(arguments.model.hint) if arguments.model is not None else None
+        if model is not None:
+            if arguments.model is not None:
+                items.pop(arguments.model.name, None)
+            items = {**({} if is_model(target) else items), **fields_of(model)}
+            about = {name: info.description for name, info in model.model_fields.items() if info.description}
+            words = {**described_arguments(model), **about}
+        required = [name for name, item in items.items() if item.is_required and name != KIND]
+        found = {name: self.argument(item, words.get(name, "")) for name, item in items.items() if name != KIND}
+        return found, required, arguments.is_open if model is None else is_open(model)
+
+    def argument(self, item: Argument, words: str) -> Json:
+        body = {} if item.hint is EMPTY else self.hint(item.hint)
+        extra: Json = {"description": words} if words else {}
+        if item.default is not EMPTY and type(item.default) in (int, float, bool, str, type(None)):
+            extra["default"] = item.default
+        return {**body, **extra}
+
+    def free_name(self, wanted: str) -> str:
+        name, count = wanted, 2
+        while name in self.defs:
+            name, count = f"{wanted}_{count}", count + 1
+        return name
+
+
+def any_of(options: Iterable[Json]) -> Json:
+    """Any of the options, each named once and those inside one another taken out."""
+    flat: list[Json] = []
+    for option in options:
+        for part in option["anyOf"] if set(option) == {"anyOf"} else [option]:
+            if part not in flat:
+                flat.append(part)
+    return flat[0] if len(flat) == 1 else {"anyOf": flat}

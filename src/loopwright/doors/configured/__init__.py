@@ -1,0 +1,26 @@
+"""The configured door: describe the run in YAML, write only the loss.
+
+from loopwright.doors.configured import BaseTrainer, BaseTrainerConfig, TrainerResult
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .config import BaseTrainerConfig
+from .losses import TrainerResult
+from .trainer import BaseTrainer
+
+if TYPE_CHECKING:
+    from .experiment import Experiment
+
+__all__ = ["BaseTrainer", "BaseTrainerConfig", "Experiment", "TrainerResult"]
+
+
+def __getattr__(name: str) -> Any:
+    """`Experiment`, when somebody asks for it: a trainer that is put together in Python needs no YAML."""
+    if name != "Experiment":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; there is: {', '.join(__all__)}")
+    from .experiment import Experiment
+
+    return Experiment

@@ -1,0 +1,45 @@
+"""The user's own modules beside a run file, copied to the run directory, where the config of the run finds them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from ...checkpoint.atomic import staged_file, write_bytes
+
+
+def own_modules(folder: Path) -> dict[Path, Path]:
+    """Files of the loaded modules that were imported from a folder, by their paths below it."""
+    folder = folder.resolve()
+    found: dict[Path, Path] = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file is None or not file.endswith(".py"):
+            continue
+        path = Path(file).resolve()
+        if path.is_relative_to(folder) and path.relative_to(folder).with_suffix("").parts in _places(name):
+            found[path.relative_to(folder)] = path
+    return found
+
+
+def _places(name: str) -> tuple[tuple[str, ...], ...]:
+    """Where the file of a module is below the folder it is imported from."""
+    parts = tuple(name.split("."))
+    return parts, (*parts, "__init__")
+
+
+def copy_modules(folder: Path, destination: Path) -> list[str]:
+    """Copy them; the names of files that were there already and have changed since."""
+    changed = []
+    for below, path in own_modules(folder).items():
+        target, content = destination / below, path.read_bytes()
+        if path == target.resolve():
+            continue
+        if target.is_file():
+            if target.read_bytes() == content:
+                continue
+            changed.append(str(below))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with staged_file(target) as staging:
+            write_bytes(staging, content)
+    return changed

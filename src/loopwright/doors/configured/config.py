@@ -1,0 +1,101 @@
+"""The settings of a configured trainer, as they stand under `trainer:` in a run file."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, model_validator
+
+from ...config.places import Place
+from ...hooks import Callback
+from ...initializers import Initializer
+
+CALLBACK = Place("callback", Callback, description="Observes the run.")
+INITIALIZER = Place(
+    "initializer",
+    Initializer,
+    short={"FromCheckpoint": "loopwright.initializers.FromCheckpoint"},
+    description="Where the first weights come from, if not from the model itself.",
+)
+Count = Annotated[StrictInt, Field(ge=0)]
+Positive = Annotated[StrictInt, Field(ge=1)]
+Precision = Literal["fp32", "bf16", "fp16", "float32", "bfloat16", "float16"]
+
+UNITS = ("epochs", "updates", "samples")
+LIMITS = tuple(f"max_{unit}" for unit in UNITS)
+PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+class BaseTrainerConfig(BaseModel):
+    """What every configured trainer can be told; a subclass adds fields of its own. Unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+
+    kind: str | None = Field(None, description="Import path of the trainer class.")
+    max_epochs: Count | None = Field(None, description="Train for so many epochs.")
+    max_updates: Count | None = Field(None, description="Train for so many updates of the weights.")
+    max_samples: Count | None = Field(None, description="Train on so many samples.")
+    effective_batch_size: Positive = Field(32, description="Samples in one update, over all processes.")
+    max_batch_size: Positive | None = Field(
+        None, description="Samples that go through the model at once; larger updates are accumulated."
+    )
+    num_workers: Count = Field(0, description="Processes that read the training data; 0 reads it in this one.")
+    precision: Precision = Field("fp32", description="Arithmetic of the forward pass.")
+    callbacks: list[Annotated[Any, CALLBACK]] = Field(default_factory=list, description="What observes the run.")
+    initializer: Annotated[Any, INITIALIZER] = Field(None, description=INITIALIZER.description)
+    start_at_epoch: Count = Field(0, description="Count epochs, updates and samples as if so many were done.")
+    forward_properties: list[str] = Field(
+        default_factory=list, description="Keys of a batch that the model gets, as keyword arguments."
+    )
+    target_properties: list[str] = Field(default_factory=list, description="Keys of a batch that are the targets.")
+    log_every_n_epochs: Positive | None = Field(None, description="Report progress every so many epochs.")
+    log_every_n_updates: Positive | None = Field(None, description="Report progress every so many updates.")
+    log_every_n_samples: Positive | None = Field(None, description="Report progress every so many samples.")
+    track_every_n_epochs: Positive | None = Field(None, description="Record the mean losses every so many epochs.")
+    track_every_n_updates: Positive | None = Field(None, description="Record the mean losses every so many updates.")
+    track_every_n_samples: Positive | None = Field(None, description="Record the mean losses every so many samples.")
+    skip_nan_loss: StrictBool = Field(False, description="Leave out updates whose loss is not finite.")
+    skip_nan_loss_max_count: Count = Field(100, description="How many updates may be left out before it is an error.")
+    use_torch_compile: StrictBool = Field(False, description="Compile the model with torch.compile.")
+    find_unused_params: StrictBool = Field(
+        False, description="Name the parameters that the first update leaves without a gradient."
+    )
+    save_on_sigint: StrictBool = Field(
+        True, description="Finish the update and save when Ctrl-C is pressed, rather than end at once."
+    )
+
+    @model_validator(mode="after")
+    def _has_one_limit(self) -> Self:
+        given = [name for name in LIMITS if getattr(self, name) is not None]
+        if len(given) != 1:
+            found = "none of them" if not given else " and ".join(given)
+            raise ValueError(f"exactly one of {', '.join(LIMITS)} says how long to train; found {found}")
+        return self
+
+    @model_validator(mode="after")
+    def _has_one_interval_each(self) -> Self:
+        for what in ("log", "track"):
+            given = [name for name in type(self).model_fields if name.startswith(f"{what}_every_n_")]
+            given = [name for name in given if getattr(self, name) is not None]
+            if len(given) > 1:
+                raise ValueError(f"one of {' and '.join(given)} at most")
+        return self
+
+    @property
+    def accumulate(self) -> int:
+        """Batches in an update: as few as `max_batch_size` allows, and all of one size."""
+        largest = min(self.max_batch_size or self.effective_batch_size, self.effective_batch_size)
+        return next(
+            count
+            for count in range(-(-self.effective_batch_size // largest), self.effective_batch_size + 1)
+            if self.effective_batch_size % count == 0
+        )
+
+    @property
+    def batch_size(self) -> int:
+        """Samples that go through the model at once, on all processes together."""
+        return self.effective_batch_size // self.accumulate
+
+    @property
+    def core_precision(self) -> str:
+        return PRECISIONS.get(self.precision, self.precision)

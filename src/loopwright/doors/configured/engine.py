@@ -1,0 +1,227 @@
+"""The core trainer behind a configured one: it asks the door for every part that a user may have overridden."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from ...callbacks.losses import OnlineLoss
+from ...callbacks.measuring import ProgressLine
+from ...callbacks.nonfinite import NonFiniteGuard
+from ...errors import ConfigurationError
+from ...history import History
+from ...hooks import Callback
+from ...progress import Progress
+from ...runtime import Runtime
+from ...runtime.single import is_launched
+from ...step import StepResult
+from ...supervised import call_model
+from ...trainer import Trainer as CoreTrainer
+from .config import BaseTrainerConfig
+from .losses import result_of, step_result_of
+
+if TYPE_CHECKING:
+    from ...data.stream import Stream
+    from .trainer import BaseTrainer
+
+DEFAULT_OPTIMIZER = partial(torch.optim.AdamW, lr=1e-3)
+
+
+@runtime_checkable
+class Collating(Protocol):
+    """A data set that says itself how its samples become a batch."""
+
+    def collate_fn(self, samples: list[Any]) -> Any: ...
+
+
+class Engine(CoreTrainer):
+    """Maps the core's names onto the door's. `datasets` is what callbacks find data sets in, by their keys."""
+
+    def __init__(
+        self,
+        door: BaseTrainer,
+        *,
+        model: nn.Module,
+        datasets: Mapping[str, Any],
+        optimizer: Any,
+        scheduler: Any,
+        callbacks: Iterable[Any],
+        seed: int | None,
+        run_dir: str | Path | None,
+        runtime: Any,
+        progress: str,
+    ) -> None:
+        config = door.config
+        super().__init__(
+            model,
+            DEFAULT_OPTIMIZER if optimizer is None else optimizer,
+            scheduler=scheduler,
+            callbacks=[*callbacks, *_settings_as_callbacks(config)],
+            accumulate=config.accumulate,
+            precision=config.core_precision,
+            runtime=_runtime_of(config, runtime),
+            seed=seed,
+            run_dir=run_dir,
+            progress=progress,
+        )
+        self.door = door
+        self.config = config
+        self.datasets: dict[str, Any] = dict(datasets)
+
+    # What the door's user may have overridden
+
+    def split_batch(self, batch: Any) -> tuple[Any, Any]:
+        return self.door._split_batch(batch)
+
+    def forward(self, inputs: Any) -> Any:
+        return call_model(self.model, inputs, split="_split_batch", forward="train_step")
+
+    def compute_loss(self, outputs: Any, targets: Any) -> Any:
+        """What is measured by a step that nobody overrode, for whoever asks before the first one."""
+        result = result_of(self.door.loss_compute(forward_output=outputs, targets=targets))
+        return dict(step_result_of(result, self.window.size).metrics) | {"loss": result.total_loss}
+
+    @property
+    def has_default_step(self) -> bool:
+        return not self.door.overrides("train_step")
+
+    def train_step(self, batch: Any) -> StepResult:
+        """The door's step, and the update with its total loss unless the step made updates itself."""
+        before = self.optimization.calls
+        returned = self.door.train_step(batch, self.model)
+        result = step_result_of(returned, self.window.size)
+        if self.optimization.calls == before:
+            self.update(returned.total_loss)
+        return result
+
+    def eval_step(self, batch: Any) -> StepResult:
+        return step_result_of(self.door.eval_step(batch, self.model), self.window.size)
+
+    def on_train_start(self) -> None:
+        """Without `save_on_sigint`, Ctrl-C ends the program as it ends any other."""
+        if not self.config.save_on_sigint and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def add_callback(self, callback: Callback) -> None:
+        """One more, before training."""
+        self.bind_hooks([*self.active_callbacks, callback])
+
+    # Running
+
+    def run_to_limit(self, resume: bool | str | Path) -> History:
+        """Train until the clock shows the limit; a call after that has nothing to do."""
+        data, config = self.training_data(), self.config
+        if self.num_calls == 0 and config.start_at_epoch:
+            self._start_late(data)
+        epochs, updates, samples = (
+            None if limit is None else max(limit - now, 0)
+            for limit, now in (
+                (config.max_epochs, self.progress.epoch),
+                (config.max_updates, self.progress.update),
+                (config.max_samples, self.progress.sample),
+            )
+        )
+        if self.num_calls and 0 in (epochs, updates, samples):
+            return self.history
+        return self.train(data, epochs, num_updates=updates, num_samples=samples, resume=resume)
+
+    def training_data(self) -> Any:
+        """The data set `train`, in a loader where workers read it."""
+        data = self.dataset("train")
+        if not isinstance(data, Dataset) or not self.config.num_workers:
+            return data
+        return self._loader(data, shuffle=True, num_workers=self.config.num_workers)
+
+    def dataset(self, key: str) -> Any:
+        """A data set by its key."""
+        if key not in self.datasets:
+            raise ConfigurationError(
+                f"There is no data set {key!r}; there is: {', '.join(map(repr, self.datasets)) or 'none'}. Add it "
+                "under `datasets`."
+            )
+        return self.datasets[key]
+
+    def open(self, data: Any, batch_size: int | None, *, shuffle: bool) -> Stream:
+        """Data sets are cut into batches of the configured size, also where a callback evaluates one."""
+        if isinstance(data, Dataset) and not isinstance(data, IterableDataset) and isinstance(data, Collating):
+            data = self._loader(data, shuffle=shuffle, batch_size=batch_size)
+            batch_size = None
+        elif isinstance(data, Dataset):
+            batch_size = batch_size or self.config.batch_size
+        return super().open(data, batch_size, shuffle=shuffle)
+
+    def _loader(
+        self, data: Dataset[Any], *, shuffle: bool, batch_size: int | None = None, num_workers: int = 0
+    ) -> DataLoader[Any]:
+        collate = data.collate_fn if isinstance(data, Collating) else None
+        size = batch_size or self.config.batch_size
+        return DataLoader(data, size, shuffle=shuffle, num_workers=num_workers, collate_fn=collate)
+
+    def _start_late(self, data: Any) -> None:
+        """Set the clock to where `start_at_epoch` epochs would have left it; earlier rows of the history are empty."""
+        stream = self.open(data, None, shuffle=True)
+        num_batches, num_samples = stream.num_batches, stream.num_samples
+        stream.close()
+        if num_batches is None or num_samples is None:
+            raise ConfigurationError(
+                f"start_at_epoch={self.config.start_at_epoch} needs to know how long an epoch is: give the training "
+                "data a length, or leave it out."
+            )
+        epochs = self.config.start_at_epoch
+        updates = -(-num_batches // self.accumulate)
+        self.progress = Progress(epoch=epochs, update=epochs * updates, sample=epochs * num_samples)
+        self.history.epochs = [{} for _ in range(epochs)]
+
+
+class UnusedParameters(Callback):
+    """Says which parameters the first update leaves without a gradient."""
+
+    def __init__(self) -> None:
+        self._is_done = False
+
+    def on_optimizer_start(self, trainer: CoreTrainer, optimizer: str) -> None:
+        if self._is_done:
+            return
+        self._is_done = True
+        named = [item for module in trainer.models.values() for item in module.named_parameters()]
+        unused = [name for name, param in named if param.requires_grad and param.grad is None]
+        if unused:
+            trainer.say(f"Parameters without a gradient in the first update: {', '.join(unused)}.")
+
+
+def _settings_as_callbacks(config: BaseTrainerConfig) -> list[Callback]:
+    callbacks: list[Callback] = []
+    if config.skip_nan_loss:
+        callbacks.append(NonFiniteGuard("skip", max_skips=config.skip_nan_loss_max_count))
+    if config.find_unused_params:
+        callbacks.append(UnusedParameters())
+    for kind, what in ((ProgressLine, "log"), (OnlineLoss, "track")):
+        every = {
+            f"every_n_{unit}": getattr(config, f"{what}_every_n_{unit}") for unit in ("epochs", "updates", "samples")
+        }
+        if any(every.values()):
+            callbacks.append(kind(**every))
+    return callbacks
+
+
+def _runtime_of(config: BaseTrainerConfig, given: Any) -> Any:
+    """What the core is to run on: as given, unless there are settings that only a runtime of our own can have."""
+    finds_unused = config.find_unused_params and given == "fsdp"  # copies of a model may differ in what they use
+    if isinstance(given, Runtime) or not (config.use_torch_compile or finds_unused):
+        return given
+    compiled = "model" if config.use_torch_compile else None
+    if not is_launched():
+        return Runtime(None if given in ("ddp", "fsdp") else given, config.core_precision, compile=compiled)
+    from ...runtime.distributed import DistributedRuntime
+
+    return DistributedRuntime(
+        given or "ddp", precision=config.core_precision, compile=compiled, find_unused_parameters=finds_unused
+    )

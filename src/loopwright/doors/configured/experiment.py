@@ -1,0 +1,246 @@
+"""A whole run from one config: its objects, its directory, its training, and what can be asked of it afterwards."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+import yaml
+
+from ...config import Config, ConfigError, Problem, beside, build, check, load_config
+from ...data.order import derive_seed
+from ...data.seeding import preserved_rng, seed_everything
+from ...errors import ConfigurationError
+from ...history import History
+from ...loop import predict as predict_batches
+from ...run import RunDirectory, RunManifest
+from ...run.log import logging_to
+from ...runtime import dry_run
+from ...runtime.single import move_to
+from .code import copy_modules
+from .config import INITIALIZER
+from .data import describe_dataset
+from .directories import Destination, choose
+from .optimizing import optimizer_of, scheduler_of
+from .places import DATASET, MODEL, TRAINER, schema
+from .recording import RunLog, config_text, noting_failure, record_continuation, record_start
+from .stored import load_for_use
+from .trainer import BaseTrainer
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+class Experiment:
+    """A run as its config describes it. Nothing is built before `build`, or before something needs it.
+
+    `trainer` is the trainer once it is built, and `run` the run directory once there is one.
+    """
+
+    def __init__(self, config: Config, *, run: Path | None = None, progress: str = "auto") -> None:
+        self.config = config
+        self.run = run
+        self.progress = progress
+        self.seed: int | None = config.get("seed", 0)
+        self.name: str = config.get("name") or Path(config.place("")[0]).stem
+        self.trainer: BaseTrainer | None = None
+        self._has_trained = False
+        self._reader: tuple[str, BaseTrainer] | None = None  # with the weights of a checkpoint
+
+    @classmethod
+    def from_config(cls, config: Config, *, progress: str = "auto") -> Self:
+        """The run of a config; every mistake in it is in one ConfigError."""
+        problems = [*check(config, schema()), *_other_problems(config)]
+        if problems:
+            raise ConfigError(problems)
+        return cls(config, progress=progress)
+
+    @classmethod
+    def from_run(cls, run: str | Path, *, progress: str = "auto") -> Self:
+        """The run in a directory, from the config and the code that were kept there."""
+        directory = RunDirectory.open(run)
+        if not directory.config_path.is_file():
+            raise ConfigurationError(f"{run} was not started from a config: there is no config.yaml in it.")
+        experiment = cls.from_config(load_config(directory.config_path), progress=progress)
+        experiment.run = directory.path
+        return experiment
+
+    def build(self) -> None:
+        """Build the data sets, the model and the trainer."""
+        self.trainer, self._has_trained = self._build(), False
+
+    def train(self, *, resume: bool | str | Path = "auto") -> History:
+        """Train, in a run directory. An unfinished run of the same name and config is continued.
+
+        `resume=False` starts a run of its own; a path goes on from that run, or from that checkpoint in a new run.
+        """
+        if resume == "auto":
+            given = self.config.get("resume")
+            resume = "auto" if given is None else given
+        if self.trainer is None or (self._has_trained and resume is False):
+            self.build()
+        trainer = self.trainer
+        assert trainer is not None
+        with beside(self.config.folder):
+            if dry_run.current is not None:  # which takes one update and touches no directory
+                return trainer.train()
+            destination = self._open(trainer, resume)
+            self._has_trained = True
+            assert self.run is not None
+            if not trainer.engine.runtime.is_main:
+                return trainer.train(resume=destination.resume)
+            run = RunDirectory.open(self.run)
+            with logging_to(run.log_path), noting_failure(run):
+                try:
+                    return trainer.train(resume=destination.resume)
+                finally:
+                    copy_modules(self.config.folder, run.path)  # those imported late
+
+    def evaluate(self, dataset_key: str | None = None, *, checkpoint: str | Path = "newest") -> dict[str, float]:
+        """The losses on a data set; without a key, what the run's evaluation callbacks measure, once.
+
+        `checkpoint` is "newest", "best" (by the metric that models were kept for) or a path.
+        """
+        trainer = self.ready(checkpoint)
+        with beside(self.config.folder):
+            if dataset_key is not None:
+                return trainer.evaluate(dataset_key)
+            return trainer.eval()
+
+    def predict(self, dataset_key: str, *, checkpoint: str | Path = "newest") -> list[Any]:
+        """The model's outputs for a data set, one entry for each batch, in order and in main memory."""
+        trainer = self.ready(checkpoint)
+        with beside(self.config.folder):
+            engine = trainer.engine
+            engine.setup()
+            stream = engine.open(engine.dataset(dataset_key), None, shuffle=False)
+            return [move_to(output, torch.device("cpu")) for output in predict_batches(engine, stream)]
+
+    def ready(self, checkpoint: str | Path) -> BaseTrainer:
+        """A trainer with the weights of the run, for use: the one that trained, or one that loads a checkpoint."""
+        if self._has_trained and checkpoint == "newest":
+            assert self.trainer is not None
+            return self.trainer
+        if self.run is None:
+            raise ConfigurationError(
+                "There is nothing to evaluate yet: call `train` first, or take a run that is there with "
+                "Experiment.from_run(directory)."
+            )
+        if self._reader is None or self._reader[0] != str(checkpoint):
+            trainer = self._build()
+            load_for_use(trainer.engine, self.run, checkpoint)
+            self._reader = str(checkpoint), trainer
+        return self._reader[1]
+
+    # Objects
+
+    def build_dataset(self, key: str) -> Any:
+        """One of the data sets, by itself."""
+        with beside(self.config.folder), preserved_rng():
+            self._seed(zlib.crc32(key.encode()))  # a data set that draws is not the same as the next one
+            return build(self.config.at("datasets").at(key), DATASET)
+
+    def build_trainer(self, datasets: Mapping[str, Any]) -> BaseTrainer:
+        """The model and its trainer, for data sets that are there already."""
+        config = self.config
+        with beside(config.folder), preserved_rng():
+            self._seed()
+            model = build(config.at("model"), MODEL)
+            optimizer, scheduler = self._part("optimizer"), self._part("scheduler")
+            trainer: BaseTrainer = build(
+                config.at("trainer"),
+                TRAINER,
+                model=model,
+                datasets=datasets,
+                optimizer=None if optimizer is None else optimizer_of(optimizer),
+                scheduler=None if scheduler is None else scheduler_of(scheduler),
+                seed=self.seed,
+                run_dir=None,
+                runtime=None,
+                progress=self.progress,
+            )
+            if config.get("initializer") is not None:
+                trainer.engine.add_callback(build(config.at("initializer"), INITIALIZER))
+        return trainer
+
+    def _build(self) -> BaseTrainer:
+        return self.build_trainer({key: self.build_dataset(str(key)) for key in self.config.get("datasets", {})})
+
+    def _part(self, name: str) -> Config | None:
+        """The node of the optimizer or schedule, which is the model's or stands for itself."""
+        for key in (f"model.{name}", name):
+            if self.config.get(key) is not None:
+                return self.config.at(key)
+        return None
+
+    def _seed(self, *purpose: int) -> None:
+        if self.seed is not None:
+            seed_everything(derive_seed(self.seed, *purpose) if purpose else self.seed)
+
+    # The run directory
+
+    def _open(self, trainer: BaseTrainer, resume: bool | str | Path) -> Destination:
+        """Choose the directory and write down what goes on in it; the first process does, the others follow."""
+        engine = trainer.engine
+        destination: Destination | None = None
+        if engine.runtime.is_main:
+            destination = self._prepare(trainer, resume)
+        destination = engine.runtime.broadcast_object(destination)
+        assert destination is not None
+        self.run = engine.run_dir = destination.path.absolute()
+        if engine.runtime.is_main and not any(isinstance(callback, RunLog) for callback in engine.active_callbacks):
+            engine.add_callback(RunLog())
+        return destination
+
+    def _prepare(self, trainer: BaseTrainer, resume: bool | str | Path) -> Destination:
+        engine, config = trainer.engine, self.config
+        text = config_text(config, self.name)
+        data = {str(key): describe_dataset(dataset) for key, dataset in trainer.datasets.items()}
+        manifest = RunManifest.collect(
+            device=str(engine.runtime.device),
+            seed=self.seed,
+            name=self.name,
+            tags=_words(config.get("tags")),
+            data=data,
+        )
+        destination = self._destination(text, manifest.id, resume)
+        if destination.remark is not None:
+            engine.say(destination.remark)
+        if not destination.is_new:
+            run = RunDirectory(destination.path)
+            with run:
+                for remark in record_continuation(run, config, text, data):
+                    engine.say(remark)
+            return destination
+        run = RunDirectory.fresh(destination.path)
+        record_start(run, config, text, manifest)
+        run.unlock()
+        return Destination(run.path, is_new=True, resume=destination.resume)
+
+    def _destination(self, text: str, run_id: str, resume: bool | str | Path) -> Destination:
+        if self.run is not None and resume in ("auto", True):
+            return Destination(self.run, is_new=False)
+        return choose(self.config.get("output_path"), self.name, run_id, resume, yaml.safe_load(text))
+
+
+def _other_problems(config: Config) -> Iterator[Problem]:
+    """Mistakes that the types of single values do not show."""
+    name = config.get("name")
+    if isinstance(name, str) and not NAME.fullmatch(name):
+        yield config.problem("name", f"{name!r} is to be the name of a folder: use letters, digits, '.', '-' and '_'.")
+    datasets = config.get("datasets")
+    if isinstance(datasets, Mapping) and "train" not in datasets:
+        known = ", ".join(map(str, datasets)) or "none"
+        yield config.problem("datasets", f"there is no data set `train` to train on, only: {known}.")
+    for part, owner in (("optimizer", "model"), ("scheduler", "model"), ("initializer", "trainer")):
+        if config.get(part) is not None and config.get(f"{owner}.{part}") is not None:
+            yield config.problem(part, f"there is one in `{owner}` too ({owner}.{part}): keep one of them.")
+
+
+def _words(tags: Any) -> list[str]:
+    if isinstance(tags, Mapping):
+        return [f"{key}={value}" for key, value in tags.items()]
+    return [str(tag) for tag in tags] if isinstance(tags, list) else [] if tags is None else [str(tags)]

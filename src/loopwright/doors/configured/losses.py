@@ -1,0 +1,89 @@
+"""From what `loss_compute` returned to a `TrainerResult`, and from that to what the core calls a step's result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ...errors import ConfigurationError
+from ...step import StepResult
+
+_ACCEPTED = (
+    "a dict of named losses, a tensor, a list or tuple of tensors, or any of these together with a dict of additional "
+    "outputs: (losses, additional_outputs)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerResult:
+    """What a step gives: the loss to optimise, the losses to log, and what callbacks are to see besides."""
+
+    total_loss: Tensor
+    losses_to_log: Mapping[str, Tensor] | None = None
+    additional_outputs: Mapping[str, Any] | None = None
+
+
+def result_of(returned: Any) -> TrainerResult:
+    """Normalise what `loss_compute` returned; the total is the sum of the losses."""
+    losses, additional = split_additional(returned)
+    if losses is None or (isinstance(losses, (Mapping, list, tuple)) and not losses):
+        raise ConfigurationError(
+            "No losses computed: loss_compute returned nothing to optimise. Check that it returns its losses, and "
+            "that the keys it looks for are among the model's outputs and the target_properties."
+        )
+    named = name_losses(losses)
+    total, *others = named.values()
+    for loss in others:
+        total = total + loss
+    return TrainerResult(total, named, additional)
+
+
+def split_additional(returned: Any) -> tuple[Any, Mapping[str, Any] | None]:
+    """(losses, additional outputs): of a pair, the second is no loss if it is a dict or None."""
+    if isinstance(returned, tuple) and len(returned) == 2 and not isinstance(returned[1], Tensor):
+        losses, additional = returned
+        if additional is not None and not isinstance(additional, Mapping):
+            kind = type(additional).__name__
+            raise ConfigurationError(f"loss_compute returned a pair whose second is a {kind}; expected {_ACCEPTED}.")
+        return losses, additional
+    return returned, None
+
+
+def name_losses(losses: Any) -> dict[str, Tensor]:
+    """Every loss under a name: its own, `loss`, or `loss_0`, `loss_1` and so on."""
+    if isinstance(losses, Tensor):
+        return {"loss": losses}
+    if isinstance(losses, (list, tuple)):
+        losses = {f"loss_{number}": loss for number, loss in enumerate(losses)}
+    if not isinstance(losses, Mapping):
+        raise ConfigurationError(f"loss_compute returned a {type(losses).__name__}; expected {_ACCEPTED}.")
+    for name, loss in losses.items():
+        if not isinstance(loss, Tensor):
+            raise ConfigurationError(
+                f"loss_compute returned a {type(loss).__name__} as the loss {name!r}; every loss is a tensor, so that "
+                "its gradient is known. Numbers and the like belong into the additional outputs."
+            )
+    return dict(losses)
+
+
+def step_result_of(result: Any, size: int) -> StepResult:
+    """A `TrainerResult` as the core has it: the total is the `loss`, and each loss a metric of its own."""
+    if not isinstance(result, TrainerResult):
+        raise ConfigurationError(
+            f"train_step returned a {type(result).__name__}: return TrainerResult(total_loss=...), with the losses to "
+            "log and additional outputs if there are any."
+        )
+    metrics = dict(_metrics(result.total_loss, (result.losses_to_log or {}).items()))
+    return StepResult(result.total_loss, size, metrics, None, result.additional_outputs)
+
+
+def _metrics(total: Tensor, losses: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Any]]:
+    """`loss` is the total; one of several losses that is called so as well goes by `loss/loss`."""
+    for name, loss in losses:
+        if name != "loss":
+            yield name, loss
+        elif loss is not total:
+            yield "loss/loss", loss

@@ -1,0 +1,72 @@
+"""What a run file describes for this door: which objects, of which kinds, and what is given to them."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Literal
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import Dataset
+
+from ...config import Entry, Place, Schema, one_of_kind, run_schema
+from ...config.shipped import schedule_names, scheduler_names
+from ...schedules import Curve
+from .config import INITIALIZER
+from .trainer import BaseTrainer
+
+DEPENDENCIES = ("model", "datasets", "optimizer", "scheduler", "seed", "run_dir", "runtime", "progress")
+
+GROUPING = {
+    "modifiers": Entry(
+        dict[str, dict[str, Any]],
+        description="Options for the parameters whose names match a pattern; `lr_scale` is a factor of `lr`.",
+    ),
+    "no_decay": Entry(bool, description="Leave biases and normalisation layers without weight decay."),
+    "layer_factor": Entry(float, description="Factor of the learning rate from each layer to the one before."),
+}
+OPTIMIZER = Place(
+    "optimizer",
+    Optimizer,
+    given=("params",),
+    default="torch.optim.AdamW",
+    also=GROUPING,
+    description="What updates the weights; AdamW where nothing is said.",
+)
+SCHEDULER = Place(
+    "scheduler",
+    (Curve, LRScheduler),
+    given=("optimizer",),
+    short={**scheduler_names(), **schedule_names()},
+    also={
+        "every": Entry(
+            Literal["update", "epoch"], description="How often a scheduler of torch is stepped; a curve needs no steps."
+        )
+    },
+    description="How the learning rate changes: a curve over the run, or a scheduler of torch.",
+)
+MODEL = Place(
+    "model",
+    nn.Module,
+    also={
+        "optimizer": Entry(one_of_kind(OPTIMIZER), description="What updates its weights."),
+        "scheduler": Entry(one_of_kind(SCHEDULER), description="How the learning rate changes."),
+    },
+    description="The model: any torch.nn.Module.",
+)
+DATASET = Place("dataset", Dataset, description="A data set whose samples are dicts.")
+TRAINER = Place("trainer", BaseTrainer, given=DEPENDENCIES, description="The trainer and its settings.")
+
+
+@cache
+def schema() -> Schema:
+    """The keys of a run file of this door."""
+    return run_schema(
+        model=MODEL,
+        dataset=DATASET,
+        trainer=TRAINER,
+        optimizer=OPTIMIZER,
+        scheduler=SCHEDULER,
+        initializer=INITIALIZER,
+    )

@@ -1,0 +1,42 @@
+"""The weights of a run that was trained earlier, for evaluation and prediction."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...callbacks.watching import resolve_mode
+from ...checkpoint import CheckpointInfo, find_checkpoint, list_checkpoints
+from ...checkpoint.parts import load_parts, read_parts
+from ...errors import CheckpointError
+from ...trainer import Trainer
+
+
+def load_for_use(trainer: Trainer, run: Path, which: str | Path) -> Path:
+    """Load the newest or best checkpoint of a run, or one by its path; a resume point with all that averages."""
+    trainer.setup()
+    if which == "best":
+        path, is_kept = best_kept(run), True
+    else:
+        path = find_checkpoint(run if which == "newest" else which)
+        is_kept = any(info.kind == "kept" for info in list_checkpoints(path))
+    if is_kept:
+        load_parts(trainer, read_parts(path), optimizers=False, schedules=False)
+    else:
+        trainer.load(path)
+    return path
+
+
+def best_kept(run: Path) -> Path:
+    """The best of the models that a run kept; of several metrics, by the one that comes first."""
+    kept = [info for info in list_checkpoints(run) if info.kind == "kept" and not info.problems and info.metric]
+    if not kept:
+        raise CheckpointError(f"{run} has kept no models by a metric: use the newest checkpoint, or name one.")
+    metric = kept[0].metric
+    assert metric is not None
+    is_min = resolve_mode(metric[0], "auto") == "min"
+
+    def rank(info: CheckpointInfo) -> float:
+        assert info.metric is not None
+        return info.metric[1] if is_min else -info.metric[1]
+
+    return min((info for info in kept if info.metric and info.metric[0] == metric[0]), key=rank).path

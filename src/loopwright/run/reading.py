@@ -1,0 +1,276 @@
+"""A run as it is seen from outside: what it is, how far it got, how it goes. Nothing here writes, or imports torch."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from loopwright.checkpoint.strictjson import parse_json
+from loopwright.errors import CheckpointError, ConfigurationError
+from loopwright.run.reading_lock import is_locked, lock_host
+from loopwright.run.reading_metrics import BestValue, MetricsView, Mode
+
+if TYPE_CHECKING:
+    from loopwright.checkpoint import CheckpointInfo
+
+RunState: TypeAlias = Literal["running", "crashed", "finished", "stopped", "interrupted", "failed", "unreadable"]
+STATES: tuple[RunState, ...] = ("running", "crashed", "finished", "stopped", "interrupted", "failed", "unreadable")
+MANIFEST, CONFIG, LOCK, METRICS = "run.json", "config.yaml", ".lock", "metrics.sqlite"
+COUNTS = ("epoch", "step", "update", "sample")
+LIMITS = {"max_epochs": "epoch", "max_updates": "update", "max_samples": "sample"}  # of a configured trainer
+FRESH_SECONDS = 600.0  # a run on another machine that wrote so recently is taken to be alive
+
+
+@dataclass(frozen=True, slots=True)
+class RunProgress:
+    """How far a run got, and how far it is to go where its config says; None where nobody knows."""
+
+    epoch: int | None = None
+    step: int | None = None
+    update: int | None = None
+    sample: int | None = None
+    seconds: float | None = None
+    limit: tuple[str, int] | None = None  # ("epoch", 10)
+
+    @property
+    def fraction(self) -> float | None:
+        """The part that is done, from 0 to 1."""
+        done = None if self.limit is None else getattr(self, self.limit[0])
+        if self.limit is None or done is None:
+            return None
+        return min(done / self.limit[1], 1.0) if self.limit[1] > 0 else 1.0
+
+
+class RunView:
+    """A run directory, read when asked for; what was read once stays, so take a new view to see what is new."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path).absolute()
+        self.problems: list[str] = []  # why run.json or config.yaml cannot be read, where they cannot
+        self.manifest: Mapping[str, Any] = self._read_manifest()
+
+    @property
+    def id(self) -> str:
+        return str(self.manifest.get("id") or self.path.name)
+
+    @cached_property
+    def name(self) -> str:
+        """What the run is called: by its manifest, its config, or the folder it is in."""
+        named = self.manifest.get("name") or (self.config or {}).get("name")
+        if isinstance(named, str) and named:
+            return named
+        return self.path.parent.name if self.path.name == self.id else self.path.name
+
+    @cached_property
+    def tags(self) -> tuple[str, ...]:
+        """Words to find it by; of a mapping, `key=value`."""
+        tags = self.manifest.get("tags") or (self.config or {}).get("tags") or ()
+        if isinstance(tags, Mapping):
+            return tuple(f"{key}={value}" for key, value in tags.items())
+        return (tags,) if isinstance(tags, str) else tuple(map(str, tags))
+
+    @cached_property
+    def state(self) -> RunState:
+        """Running and crashed both say "running" in the manifest: a process that writes holds the lock."""
+        noted = self.manifest.get("state")
+        if noted in ("finished", "stopped", "interrupted", "failed"):
+            return noted  # type: ignore[no-any-return]
+        if noted != "running":
+            return "unreadable"
+        return "running" if self._is_alive() else "crashed"
+
+    @property
+    def reason(self) -> str | None:
+        """Why it ended as it did."""
+        reason = self.manifest.get("reason")
+        return None if reason is None else str(reason)
+
+    @cached_property
+    def started(self) -> datetime | None:
+        return _moment(self.manifest.get("created"))
+
+    @cached_property
+    def ended(self) -> datetime | None:
+        """When it ended; of one that crashed, when it last wrote something."""
+        if self.state == "running":
+            return None
+        return datetime.fromtimestamp(self.last_write, UTC) if self.state == "crashed" else self.updated
+
+    @cached_property
+    def updated(self) -> datetime | None:
+        return _moment(self.manifest.get("updated"))
+
+    @property
+    def last_write(self) -> float:
+        """When anything of the run was written, in seconds of the clock of its file system."""
+        names = (MANIFEST, METRICS, f"{METRICS}-wal", "checkpoints")
+        return max((_modified(self.path / name) for name in names), default=0.0)
+
+    @cached_property
+    def config(self) -> dict[str, Any] | None:
+        """The resolved config it was started from, as it stands in the file; None where it had none."""
+        try:
+            return _read_config(self.path / CONFIG)
+        except (CheckpointError, OSError) as error:
+            self.problems.append(str(error))
+            return None
+
+    @cached_property
+    def metrics(self) -> MetricsView:
+        return MetricsView(self.path / METRICS)
+
+    @cached_property
+    def best(self) -> dict[str, BestValue]:
+        """The best value of every epoch metric; none of a run whose metrics cannot be read, which is among problems."""
+        found = {name: self.best_of(name) for name in self._epoch_names}
+        return {name: best for name, best in found.items() if best is not None}
+
+    def best_of(self, name: str, mode: Mode | None = None) -> BestValue | None:
+        """The best value of an epoch metric, None where there is none."""
+        return self.metrics.best(name, mode) if self._epoch_names else None
+
+    @property
+    def main_metric(self) -> str | None:
+        """The metric to show where there is room for one: of the evaluation if there is any, a loss if there is one."""
+        names = self._epoch_names
+        evaluated = [name for name in names if name.startswith("eval_")] or names
+        return next((name for name in evaluated if name.endswith("loss")), next(iter(evaluated), None))
+
+    @cached_property
+    def _epoch_names(self) -> list[str]:
+        try:
+            return self.metrics.epoch_names
+        except CheckpointError as error:
+            self.problems.append(str(error))
+            return []
+
+    @cached_property
+    def progress(self) -> RunProgress:
+        """What the manifest noted at the end; before that, what metrics and checkpoints tell."""
+        counts = self._noted_counts()
+        if self.state in ("running", "crashed"):
+            counts = self._seen_counts() or counts
+        seconds = counts.pop("seconds", None)
+        whole = {name: int(value) for name, value in counts.items() if name in COUNTS}
+        return RunProgress(**whole, seconds=seconds, limit=self._limit())
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it trained; before it has ended, how long ago it was started."""
+        if self.progress.seconds is not None or self.started is None:
+            return self.progress.seconds
+        end = self.ended or datetime.now(UTC)
+        return max((end - self.started).total_seconds(), 0.0)
+
+    def checkpoints(self) -> list[CheckpointInfo]:
+        """Its resume points and kept models, from old to new."""
+        from loopwright.checkpoint.inspect import list_checkpoints
+
+        return list_checkpoints(self.path)
+
+    def _read_manifest(self) -> Mapping[str, Any]:
+        path = self.path / MANIFEST
+        try:
+            content = parse_json(path.read_bytes(), str(path))
+        except FileNotFoundError:
+            raise ConfigurationError(f"{self.path} holds no run: there is no {MANIFEST} in it.") from None
+        except (CheckpointError, OSError) as error:
+            self.problems.append(str(error))
+            return {}
+        if not isinstance(content, dict):
+            self.problems.append(f"{path} is not a run's manifest.")
+            return {}
+        return content
+
+    def _is_alive(self) -> bool:
+        lock = self.path / LOCK
+        held = is_locked(lock)
+        if held:
+            return True
+        is_elsewhere = held is None or lock_host(lock) not in (None, os.uname().nodename)
+        return is_elsewhere and time.time() - self.last_write < FRESH_SECONDS  # not every file system shares locks
+
+    def _noted_counts(self) -> dict[str, float]:
+        noted = self.manifest.get("progress")
+        entries = noted.items() if isinstance(noted, dict) else ()
+        return {name: value for name, value in entries if isinstance(value, int | float)}
+
+    def _seen_counts(self) -> dict[str, float]:
+        """The counts of a run that did not note its end."""
+        seen: dict[str, float] = {}
+        for info in self.checkpoints():
+            _raise_to(seen, {name: info.meta.get(name) for name in COUNTS})
+        if self._epoch_names and (epoch := self.metrics.last_epoch()):
+            _raise_to(seen, {"epoch": epoch.at, "update": epoch.update})
+        if not self.problems and (last := self.metrics.last_step()):
+            _raise_to(seen, {"step": last[0], "update": last[1]})
+        return seen
+
+    def _limit(self) -> tuple[str, int] | None:
+        trainer = (self.config or {}).get("trainer")
+        limits = trainer if isinstance(trainer, dict) else {}
+        found = ((count, limits.get(name)) for name, count in LIMITS.items())
+        return next(((count, value) for count, value in found if type(value) is int), None)
+
+    def __repr__(self) -> str:
+        return f"RunView({str(self.path)!r})"
+
+
+def find_runs(root: str | os.PathLike[str]) -> list[Path]:
+    """The run directories in a folder and the folders in it, sorted; a run's own folders are not searched."""
+    return sorted(_walk(Path(root).absolute(), set()))
+
+
+def _walk(folder: Path, seen: set[str]) -> Iterator[Path]:
+    real = os.path.realpath(folder)
+    if real in seen:  # links may lead in circles
+        return
+    seen.add(real)
+    if (folder / MANIFEST).is_file():
+        yield folder
+        return
+    try:
+        inside = [entry.path for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith(".")]
+    except (PermissionError, FileNotFoundError):  # others' folders, and those removed while we look
+        return
+    for path in sorted(inside):
+        yield from _walk(Path(path), seen)
+
+
+def _read_config(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    import yaml
+
+    try:
+        content = yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read as YAML: {error}") from error
+    return content if isinstance(content, dict) else None
+
+
+def _raise_to(counts: dict[str, float], others: Mapping[str, object]) -> None:
+    for name, value in others.items():
+        if isinstance(value, int | float):
+            counts[name] = max(counts.get(name, 0), value)
+
+
+def _moment(text: object) -> datetime | None:
+    try:
+        moment = datetime.fromisoformat(str(text))
+    except ValueError:
+        return None
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
