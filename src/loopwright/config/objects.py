@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Optional
 
+from torch import nn
+
 from .arguments import EMPTY, Argument, Arguments, arguments_of, model_in
 from .hints import describe, strip
 from .importing import RefusedError
@@ -194,6 +196,8 @@ def _hint(item: Argument) -> Any:
     """What an argument accepts: also null where that is its default, whatever its annotation says."""
     hint = Any if item.hint is EMPTY else item.hint
     plain, place = strip(hint)
+    if plain is Any and place is None and isinstance(item.default, nn.Module):
+        return nn.Module  # an argument without annotation whose default is a layer takes layers
     if item.default is None and (place is not None or plain is not Any):
         return Optional[hint]  # noqa: UP045 - a hint may be a string that `|` does not take
     return hint
