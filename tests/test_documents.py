@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from .forked import run_forked
+
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 
@@ -40,7 +42,10 @@ def run_script(path: Path, folder: Path, *arguments: str) -> str:
 def test_block_runs_as_a_script(block: str, tmp_path: Path) -> None:
     script = tmp_path / "block.py"
     script.write_text(block)
-    run_script(script, tmp_path)
+    if "__main__" in block:  # it starts processes, which import it
+        run_script(script, tmp_path)
+    else:
+        run_forked(script, tmp_path)
 
 
 def test_digits_example_reaches_97_percent_draws_its_curves_and_sees_that_its_run_is_finished(tmp_path: Path) -> None:

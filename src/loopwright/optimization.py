@@ -96,7 +96,7 @@ class Lane:
         self.params: list[nn.Parameter] = []
         self.holds_all = False
         self._count: Any = None
-        self._is_spoilt = False
+        self.is_spoilt = False
         self._flag: Tensor | None = None
         self._seen: Tensor | None = None
         self._on_device = (
@@ -124,10 +124,10 @@ class Lane:
         guard = self.guard
         if guard is not None:
             if self._on_device or self.peers is not None:
-                self._note(loss)
+                self.note(loss)
             elif not math.isfinite(loss.item() if loss.dim() == 0 else _only_number(loss)):
                 guard.refuse(f"the loss of optimizer {self.name!r} is {loss.item()}")
-                self._is_spoilt = True
+                self.is_spoilt = True
                 return
         if count is not None:
             loss = self._share_of_sum(loss, count, window)
@@ -143,6 +143,11 @@ class Lane:
         else:
             torch.autograd.backward(loss, retain_graph=retain_graph, inputs=inputs)
 
+    @property
+    def hears_later(self) -> bool:
+        """Whether the guard hears of a loss when the window ends, and not before its backward pass."""
+        return self.guard is not None and (self._on_device or self.peers is not None)
+
     def _share_of_sum(self, loss: Tensor, count: Any, window: Window) -> Tensor:
         if window.size == 0:  # a stand-in for a process that got no sample
             loss, count = loss * 0.0, count * 0
@@ -154,9 +159,9 @@ class Lane:
 
     def finish(self) -> None:
         """The window is over: clip, step, schedule, and drop the gradients."""
-        if not self._is_spoilt:
+        if not self.is_spoilt:
             self._sync()
-        if self._is_spoilt or not self._is_agreed():
+        if self.is_spoilt or not self._is_agreed():
             self.reset()
             return
         self._scale()
@@ -217,7 +222,7 @@ class Lane:
         if self.guard is None or self.scaler is not None:
             return True
         if self._on_device:
-            self._note(self.norm)
+            self.note(self.norm)
         elif not math.isfinite(self.norm.item()):
             self.guard.refuse(f"the gradient norm of optimizer {self.name!r} is {self.norm.item()}")
             return False
@@ -245,9 +250,9 @@ class Lane:
         """Forget a window that will not be finished: its gradients, what it counted, and what was wrong with it."""
         self.zero()
         self._count = self._flag = self._seen = None
-        self._is_spoilt = False
+        self.is_spoilt = False
 
-    def _note(self, value: Tensor) -> None:
+    def note(self, value: Tensor) -> None:
         """Remember on the device that a value was not finite."""
         bad = (~torch.isfinite(value.detach())).float().reshape(())
         self._flag = bad if self._flag is None else torch.maximum(self._flag, bad)
@@ -289,6 +294,7 @@ class Optimization:
         self.lanes = dict(lanes)
         self.window = window
         self.calls = 0
+        self.holds_all = False  # whether every trainable parameter has an optimizer
         self._only = next(iter(self.lanes.values())) if len(self.lanes) == 1 else None
         self._no_autocast = no_autocast
 
@@ -335,6 +341,8 @@ class Optimization:
         trainable = [p for module in modules for p in module.parameters() if p.requires_grad]
         for lane in self.lanes.values():
             lane.refresh(trainable)
+        own = {id(param) for lane in self.lanes.values() for param in lane.params}
+        self.holds_all = all(id(param) in own for param in trainable)
 
     def check(self) -> None:
         for lane in self.lanes.values():

@@ -1,0 +1,375 @@
+"""The core trainer behind the modular door: it finds components on the door and asks its methods for every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from ... import loop
+from ...building import Schedule, build_schedule
+from ...callbacks.checkpoints import BestModel, Checkpoints
+from ...components import found_on, is_trained, swap_parameters
+from ...data.stream import Stream
+from ...errors import ConfigurationError
+from ...history import History
+from ...hooks import Callback as CoreCallback
+from ...hooks import Dispatch
+from ...meter import ComputedMetric
+from ...progress import Limits, Progress
+from ...step import StepResult
+from ...trainer import Trainer as CoreTrainer
+from ...training import run_training
+from .callback import Callback, Hooks, States, sort_callbacks
+from .config import DreamTrainerConfig, build_runtime
+from .finding import as_loaders, assign, modules_of, raw_module
+from .gradients import Gradients
+from .lending import Lending, LoopLeft
+from .loaders import Loader
+from .rounds import Rounds
+from .saving import OwnFiles
+from .validation import Validation
+
+if TYPE_CHECKING:
+    from .trainer import DreamTrainer
+
+
+class RunLimits(Limits):
+    """Limits that count from the beginning of the run and not of a call."""
+
+    __slots__ = ()
+
+    def from_call(self, progress: Progress) -> Limits:
+        return self
+
+
+class Engine(CoreTrainer):
+    """Maps the core's names onto the door's."""
+
+    def __init__(self, door: DreamTrainer, config: DreamTrainerConfig) -> None:
+        own, core = sort_callbacks(config.callbacks)
+        super().__init__(
+            callbacks=[States(own), *core, *_default_callbacks(config, core), Rounds()],
+            accumulate=config.gradient_accumulation_steps,
+            clip_norm=config.gradient_clip_val,
+            runtime=build_runtime(config),
+            seed=config.seed,
+            run_dir=config.run_dir,
+            progress=config.progress,
+        )
+        self.door, self.config = door, config
+        self.events = Dispatch(Callback, door, own, base=Hooks)
+        self.loaders: tuple[Any, Any] = (None, None)
+        self.gradients = Gradients(self.optimization)
+        self.files = OwnFiles(self)
+        self.lending: Lending | None = None
+        self.outputs: Any = None
+        self.validation = Validation(self)
+        self.is_in_window = False
+        self.waiting: list[Callable[[], None]] = []
+        self._logged: dict[str, Any] | None = None  # of the step under way
+        self._wrapped: dict[int, nn.Parameter] = {}
+        self._positions: dict[str, Any] = {}
+
+    # Components
+
+    def configure_models(self) -> None:
+        door = self.door
+        assign(door, door.configure_models(), nn.Module, "configure_models", "model")
+        assign(door, door.configure_metrics(), (nn.Module, ComputedMetric), "configure_metrics", "metrics")
+        for name, module in modules_of(door).items():
+            if module is not raw_module(module):
+                self.wrap(module)  # here, where it is known not to need compiling
+            self.models[name] = raw_module(module)
+        train, val = as_loaders(door.configure_dataloaders())
+        self.loaders = (train if train is not None else self.loaders[0], val if val is not None else self.loaders[1])
+
+    def configure_optimizers(self) -> None:
+        door, kinds = self.door, (LRScheduler, Schedule)
+        assign(door, door.configure_optimizers(), (Optimizer, *kinds), "configure_optimizers", "optimizer")
+        assign(door, door.configure_schedulers(), kinds, "configure_schedulers", "scheduler")
+        self.optimizers = found_on(door, Optimizer, {})
+        for optimizer in self.optimizers.values():
+            swap_parameters(optimizer, self._wrapped)
+        only = next(iter(self.optimizers.values())) if len(self.optimizers) == 1 else None
+        for name, given in found_on(door, kinds, {}).items():
+            schedule = build_schedule(given, only)
+            if schedule.every is None and not schedule.watches:
+                schedule = replace(schedule, every=self.config.scheduler_interval)
+            self.schedules[name] = schedule
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        """Place a module and prepare it as the config says, now; later that is not done again."""
+        raw, compiles = raw_module(module), self.runtime.compile
+        self.runtime.place(raw)
+        if is_trained(raw):
+            self.runtime.compile = None if raw is not module else compiles
+            self._wrapped |= self.runtime.wrap(raw)
+            self.runtime.compile = compiles
+        return module
+
+    def setup_training(self) -> None:
+        super().setup_training()
+        self.gradients = Gradients(
+            self.optimization,
+            num_steps=self.accumulate,
+            context=lambda: self.runtime.no_autocast,
+            heard=lambda name: self.events.emit("on_optimizer_step_end", name),
+        )
+
+    # Data
+
+    @property
+    def train_loader(self) -> Loader | None:
+        loader = self.loaders[0]
+        return None if loader is None else Loader(loader, self._train_batches, self._num_train_batches)
+
+    @property
+    def val_loader(self) -> Loader | None:
+        loader, val = self.loaders[1], self.validation
+        return None if loader is None else Loader(loader, val.batches, lambda: val.stream.num_batches)
+
+    def _num_train_batches(self) -> int | None:
+        if self.train_stream is not None:
+            return self.train_stream.num_batches
+        stream = self.open(self.loaders[0], None, shuffle=True)
+        stream.close()
+        return stream.num_batches
+
+    def _train_batches(self) -> Iterator[Any]:
+        if self.lending is not None:
+            return self.lending.begin_epoch()
+        return (self.prepare_batch(batch) for batch in self.loaders[0])
+
+    # A run
+
+    def fit(self) -> History:
+        self.setup()
+        self._check_ready()
+        self.events.emit("on_fit_start")
+        limits = RunLimits(epochs=self.config.n_epochs, updates=self.config.max_steps)
+        try:
+            run_training(self, self.loaders[0], None, limits, batch_size=None, resume=self.config.resume)
+        finally:
+            self.validation.close()
+        self.events.emit("on_fit_end")
+        return self.history
+
+    def _check_ready(self) -> None:
+        if self.loaders[0] is None:
+            raise ConfigurationError(
+                "There is no training data: return (train_loader, val_loader) from configure_dataloaders."
+            )
+        if not (self.overrides("training_step") or self.overrides("training_loop")):
+            raise ConfigurationError(f"{type(self.door).__name__} has no training_step(batch, batch_idx): override it.")
+        if self.loaders[1] is not None and not (self.overrides("validation_step") or self.overrides("validation_loop")):
+            raise ConfigurationError(
+                "There is a validation loader and no validation_step: override it, or return None for that loader."
+            )
+
+    def overrides(self, name: str) -> bool:
+        from .trainer import DreamTrainer
+
+        return getattr(type(self.door), name) is not getattr(DreamTrainer, name)
+
+    def run_epoch(self, stream: Stream, until: Limits) -> None:
+        """All epochs, in the door's own loop or one of the user's."""
+        self.lending = lending = Lending(self)
+        try:
+            self.door.training_loop()
+            lending.end_epoch()
+        except LoopLeft:
+            pass
+        finally:
+            self.lending = None
+        if not self.is_done(until):
+            self.stop("training_loop has ended")
+
+    def run_epochs(self) -> None:
+        """The epochs as the core runs them."""
+        assert self.train_stream is not None
+        self.lending = None
+        if self.progress.is_unrecorded and self.is_done(self.until):
+            loop.train_epoch(self, self.train_stream, self.until)
+        while not self.is_done(self.until):
+            loop.train_epoch(self, self.train_stream, self.until)
+
+    def schedule_epoch(self, row: Mapping[str, float]) -> None:
+        """Step the schedulers that count epochs, but for those that the user's loop has stepped."""
+        for name, schedule in self.schedules.items():
+            if schedule.interval == "epoch" and _position(schedule) == self._positions.get(name):
+                if schedule.watches and schedule.metric is None:
+                    watched = self.config.monitor or ("val_loss" if "val_loss" in row else "loss")
+                    schedule = replace(schedule, metric=watched)
+                schedule.step(row)
+
+    def _note_positions(self) -> None:
+        self._positions = {name: _position(schedule) for name, schedule in self.schedules.items()}
+
+    # A step
+
+    def train_step(self, batch: Any) -> StepResult:
+        self.open_step()
+        self.door.training_step(batch, self.progress.epoch_step)
+        return self.close_step(self.window.size, is_returned=True)
+
+    def take_step(self, call: Callable[[], Any]) -> Any:
+        """A call of the door's `training_step`, by whichever loop; its gradients are dealt with when it is over."""
+        if not self.optimization.lanes:
+            self.setup_training()
+        with self.runtime.autocast:
+            returned = call()
+        self.gradients.end_step()
+        self.outputs = _without_graph(returned)
+        return returned
+
+    def open_step(self) -> None:
+        self._logged, self.outputs = {}, None
+
+    def close_step(self, size: int, *, is_returned: bool = False) -> StepResult:
+        """What a step has measured: what was logged in it, and what it returned if the user's loop logs nothing."""
+        logged, self._logged = self._logged or {}, None
+        returned = self._measured(self.outputs) if is_returned or not logged else None
+        if isinstance(returned, Mapping) or returned is None:
+            return StepResult.of({**logged, **(returned or {})}, size)
+        result = StepResult.of(returned, size)
+        return replace(result, metrics={**logged, **result.metrics})
+
+    def eval_step(self, batch: Any) -> StepResult:
+        return self.validation.step(batch)
+
+    def measure(self, call: Callable[[], Any]) -> Any:
+        """A call of the door's `validation_step`, by whichever loop."""
+        with self.runtime.autocast:
+            returned = call()
+        self.outputs = _without_graph(returned)
+        return returned
+
+    def _measured(self, returned: Any) -> Any:
+        """What a step returned, with the metrics of its outputs and targets in place of those."""
+        if not isinstance(returned, Mapping) or not {"outputs", "targets"} <= returned.keys():
+            return returned
+        rest = {name: value for name, value in returned.items() if name not in ("outputs", "targets")}
+        with torch.no_grad():
+            return {**rest, **self.door.compute_metrics(returned["outputs"], returned["targets"])}
+
+    def log_metrics(self, values: Mapping[str, Any] | None) -> None:
+        """Add to the step under way or just over, the validation, or the epoch, whichever is the smallest."""
+        measured = self._measured(values)
+        if not measured:
+            return
+        if self._logged is not None:
+            self._logged.update(measured)
+        elif self._phases:
+            if self.window.size:
+                self._phases[-1].add(StepResult.of(measured, self.window.size))
+        elif self.meter.num_pending:
+            self.log_step(measured)
+        else:
+            self.log(measured)
+
+    @contextmanager
+    def step_kept(self) -> Iterator[None]:
+        """Something else happens here, and then the step under way goes on."""
+        before = self._logged, self.outputs
+        self._logged = None
+        try:
+            yield
+        finally:
+            self._logged, self.outputs = before
+
+    @property
+    def is_interrupted(self) -> bool:
+        return super().is_interrupted and not self.validation.is_undisturbed
+
+    # Files
+
+    def save_soon(self, path: str | Path) -> None:
+        """Write everything, as soon as the update under way is whole."""
+        path = self.files.whole_path(path)
+        if self.is_in_window:
+            self.waiting.append(lambda: self.save(path))
+        else:
+            self.save(path)
+
+    # Events of the core, as the door calls them
+
+    def on_train_start(self) -> None:
+        self.gradients.reset()
+        self._note_positions()
+        self.is_in_window, self._logged = False, None
+        self.events.emit("on_train_start")
+
+    def on_epoch_start(self) -> None:
+        self._note_positions()
+        self.events.emit("on_epoch_start")
+        self.events.emit("on_train_epoch_start")
+
+    def on_train_step_start(self, batch: Any) -> None:
+        if not self.is_in_window:
+            self.is_in_window = True
+            self.events.emit("on_update_start")
+        self.events.emit("on_train_batch_start", batch, self.progress.epoch_step)
+
+    def on_train_step_end(self, batch: Any, result: StepResult) -> None:
+        self.events.emit("on_train_batch_end", self.outputs, batch, self.progress.epoch_step - 1)
+
+    def on_optimizer_start(self, optimizer: str) -> None:
+        self.events.emit("on_optimizer_step_start", optimizer)
+
+    def on_update_end(self) -> None:
+        self.is_in_window = False
+        self.events.emit("on_update_end")
+
+    def on_train_epoch_end(self) -> None:
+        self.events.emit("on_train_epoch_end")
+
+    def on_epoch_end(self, metrics: Mapping[str, float]) -> None:
+        self.events.emit("on_epoch_end", metrics)
+
+    def on_eval_start(self, data: Stream) -> None:
+        self.validation.index = 0
+        self.events.emit("on_validation_start")
+
+    def on_loop_end(self) -> None:
+        self.events.emit("on_train_end")
+
+    def on_exception(self, error: BaseException) -> None:
+        self.events.emit("on_exception", error)
+
+
+def _without_graph(returned: Any) -> Any:
+    """What a step returned, as callbacks see it: without what only a backward pass needs."""
+    if isinstance(returned, Tensor):
+        return returned.detach()
+    if isinstance(returned, Mapping):
+        return {name: value.detach() if isinstance(value, Tensor) else value for name, value in returned.items()}
+    return returned
+
+
+def _position(schedule: Schedule) -> Any:
+    """How far a scheduler is, to tell whether the user steps it."""
+    return getattr(schedule.scheduler, "last_epoch", None)
+
+
+def _default_callbacks(config: DreamTrainerConfig, given: list[CoreCallback]) -> list[CoreCallback]:
+    """What a run directory is filled with, as the config says, unless the user brought such callbacks."""
+    if config.run_dir is None:
+        return []
+    saving = Checkpoints(
+        config.checkpoint_every_n_steps,
+        config.checkpoint_every_n_epochs,
+        config.checkpoint_every_n_minutes,
+        keep=config.keep_checkpoints,
+    )
+    is_wanted = config.monitor is not None
+    metric = config.monitor or "val_loss"
+    keeping = BestModel(metric, config.monitor_mode, keep=config.keep_best, required=is_wanted)
+    return [new for new in (keeping, saving) if not any(isinstance(other, type(new)) for other in given)]

@@ -1,0 +1,103 @@
+"""Components on a trainer: what its `configure_*` assigned or returned, and the plain modules behind compiled ones."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler
+
+from ...errors import ConfigurationError
+
+
+def assign(owner: object, returned: Any, kind: type | tuple[type, ...], method: str, default: str) -> None:
+    """Put what a `configure_*` returned on the trainer, where it is not already."""
+    if returned is None:
+        return
+    parts = list(returned.values()) if isinstance(returned, Mapping) else returned
+    parts = list(parts) if isinstance(parts, list | tuple) else [parts]
+    held = {id(value) for value in vars(owner).values()}
+    if all(id(part) in held for part in parts):
+        return
+    if isinstance(returned, kind):
+        setattr(owner, default, returned)
+        return
+    if not isinstance(returned, Mapping) or not all(isinstance(part, kind) for part in parts):
+        raise ConfigurationError(
+            f"{method} returned {type(returned).__name__}: assign what it makes to self and return nothing, or return "
+            "it under its names, as in {'generator': ..., 'discriminator': ...}."
+        )
+    for name, part in returned.items():
+        setattr(owner, name, part)
+
+
+def modules_of(owner: object) -> dict[str, nn.Module]:
+    """The modules assigned to a trainer, each once and under its first name."""
+    found: dict[str, nn.Module] = {}
+    seen: set[int] = set()
+    for name, value in vars(owner).items():
+        if isinstance(value, nn.parallel.DistributedDataParallel):
+            raise ConfigurationError(
+                f"self.{name} is a DistributedDataParallel: assign the module itself, or what self.wrap_model makes of "
+                "it; the trainer averages gradients over processes as its config says."
+            )
+        if isinstance(value, nn.Module) and id(raw_module(value)) not in seen:
+            seen.add(id(raw_module(value)))
+            found[name] = value
+    return found
+
+
+def raw_module(module: nn.Module) -> nn.Module:
+    """The module that `torch.compile` was given, so that names in state dicts stay as they are."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")  # until somebody compiles, there can be no such module
+    kind = getattr(dynamo, "OptimizedModule", None)
+    return module._orig_mod if kind is not None and isinstance(module, kind) else module
+
+
+def as_loaders(returned: Any) -> tuple[Any, Any]:
+    """(training, validation) from what `configure_dataloaders` returned."""
+    if isinstance(returned, tuple | list) and len(returned) == 2:
+        return returned[0], returned[1]
+    if isinstance(returned, Mapping):
+        unknown = [name for name in returned if name not in ("train", "val")]
+        if unknown:
+            raise ConfigurationError(
+                f"configure_dataloaders returned {', '.join(unknown)}: name them 'train' and 'val'."
+            )
+        return returned.get("train"), returned.get("val")
+    return returned, None
+
+
+def without_padding(loader: Any, num_shares: int) -> Any:
+    """A validation loader whose DistributedSampler repeats samples to make parts equal, as one that repeats none.
+
+    Processes then divide its batches as they divide any others: every sample counts once.
+    """
+    if not isinstance(loader, DataLoader) or type(loader.sampler) is not DistributedSampler:
+        return loader
+    sampler = loader.sampler
+    if sampler.shuffle or sampler.drop_last or sampler.num_replicas != num_shares or loader.batch_size is None:
+        return loader
+    return DataLoader(
+        loader.dataset,
+        batch_size=loader.batch_size * num_shares,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=bool(loader.pin_memory),
+        worker_init_fn=loader.worker_init_fn,
+        persistent_workers=loader.persistent_workers,
+    )
+
+
+def allow_loading(config: Any) -> None:
+    """Let `torch.load` read back a config that somebody put into a checkpoint of their own."""
+    values = [getattr(config, field.name) for field in fields(config)]
+    values += [part for value in values if isinstance(value, list | tuple) for part in value]
+    kinds = {type(value) for value in values if isinstance(value, Path) or is_dataclass(value)}
+    kinds |= {type(value) for value in values if type(value).__module__.partition(".")[0] not in ("builtins", "torch")}
+    torch.serialization.add_safe_globals([type(config), *kinds])

@@ -1,0 +1,124 @@
+"""The batches of an epoch for a training loop that is the user's own: the core's bookkeeping around somebody's body."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from ... import loop
+from ...meter import Meter
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+
+class LoopLeft(BaseException):
+    """Training is over and a loop of the user's goes on; no `Exception`, so that nobody stops it on the way."""
+
+
+class Lending:
+    """Lends batches one by one; what the loop does with one is over when it asks for the next.
+
+    An epoch ends when the next one begins or the loop is left, so that whatever the loop does after its batches, such
+    as a validation, still belongs to it.
+    """
+
+    def __init__(self, trainer: Engine) -> None:
+        self.trainer = trainer
+        self._steps: Iterator[Any] | None = None
+        self._is_left = False
+        self._started = self._seconds = self._flushed = 0.0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an epoch is under way."""
+        return self._steps is not None
+
+    def begin_epoch(self) -> Iterator[Any]:
+        """The batches of the next epoch, or what is left of the one that a resumed run is in."""
+        self.end_epoch()
+        trainer, progress = self.trainer, self.trainer.progress
+        if trainer.is_interrupted or (trainer.is_done(trainer.until) and not progress.is_unrecorded):
+            raise LoopLeft
+        assert trainer.train_stream is not None
+        trainer.optimization.refresh(trainer.modules.values())
+        if not progress.in_epoch:
+            trainer.train_stream.begin(progress.epoch)
+            trainer.meter.reset_computed()
+            trainer.meter = Meter(ignores_nonfinite=trainer.skips_nonfinite)
+            trainer.emit("on_epoch_start")
+        self._is_left = False
+        self._started, self._seconds, self._flushed = monotonic(), progress.seconds, progress.seconds
+        self._steps = self._lend()
+        return self._steps
+
+    def end_epoch(self) -> None:
+        """Close the epoch under way: its row in the history, its schedulers. One left in the middle is over, too."""
+        if self._steps is None:
+            return
+        self._is_left = True
+        next(self._steps, None)  # a loop that was left by `break` never asked for more
+        self._steps = None
+        trainer, progress = self.trainer, self.trainer.progress
+        gather = trainer.runtime.gather_samples
+        row = trainer.meter.compute(trainer.runtime.sum_table, is_final=progress.is_exhausted, gather=gather)
+        trainer.history.set_epoch(progress.epoch, row)
+        progress.recorded_step = progress.step
+        if progress.is_exhausted:
+            progress.next_epoch()
+            trainer.schedule_epoch(row)
+            trainer.emit("on_epoch_end", row)
+            if trainer.accord is not None:
+                trainer.accord.on_stop(trainer)
+
+    def _lend(self) -> Iterator[Any]:
+        trainer, progress, stream = self.trainer, self.trainer.progress, self.trainer.train_stream
+        assert stream is not None
+        if not trainer.is_done(trainer.until):
+            for batches in loop.take_windows(trainer, stream, trainer.until):
+                yield from self._lend_window(batches)
+                if self._is_left or trainer.is_done(trainer.until):
+                    progress.is_exhausted = self._is_left
+                    break
+        if progress.epoch_step == stream.num_batches:
+            progress.is_exhausted = True
+        trainer.flush()
+        if trainer.is_interrupted:
+            raise LoopLeft
+        if progress.is_exhausted:
+            trainer.emit("on_train_epoch_end")
+
+    def _lend_window(self, batches: list[Any]) -> Iterator[Any]:
+        trainer, window, progress = self.trainer, self.trainer.window, self.trainer.progress
+        divisors = loop.shares(batches, trainer.runtime.num_shares)
+        window.is_spent = False
+        for position, (value, size, total) in enumerate(batches, start=1):
+            window.divisor, window.size, window.is_last = divisors[position - 1], size, position == len(batches)
+            if trainer.accord is not None:
+                trainer.runtime.start_step(window.is_last, size)
+            batch = trainer.prepare_batch(value)
+            trainer.emit("on_train_step_start", batch)
+            trainer.open_step()
+            yield batch
+            trainer.gradients.end_step()  # of a loop that calls no `training_step`
+            result = trainer.close_step(size)
+            progress.next_step(size if total is None else total)
+            trainer.meter.add(result if size or total is None else loop.NOTHING)
+            trainer.emit("on_train_step_end", batch, result)
+            if self._is_left and not window.is_last:
+                trainer.optimization.reset()  # the rest of the window is not coming
+                trainer.gradients.reset()
+                return
+        self._end_update()
+
+    def _end_update(self) -> None:
+        trainer, progress = self.trainer, self.trainer.progress
+        progress.next_update()
+        progress.seconds = self._seconds + monotonic() - self._started
+        if trainer.accord is not None:
+            trainer.accord.after_update(trainer)
+        trainer.emit("on_update_end")
+        if progress.seconds - self._flushed > loop.FLUSH_SECONDS or trainer.meter.num_pending >= loop.FLUSH_STEPS:
+            self._flushed = progress.seconds
+            trainer.flush()

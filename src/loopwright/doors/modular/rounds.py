@@ -1,0 +1,64 @@
+"""What a modular run does after the callbacks of an update or epoch had their turn, and before it is saved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from ...hooks import Callback
+
+if TYPE_CHECKING:
+    from ...trainer import Trainer
+    from .engine import Engine
+
+
+class Rounds(Callback):
+    """Validations, checkpoints that were asked for inside an update, and those of `save_dir`."""
+
+    def __init__(self) -> None:
+        self._trainer: Engine | None = None
+        self._validated_at = 0
+
+    def on_train_start(self, trainer: Trainer) -> None:
+        self._trainer = cast("Engine", trainer)
+        self._trainer.validation.done_at = self._validated_at
+
+    def on_update_end(self, trainer: Trainer) -> None:
+        engine = cast("Engine", trainer)
+        every = engine.config.val_every_n_steps
+        is_due = every is not None and engine.progress.update % every == 0
+        if is_due and not engine.overrides("training_loop") and engine.door.should_validate():
+            with engine.validation.undisturbed():
+                engine.door.validation_loop()
+        waiting, engine.waiting = engine.waiting, []
+        for action in waiting:
+            action()
+
+    def on_train_epoch_end(self, trainer: Trainer) -> None:
+        engine = cast("Engine", trainer)
+        lanes, optimizers = engine.optimization.lanes.values(), engine.optimizers.values()
+        if (
+            engine.progress.epoch == 0
+            and not any(lane.updates for lane in lanes)
+            and not any(o.state for o in optimizers)
+        ):
+            engine.say("No optimizer was stepped in the first epoch: does training_step call self.backward(loss)?")
+        is_ours = engine.config.val_every_n_steps is None and not engine.overrides("training_loop")
+        if is_ours and engine.door.should_validate():
+            engine.door.validation_loop()
+
+    def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        engine = cast("Engine", trainer)
+        folder, epoch = engine.config.save_dir, engine.progress.epoch
+        if folder is not None and epoch % engine.config.save_every_n_epochs == 0:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            engine.door.save_checkpoint(Path(folder) / f"epoch_{epoch}")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"validated_at": self._validated_at if self._trainer is None else self._trainer.validation.done_at}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._validated_at = state["validated_at"]
+        if self._trainer is not None:
+            self._trainer.validation.done_at = self._validated_at

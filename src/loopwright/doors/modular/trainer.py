@@ -1,0 +1,274 @@
+"""The modular door: `DreamTrainer`, for several models and optimizers, steps of one's own, and many devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ...data.seeding import seed_everything
+from ...errors import ConfigurationError
+from ...history import History
+from ...hooks import check_hooks
+from .callback import Hooks
+from .config import DreamTrainerConfig, check_config, saving
+from .engine import Engine
+from .finding import allow_loading
+from .loaders import Loader
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class DreamTrainer(Hooks):
+    """Override `configure_*`, `training_step` and `validation_step`, then call `fit`.
+
+    Components are whatever `configure_*` (or `__init__`) assigns to self: modules, optimizers, schedulers, each saved
+    under its own name. In `training_step`, `self.backward(loss)` is enough: every optimizer that got gradients is
+    clipped and stepped when the accumulation window ends. With several optimizers `self.step(optimizer)` says whose
+    turn it is, and `self.backward(loss, optimizer)` whom gradients are for.
+    """
+
+    def __init__(self, config: DreamTrainerConfig) -> None:
+        check_config(config)
+        check_hooks(self, Hooks, allow_other=True)
+        self.config = config
+        self._calls: set[str] = set()  # methods that are under way
+        self._engine = Engine(self, config)
+        allow_loading(config)
+        if config.seed is not None:
+            seed_everything(config.seed)  # for models that a subclass makes in its own __init__
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Let the engine know of calls of what a subclass overrides, whoever makes them."""
+        super().__init_subclass__(**options)
+        for name, through in _WATCHED.items():
+            function = getattr(cls, name)
+            if function is not getattr(DreamTrainer, name) and not hasattr(function, "is_watched"):
+                setattr(cls, name, _watched(function, name, through))
+
+    # What a trainer is made of
+
+    def configure_models(self) -> Any:
+        """Assign models to self, unless `__init__` did. They are placed and wrapped afterwards."""
+
+    def configure_optimizers(self) -> Any:
+        """Assign optimizers, and schedulers if you like, to self."""
+        raise ConfigurationError(f"{type(self).__name__} has no optimizers: override configure_optimizers.")
+
+    def configure_schedulers(self) -> Any:
+        """Assign schedulers to self."""
+
+    def configure_metrics(self) -> Any:
+        """Assign metrics that keep their own state, such as torchmetrics', to self; steps may return them."""
+
+    def configure_dataloaders(self) -> Any:
+        """(train_loader, val_loader); the second may be None."""
+        raise ConfigurationError(f"{type(self).__name__} has no data: override configure_dataloaders.")
+
+    # Steps and loops
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        """One batch: forward, `self.backward(loss)`; returns metrics to log."""
+        raise ConfigurationError(f"{type(self).__name__} has no training_step(batch, batch_idx): override it.")
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        """One batch in eval mode and without gradients; returns metrics to average over all samples."""
+        raise ConfigurationError(f"{type(self).__name__} has no validation_step(batch, batch_idx): override it.")
+
+    def training_loop(self) -> None:
+        """All epochs. One of your own iterates `self.train_loader` once for each epoch from `self.current_epoch` on."""
+        self._engine.run_epochs()
+
+    def validation_loop(self) -> Any:
+        """All validation batches, and the means of what they measure."""
+        return self._engine.validation.run()
+
+    def should_validate(self) -> bool:
+        """Whether it is time for a validation: asked after every epoch, or every `val_every_n_steps` updates."""
+        every = self.config.val_every_n_steps
+        if self._engine.loaders[1] is None:
+            return False
+        return every is None or self.global_step - self._engine.validation.done_at >= every
+
+    def compute_metrics(self, outputs: Any, targets: Any) -> Mapping[str, Any]:
+        """Metrics of a batch. Steps may call it; for one that returns "outputs" and "targets" the trainer does."""
+        return {}
+
+    # What steps use
+
+    def backward(self, loss: Tensor, optimizer: Optimizer | str | None = None, *, retain_graph: bool = False) -> None:
+        """Gradients of the loss, scaled and divided as precision and accumulation need; to that optimizer only."""
+        self._engine.gradients.backward(loss, optimizer, retain_graph=retain_graph)
+
+    def step(self, optimizer: Optimizer | str) -> None:
+        """Step an optimizer with the gradients of the backward passes since the last `step`, once they are complete.
+
+        Gradients that these left in other optimizers' parameters are dropped before the next backward pass.
+        """
+        self._engine.gradients.step(optimizer)
+
+    def clip_gradients(self, optimizer: Optimizer | str, max_norm: float) -> None:
+        """Clip an optimizer's gradients by this norm, in place of `gradient_clip_val`, right before its step."""
+        self._engine.gradients.clip(optimizer, max_norm)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The context of forward passes at the config's precision, which steps are in anyway."""
+        return self._engine.runtime.autocast
+
+    def wrap_model(self, model: nn.Module) -> nn.Module:
+        """The model, placed and wrapped for the processes there are; it is not done a second time."""
+        return self._engine.wrap(model)
+
+    def log_metrics(self, metrics: Mapping[str, Any] | None) -> None:
+        """Log values of the step, validation or epoch under way; they are reduced over processes."""
+        self._engine.log_metrics(metrics)
+
+    def stop(self, reason: str = "stop() was called") -> None:
+        """Ask for the end of training after the current update."""
+        self._engine.stop(reason)
+
+    # Running
+
+    def fit(self) -> History:
+        """Train for `n_epochs` and return the history; with `run_dir`, from where an earlier process was."""
+        return self._engine.fit()
+
+    def setup(self) -> None:
+        """Build what `configure_*` describe, once; `fit`, `load_checkpoint` and `save_checkpoint` do it themselves."""
+        self._engine.setup()
+
+    def save_checkpoint(self, path: str | Path) -> None:
+        """Write the complete state to a checkpoint directory; called inside an update, when that is over."""
+        self._engine.save_soon(path)
+
+    def load_checkpoint(self, path: str | Path) -> None:
+        """Take the complete state from a checkpoint directory; `fit` then goes on exactly there."""
+        self._engine.load(path)
+
+    # Where the run is
+
+    @property
+    def device(self) -> torch.device:
+        return self._engine.runtime.device
+
+    @property
+    def world_size(self) -> int:
+        return self._engine.runtime.world
+
+    @property
+    def global_rank(self) -> int:
+        return self._engine.runtime.rank
+
+    @property
+    def is_distributed(self) -> bool:
+        return self.world_size > 1
+
+    @property
+    def history(self) -> History:
+        return self._engine.history
+
+    @property
+    def current_epoch(self) -> int:
+        """The epoch under way, or to come, counted from 0."""
+        return self._engine.progress.epoch
+
+    @current_epoch.setter
+    def current_epoch(self, epoch: int) -> None:
+        progress = self._engine.progress
+        progress.epoch, progress.epoch_step, progress.epoch_sample, progress.is_exhausted = epoch, 0, 0, False
+
+    @property
+    def global_step(self) -> int:
+        """Updates so far; the batches of an accumulation window all see the same number."""
+        return self._engine.progress.update
+
+    @global_step.setter
+    def global_step(self, update: int) -> None:
+        self._engine.progress.update = update
+
+    @property
+    def train_loader(self) -> Loader | None:
+        return self._engine.train_loader
+
+    @train_loader.setter
+    def train_loader(self, loader: Any) -> None:
+        self._engine.loaders = (loader, self._engine.loaders[1])
+
+    @property
+    def val_loader(self) -> Loader | None:
+        return self._engine.val_loader
+
+    @val_loader.setter
+    def val_loader(self, loader: Any) -> None:
+        self._engine.loaders = (self._engine.loaders[0], loader)
+
+
+Call = Callable[[], Any]
+
+
+def _watched(function: F, name: str, through: Callable[..., Any]) -> F:
+    """The method, called through the engine unless it is under way already, as where it calls super()'s."""
+
+    @wraps(function)
+    def call(self: DreamTrainer, *args: Any, **options: Any) -> Any:
+        if name in self._calls:
+            return function(self, *args, **options)
+        self._calls.add(name)
+        try:
+            return through(self, partial(function, self), *args, **options)
+        finally:
+            self._calls.discard(name)
+
+    call.is_watched = True  # type: ignore[attr-defined]
+    return call  # type: ignore[return-value]
+
+
+def _take_step(trainer: DreamTrainer, step: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    return trainer._engine.take_step(partial(step, *args, **options))
+
+
+def _measure(trainer: DreamTrainer, step: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    return trainer._engine.measure(partial(step, *args, **options))
+
+
+def _validate(trainer: DreamTrainer, loop: Call) -> Any:
+    return trainer._engine.validation.run_by(loop)
+
+
+def _save(trainer: DreamTrainer, save: Callable[..., Any], path: str | Path, *args: Any, **options: Any) -> Any:
+    engine = trainer._engine
+    engine.setup()
+    engine.events.emit("on_save_start", path)
+    with saving():
+        returned = engine.files.save(lambda path: save(path, *args, **options), path)
+    engine.runtime.barrier("save_checkpoint")
+    engine.events.emit("on_save_end", path)
+    return returned
+
+
+def _load(trainer: DreamTrainer, load: Callable[..., Any], path: str | Path, *args: Any, **options: Any) -> Any:
+    engine = trainer._engine
+    engine.setup()
+    engine.events.emit("on_load_start", path)
+    returned = engine.files.load(lambda path: load(path, *args, **options), path)
+    engine.runtime.barrier("load_checkpoint")
+    engine.events.emit("on_load_end", path)
+    return returned
+
+
+_WATCHED: dict[str, Callable[..., Any]] = {
+    "training_step": _take_step,
+    "validation_step": _measure,
+    "validation_loop": _validate,
+    "save_checkpoint": _save,
+    "load_checkpoint": _load,
+}
+
+for _name in ("save_checkpoint", "load_checkpoint"):
+    setattr(DreamTrainer, _name, _watched(getattr(DreamTrainer, _name), _name, _WATCHED[_name]))

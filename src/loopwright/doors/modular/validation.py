@@ -1,0 +1,111 @@
+"""Validations of a modular run: the core's, those of a loop of the user's own, and where their results go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ... import loop
+from ...data.seeding import preserved_rng
+from ...errors import ConfigurationError
+from ...meter import Meter
+from ...step import StepResult
+from .finding import without_padding
+
+if TYPE_CHECKING:
+    from ...data.stream import Stream
+    from .engine import Engine
+
+Metrics = dict[str, float]
+
+
+class Validation:
+    """The validation data and what is done with it; `done_at` is the update of the last one."""
+
+    def __init__(self, trainer: Engine) -> None:
+        self.trainer = trainer
+        self.done_at = 0
+        self.is_undisturbed = False
+        self.index = 0
+        self._stream: Stream | None = None
+
+    @property
+    def stream(self) -> Stream:
+        loader = self.trainer.loaders[1]
+        if loader is None:
+            raise ConfigurationError("There is no validation data: return a second loader from configure_dataloaders.")
+        if self._stream is None:
+            data = without_padding(loader, self.trainer.runtime.num_shares)
+            self._stream = self.trainer.open(data, None, shuffle=False)
+        return self._stream
+
+    def close(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def run(self) -> Metrics:
+        """A validation as the core runs it."""
+        with self.trainer.step_kept():
+            measured = loop.evaluate(self.trainer, self.stream)
+        return self.note(measured) if measured else {}
+
+    def run_by(self, call: Callable[[], Any]) -> Any:
+        """A validation loop of the user's own; what it logs is averaged over all samples, what it returns is kept."""
+        trainer, meter = self.trainer, Meter()
+        with trainer.step_kept(), self.undisturbed(), trainer.phase(meter), trainer.eval_mode():
+            with torch.no_grad(), preserved_rng():
+                trainer.events.emit("on_validation_start")
+                returned = call()
+            measured = meter.compute(trainer.runtime.sum_table, gather=trainer.runtime.gather_samples)
+        if isinstance(returned, Mapping):
+            measured |= {name: float(value) for name, value in returned.items()}
+        self.note(measured)
+        return returned
+
+    def note(self, measured: Mapping[str, float]) -> Metrics:
+        """Put what a validation measured into the epoch's row and, inside an epoch, beside the step."""
+        trainer = self.trainer
+        self.done_at = trainer.progress.update
+        row = {name if "val_" in name else f"val_{name}": value for name, value in measured.items()}
+        trainer.log(row)
+        if trainer.meter.num_pending:
+            trainer.log_step(row)
+        trainer.events.emit("on_validation_end", row)
+        return row
+
+    def step(self, batch: Any) -> StepResult:
+        """One batch, for the core."""
+        trainer, index = self.trainer, self.index
+        self.index += 1
+        trainer.events.emit("on_validation_batch_start", batch, index)
+        trainer.open_step()
+        trainer.door.validation_step(batch, index)
+        result = trainer.close_step(trainer.window.size, is_returned=True)
+        trainer.events.emit("on_validation_batch_end", trainer.outputs, batch, index)
+        return result
+
+    def batches(self) -> Iterator[Any]:
+        """Batches for a loop of the user's own; a process without a sample of one has nothing to do."""
+        trainer, stream = self.trainer, self.stream
+        stream.begin(0)
+        for index, (value, size, total) in enumerate(stream):
+            if size == 0 and total is not None and not trainer.runtime.forwards_together:
+                continue
+            trainer.window.size = size
+            batch = trainer.prepare_batch(value)
+            trainer.events.emit("on_validation_batch_start", batch, index)
+            yield batch
+            trainer.events.emit("on_validation_batch_end", trainer.outputs, batch, index)
+
+    @contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """A validation that a resumed run would not do again is finished before a signal is obeyed."""
+        before, self.is_undisturbed = self.is_undisturbed, True
+        try:
+            yield
+        finally:
+            self.is_undisturbed = before
