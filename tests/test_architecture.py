@@ -10,6 +10,9 @@ from loopwright import loop
 DOCUMENT = Path(__file__).parent.parent / "docs" / "architecture.md"
 
 
-@pytest.mark.parametrize("function", [loop.train, loop.train_epoch, loop.train_steps, loop.take_windows])
+SHOWN = [loop.train, loop.train_epoch, loop.begin_epoch, loop.record_epoch, loop.train_steps, loop.take_windows]
+
+
+@pytest.mark.parametrize("function", SHOWN)
 def test_the_loop_in_the_document_is_the_loop(function: object) -> None:
     assert inspect.getsource(function) in DOCUMENT.read_text()

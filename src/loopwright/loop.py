@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from math import inf
 from time import monotonic
@@ -44,6 +44,20 @@ def train_epoch(trainer: Trainer, stream: Stream, until: Limits) -> None:
 
     A signal leaves it where it is: a resumed run takes the remaining steps, or the evaluation, from there.
     """
+    begin_epoch(trainer, stream)
+    take_steps(trainer, stream, until)
+    trainer.flush()
+    if trainer.progress.is_exhausted and not trainer.is_interrupted:
+        trainer.emit("on_train_epoch_end")
+    measured: dict[str, float] = {}
+    if trainer.eval_stream is not None and not trainer.is_interrupted:
+        measured = evaluate(trainer, trainer.eval_stream)
+    if not trainer.is_interrupted:
+        record_epoch(trainer, measured)
+
+
+def begin_epoch(trainer: Trainer, stream: Stream) -> None:
+    """Start an epoch, unless a resumed run is in it already."""
     progress = trainer.progress
     trainer.optimization.refresh(trainer.modules.values())
     if not progress.in_epoch:
@@ -51,18 +65,12 @@ def train_epoch(trainer: Trainer, stream: Stream, until: Limits) -> None:
         trainer.meter.reset_computed()
         trainer.meter = Meter(ignores_nonfinite=trainer.skips_nonfinite)
         trainer.emit("on_epoch_start")
-    take_steps(trainer, stream, until)
-    trainer.flush()
-    if progress.is_exhausted and not trainer.is_interrupted:
-        trainer.emit("on_train_epoch_end")
-    measured: dict[str, float] = {}
-    if trainer.eval_stream is not None and not trainer.is_interrupted:
-        measured = evaluate(trainer, trainer.eval_stream)
-    if trainer.is_interrupted:
-        return
-    row = trainer.meter.compute(
-        trainer.runtime.sum_table, is_final=progress.is_exhausted, gather=trainer.runtime.gather_samples
-    )
+
+
+def record_epoch(trainer: Trainer, measured: Mapping[str, float]) -> None:
+    """Write the epoch's row in the history; when its data is exhausted it is over."""
+    progress, runtime = trainer.progress, trainer.runtime
+    row = trainer.meter.compute(runtime.sum_table, is_final=progress.is_exhausted, gather=runtime.gather_samples)
     row |= {f"eval_{name}": value for name, value in measured.items()}
     trainer.history.set_epoch(progress.epoch, row)
     progress.recorded_step = progress.step

@@ -6,6 +6,7 @@ import os
 import pty
 import subprocess
 import sys
+import termios
 from functools import partial
 from pathlib import Path
 
@@ -44,11 +45,16 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def run_on_terminal(*arguments: object) -> tuple[int, str]:
+def run_on_terminal(
+    *arguments: object, columns: int = 120, group: tuple[str, ...] = ("checkpoint",)
+) -> tuple[int, str]:
     """The exit code of a command on a terminal, and what it shows there."""
     master, slave = pty.openpty()
-    environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": "xterm"}
-    command = [*LOOPWRIGHT, *map(str, arguments)]
+    termios.tcsetwinsize(slave, (50, columns))
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")
+    } | {"TERM": "xterm"}
+    command = [*LOOPWRIGHT[:3], *group, *map(str, arguments)]
     process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment)
     os.close(slave)
     shown = b""

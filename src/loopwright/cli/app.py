@@ -10,16 +10,36 @@ from collections.abc import Sequence
 
 from .._version import __version__
 from ..errors import LoopwrightError
-from . import check, checkpoint
+from . import (
+    check,
+    checkpoint,
+    completion,
+    config,
+    diff,
+    doctor,
+    evaluate,
+    export,
+    init,
+    plot,
+    predict,
+    runs,
+    show,
+    train,
+)
 from .exits import EXIT_CODES, FAILED, INTERRUPTED, PIPE_CLOSED
 from .output import printable
+from .overriding import take_overrides
 
-GROUPS = (checkpoint, check)  # each adds its commands to the parser; what a command needs is imported when it runs
+# Each adds its commands to the parser; what a command needs is imported when it runs.
+GROUPS = (init, train, evaluate, predict, config, runs, show, diff, plot, export, checkpoint, check, doctor, completion)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
-    options = build_parser().parse_args(arguments)
+    parser = build_parser()
+    options, others = parser.parse_known_args(arguments)
+    if unknown := take_overrides(options, others):
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         code = _run(options)
         sys.stdout.flush()
@@ -33,7 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
     parser = argparse.ArgumentParser(
         prog="loopwright",
-        description="Work with Loopwright runs.",
+        description="Train, look at and compare runs.",
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

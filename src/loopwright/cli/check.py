@@ -1,4 +1,4 @@
-"""`loopwright check ...`: what a program would be on several processes, found out on one."""
+"""`loopwright check ...`: a run file tried out on a few samples, or a program for several processes on one."""
 
 from __future__ import annotations
 
@@ -12,29 +12,36 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError, LoopwrightError
+from .adding import add_command
 from .check_output import print_report
-from .exits import EXIT_CODES, FOUND, OK
+from .exits import FOUND, OK
 
 if TYPE_CHECKING:
     from ..rehearsal import Rehearsal
 
 MORE = """\
-The program is run as the first of several processes, the others being pretended, up to and with the first update of
-its first `train` call, on the CPU and with few samples. Its callbacks are not called and its run directory is not
-touched. Then the mesh is printed, who holds which parameters, bytes per process, and how a batch is divided.
+CONFIG (.yaml, .yml, .json): everything that `train` would do is done once on a few samples of the real data, in a
+temporary folder and in seconds: the config is checked, all objects are built, updates are taken with accumulation,
+every data set is evaluated and predicted, every callback hears of every event, a checkpoint is saved, loaded into
+fresh objects and compared, a resumed run is compared with one in one piece, and the schedule is followed to the end.
+All mistakes are reported at once, then what the run will need. KEY=VALUE changes the config; --json prints JSON.
+
+PROGRAM (.py): the program is run as the first of several processes, the others being pretended, up to and with the
+first update of its first `train` call, on the CPU and with few samples. Its callbacks are not called and its run
+directory is not touched. Then the mesh is printed, who holds which parameters, bytes per process, and how a batch is
+divided.
 Exit code 1: a mistake was found, or the program failed before its first update was over."""
+EXAMPLE = """\
+check run.yaml trainer.max_updates=500
+check run.yaml --json
+check --processes 8 --runtime fsdp train.py --epochs 3"""
+SUFFIXES = (".yaml", ".yml", ".json")
 
 
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     """Add the command."""
-    parser = parsers.add_parser(
-        "check",
-        help="rehearse a program for several processes on one",
-        description=f"Rehearse a program for several processes on one.\n{MORE}",
-        epilog=f"example: loopwright check --processes 8 --runtime fsdp train.py --epochs 3\n\n{EXIT_CODES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        parents=[common],
-    )
+    what = "Try out a run file on a few samples, or a program for several processes on one."
+    parser = add_command(parsers, common, "check", run=check_command, what=what, more=MORE, example=EXAMPLE)
     parser.add_argument(
         "--processes", type=int, metavar="N", help="how many (default: as the mesh or `launch` say, or 2)"
     )
@@ -42,16 +49,27 @@ def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     instead.add_argument("--runtime", choices=("ddp", "fsdp"), help="instead of what the program says")
     instead.add_argument("--mesh", metavar="AXES", help="the same as a mesh: replicate=2,shard=4 (tensor=2)")
     parser.add_argument("--all", action="store_true", help="list every parameter, and every process by itself")
-    parser.add_argument("program", metavar="PROGRAM", help="a Python file, as torchrun would be given")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="what the program gets")
-    parser.set_defaults(run=check_command)
+    parser.add_argument(
+        "program", metavar="PROGRAM", help="a run file, or a Python file as torchrun would be given (CONFIG | PROGRAM)"
+    )
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="...", help="KEY=VALUE and --json, or what the program gets"
+    )
 
 
 def check_command(options: argparse.Namespace) -> int:
+    program = Path(options.program)
+    if program.suffix in SUFFIXES:
+        from .check_config import check_config_command
+
+        return check_config_command(program, options.arguments, debug=options.debug)
+    return _check_program(program, options)
+
+
+def _check_program(program: Path, options: argparse.Namespace) -> int:
     from ..rehearsal import Rehearsal
     from ..runtime.dry_run import DryRun
 
-    program = Path(options.program)
     if not program.is_file():
         raise ConfigurationError(f"{program} is no file: name the Python program that trains.")
     rehearsal = Rehearsal()

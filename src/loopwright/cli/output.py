@@ -34,7 +34,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: 
 
 def print_json(value: Any) -> None:
     """Strict JSON, in which numbers that are not finite are the texts "nan", "inf" and "-inf"."""
-    print(json.dumps(_strict(value), indent=2, allow_nan=False))
+    print(json.dumps(strict_json(value), indent=2, allow_nan=False))
 
 
 def styled(text: str, style: str) -> str:
@@ -66,11 +66,12 @@ def number_text(value: object) -> str:
     return "-" if value is None else f"{value!s:.40}"
 
 
-def _strict(value: Any) -> Any:
+def strict_json(value: Any) -> Any:
+    """The value with numbers that JSON does not have as texts, and anything else that it does not have as text."""
     if isinstance(value, dict):
-        return {str(key): _strict(item) for key, item in value.items()}
+        return {str(key): strict_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_strict(item) for item in value]
+        return [strict_json(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value if isinstance(value, str | int | float | bool | None) else str(value)

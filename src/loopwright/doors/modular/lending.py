@@ -7,7 +7,6 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from ... import loop
-from ...meter import Meter
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -42,12 +41,7 @@ class Lending:
         if trainer.is_interrupted or (trainer.is_done(trainer.until) and not progress.is_unrecorded):
             raise LoopLeft
         assert trainer.train_stream is not None
-        trainer.optimization.refresh(trainer.modules.values())
-        if not progress.in_epoch:
-            trainer.train_stream.begin(progress.epoch)
-            trainer.meter.reset_computed()
-            trainer.meter = Meter(ignores_nonfinite=trainer.skips_nonfinite)
-            trainer.emit("on_epoch_start")
+        loop.begin_epoch(trainer, trainer.train_stream)
         self._is_left = False
         self._started, self._seconds, self._flushed = monotonic(), progress.seconds, progress.seconds
         self._steps = self._lend()
@@ -60,17 +54,7 @@ class Lending:
         self._is_left = True
         next(self._steps, None)  # a loop that was left by `break` never asked for more
         self._steps = None
-        trainer, progress = self.trainer, self.trainer.progress
-        gather = trainer.runtime.gather_samples
-        row = trainer.meter.compute(trainer.runtime.sum_table, is_final=progress.is_exhausted, gather=gather)
-        trainer.history.set_epoch(progress.epoch, row)
-        progress.recorded_step = progress.step
-        if progress.is_exhausted:
-            progress.next_epoch()
-            trainer.schedule_epoch(row)
-            trainer.emit("on_epoch_end", row)
-            if trainer.accord is not None:
-                trainer.accord.on_stop(trainer)
+        loop.record_epoch(self.trainer, {})
 
     def _lend(self) -> Iterator[Any]:
         trainer, progress, stream = self.trainer, self.trainer.progress, self.trainer.train_stream

@@ -1,0 +1,165 @@
+"""`loopwright config show|schema|validate`: what a run file says, what it may say, and what is wrong with it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigurationError, LoopwrightError
+from .adding import add_command
+from .exits import EXIT_CODES, FOUND, OK
+from .output import RED, print_json, printable, styled
+from .overriding import OVERRIDES, add_config, is_override
+
+if TYPE_CHECKING:
+    from ..config import Config, Problem
+
+SHOW_MORE = """\
+Includes (`defaults:`), variables and KEY=VALUE are worked in; what comes from the environment stays ${env:NAME}. What
+is printed is a run file itself. It is not checked further: `config validate` does that."""
+SCHEMA_MORE = """\
+With CONFIG the classes that it names are described too, your own among them. To tell an editor:
+
+  VS Code (with the YAML extension), Vim, Emacs, Helix and others with yaml-language-server: as the first line of the
+  run file                # yaml-language-server: $schema=run.schema.json
+  or, in VS Code's settings.json, for all of them
+                          "yaml.schemas": {"run.schema.json": ["run*.yaml"]}
+  PyCharm                 Settings, Languages & Frameworks, Schemas and DTDs, JSON Schema Mappings: add the file"""
+VALIDATE_MORE = """\
+Every mistake in every file: unknown keys with the nearest known ones, wrong types, missing arguments, kinds that cannot
+be used; also in the runs of a sweep. Modules that a file names are imported, and nothing is built.
+Exit code 1: there are mistakes."""
+MAX_RUNS = 500
+
+
+def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
+    """Add the commands."""
+    group = parsers.add_parser(
+        "config",
+        help="show, describe and check run files",
+        description="Run files: what one comes to, what they may hold, and every mistake in them.",
+        epilog=f"example: loopwright config validate run.yaml\n\n{EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = group.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    add_show(commands, common)
+    add_schema(commands, common)
+    add_validate(commands, common)
+
+
+def add_show(commands: Any, common: argparse.ArgumentParser) -> None:
+    what = "Print a run file as it is after all that it refers to was worked in."
+    example = "config show run.yaml model.width=64\nconfig show run.yaml --origins"
+    parser = add_command(commands, common, "show", run=show_command, what=what, more=SHOW_MORE, example=example)
+    add_config(parser)
+    parser.add_argument("--origins", action="store_true", help="say behind each value which file and line it is from")
+
+
+def add_schema(commands: Any, common: argparse.ArgumentParser) -> None:
+    what = "Print a JSON schema of run files, with which editors complete and check them."
+    example = "config schema run.yaml --output run.schema.json\nconfig schema > run.schema.json"
+    parser = add_command(commands, common, "schema", run=schema_command, what=what, more=SCHEMA_MORE, example=example)
+    parser.add_argument("config", metavar="CONFIG", nargs="?", help="a run file whose kinds are to be described too")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write it here; a file that is there is replaced")
+
+
+def add_validate(commands: Any, common: argparse.ArgumentParser) -> None:
+    what = "Check run files, without building anything."
+    example = "config validate run.yaml\nconfig validate configs/*.yaml trainer.max_epochs=1"
+    parser = add_command(
+        commands, common, "validate", run=validate_command, what=what, more=VALIDATE_MORE, example=example
+    )
+    parser.add_argument("files", metavar="CONFIG", nargs="+", help="run files, and KEY=VALUE for all of them")
+    parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", default=[], help=OVERRIDES)
+    parser.add_argument("--json", action="store_true", help="print JSON: the mistakes of each file")
+
+
+def show_command(options: argparse.Namespace) -> int:
+    from ..config import load_config
+    from .config_text import with_origins
+
+    config = load_config(options.config, options.overrides)
+    text = with_origins(config) if options.origins else config.to_yaml()
+    print(printable(text, keep="\n"), end="")
+    return OK
+
+
+def schema_command(options: argparse.Namespace) -> int:
+    import json
+
+    from ..checkpoint.atomic import staged_file, write_bytes
+    from ..config import json_schema, load_config
+    from ..doors.configured.places import schema
+
+    config = None if options.config is None else load_config(options.config)
+    text = json.dumps(json_schema(schema(), config), indent=2)
+    if options.output is None:
+        print(text)
+        return OK
+    with staged_file(Path(options.output)) as staging:
+        write_bytes(staging, f"{text}\n".encode())
+    print(printable(f"{options.output} written. `loopwright config schema --help` says how to tell an editor."))
+    return OK
+
+
+def validate_command(options: argparse.Namespace) -> int:
+    given = [*options.files, *options.overrides]
+    overrides = [text for text in given if is_override(text) and not Path(text).exists()]
+    files = list(dict.fromkeys(text for text in given if text not in overrides))
+    if not files:
+        raise ConfigurationError("Name at least one run file to check.")
+    found = {file: mistakes_in(file, overrides) for file in files}
+    if options.json:
+        print_json([{"file": file, "problems": list(map(_as_dict, problems))} for file, problems in found.items()])
+    else:
+        _print_report(found)
+    return FOUND if any(found.values()) else OK
+
+
+def mistakes_in(file: str, overrides: list[str]) -> list[Problem]:
+    """All mistakes of a file, and of the runs of its sweep if it describes one."""
+    from ..config import ConfigError, Problem
+    from ..doors.configured import Experiment
+
+    try:
+        configs = _configs_of(file, overrides)
+    except ConfigError as error:
+        return list(error.problems)
+    except (LoopwrightError, OSError) as error:
+        return [Problem(file, None, "", str(error))]
+    problems: list[Problem] = []
+    for config in configs:
+        try:
+            Experiment.from_config(config)
+        except ConfigError as error:
+            problems += error.problems
+    return list(dict.fromkeys(problems))
+
+
+def _configs_of(file: str, overrides: list[str]) -> list[Config]:
+    """The run of a file, or those of its sweep; of one that a search chooses the values of, the first."""
+    from ..config import Interval, expand_sweep, load_config, load_variant, read_sweep
+
+    sweep = read_sweep(file, overrides)
+    if not sweep.space:
+        return [load_config(file, overrides)]
+    if sweep.method == "optuna":
+        first = {key: v.low if isinstance(v, Interval) else v[0] for key, v in sweep.space.items()}
+        return [load_variant(file, overrides, first).config]
+    return [variant.config for variant in expand_sweep(file, overrides)[:MAX_RUNS]]
+
+
+def _print_report(found: dict[str, list[Problem]]) -> None:
+    for file, problems in found.items():
+        if not problems:
+            print(printable(f"{file}: no mistakes"))
+            continue
+        count = "1 mistake" if len(problems) == 1 else f"{len(problems)} mistakes"
+        print(styled(printable(f"{file}: {count}"), RED))
+        for problem in problems:
+            print(printable(f"  {problem}".replace("\n", "\n  "), keep="\n"))
+
+
+def _as_dict(problem: Problem) -> dict[str, Any]:
+    return {"file": problem.file, "line": problem.line, "key": problem.key, "message": problem.message}

@@ -1,0 +1,132 @@
+"""`loopwright export RUN --format safetensors|onnx|torch`: what a run trained, as other programs read it."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigurationError
+from ..run.reading import RunView
+from ..run.reading_metrics import direction_of
+from .adding import add_command
+from .exits import FOUND, OK
+from .finding import RUN, add_root, find_run
+from .output import number_text, printable, size_text
+
+if TYPE_CHECKING:
+    from ..checkpoint import CheckpointInfo
+
+MORE = """\
+The weights come from the best kept model of the run, or from its newest resume point if it kept none; whatever is
+taken is verified first. For ONNX the model itself is built from the run's config, and what the file computes is
+compared with what torch computes, on samples of the run's own data, with two sizes of batch where it allows both.
+Exit code 1: the ONNX file was written, but its outputs are not those of torch."""
+EXAMPLE = """\
+export last --format safetensors
+export runs/digits --format onnx --checkpoint newest --out digits.onnx"""
+SUFFIXES = {"safetensors": (".safetensors",), "torch": (".pt", ".pth", ".bin"), "onnx": (".onnx",)}
+
+
+def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
+    """Add the command."""
+    what = "Export the model of a run."
+    parser = add_command(parsers, common, "export", run=export_command, what=what, more=MORE, example=EXAMPLE)
+    parser.add_argument("name", metavar="RUN", help=RUN)
+    parser.add_argument("--format", choices=tuple(SUFFIXES), default="safetensors", help="(default: safetensors)")
+    parser.add_argument(
+        "--checkpoint", metavar="WHICH", help="best, newest, the name of one, or the number of an update"
+    )
+    parser.add_argument("--model", metavar="NAME", help="which model, where the run trains several")
+    parser.add_argument("--out", metavar="FILE", help="the file to write (default: the run's name, here)")
+    parser.add_argument("--force", action="store_true", help="replace FILE if it is there")
+    parser.add_argument("--opset", metavar="N", type=int, help="the version of ONNX's operators (default: torch's)")
+    add_root(parser)
+
+
+def export_command(options: argparse.Namespace) -> int:
+    run = find_run(options.name, options.root)
+    out = _destination(run, options)
+    info = pick_checkpoint(run, options.checkpoint)
+    from ..checkpoint import load_weights, save_weights
+
+    weights = load_weights(info.path, model=options.model)
+    metric = "" if info.metric is None else f", {info.metric[0]} {number_text(info.metric[1])}"
+    source = f"{info.path.parent.name}/{info.name}{metric}"
+    if options.format == "onnx":
+        return _export_onnx(run, weights, out, options, source)
+    save_weights(out, weights)
+    print(printable(f"{len(weights)} tensors of {source} written to {out} ({size_text(out.stat().st_size)})."))
+    return OK
+
+
+def pick_checkpoint(run: RunView, which: str | None) -> CheckpointInfo:
+    """The checkpoint that is meant: the best kept model, the newest resume point, or one by its name."""
+    found = run.checkpoints()
+    sound = [info for info in found if info.is_sound]
+    kept = [info for info in sound if info.kind == "kept"]
+    resume = [info for info in sound if info.kind == "resume"]
+    if which == "best" or (which is None and kept):
+        return _best(run, kept)
+    if which in (None, "newest"):
+        if resume or kept:
+            return (resume or kept)[-1]
+        raise ConfigurationError(f"{run.path} holds no sound checkpoint yet; `loopwright checkpoint list` shows them.")
+    return _named(run, found, str(which))
+
+
+def _best(run: RunView, kept: list[CheckpointInfo]) -> CheckpointInfo:
+    from ..checkpoint.policy import Candidate, KeepPolicy
+
+    measured = {info.name: (info, info.metric) for info in kept if info.metric is not None}
+    if not measured:
+        raise ConfigurationError(f"{run.path} kept no best model: use --checkpoint newest.")
+    names = [metric[0] for _, metric in measured.values()]
+    chosen = run.main_metric if run.main_metric in names else names[0]
+    candidates = [
+        Candidate(name, metric[1], int(info.meta.get("update") or 0))
+        for name, (info, metric) in measured.items()
+        if metric[0] == chosen
+    ]
+    best = KeepPolicy(chosen, direction_of(chosen)).ranked(candidates)[0]
+    return measured[best.name][0]
+
+
+def _named(run: RunView, found: list[CheckpointInfo], which: str) -> CheckpointInfo:
+    name = f"update-{int(which):08d}" if which.isdecimal() else which
+    fits = [info for info in found if name in (info.name, f"{info.path.parent.name}/{info.name}")]
+    if not fits:
+        names = ", ".join(f"{info.path.parent.name}/{info.name}" for info in found) or "none"
+        raise ConfigurationError(f"{run.path} holds no checkpoint {which!r}; it holds: {names}.")
+    return fits[-1]  # a resume point and a kept model of one update hold the same weights
+
+
+def _destination(run: RunView, options: argparse.Namespace) -> Path:
+    suffixes = SUFFIXES[options.format]
+    plain = re.sub(r"[^\w.-]+", "-", run.name).strip("-.") or "model"
+    out = Path(options.out or f"{plain}{suffixes[0]}")
+    if out.suffix not in suffixes:
+        raise ConfigurationError(f"--out {out}: a file of --format {options.format} ends in {' or '.join(suffixes)}.")
+    if out.exists() and not options.force:
+        raise ConfigurationError(f"{out} is there already: choose another --out, or pass --force to replace it.")
+    if not out.absolute().parent.is_dir():
+        raise ConfigurationError(f"--out {out}: there is no folder {out.parent}.")
+    return out
+
+
+def _export_onnx(run: RunView, weights: Any, out: Path, options: argparse.Namespace, source: str) -> int:
+    from .export_onnx import check_onnx_packages, export_module
+    from .export_parts import model_and_inputs
+
+    check_onnx_packages()
+    module, inputs = model_and_inputs(run, weights, options.model)
+    report = export_module(module, inputs, out, opset=options.opset)
+    sizes = "any size of batch" if report.is_dynamic else f"batches of {report.batch_size} only: {report.why_fixed}"
+    print(printable(f"{source} written to {out} ({size_text(report.size)}), for {sizes}."))
+    verdict = "the same as" if report.is_close else "NOT the same as"
+    print(
+        f"Its outputs are {verdict} those of torch: max difference {report.max_difference:.3g}, of up to "
+        f"{report.largest:.3g}."
+    )
+    return OK if report.is_close else FOUND

@@ -1,0 +1,79 @@
+"""`loopwright init [FOLDER] --door DOOR`: a project that trains at once, to be changed into one's own."""
+
+from __future__ import annotations
+
+import argparse
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigurationError
+from .adding import add_command
+from .exits import OK
+from .output import printable
+
+DOORS = {
+    "configured": "the run is described in YAML, and you write the model, the data and the loss",
+    "native": "`loopwright.Trainer`, with methods to override",
+    "simple": "a model, an optimizer, a loss and loaders",
+    "lifecycle": "data sets are handed over, named stages overridden",
+    "modular": "several models and optimizers, a step of your own, many devices",
+    "adversarial": "paired image translation with a GAN",
+}
+START = {"configured": "loopwright train run.yaml"}
+MORE = """\
+A small program on data that it makes itself, a README with the commands, and a .gitignore. No file that is there is
+ever overwritten: a README.md or .gitignore stays as it is, and if any other would be, nothing is written. The doors
+are ways to say the same thing:
+
+""" + "\n".join(f"  {door:<12} {words}" for door, words in DOORS.items())
+EXAMPLE = """\
+init
+init circles --door modular"""
+LEFT_OUT = ("__init__.py", "__pycache__")
+OPTIONAL = ("README.md", ".gitignore")
+
+
+def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
+    """Add the command."""
+    what = "Start a project that trains at once."
+    parser = add_command(parsers, common, "init", run=init_command, what=what, more=MORE, example=EXAMPLE)
+    parser.add_argument("folder", metavar="DIR", nargs="?", default=".", help="where to (default: the current folder)")
+    parser.add_argument("--door", choices=tuple(DOORS), default="configured", help="(default: configured)")
+
+
+def init_command(options: argparse.Namespace) -> int:
+    folder = Path(options.folder)
+    files = {name: source for name, source in template_files(options.door).items() if not _is_kept(folder / name)}
+    if folder.exists() and not folder.is_dir():
+        raise ConfigurationError(f"{folder} is a file: name a folder, or one that is to be made.")
+    there = [name for name in files if _is_there(folder / name)]
+    if there:
+        raise ConfigurationError(
+            f"{folder.resolve()} has {' and '.join(there)} already, and nothing is overwritten: name another folder."
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, source in files.items():
+        with (folder / name).open("xb") as file:
+            file.write(source.read_bytes())
+    print(printable(f"{', '.join(files)} written to {folder.resolve()}. To train:\n", keep="\n"))
+    first = "" if folder.resolve() == Path.cwd() else f"cd {folder} && "
+    print(printable(f"    {first}{START.get(options.door, 'python train.py')}"))
+    return OK
+
+
+def _is_there(path: Path) -> bool:
+    return path.exists() or path.is_symlink()
+
+
+def _is_kept(path: Path) -> bool:
+    """Whether it is a file that a project may well have, and the skeleton does without."""
+    return path.name in OPTIONAL and _is_there(path)
+
+
+def template_files(door: str) -> dict[str, Traversable]:
+    """The files of a skeleton, by the names they get."""
+    templates = resources.files("loopwright.cli") / "templates"
+    found = {item.name: item for item in (templates / door).iterdir() if item.name not in LEFT_OUT}
+    return {**dict(sorted(found.items())), ".gitignore": templates / "gitignore"}

@@ -1,0 +1,123 @@
+"""`loopwright plot RUN... --metric NAME`: curves of one or several runs in one picture, or in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigurationError
+from ..run.reading import RunView
+from .adding import add_command
+from .exits import OK
+from .finding import RUN, add_root, find_run, short_path
+from .output import number_text, printable
+from .plot_text import Curve, draw_text
+
+MORE = """\
+Of several metrics, each has a panel of its own, with a curve for every run. A metric that is measured both in steps
+and in epochs is drawn over the epochs, unless --by says steps or updates. A picture that is there is replaced."""
+EXAMPLE = """\
+plot last --metric loss --text
+plot runs/first runs/second --metric eval_loss --metric loss --by steps --log --out curves.svg"""
+FORMATS = (".png", ".svg", ".pdf")
+
+
+def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
+    """Add the command."""
+    what = "Draw metrics of runs."
+    parser = add_command(parsers, common, "plot", run=plot_command, what=what, more=MORE, example=EXAMPLE)
+    parser.add_argument("names", metavar="RUN", nargs="+", help=RUN)
+    parser.add_argument(
+        "--metric", metavar="NAME", action="append", required=True, help="what to draw (repeat for several panels)"
+    )
+    add_root(parser)
+    parser.add_argument("--by", choices=("epochs", "steps", "updates"), help="what the curves go along")
+    parser.add_argument("--smooth", metavar="N", type=int, default=1, help="average over the last N values")
+    parser.add_argument("--log", action="store_true", help="a logarithmic scale")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--out", metavar="FILE", help=f"a {', '.join(FORMATS)} file (default: the metric's name, .png)")
+    where.add_argument("--text", action="store_true", help="draw in the terminal instead")
+
+
+def plot_command(options: argparse.Namespace) -> int:
+    if options.smooth < 1:
+        raise ConfigurationError(f"--smooth {options.smooth}: average over 1 value or more.")
+    runs = {run.path: run for run in (find_run(name, options.root) for name in options.names)}
+    panels = {
+        name: collect(list(runs.values()), name, options.by, options.smooth, options.root)
+        for name in dict.fromkeys(options.metric)
+    }
+    if options.text:
+        for name, curves in panels.items():
+            print("\n".join(map(printable, draw_text(name, curves, is_log=options.log))))
+        return OK
+    path = Path(options.out or re.sub(r"[^\w.-]+", "-", "+".join(panels)).strip("-.") + ".png")
+    if path.suffix.lower() not in FORMATS:
+        raise ConfigurationError(f"--out {path}: a picture is one of {', '.join(FORMATS)}.")
+    draw_picture(path, panels, is_log=options.log)
+    print(printable(f"{', '.join(panels)} of {len(runs)} {'run' if len(runs) == 1 else 'runs'} drawn to {path}."))
+    return OK
+
+
+def collect(runs: Sequence[RunView], name: str, by: str | None, smooth: int, root: str) -> list[Curve]:
+    """The values of a metric of each run, over the epochs if all have some; an error names the metrics there are."""
+    along = by or ("epochs" if all(run.metrics.epochs(name) for run in runs) else "steps")
+    curves = []
+    for run in runs:
+        points = run.metrics.epochs(name) if along == "epochs" else run.metrics.steps(name)
+        if along == "updates" and not points:
+            points = run.metrics.epochs(name)
+        if not points:
+            raise ConfigurationError(_missing(run, name, by, root))
+        places = tuple(point.update if along == "updates" else point.at for point in points)
+        values = tuple(_smoothed([point.value for point in points], smooth))
+        curves.append(Curve(short_path(run, root), along, places, values))
+    return curves
+
+
+def _missing(run: RunView, name: str, by: str | None, root: str) -> str:
+    known = run.metrics.epoch_names if by == "epochs" else run.metrics.names()
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f" Did you mean {near[0]!r}?" if near and near[0] != name else ""
+    where = f" of {by}" if by else ""
+    return f"{short_path(run, root)} has no metric {name!r}{where}; it has: {', '.join(known) or 'none yet'}.{hint}"
+
+
+def _smoothed(values: Sequence[float], window: int) -> list[float]:
+    """The averages of the last few; the first ones of those there are."""
+    if window == 1:
+        return list(values)
+    return [sum(part) / len(part) for end in range(1, len(values) + 1) if (part := values[max(end - window, 0) : end])]
+
+
+def draw_picture(path: Path, panels: dict[str, list[Curve]], *, is_log: bool) -> None:
+    """One panel for each metric, one curve for each run."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        from ..errors import MissingExtraError
+
+        raise MissingExtraError(
+            "A picture needs matplotlib: pip install 'loopwright[plots]'. (--text draws without.)"
+        ) from error
+    figure = Figure(figsize=(max(5.0 * len(panels), 6.0), 4), layout="constrained")
+    for axis, (name, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        for curve in curves:
+            marker = "o" if len(curve.values) <= 50 else None
+            axis.plot(curve.places, curve.values, marker=marker, ms=3, lw=1.2, label=_plain(curve.label))
+        last = number_text(curves[0].values[-1]) if len(curves) == 1 else ""
+        axis.set(title=_plain(f"{name} {last}".rstrip()), xlabel=curves[0].along)
+        axis.set_yscale("log" if is_log else "linear")
+        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.grid(alpha=0.3)
+        axis.legend(frameon=False, fontsize="small")
+    figure.savefig(path, dpi=120)
+
+
+def _plain(text: str) -> str:
+    """Text that matplotlib takes as it stands: a dollar sign would begin a formula, an underscore hide a label."""
+    return printable(text).replace("$", r"\$").removeprefix("_")

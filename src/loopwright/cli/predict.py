@@ -1,0 +1,115 @@
+"""`loopwright predict RUN --data KEY --output FILE`: what a run's model says about a data set, as a file."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigurationError
+from .adding import add_command
+from .evaluate import CHECKPOINT, checkpoint_name, choose_checkpoint
+from .exits import OK
+from .finding import RUN, add_root, find_run
+from .output import printable, size_text
+
+if TYPE_CHECKING:
+    from ..data.stream import Stream
+    from ..doors.configured import BaseTrainer
+
+MORE = """\
+The model and the data are built from the config and the code that were kept in the run directory. The first dimension
+of what is written is the samples of the data set, in its order; the name of the file says how it is written:
+
+  .safetensors  tensors under their names: `output`, the keys of a dict of outputs, `output.0`, `output.1` of a tuple
+  .npy          numpy, for a model with one output
+  .npz          numpy, for a model with several
+  .json         lists of numbers; also what is no tensor"""
+EXAMPLE = """\
+predict last --data test --output predictions.safetensors
+predict digits --data test --checkpoint best -o digits.npy"""
+
+
+def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
+    """Add the command."""
+    what = "Write the outputs of a run's model for a data set."
+    parser = add_command(parsers, common, "predict", run=predict_command, what=what, more=MORE, example=EXAMPLE)
+    parser.add_argument("name", metavar="RUN", help=RUN)
+    parser.add_argument("--data", metavar="KEY", required=True, help="a data set of the run's config, such as test")
+    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="the file to write")
+    parser.add_argument("--checkpoint", metavar="WHICH", default="newest", help=CHECKPOINT)
+    parser.add_argument("--force", action="store_true", help="replace FILE if it is there")
+    add_root(parser)
+
+
+def predict_command(options: argparse.Namespace) -> int:
+    from ..doors.configured import Experiment
+    from .failing import explained
+    from .predictions import joined, write_predictions
+    from .train import is_first_process
+
+    output = _destination(Path(options.output), options.force)
+    run = find_run(options.name, options.root)
+    checkpoint = choose_checkpoint(run, options.checkpoint)
+    with explained():
+        experiment = Experiment.from_run(run.path, progress="silent")
+        with _watched(experiment.ready(checkpoint)):
+            batches = experiment.predict(options.data, checkpoint=checkpoint)
+    if not is_first_process():
+        return OK
+    outputs = joined(batches)
+    write_predictions(output, outputs)
+    shapes = ", ".join(f"{name} {_shape(value)}" for name, value in outputs.items())
+    source = checkpoint_name(run, checkpoint)
+    print(printable(f"{source} on {options.data}: {shapes} written to {output} ({size_text(output.stat().st_size)})."))
+    return OK
+
+
+def _destination(output: Path, force: bool) -> Path:
+    """The file, if it can be written as its name says; found out before anything is computed."""
+    from .predictions import SUFFIXES
+
+    if output.suffix not in SUFFIXES:
+        raise ConfigurationError(f"--output {output}: the name of the file ends in {', '.join(SUFFIXES)}.")
+    if output.exists() and not force:
+        raise ConfigurationError(f"{output} is there already: choose another --output, or pass --force to replace it.")
+    if not output.absolute().parent.is_dir():
+        raise ConfigurationError(f"--output {output}: there is no folder {output.parent}.")
+    return output
+
+
+def _shape(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    return f"of {len(value)} batches" if shape is None else " x ".join(map(str, shape))
+
+
+@contextmanager
+def _watched(trainer: BaseTrainer) -> Iterator[None]:
+    """A bar for the batches, on a terminal; stderr has it, since only what was asked for goes to stdout."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from ..data.interface import StreamAround
+    from ..hooks import Callback
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("predicting", total=None)
+
+        class Counted(StreamAround):
+            def take(self, count: int, max_samples: int | None = None) -> Any:
+                batches = self._stream.take(count, max_samples)
+                bar.update(task, advance=len(batches), total=self.num_batches)
+                return batches
+
+        class Watch(Callback):
+            def adapt_stream(self, stream: Stream, *, is_training: bool) -> Stream:
+                return Counted(stream)
+
+        trainer.engine.add_callback(Watch())
+        yield

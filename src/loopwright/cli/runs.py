@@ -1,0 +1,169 @@
+"""`loopwright runs`: the runs in a folder as a table, filtered and sorted."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import operator
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigurationError
+from ..run.reading import STATES, RunView
+from ..run.reading_metrics import Mode
+from .adding import add_command
+from .exits import OK
+from .finding import ROOT, all_runs, short_path
+from .output import age_text, print_json, printable
+from .run_text import age_of, best_text, progress_text, run_as_json, time_text
+
+MORE = """\
+The folder is searched with all folders in it. A run is running (its process holds its lock), crashed (nobody holds
+it and no end was noted), finished, stopped (by a callback or by the program), interrupted (by a signal) or failed.
+The metric is the best of all epochs: the smallest of one whose name ends in loss or error, the largest of any other,
+unless --best says which."""
+EXAMPLE = """\
+runs
+runs --state running,crashed --sort progress
+runs --name 'digits*' --metric eval_accuracy --where 'eval_accuracy>0.97' --sort metric"""
+COMPARISONS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
+CONDITION = re.compile(r"\s*(.+?)\s*(<=|>=|<|>)\s*([-+\w.]+)\s*")
+
+
+def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
+    """Add the command."""
+    parser = add_command(parsers, common, "runs", run=runs_command, what="List runs.", more=MORE, example=EXAMPLE)
+    parser.add_argument("root", metavar="DIR", nargs="?", default=ROOT, help=f"the folder (default: {ROOT})")
+    choose = parser.add_argument_group("which")
+    choose.add_argument("--state", metavar="STATE,...", help=f"only those that are {', '.join(STATES)}")
+    choose.add_argument("--name", metavar="TEXT", help="only those whose name or path holds this, or fits it (*, ?)")
+    choose.add_argument("--tag", metavar="TAG", action="append", default=[], help="only those with this tag (repeat)")
+    choose.add_argument(
+        "--where",
+        metavar="CONDITION",
+        action="append",
+        default=[],
+        help="only those whose best value fits, as in 'eval_loss<0.5' (repeat)",
+    )
+    choose.add_argument("--limit", metavar="N", type=int, help="only the first N")
+    parser.add_argument("--metric", metavar="NAME", help="the metric to show (default: each run's evaluation loss)")
+    parser.add_argument("--best", choices=("min", "max"), help="which values are better, where names do not say it")
+    parser.add_argument("--sort", choices=tuple(ORDERS), default="age", help="what comes first (default: the newest)")
+    parser.add_argument("--reverse", action="store_true", help="turn the order round")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def runs_command(options: argparse.Namespace) -> int:
+    root = Path(options.root)
+    if not root.is_dir():
+        raise ConfigurationError(
+            f"There is no folder {options.root}: name the one that runs are in, as in `loopwright runs DIR`."
+        )
+    chosen = _choose(all_runs(root), options)
+    chosen = ORDERS[options.sort](chosen, options)
+    chosen = (chosen[::-1] if options.reverse else chosen)[: options.limit]
+    if options.json:
+        print_json([run_as_json(run, metric=options.metric, mode=options.best) for run in chosen])
+    elif chosen:
+        _print_runs(chosen, root, options)
+    else:
+        print(f"No runs in {printable(options.root)}{' that fit' if _is_filtered(options) else ' yet'}.")
+    return OK
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A comparison of the best value of a metric with a number."""
+
+    name: str
+    compare: Callable[[float, float], bool]
+    number: float
+
+    @classmethod
+    def parse(cls, text: str) -> Condition:
+        match = CONDITION.fullmatch(text)
+        try:
+            number = float(match[3]) if match else math.nan
+        except ValueError:
+            number = math.nan
+        if match is None or math.isnan(number):
+            raise ConfigurationError(f"--where {text!r}: write a metric, one of < > <= >=, and a number.")
+        return cls(match[1], COMPARISONS[match[2]], number)
+
+    def fits(self, run: RunView, mode: Mode | None) -> bool:
+        best = run.best_of(self.name, mode)
+        return best is not None and self.compare(best.value, self.number)
+
+
+def _choose(runs: list[RunView], options: argparse.Namespace) -> list[RunView]:
+    if options.state is not None:
+        wanted = {state.strip() for state in options.state.split(",")}
+        if unknown := wanted - set(STATES):
+            raise ConfigurationError(f"--state {', '.join(sorted(unknown))}: a run is one of {', '.join(STATES)}.")
+        runs = [run for run in runs if run.state in wanted]
+    if options.name is not None:
+        runs = [run for run in runs if _is_named(run, options.name, options.root)]
+    for tag in options.tag:
+        runs = [run for run in runs if tag in run.tags]
+    for condition in map(Condition.parse, options.where):
+        runs = [run for run in runs if condition.fits(run, options.best)]
+    return runs
+
+
+def _is_named(run: RunView, wanted: str, root: str) -> bool:
+    words = (run.name, short_path(run, root))
+    has_wildcard = any(mark in wanted for mark in "*?[")
+    return any(fnmatchcase(word, wanted) if has_wildcard else wanted in word for word in words)
+
+
+def _is_filtered(options: argparse.Namespace) -> bool:
+    return bool(options.state or options.name or options.tag or options.where or options.limit == 0)
+
+
+def _by_metric(runs: list[RunView], options: argparse.Namespace) -> list[RunView]:
+    """Best first; those without the metric last."""
+
+    def badness(run: RunView) -> tuple[bool, float]:
+        chosen = options.metric or run.main_metric
+        best = None if chosen is None else run.best_of(chosen, options.best)
+        if best is None:
+            return (True, 0.0)
+        return (False, best.value if best.mode == "min" else -best.value)
+
+    return sorted(runs, key=badness)
+
+
+def _by_progress(runs: list[RunView], options: argparse.Namespace) -> list[RunView]:
+    return sorted(runs, key=lambda run: (run.progress.fraction or 0.0, run.progress.update or 0), reverse=True)
+
+
+ORDERS: dict[str, Callable[[list[RunView], argparse.Namespace], list[RunView]]] = {
+    "age": lambda runs, options: runs,
+    "name": lambda runs, options: sorted(runs, key=lambda run: (run.name, str(run.path))),
+    "state": lambda runs, options: sorted(runs, key=lambda run: STATES.index(run.state)),
+    "progress": _by_progress,
+    "metric": _by_metric,
+    "time": lambda runs, options: sorted(runs, key=lambda run: run.seconds or 0.0, reverse=True),
+}
+
+
+def _print_runs(runs: list[RunView], root: Path, options: argparse.Namespace) -> None:
+    from .tables import print_fitted
+
+    has_tags = any(run.tags for run in runs)
+    header = ["RUN", "STATE", "PROGRESS", "BEST @EPOCH", "TIME", "AGE", *(["TAGS"] if has_tags else [])]
+    problems: list[str] = []
+    rows = []
+    for run in runs:
+        tags = [" ".join(run.tags) or "-"] if has_tags else []
+        best = best_text(run, options.metric, options.best)
+        told = [run.state, progress_text(run.progress), best, time_text(run.seconds)]
+        rows.append([short_path(run, root), *told, age_text(age_of(run)), *tags])
+        problems += [f"{short_path(run, root)}: {problem}" for problem in run.problems]
+    print_fitted(header, rows, right="45", fold="0236")
+    for problem in problems:
+        print(printable(problem))

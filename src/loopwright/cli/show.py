@@ -1,0 +1,176 @@
+"""`loopwright show RUN`: everything a run directory tells about a run."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from ..run.reading import CONFIG, RunView
+from .adding import add_command
+from .exits import FOUND, OK
+from .finding import RUN, add_root, find_run
+from .output import BOLD, RED, age_text, number_text, print_json, printable, size_text, styled
+from .run_text import age_of, progress_text, run_as_json, time_text
+
+MORE = """\
+What ran, on what, from which code, how far it got, its metrics, and what it saved. Exit code 1: the run failed or
+crashed, or something of it cannot be read."""
+EXAMPLE = """\
+show last
+show runs/digits --config
+show digits --json"""
+TOLD = {
+    *("id", "name", "tags", "created", "updated", "state", "reason", "progress", "command", "format", "seed"),
+    *("git_commit", "git_dirty", "device", "platform", "python", "torch", "loopwright"),
+}
+MAX_TEXT = 200
+LOG = "log.txt"
+
+
+def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
+    """Add the command."""
+    parser = add_command(parsers, common, "show", run=show_command, what="Show a run.", more=MORE, example=EXAMPLE)
+    parser.add_argument("name", metavar="RUN", help=RUN)
+    add_root(parser)
+    parser.add_argument("--config", action="store_true", help="print its resolved config, which is a config that runs")
+    parser.add_argument("--all", action="store_true", help="list every entry of its manifest, at full length")
+    parser.add_argument("--json", action="store_true", help="print JSON: all of it, with manifest and config")
+
+
+def show_command(options: argparse.Namespace) -> int:
+    run = find_run(options.name, options.root)
+    if options.json:
+        print_json(
+            {**run_as_json(run), "metrics": _metrics_as_json(run), "manifest": run.manifest, "config": run.config}
+        )
+    elif options.config:
+        return _print_config(run)
+    else:
+        _print_run(run, is_full=options.all)
+    return FOUND if run.problems or run.state in ("failed", "crashed", "unreadable") else OK
+
+
+def _print_config(run: RunView) -> int:
+    path = run.path / CONFIG
+    if not path.is_file():
+        print(printable(f"{run.path} has no {CONFIG}: the run was not started from one."))
+        return FOUND
+    print(printable(path.read_text(errors="replace"), keep="\n"), end="")
+    return OK
+
+
+def _print_run(run: RunView, *, is_full: bool) -> None:
+    _print_facts(run, is_full=is_full)
+    _print_metrics(run)
+    _print_checkpoints(run)
+    for problem in run.problems:
+        print(styled(printable(problem), RED))
+
+
+def _print_facts(run: RunView, *, is_full: bool) -> None:
+    manifest = run.manifest
+    because = f": {run.reason}" if run.reason else ""
+    hint = ": its process is gone; the same program or command continues it" if run.state == "crashed" else because
+    print(styled(printable(str(run.path)), BOLD))
+    facts: dict[str, str | None] = {
+        "name": run.name,
+        "id": run.id,
+        "state": f"{run.state}{hint}",
+        "progress": progress_text(run.progress),
+        "started": _moment_text(run.started, f"{age_text(age_of(run))} ago"),
+        "ended": _moment_text(run.ended),
+        "time": time_text(run.seconds),
+        "tags": ", ".join(run.tags) or None,
+        "command": _command_text(manifest.get("command")),
+        "code": _code_text(manifest),
+        "seed": number_text(manifest.get("seed")),
+        "device": _text(manifest.get("device")),
+        "versions": ", ".join(f"{key} {manifest[key]}" for key in ("loopwright", "torch", "python") if key in manifest),
+        "platform": _text(manifest.get("platform")),
+        "config": f"{CONFIG} (--config prints it)" if (run.path / CONFIG).is_file() else None,
+        "log": LOG if (run.path / LOG).is_file() else None,
+    }
+    others = {key: _short(value) for key, value in manifest.items() if key not in TOLD}
+    for key, value in {**facts, **others}.items():
+        if value is not None:
+            text = value if is_full or len(value) <= MAX_TEXT else f"{value[:MAX_TEXT]}... (--all)"
+            print(printable(f"  {key:<9} {text}"))
+    if is_full:
+        _print_entries({key: value for key, value in manifest.items() if isinstance(value, dict | list)})
+
+
+def _print_entries(entries: Mapping[str, Any]) -> None:
+    for title, entry in entries.items():
+        print(styled(printable(f"\n{title}"), BOLD))
+        pairs = entry.items() if isinstance(entry, dict) else enumerate(entry)
+        for key, value in pairs:
+            print(printable(f"  {key}: {value}"))
+
+
+def _print_metrics(run: RunView) -> None:
+    from .tables import print_fitted
+
+    rows = []
+    for name, best in run.best.items():
+        points = run.metrics.epochs(name)
+        values = number_text(points[-1].value), f"{number_text(best.value)} ({best.mode})"
+        rows.append([name, *values, str(best.epoch), str(len(points))])
+    if rows:
+        print()
+        print_fitted(["METRIC", "LAST", "BEST", "AT EPOCH", "EPOCHS"], rows, right="1234")
+
+
+def _print_checkpoints(run: RunView) -> None:
+    found = run.checkpoints()
+    if not found:
+        return
+    from .tables import print_fitted
+
+    rows = []
+    for info in found:
+        metric = "-" if info.metric is None else f"{info.metric[0]} {number_text(info.metric[1])}"
+        verdict = "ok" if info.is_sound else "damaged"
+        rows.append([f"{info.path.parent.name}/{info.name}", metric, size_text(info.size), verdict])
+    print()
+    print_fitted(["SAVED", "METRIC", "SIZE", "STATE"], rows, right="2")
+
+
+def _metrics_as_json(run: RunView) -> dict[str, Any]:
+    """All epochs of all metrics."""
+    return {
+        name: [{"epoch": p.at, "update": p.update, "value": p.value} for p in run.metrics.epochs(name)]
+        for name in run.best
+    }
+
+
+def _moment_text(moment: datetime | None, more: str = "") -> str | None:
+    if moment is None:
+        return None
+    local = moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return f"{local} ({more})" if more else local
+
+
+def _command_text(command: object) -> str | None:
+    import shlex
+
+    return shlex.join(map(str, command)) if isinstance(command, list) else _text(command)
+
+
+def _code_text(manifest: Mapping[str, Any]) -> str | None:
+    commit = manifest.get("git_commit")
+    if commit is None:
+        return None
+    dirty = {"True": ", with changes that are not committed", "False": ""}
+    return f"{commit}{dirty.get(str(manifest.get('git_dirty')), ', maybe changed')}"
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _short(value: object) -> str | None:
+    if isinstance(value, dict | list):
+        return f"{len(value)} entries (--all)" if value else None
+    return _text(value)

@@ -1,0 +1,1 @@
+"""The skeleton of a project for the lifecycle door; this file stays here."""

@@ -1,0 +1,1 @@
+"""The skeleton of a project for the simple door; this file stays here."""

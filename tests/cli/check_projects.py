@@ -1,0 +1,406 @@
+"""A project that is well, and parts of it that are not, for `loopwright check`."""
+
+from __future__ import annotations
+
+MODULE = '''
+import torch
+from torch import nn
+from torch.utils.data import Dataset, IterableDataset
+from loopwright import Callback
+from loopwright.callbacks import Periodic
+from loopwright.doors.configured import BaseTrainer, BaseTrainerConfig
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 8, inputs: int = 4):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(inputs, width), nn.Tanh(), nn.Dropout(0.1), nn.Linear(width, 3))
+
+    def forward(self, x):
+        return self.body(x)
+
+
+class Points(Dataset):
+    def __init__(self, n: int = 32):
+        self.x = torch.randn(n, 4, generator=torch.Generator().manual_seed(n))
+        self.y = (self.x.sum(1) > 0).long()
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        return {"x": self.x[index], "y": self.y[index]}
+
+
+class PointTrainer(BaseTrainer):
+    def __init__(self, trainer_config: BaseTrainerConfig, **deps):
+        super().__init__(trainer_config, **deps)
+
+    def loss_compute(self, forward_output, targets):
+        return {"entropy": nn.functional.cross_entropy(forward_output, targets["y"])}
+
+
+# Models
+
+class Frozen(Net):
+    def __init__(self):
+        super().__init__()
+        self.requires_grad_(False)
+
+
+class Empty(nn.Module):
+    def forward(self, x):
+        return x[:, :3]
+
+
+class Elsewhere(Net):
+    def forward(self, x):
+        return self.body(x) + torch.zeros(3, device="meta")
+
+
+class OtherKeys(Net):
+    def forward(self, x):
+        y = self.body(x)
+        return {"logits": y, "auxiliary": y} if self.training else {"logits": y}
+
+
+class Greedy(Net):
+    def forward(self, x):
+        return self.body(x.mul_(1.5))
+
+
+class Growing(Net):
+    def forward(self, x):
+        if not hasattr(self, "scale"):
+            self.scale = nn.Parameter(torch.ones(3))
+        return self.body(x) * self.scale
+
+
+class Counting(Net):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        if self.training:
+            self.calls += 1
+        return self.body(x) / (1 + self.calls)
+
+
+class Failing(Net):
+    def __init__(self):
+        super().__init__()
+        raise RuntimeError("weights are nowhere")
+
+
+# Data
+
+class OddLast(Points):
+    def __getitem__(self, index):
+        sample = super().__getitem__(index)
+        return sample if index + 1 < len(self) else {"x": sample["x"][:2], "y": sample["y"]}
+
+
+class Short(Points):
+    def __len__(self):
+        return len(self.x) + 1
+
+
+class Spoiling(Points):
+    def __getitem__(self, index):
+        x = self.x[index]
+        x -= 1
+        return {"x": x, "y": self.y[index]}
+
+
+class FloatLabels(Points):
+    def __getitem__(self, index):
+        return {"x": self.x[index], "y": self.y[index].float()}
+
+
+class Pairs(Points):
+    def __getitem__(self, index):
+        return self.x[index], self.y[index]
+
+
+class Windows(IterableDataset):
+    """Whole windows only; the rest is dropped."""
+
+    def __init__(self, n: int = 5, window: int = 8):
+        self.n, self.window = n, window
+
+    def __iter__(self):
+        for _ in range(self.n // self.window):
+            yield {"x": torch.zeros(4), "y": torch.tensor(0)}
+
+
+# Trainers
+
+class Unreduced(PointTrainer):
+    def loss_compute(self, forward_output, targets):
+        return nn.functional.cross_entropy(forward_output, targets["y"], reduction="none")
+
+
+class Detached(PointTrainer):
+    def loss_compute(self, forward_output, targets):
+        return nn.functional.cross_entropy(forward_output.detach(), targets["y"])
+
+
+class Nan(PointTrainer):
+    def loss_compute(self, forward_output, targets):
+        return nn.functional.cross_entropy(forward_output, targets["y"]) * float("nan")
+
+
+class Auxiliary(PointTrainer):
+    def loss_compute(self, forward_output, targets):
+        return sum(nn.functional.cross_entropy(forward_output[k], targets["y"]) for k in ("logits", "auxiliary"))
+
+
+class Softer(PointTrainer):
+    def loss_compute(self, forward_output, targets):
+        losses = {"entropy": nn.functional.cross_entropy(forward_output["logits"], targets["y"])}
+        if "auxiliary" in forward_output:
+            losses["auxiliary"] = forward_output["auxiliary"].square().mean()
+        return losses
+
+
+class Nothing(PointTrainer):
+    def loss_compute(self, forward_output, targets):
+        pass
+
+
+# Callbacks
+
+class Unsavable(Callback):
+    def state_dict(self):
+        return {"function": lambda: None}
+
+
+class OneWay(Callback):
+    def __init__(self):
+        self.count = 1
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["number"]
+
+
+class Forgetful(Callback):
+    """Changes the training by what it does not save."""
+
+    def __init__(self):
+        self.count = 0
+
+    def on_update_end(self, trainer):
+        self.count += 1
+        for group in trainer.optimizers["optimizer"].param_groups:
+            group["lr"] = 0.01 / self.count
+
+
+class Late(Periodic):
+    """Breaks when it acts, which is late in the run."""
+
+    def measure(self, trainer):
+        return {"ratio": 1 / 0}
+
+
+class Text(Periodic):
+    def measure(self, trainer):
+        return {"state": "fine"}
+
+
+class Misspelt(Callback):
+    def on_epoch_edn(self, trainer, metrics):
+        pass
+'''
+
+CONFIG = """\
+seed: 3
+name: points
+model:
+  kind: checked.Net
+  width: 8
+  optimizer: {kind: AdamW, lr: 0.01}
+datasets:
+  train: {kind: checked.Points, n: 64}
+  test: {kind: checked.Points, n: 32}
+trainer:
+  kind: checked.PointTrainer
+  max_updates: 40
+  effective_batch_size: 8
+  max_batch_size: 4
+  forward_properties: [x]
+  target_properties: [y]
+  callbacks:
+    - {kind: OfflineLoss, dataset_key: test, every_n_updates: 10}
+"""
+
+
+def callback(kind: str, *arguments: str) -> tuple[str, ...]:
+    """Overrides that add a callback."""
+    return (f"+trainer.callbacks.1.kind={kind}", *(f"+trainer.callbacks.1.{argument}" for argument in arguments))
+
+
+def scheduler(kind: str, *arguments: str) -> tuple[str, ...]:
+    return (f"+model.scheduler.kind={kind}", *(f"+model.scheduler.{argument}" for argument in arguments))
+
+
+MISTAKES: dict[str, tuple[tuple[str, ...], str, str]] = {
+    # what is wrong: (overrides, the key that is named, words of the message)
+    "shapes that do not fit": (("+model.inputs=5",), "trainer", r"shapes cannot be multiplied.*\n(.*\n)*-> The sizes"),
+    "a target that is not there": (
+        ("trainer.target_properties=[labels]",),
+        "trainer.target_properties.0",
+        "'labels' is not in the samples of data set 'train', which have: x, y",
+    ),
+    "a misspelt input": (("trainer.forward_properties=[xx]",), "trainer.forward_properties.0", "Did you mean 'x'"),
+    "inputs the model does not take": (
+        ("trainer.forward_properties=[x,y]",),
+        "trainer",
+        r"unexpected keyword argument 'y'",
+    ),
+    "a loss for every sample": (("trainer.kind=checked.Unreduced",), "trainer", "reduce it to one number"),
+    "a loss without gradient": (
+        ("trainer.kind=checked.Detached",),
+        "trainer",
+        r"does not require grad.*\n(.*\n)*-> The loss",
+    ),
+    "a loss that is nan": (("trainer.kind=checked.Nan",), "trainer", "is nan in update 1"),
+    "a loss that is nan and skipped": (
+        ("trainer.kind=checked.Nan", "+trainer.skip_nan_loss=true"),
+        "trainer",
+        "the loss of step 1 is nan",
+    ),
+    "no loss": (("trainer.kind=checked.Nothing",), "trainer", "No losses computed"),
+    "everything frozen": (("model.kind=checked.Frozen", "~model.width"), "trainer", "Nothing to train"),
+    "an optimizer without parameters": (("model.kind=checked.Empty", "~model.width"), "trainer", "Nothing to train"),
+    "a learning rate of zero": (("model.optimizer.lr=0.0",), "model", "no weight has changed"),
+    "a learning rate that explodes": (("model.optimizer.lr=1e60",), "", "not finite|is nan|inf"),
+    "an option the optimizer refuses": (("+model.optimizer.betas=[0.9,1.5]",), "model.optimizer", "Invalid beta"),
+    "a metric that nobody measures": (
+        callback("EarlyStopping", "metric=test_los"),
+        "trainer.callbacks.1",
+        "watches 'test_los'",
+    ),
+    "a metric that nobody measures, by updates": (
+        callback("BestMetric", "metric=test_accuracy", "every_n_updates=10"),
+        "trainer.callbacks.1",
+        "watches 'test_accuracy'",
+    ),
+    "a data set without samples": (("datasets.train.n=0",), "datasets.train", "has no samples"),
+    "an evaluation set without samples": (("datasets.test.n=0",), "datasets.test", "has no samples"),
+    "too few samples for what is dropped": (
+        ("datasets.train.kind=checked.Windows", "datasets.train.n=5"),
+        "trainer",
+        "The training data is empty",
+    ),
+    "a misspelt data set": (
+        ("trainer.callbacks.0.dataset_key=tset",),
+        "trainer.callbacks.0",
+        "no data set of that name, only train, test. Did you mean 'test'",
+    ),
+    "a warm-up longer than the run": (
+        scheduler("WarmupCosine", "warmup_updates=500"),
+        "model.scheduler",
+        "a warm-up of 500 updates, and the run has 40: it never ends",
+    ),
+    "a schedule longer than the run": (
+        scheduler("CosineAnnealingLR", "T_max=1000", "every=update"),
+        "model.scheduler",
+        r"CosineAnnealingLR\(T_max=1000\) counts updates, and the run has 40",
+    ),
+    "a schedule shorter than the run": (
+        scheduler("OneCycleLR", "max_lr=0.1", "total_steps=30"),
+        "model.scheduler",
+        "the schedule fails in step 31 of 40",
+    ),
+    "a schedule that is never stepped": (
+        (*scheduler("StepLR", "step_size=1"), "trainer.max_updates=7", "trainer.callbacks.0.every_n_updates=2"),
+        "model.scheduler",
+        "the run has only 0.875 of one: it would never be stepped",
+    ),
+    "an interval longer than the run": (
+        ("trainer.callbacks.0.every_n_updates=1000",),
+        "trainer.callbacks.0",
+        "acts every 1000 updates, and the run has 40: it would never act",
+    ),
+    "state that cannot be saved": (callback("checked.Unsavable"), "trainer.callbacks.1", "cannot be saved"),
+    "state that cannot be taken back": (
+        callback("checked.OneWay"),
+        "trainer.callbacks.1",
+        "cannot take back its state",
+    ),
+    "weights that a fresh model does not have": (
+        ("model.kind=checked.Growing",),
+        "model",
+        "cannot be loaded into fresh objects",
+    ),
+    "a callback that forgets": (callback("checked.Forgetful"), "trainer", "Resuming after 3 updates is not exact"),
+    "a model that forgets": (("model.kind=checked.Counting", "~model.width"), "trainer", r"models\.model\.calls"),
+    "a callback that breaks late": (
+        callback("checked.Late", "every_n_updates=39"),
+        "trainer.callbacks.1",
+        "ZeroDivision",
+    ),
+    "a metric that is no number": (
+        callback("checked.Text"),
+        "trainer.callbacks.1",
+        "could not convert string to float",
+    ),
+    "a misspelt hook": (callback("checked.Misspelt"), "", "on_epoch_edn is not an event"),
+    "more samples in a batch than there are": (
+        ("trainer.effective_batch_size=128",),
+        "trainer.effective_batch_size",
+        "128 samples, and the data set `train` has 64",
+    ),
+    "labels of the wrong type": (
+        ("datasets.train.kind=checked.FloatLabels",),
+        "trainer",
+        r"Long(.|\n)*-> Numbers are of the wrong type",
+    ),
+    "tensors on another device": (("model.kind=checked.Elsewhere",), "trainer", r"-> Tensors are on different devices"),
+    "a last sample of another shape": (
+        ("datasets.train.kind=checked.OddLast",),
+        "datasets.train",
+        "samples 54 and 63 cannot be put into one batch",
+    ),
+    "a length that is too long": (
+        ("datasets.test.kind=checked.Short",),
+        "datasets.test",
+        r"sample 32 \(of 33\) cannot be",
+    ),
+    "samples that are no dicts": (
+        ("datasets.test.kind=checked.Pairs",),
+        "datasets.test",
+        "let the data set give dicts",
+    ),
+    "outputs that evaluation lacks": (
+        ("model.kind=checked.OtherKeys", "trainer.kind=checked.Auxiliary"),
+        "datasets.train",
+        "cannot be evaluated: KeyError: 'auxiliary'",
+    ),
+    "a loss that evaluation lacks": (
+        ("model.kind=checked.OtherKeys", "trainer.kind=checked.Softer"),
+        "model",
+        "and not auxiliary as training does",
+    ),
+    "data that reading changes": (
+        ("datasets.train.kind=checked.Spoiling",),
+        "datasets.train",
+        "is another when it is read",
+    ),
+    "inputs that the model changes": (
+        ("model.kind=checked.Greedy",),
+        "model",
+        r"gives the losses .*\n.*in place \(x\)",
+    ),
+    "a model that cannot be built": (("model.kind=checked.Failing", "~model.width"), "model", "weights are nowhere"),
+    "a file where the runs go": (("output_path=checked.py/out",), "output_path", "is a file, so"),
+    "an initial checkpoint that is not there": (
+        ("+initializer.kind=FromCheckpoint", "+initializer.path=nowhere.safetensors"),
+        "initializer",
+        "nowhere.safetensors",
+    ),
+}

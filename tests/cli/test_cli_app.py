@@ -1,0 +1,111 @@
+"""What all commands share: help worth reading, errors without tracebacks, a quick start."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+
+import pytest
+from gallery_helpers import ROOT
+
+from loopwright.cli import main
+from loopwright.cli.app import build_parser
+from loopwright.cli.completion import commands_of
+
+OWN = ("runs", "show", "diff", "plot", "export", "doctor", "completion")
+
+
+@pytest.mark.parametrize("command", OWN)
+def test_help_has_an_example_and_the_exit_codes(command, capsys):
+    with pytest.raises(SystemExit) as leaving:
+        main([command, "--help"])
+    text = capsys.readouterr().out
+    assert leaving.value.code == 0
+    assert f"example: loopwright {command}" in text
+    assert "exit codes: 0 " in text
+
+
+@pytest.mark.parametrize("command", OWN)
+def test_examples_of_the_help_can_be_parsed(command, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    text = capsys.readouterr().out
+    lines = [line.removeprefix("example:").strip() for line in text.splitlines()]
+    examples = [line for line in lines if line.startswith("loopwright ")]
+    assert examples
+    for example in examples:
+        words = shlex.split(example.split(" > ")[0])[1:]
+        assert build_parser().parse_args(words).run
+
+
+def test_every_option_has_a_help():
+    commands = list(commands_of(build_parser()))
+    assert [(c.path, o.names) for c in commands for o in (*c.options, *c.places) if not o.help] == []
+
+
+@pytest.mark.parametrize(
+    "command", [["show", "x"], ["diff", "x", "y"], ["plot", "x", "--metric", "m"], ["export", "x"]], ids=" ".join
+)
+def test_an_error_is_a_line_on_stderr_and_exit_code_2(tmp_path, monkeypatch, capsys, command):
+    monkeypatch.chdir(tmp_path)
+    assert main(command) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("loopwright: There is no run 'x', and runs/ is no help (no such folder).")
+    assert "Traceback" not in printed.err
+    assert main([*command, "--debug"]) == 2
+    assert capsys.readouterr().err.startswith("Traceback")
+
+
+def test_torch_is_not_imported_for_what_does_without(in_gallery):
+    """One process for all of them: what one imports, the next would find."""
+    commands = [
+        ["--help"],
+        ["completion", "bash"],
+        ["runs"],
+        ["runs", "--json", "--sort", "metric"],
+        ["show", "finished"],
+        ["show", "killed", "--json"],
+        ["diff", "finished", "twin"],
+        ["plot", "finished", "--metric", "loss", "--text"],
+        ["doctor", "--help"],
+        ["export", "--help"],
+    ]
+    program = f"""
+import contextlib, io, json, sys
+from loopwright.cli import main
+told = []
+for command in {commands!r}:
+    with contextlib.redirect_stdout(io.StringIO()):
+        try:
+            code = main(command)
+        except SystemExit as leaving:
+            code = leaving.code
+    told.append([command, code, [name for name in ("torch", "numpy", "matplotlib", "rich") if name in sys.modules]])
+print(json.dumps(told))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    told = json.loads(done.stdout)
+    assert [imported for _, _, imported in told] == [[]] * len(commands)
+    assert [code for _, code, _ in told] == [0, 0, 0, 0, 0, 1, 0, 0, 0, 0]
+
+
+def test_module_and_command_are_the_same(in_gallery, capsys):
+    done = subprocess.run(
+        [sys.executable, "-m", "loopwright", "diff", "finished", "stopped"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert main(["diff", "finished", "stopped"]) == done.returncode == 1
+    assert done.stdout == capsys.readouterr().out
+    assert done.stderr == ""
+
+
+def test_the_document_names_every_command_and_exit_code():
+    text = (ROOT / "docs" / "cli.md").read_text()
+    assert [command for command in OWN if f"loopwright {command}" not in text] == []
+    assert [code for code in ("`0`", "`1`", "`2`", "`130`", "`141`") if code not in text] == []

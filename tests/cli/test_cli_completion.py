@@ -1,0 +1,123 @@
+"""Completion: scripts made from the parser, and what bash offers with them."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from loopwright.cli import main
+from loopwright.cli.app import build_parser
+from loopwright.cli.completion import SHELLS, commands_of
+
+DRIVER = """
+source "$1"; shift
+COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1))
+_loopwright
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.fixture
+def bash(tmp_path, monkeypatch, capsys):
+    """What bash offers for the last of some words, in a folder with runs and configs."""
+    for name in ("runs/first", "runs/group/second one", "runs/$(touch hacked)", "other"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("first", "group/second one", "$(touch hacked)"):
+        (tmp_path / "runs" / name / "run.json").write_text("{}")
+    for name in ("train.yaml", "notes.txt", "other/deep.yml"):
+        (tmp_path / name).write_text("")
+    assert main(["completion", "bash"]) == 0
+    script = tmp_path / "other" / "loopwright.bash"
+    script.write_text(capsys.readouterr().out)
+
+    def offered(*words: str) -> list[str]:
+        command = ["bash", "--norc", "-c", DRIVER, "bash", str(script), "loopwright", *words]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=True)
+        assert done.stderr == ""
+        return sorted(filter(None, done.stdout.split("\n")))
+
+    offered.folder = tmp_path
+    return offered
+
+
+def test_bash_offers_the_commands(bash):
+    top = next(commands_of(build_parser()))
+    assert bash("") == sorted(top.commands)
+    assert bash("doc") == ["doctor"]
+
+
+def test_bash_offers_the_commands_of_a_group(bash):
+    assert bash("checkpoint", "") == ["diff", "export", "list", "show", "verify"]
+
+
+def test_bash_offers_options_of_the_command_that_is_typed(bash):
+    assert bash("diff", "a", "b", "--s") == ["--strict"]
+    assert bash("checkpoint", "show", "--t") == ["--tensors"]
+    assert bash("show", "--t") == []
+
+
+def test_bash_offers_choices_of_an_option(bash):
+    assert bash("export", "x", "--format", "") == ["onnx", "safetensors", "torch"]
+    assert bash("export", "x", "--format", "=", "o") == ["onnx"]
+    assert bash("completion", "") == ["bash", "fish", "zsh"]
+
+
+def test_bash_offers_run_directories(bash):
+    assert bash("show", "runs/f") == ["runs/first"]
+    assert bash("diff", "runs/first", "runs/group/s") == ["runs/group/second one"]
+    assert bash("show", "l") == ["last"]
+    assert bash("plot", "--metric", "loss", "runs/first", "runs/fi") == ["runs/first"]
+
+
+def test_bash_offers_other_folders_where_no_run_fits(bash):
+    assert bash("show", "oth") == ["other"]
+
+
+def test_names_of_files_are_not_executed(bash):
+    assert bash("show", "runs/$") == ["runs/$(touch hacked)"]
+    assert not (bash.folder / "hacked").exists()
+
+
+def test_bash_offers_nothing_for_free_text(bash):
+    assert bash("plot", "x", "--metric", "") == []
+
+
+def test_bash_offers_files_and_folders(bash):
+    assert bash("runs", "oth") == ["other"]
+    assert bash("checkpoint", "export", "runs/first", "") == ["notes.txt", "other", "runs", "train.yaml"]
+
+
+def test_yaml_files_are_offered_for_a_config(bash):
+    driver = 'source "$1"; cur="$2"; _loopwright_kind yaml:; printf "%s\\n" "${COMPREPLY[@]}"'
+    command = ["bash", "-c", driver, "bash", str(bash.folder / "other/loopwright.bash"), "t"]
+    done = subprocess.run(command, cwd=bash.folder, capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.split() == ["train.yaml"]
+    command[-1] = "other/"
+    done = subprocess.run(command, cwd=bash.folder, capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.split() == ["other/deep.yml"]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_every_command_and_option_of_the_parser_is_in_the_script(shell, capsys):
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    for command in commands_of(build_parser()):
+        for option in command.options:
+            name = option.names[-1]
+            written = f"-l {name[2:]} " if shell == "fish" else name
+            where = " ".join(command.path) or ("__fish_use_subcommand" if shell == "fish" else "''")
+            assert any(where in line and written in line + " " for line in script.splitlines()), (command.path, name)
+
+
+def test_kinds_of_arguments_follow_from_their_names():
+    places = {command.path: [place.kind for place in command.places] for command in commands_of(build_parser())}
+    assert places["show",] == ["run"]
+    assert places["diff",] == ["run", "run"]
+    assert places["runs",] == ["folder"]
+    assert places["checkpoint", "export"] == ["run", "file"]
+
+
+def test_the_script_for_bash_is_sound(bash):
+    subprocess.run(["bash", "-n", str(Path(bash.folder) / "other/loopwright.bash")], check=True, timeout=30)
