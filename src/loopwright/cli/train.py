@@ -164,8 +164,7 @@ def _tell_end(experiment: Experiment) -> None:
     if experiment.run is None:
         return
     run = RunView(experiment.run)
-    kept_for = [info.metric[0] for info in run.checkpoints() if info.metric is not None]
-    best = best_text(run, kept_for[0] if kept_for else None)
+    best = best_text(run)
     told = [run.state, progress_text(run.progress), *([] if best == "-" else [f"best {best}"])]
     print(printable(f"{nearby(run.path)}: {', '.join(told)}"))
 

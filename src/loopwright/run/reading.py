@@ -137,8 +137,14 @@ class RunView:
 
     @property
     def main_metric(self) -> str | None:
-        """The metric to show where there is room for one: of the evaluation if there is any, a loss if there is one."""
+        """The metric to show where there is room for one.
+
+        What models are kept for; otherwise one of the evaluation if there is any, a loss if there is one.
+        """
         names = self._epoch_names
+        kept_for = (info.metric[0] for info in self.checkpoints() if info.metric is not None)
+        if (kept := next(kept_for, None)) in names:
+            return kept
         evaluated = [name for name in names if name.startswith("eval_")] or names
         return next((name for name in evaluated if name.endswith("loss")), next(iter(evaluated), None))
 
