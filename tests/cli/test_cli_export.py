@@ -64,16 +64,16 @@ def test_the_best_of_several_kept_models_is_taken(tmp_path):
 def test_a_damaged_best_model_is_not_exported(gallery, tmp_path, capsys):
     path = Path(shutil.copytree(gallery / "runs/finished", tmp_path / "run"))
     flip(path / "kept/update-00000012/model.safetensors")
-    assert main(["export", str(path), "--out", str(tmp_path / "x.safetensors")]) == 2
+    assert main(["export", str(path), "--output", str(tmp_path / "x.safetensors")]) == 2
     assert "model.safetensors" in capsys.readouterr().err
     assert not (tmp_path / "x.safetensors").exists()
 
 
 MISTAKES = {
     "an unknown checkpoint": (["--checkpoint", "update-3"], "it holds: checkpoints/update-00000008, "),
-    "another suffix": (["--out", "x.pt"], "a file of --format safetensors ends in .safetensors"),
-    "no folder": (["--out", "nowhere/x.safetensors"], "there is no folder nowhere"),
-    "no config": (["--format", "onnx", "--out", "x.onnx"], "the run was not started from a config"),
+    "another suffix": (["--output", "x.pt"], "a file of --format safetensors ends in .safetensors"),
+    "no folder": (["--output", "nowhere/x.safetensors"], "there is no folder nowhere"),
+    "no config": (["--format", "onnx", "--output", "x.onnx"], "the run was not started from a config"),
 }
 
 
@@ -88,7 +88,7 @@ def test_what_cannot_be_exported_is_refused(gallery, tmp_path, monkeypatch, caps
 def test_a_file_is_replaced_only_when_told_to(gallery, tmp_path, capsys):
     out = tmp_path / "x.safetensors"
     out.write_text("mine")
-    command = ["export", str(gallery / "runs/finished"), "--out", str(out)]
+    command = ["export", str(gallery / "runs/finished"), "--output", str(out)]
     assert (main(command), out.read_text()) == (2, "mine")
     assert "--force" in capsys.readouterr().err
     assert main([*command, "--force"]) == 0
@@ -98,7 +98,7 @@ def test_a_file_is_replaced_only_when_told_to(gallery, tmp_path, capsys):
 def test_onnx_of_a_run_computes_what_its_model_does(configured, tmp_path, capsys):
     path = find_runs(configured / "runs")[0]
     out = tmp_path / "points.onnx"
-    assert main(["export", str(path), "--format", "onnx", "--out", str(out)]) == 0
+    assert main(["export", str(path), "--format", "onnx", "--output", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "for any size of batch" in printed
     assert "Its outputs are the same as those of torch: max difference " in printed
@@ -145,5 +145,5 @@ def test_a_model_that_cannot_be_exported_says_so_and_leaves_nothing(tmp_path):
 def test_without_the_onnx_packages_the_pip_command_is_named(configured, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     path = find_runs(configured / "runs")[0]
-    assert main(["export", str(path), "--format", "onnx", "--out", str(tmp_path / "x.onnx")]) == 2
+    assert main(["export", str(path), "--format", "onnx", "--output", str(tmp_path / "x.onnx")]) == 2
     assert "pip install 'loopwright[onnx]'" in capsys.readouterr().err

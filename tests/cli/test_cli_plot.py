@@ -14,14 +14,14 @@ from loopwright.run import RunView
 
 def test_picture_of_several_runs_is_a_png(in_gallery, tmp_path, capsys):
     out = tmp_path / "curves.png"
-    assert main(["plot", "finished", "stopped", "--metric", "loss", "--metric", "eval_loss", "--out", str(out)]) == 0
+    assert main(["plot", "finished", "stopped", "--metric", "loss", "--metric", "eval_loss", "--output", str(out)]) == 0
     assert out.read_bytes().startswith(b"\x89PNG")
     assert capsys.readouterr().out == f"loss, eval_loss of 2 runs drawn to {out}.\n"
 
 
 def test_svg_names_every_run(in_gallery, tmp_path):
     out = tmp_path / "curves.svg"
-    assert main(["plot", "finished", "twin", "--metric", "loss", "--log", "--out", str(out)]) == 0
+    assert main(["plot", "finished", "twin", "--metric", "loss", "--log", "--output", str(out)]) == 0
     drawn = out.read_text()
     assert drawn.lstrip().startswith("<?xml")
     assert all(f"<!-- {text} -->" in drawn for text in ("finished", "deep/twin", "loss", "epochs"))
@@ -93,7 +93,7 @@ MISTAKES = {
         ["finished", "--metric", "los"],
         "finished has no metric 'los'; it has: eval_loss, loss. D",
     ),
-    "no such place": (["finished", "--metric", "loss", "--out", "x.gif"], "a picture is one of .png, .svg, .pdf"),
+    "no such place": (["finished", "--metric", "loss", "--output", "x.gif"], "a picture is one of .png, .svg, .pdf"),
     "nothing to average": (["finished", "--metric", "loss", "--smooth", "0"], "average over 1 value or more"),
     "no steps": (["finished", "--metric", "eval_loss", "--by", "steps"], "no metric 'eval_loss' of steps"),
 }
@@ -110,6 +110,6 @@ def test_without_matplotlib_the_pip_command_is_named_and_text_is_drawn(in_galler
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert main(["plot", "finished", "--metric", "loss", "--out", str(tmp_path / "x.png")]) == 2
+    assert main(["plot", "finished", "--metric", "loss", "--output", str(tmp_path / "x.png")]) == 2
     assert "pip install 'loopwright[plots]'" in capsys.readouterr().err
     assert main(["plot", "finished", "--metric", "loss", "--text"]) == 0

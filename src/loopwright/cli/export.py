@@ -25,7 +25,7 @@ compared with what torch computes, on samples of the run's own data, with two si
 Exit code 1: the ONNX file was written, but its outputs are not those of torch."""
 EXAMPLE = """\
 export last --format safetensors
-export runs/digits --format onnx --checkpoint newest --out digits.onnx"""
+export runs/digits --format onnx --checkpoint newest --output digits.onnx"""
 SUFFIXES = {"safetensors": (".safetensors",), "torch": (".pt", ".pth", ".bin"), "onnx": (".onnx",)}
 
 
@@ -39,7 +39,7 @@ def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
         "--checkpoint", metavar="WHICH", help="best, newest, the name of one, or the number of an update"
     )
     parser.add_argument("--model", metavar="NAME", help="which model, where the run trains several")
-    parser.add_argument("--out", metavar="FILE", help="the file to write (default: the run's name, here)")
+    parser.add_argument("-o", "--output", metavar="FILE", help="the file to write (default: the run's name, here)")
     parser.add_argument("--force", action="store_true", help="replace FILE if it is there")
     parser.add_argument("--opset", metavar="N", type=int, help="the version of ONNX's operators (default: torch's)")
     add_root(parser)
@@ -105,13 +105,15 @@ def _named(run: RunView, found: list[CheckpointInfo], which: str) -> CheckpointI
 def _destination(run: RunView, options: argparse.Namespace) -> Path:
     suffixes = SUFFIXES[options.format]
     plain = re.sub(r"[^\w.-]+", "-", run.name).strip("-.") or "model"
-    out = Path(options.out or f"{plain}{suffixes[0]}")
+    out = Path(options.output or f"{plain}{suffixes[0]}")
     if out.suffix not in suffixes:
-        raise ConfigurationError(f"--out {out}: a file of --format {options.format} ends in {' or '.join(suffixes)}.")
+        raise ConfigurationError(
+            f"--output {out}: a file of --format {options.format} ends in {' or '.join(suffixes)}."
+        )
     if out.exists() and not options.force:
-        raise ConfigurationError(f"{out} is there already: choose another --out, or pass --force to replace it.")
+        raise ConfigurationError(f"{out} is there already: choose another --output, or pass --force to replace it.")
     if not out.absolute().parent.is_dir():
-        raise ConfigurationError(f"--out {out}: there is no folder {out.parent}.")
+        raise ConfigurationError(f"--output {out}: there is no folder {out.parent}.")
     return out
 
 

@@ -22,7 +22,7 @@ Of several metrics, each has a panel of its own, with a curve for every run. A m
 and in epochs is drawn over the epochs, unless --by says steps or updates. A picture that is there is replaced."""
 EXAMPLE = """\
 plot last --metric loss --text
-plot runs/first runs/second --metric eval_loss --metric loss --by steps --log --out curves.svg"""
+plot runs/first runs/second --metric eval_loss --metric loss --by steps --log --output curves.svg"""
 FORMATS = (".png", ".svg", ".pdf")
 
 
@@ -39,7 +39,9 @@ def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--smooth", metavar="N", type=int, default=1, help="average over the last N values")
     parser.add_argument("--log", action="store_true", help="a logarithmic scale")
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--out", metavar="FILE", help=f"a {', '.join(FORMATS)} file (default: the metric's name, .png)")
+    where.add_argument(
+        "-o", "--output", metavar="FILE", help=f"a {', '.join(FORMATS)} file (default: the metric's name, .png)"
+    )
     where.add_argument("--text", action="store_true", help="draw in the terminal instead")
 
 
@@ -55,9 +57,9 @@ def plot_command(options: argparse.Namespace) -> int:
         for name, curves in panels.items():
             print("\n".join(map(printable, draw_text(name, curves, is_log=options.log))))
         return OK
-    path = Path(options.out or re.sub(r"[^\w.-]+", "-", "+".join(panels)).strip("-.") + ".png")
+    path = Path(options.output or re.sub(r"[^\w.-]+", "-", "+".join(panels)).strip("-.") + ".png")
     if path.suffix.lower() not in FORMATS:
-        raise ConfigurationError(f"--out {path}: a picture is one of {', '.join(FORMATS)}.")
+        raise ConfigurationError(f"--output {path}: a picture is one of {', '.join(FORMATS)}.")
     draw_picture(path, panels, is_log=options.log)
     print(printable(f"{', '.join(panels)} of {len(runs)} {'run' if len(runs) == 1 else 'runs'} drawn to {path}."))
     return OK
