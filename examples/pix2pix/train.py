@@ -1,0 +1,86 @@
+"""Pix2pix on real photographs: what did the photograph look like whose edges these are?
+
+python examples/pix2pix/train.py                      # about two minutes of one processor core
+python examples/pix2pix/train.py --epochs 1 --limit 4  # a quick try
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+from photographs import write_pairs
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from loopwright.doors.adversarial import Pix2pixTrainer, Tester, load_config
+from loopwright.doors.adversarial.images import side_by_side, write_image
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/pix2pix"))
+    parser.add_argument("--epochs", type=int, help="how many, instead of what the config says")
+    parser.add_argument("--limit", type=int, help="patches of each photograph and split, for a quick try")
+    options = parser.parse_args()
+
+    root = options.out / "data"
+    counts = write_pairs(root, limit=options.limit)
+    print(f"Patches: {counts['train']} to train on, {counts['test']} held out", flush=True)
+
+    config = load_config(Path(__file__).with_name("config.yaml"))
+    config.dataloader.dataroot, config.common.output_directory = str(root), str(options.out)
+    trainer = Pix2pixTrainer(config)
+    held_out = trainer.build_dataloader("test")
+    untrained = mean_l1(trainer.gen, held_out) if trainer.loaded_epoch == 0 else None
+    for epoch in range(trainer.remaining_epochs(options.epochs)):
+        trainer.train_paired(epoch, callback_kwargs={"on_epoch_start": {"print_train_start": True}})
+        trainer.save_checkpoint()
+        trainer.save_examples()
+        trainer.print_end_of_epoch()
+
+    results = Tester(experiment_dir=trainer.experiment_dir).run_test()
+    trained = sum(result.losses["L1"] for result in results) / len(results)
+    print(f"L1 on held-out patches: trained generator {trained:.3f}")
+    if untrained is not None:
+        print(f"                        untrained generator {untrained:.3f}")
+    print(f"                        mean image {mean_image_l1(trainer.train_loader, held_out):.3f}")
+    write_image(options.out / "triplets.jpg", triplets(trainer.gen, held_out))
+    print(f"Edges, output and photograph of some of them: {options.out / 'triplets.jpg'}")
+
+
+@torch.no_grad()
+def mean_l1(network: nn.Module, loader: DataLoader[tuple[Tensor, Tensor]]) -> float:
+    """The mean absolute error of a pixel, whose values are -1 to 1."""
+    was_training = network.training
+    network.eval()
+    errors = [nn.functional.l1_loss(network(x), y, reduction="none").mean((1, 2, 3)) for x, y in loader]
+    network.train(was_training)
+    return torch.cat(errors).mean().item()
+
+
+def mean_image_l1(training: DataLoader[tuple[Tensor, Tensor]], loader: DataLoader[tuple[Tensor, Tensor]]) -> float:
+    """The error of answering with the mean of all photographs that were trained on."""
+    mean = torch.cat([y for _, y in training]).mean(0, keepdim=True)
+    return torch.cat([(y - mean).abs().mean((1, 2, 3)) for _, y in loader]).mean().item()
+
+
+@torch.no_grad()
+def triplets(network: nn.Module, loader: DataLoader[tuple[Tensor, Tensor]], columns: int = 4, rows: int = 6) -> Tensor:
+    """Held-out patches, evenly chosen: edges, what the generator makes of them, and the photograph."""
+    dataset = loader.dataset
+    was_training = network.training
+    network.eval()
+    chosen = torch.linspace(0, len(dataset) - 1, columns * rows).long().tolist()
+    parts = []
+    for index in chosen:
+        x, y = dataset[index]
+        parts.append([x, network(x.unsqueeze(0))[0], y])
+    network.train(was_training)
+    lines = [[image for part in parts[row * columns : (row + 1) * columns] for image in part] for row in range(rows)]
+    return side_by_side(lines, scale=2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""Augmentation of a pair of images: in step where both change, and apart where only one does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ...errors import ConfigurationError, MissingExtraError
+from .config import Augmentations, ImageAugmentation, PairAugmentation
+
+Change = Callable[[Tensor], Tensor]
+
+
+class PairTransform:
+    """Changes input and target, both with values in 0...1, as a config says.
+
+    What happens to both happens to one picture that has the channels of both, so they cannot get out of step.
+    """
+
+    def __init__(self, settings: Augmentations, size: int) -> None:
+        self.both = pair_changes(settings.both, size)
+        self.input = image_changes(settings.input, "input")
+        self.target = image_changes(settings.target, "target")
+
+    def __call__(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+        if self.both:
+            both = _applied(self.both, torch.cat([first, second]))
+            first, second = both[: len(first)], both[len(first) :]
+        return _applied(self.input, first).clamp(0, 1), _applied(self.target, second).clamp(0, 1)
+
+
+def _applied(changes: list[Change], image: Tensor) -> Tensor:
+    for change in changes:
+        image = change(image)
+    return image
+
+
+def _kornia() -> Any:
+    try:
+        import kornia.augmentation
+    except ImportError as error:
+        raise MissingExtraError("Augmentation needs kornia: pip install 'loopwright[images]'.") from error
+    return kornia.augmentation
+
+
+def pair_changes(settings: PairAugmentation, size: int) -> list[Change]:
+    """What is done to both images, in this order; only what has a chance to happen."""
+    s, changes = settings, list[Change]()
+    if s.h_flip_chance:
+        changes.append(_through(_kornia().RandomHorizontalFlip(p=s.h_flip_chance)))
+    if s.v_flip_chance:
+        changes.append(_through(_kornia().RandomVerticalFlip(p=s.v_flip_chance)))
+    if s.rot90_chance:
+        changes.append(_sometimes(s.rot90_chance, _turned))
+    if s.elastic_transform_chance:
+        kernel = min(63, size - 1 + size % 2)  # odd, and no larger than the image
+        changes.append(
+            _through(
+                _kornia().RandomElasticTransform(
+                    kernel_size=(kernel, kernel),
+                    sigma=(s.elastic_transform_sigma,) * 2,
+                    alpha=(s.elastic_transform_alpha,) * 2,
+                    padding_mode="reflection",
+                    p=s.elastic_transform_chance,
+                )
+            )
+        )
+    if s.optical_distortion_chance:
+        limits = _range(s, "both.optical_distortion_min", "both.optical_distortion_max")
+        is_fisheye = s.optical_distortion_mode == "fisheye"
+        changes.append(
+            _sometimes(s.optical_distortion_chance, lambda image: _distorted(image, _uniform(*limits), is_fisheye))
+        )
+    if s.coarse_dropout_chance:
+        _range(s, "both.coarse_dropout_holes_min", "both.coarse_dropout_holes_max")
+        _range(s, "both.coarse_dropout_height_min", "both.coarse_dropout_height_max")
+        _range(s, "both.coarse_dropout_width_min", "both.coarse_dropout_width_max")
+        changes.append(_sometimes(s.coarse_dropout_chance, lambda image: _with_holes(image, s)))
+    return changes
+
+
+def image_changes(settings: ImageAugmentation, name: str) -> list[Change]:
+    """What is done to one image, in this order; only what has a chance to happen."""
+    s, changes = settings, list[Change]()
+    if s.colorjitter_chance:
+        limits = _range(s, f"{name}.colorjitter_min_brightness", f"{name}.colorjitter_max_brightness")
+        changes.append(_through(_kornia().ColorJitter(brightness=limits, p=s.colorjitter_chance)))
+    if s.gaussnoise_chance:
+        low, high = _range(s, f"{name}.gaussnoise_min", f"{name}.gaussnoise_max")
+        changes.append(
+            _sometimes(s.gaussnoise_chance, lambda image: image + torch.randn_like(image) * _uniform(low, high))
+        )
+    if s.motionblur_chance:
+        kernel = (3, s.motionblur_limit)
+        blur = _kornia().RandomMotionBlur(kernel, (0.0, 360.0), (-1.0, 1.0), p=s.motionblur_chance)
+        changes.append(_through(blur))
+    if s.randgamma_chance:
+        low, high = _range(s, f"{name}.randgamma_min", f"{name}.randgamma_max")
+        changes.append(_through(_kornia().RandomGamma((low / 100, high / 100), p=s.randgamma_chance)))
+    if s.grayscale_chance:
+        weights = torch.full((3,), 1 / 3) if s.grayscale_method == "average" else None
+        changes.append(_through(_kornia().RandomGrayscale(rgb_weights=weights, p=s.grayscale_chance), num_channels=3))
+    if s.compression_chance:
+        low, high = _range(s, f"{name}.compression_quality_min", f"{name}.compression_quality_max")
+        jpeg = _kornia().RandomJPEG((float(low), float(high)), p=s.compression_chance)
+        changes.append(_through(jpeg, num_channels=3))
+    return changes
+
+
+def _range(settings: Any, low: str, high: str) -> tuple[float, float]:
+    first, last = (getattr(settings, key.partition(".")[2]) for key in (low, high))
+    if first > last:
+        raise ConfigurationError(f"dataloader.augmentations.{low} is {first}, above {high} ({last}): exchange them.")
+    return first, last
+
+
+def _through(augmentation: Any, num_channels: int | None = None) -> Change:
+    """A kornia augmentation of one image; kinds that are about colours leave other images alone."""
+
+    def change(image: Tensor) -> Tensor:
+        if num_channels not in (None, len(image)):
+            return image
+        result: Tensor = augmentation(image.unsqueeze(0))
+        return result.squeeze(0)
+
+    return change
+
+
+def _sometimes(chance: float, change: Change) -> Change:
+    return lambda image: change(image) if torch.rand(()).item() < chance else image
+
+
+def _uniform(low: float, high: float) -> float:
+    return low + (high - low) * torch.rand(()).item()
+
+
+def _turned(image: Tensor) -> Tensor:
+    return torch.rot90(image, int(torch.randint(1, 4, ()).item()), (1, 2))
+
+
+def _distorted(image: Tensor, strength: float, is_fisheye: bool) -> Tensor:
+    """The image through a lens: pixels are taken from further out or in, the more so the further out they are."""
+    height, width = image.shape[1:]
+    down, across = torch.meshgrid(torch.linspace(-1, 1, height), torch.linspace(-1, 1, width), indexing="ij")
+    radius = (down.square() + across.square()).sqrt()
+    bent = torch.atan(radius) if is_fisheye else radius
+    bent = bent * (1 + strength * bent.square() + strength * bent.pow(4))
+    factor = torch.where(radius > 0, bent / radius.clamp(min=1e-6), torch.ones(()))
+    grid = torch.stack([across * factor, down * factor], dim=-1).unsqueeze(0)
+    return F.grid_sample(image.unsqueeze(0), grid, padding_mode="reflection", align_corners=True).squeeze(0)
+
+
+def _with_holes(image: Tensor, settings: PairAugmentation) -> Tensor:
+    s, (height, width) = settings, image.shape[1:]
+    image = image.clone()
+    for _ in range(int(torch.randint(s.coarse_dropout_holes_min, s.coarse_dropout_holes_max + 1, ()).item())):
+        tall = max(1, round(height * _uniform(s.coarse_dropout_height_min, s.coarse_dropout_height_max)))
+        wide = max(1, round(width * _uniform(s.coarse_dropout_width_min, s.coarse_dropout_width_max)))
+        top, left = (int(torch.randint(0, n + 1, ()).item()) for n in (height - tall, width - wide))
+        image[:, top : top + tall, left : left + wide] = 0
+    return image

@@ -1,0 +1,200 @@
+"""The settings of an adversarial training: groups of values with defaults, checked for name and type."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Chance = Field(default=0.0, ge=0.0, le=1.0)
+
+
+class Group(BaseModel):
+    """A group of settings; unknown names and wrong types are mistakes, when it is read and when it is changed."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, validate_assignment=True, allow_inf_nan=False)
+
+
+class Common(Group):
+    """Where it runs and where it writes: `{output_directory}/{experiment_name}_v{experiment_version}`.
+
+    `device` "auto" is the best there is. `precision` is "fp32", "bf16" or "fp16". `seed` decides over the networks'
+    first weights, the order of the images and their augmentation; null leaves that to chance.
+    """
+
+    device: str = "auto"
+    gpu_ids: list[int] = [0]
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    seed: int | None = 0
+    output_directory: str = "runs"
+    experiment_name: str = Field(default="pix2pix", min_length=1, pattern=r"^[^/\\]+$")
+    experiment_version: int = Field(default=1, ge=1)
+
+
+class ImageSizes(Group):
+    """Images are scaled to `load_size` and cut to `crop_size`: at random for training, from the middle otherwise."""
+
+    input_nc: Literal[1, 3] = 3
+    load_size: int = Field(default=256, ge=1)
+    crop_size: int = Field(default=256, ge=1)
+
+
+class PairAugmentation(Group):
+    """What is done to input and target alike."""
+
+    h_flip_chance: float = Field(default=0.5, ge=0.0, le=1.0)
+    v_flip_chance: float = Chance
+    rot90_chance: float = Chance
+    elastic_transform_chance: float = Chance
+    elastic_transform_alpha: float = 1.0
+    elastic_transform_sigma: float = Field(default=50.0, gt=0.0)
+    optical_distortion_chance: float = Chance
+    optical_distortion_min: float = -0.05
+    optical_distortion_max: float = 0.05
+    optical_distortion_mode: Literal["camera", "fisheye"] = "camera"
+    coarse_dropout_chance: float = Chance
+    coarse_dropout_holes_min: int = Field(default=1, ge=0)
+    coarse_dropout_holes_max: int = Field(default=2, ge=0)
+    coarse_dropout_height_min: float = Field(default=0.1, ge=0.0, le=1.0)
+    coarse_dropout_height_max: float = Field(default=0.2, ge=0.0, le=1.0)
+    coarse_dropout_width_min: float = Field(default=0.1, ge=0.0, le=1.0)
+    coarse_dropout_width_max: float = Field(default=0.2, ge=0.0, le=1.0)
+
+
+class ImageAugmentation(Group):
+    """What is done to one of the two images."""
+
+    colorjitter_chance: float = Chance
+    colorjitter_min_brightness: float = Field(default=0.8, ge=0.0)
+    colorjitter_max_brightness: float = Field(default=1.2, ge=0.0)
+    gaussnoise_chance: float = Chance
+    gaussnoise_min: float = Field(default=0.2, ge=0.0)
+    gaussnoise_max: float = Field(default=0.44, ge=0.0)
+    motionblur_chance: float = Chance
+    motionblur_limit: int = Field(default=7, ge=3)
+    randgamma_chance: float = Chance
+    randgamma_min: float = Field(default=80.0, gt=0.0)
+    randgamma_max: float = Field(default=120.0, gt=0.0)
+    grayscale_chance: float = Chance
+    grayscale_method: Literal["weighted_average", "average"] = "weighted_average"
+    compression_chance: float = Chance
+    compression_type: Literal["jpeg"] = "jpeg"
+    compression_quality_min: int = Field(default=99, ge=1, le=100)
+    compression_quality_max: int = Field(default=100, ge=1, le=100)
+
+
+class Augmentations(Group):
+    both: PairAugmentation = PairAugmentation()
+    input: ImageAugmentation = ImageAugmentation()
+    target: ImageAugmentation = ImageAugmentation()
+
+
+class Dataloader(Group):
+    """`dataroot` has the folders train, val and test; in an image file A is the left half and B the right one."""
+
+    dataroot: str = "data"
+    direction: Literal["AtoB", "BtoA"] = "AtoB"
+    batch_size: int = Field(default=1, ge=1)
+    num_workers: int = Field(default=0, ge=0)
+    load: ImageSizes = ImageSizes()
+    augmentations: Augmentations = Augmentations()
+
+
+class Continuing(Group):
+    """Whether to go on with an experiment: true, false, or "auto": if there is something to go on from.
+
+    `load_epoch` is the number of a saved epoch, or "latest" for the newest state there is, inside an epoch too.
+    """
+
+    continue_train: bool | Literal["auto"] = False
+    load_epoch: int | Literal["latest"] = "latest"
+
+
+class LearningRate(Group):
+    """`initial` for `epochs`, then in equal steps towards `target`, which the epoch after `epochs_decay` would have."""
+
+    epochs: int = Field(default=100, ge=0)
+    epochs_decay: int = Field(default=100, ge=0)
+    initial: float = Field(default=0.0002, ge=0.0)
+    target: float = Field(default=0.0, ge=0.0)
+
+
+class AdamSettings(Group):
+    beta1: float = Field(default=0.5, ge=0.0, lt=1.0)
+
+
+class Generator(Group):
+    features: int = Field(default=64, ge=1)
+    n_downs: int = Field(default=6, ge=0)
+    block_type: Literal["UnetBlock", "ResidualUnetBlock"] = "UnetBlock"
+    upsample_type: Literal["Transposed", "Bilinear"] = "Transposed"
+    learning_rate: LearningRate = LearningRate()
+    optimizer: AdamSettings = AdamSettings()
+
+
+class DiscriminatorSettings(Group):
+    n_layers: int = Field(default=3, ge=1)
+    base_channels: int = Field(default=64, ge=1)
+    max_channels: int = Field(default=512, ge=1)
+    learning_rate: LearningRate = LearningRate()
+    optimizer: AdamSettings = AdamSettings()
+
+
+class LossWeights(Group):
+    """Weights of the generator's losses; `vgg_weights` is a file of VGG19 weights, for the sub-specs with +vgg."""
+
+    lambda_gan: float = 1.0
+    lambda_l1: float = 100.0
+    lambda_l2: float = 0.0
+    lambda_sobel: float = 0.0
+    lambda_laplacian: float = 0.0
+    lambda_vgg: float = 0.0
+    vgg_weights: str | None = None
+
+
+class Training(Group):
+    separate_lr_schedules: bool = False
+    load: Continuing = Continuing()
+    generator: Generator = Generator()
+    discriminator: DiscriminatorSettings = DiscriminatorSettings()
+    loss: LossWeights = LossWeights()
+
+
+class Saving(Group):
+    """What a training script asks for between epochs, and resume points, which are written without being asked for."""
+
+    save_model: bool = True
+    model_save_rate: int = Field(default=5, ge=1)
+    auto_increment_version: bool = True
+    save_examples: bool = True
+    example_save_rate: int = Field(default=1, ge=1)
+    num_examples: int = Field(default=1, ge=0)
+    resume_minutes: float | None = Field(default=5.0, gt=0.0)
+    resume_updates: int | None = Field(default=None, gt=0)
+
+
+class Live(Group):
+    """Pictures and loss curves of a running training, in the experiment's folder `live`.
+
+    They take Visdom's place; `env_name` and `port` are accepted from its users and have no effect.
+    """
+
+    enable: bool = True
+    env_name: str = "main"
+    port: int = 8097
+    image_size: int = Field(default=400, ge=1)
+    update_frequency: int = Field(default=40, ge=1)
+
+
+class Visualizer(Group):
+    visdom: Live = Live()
+
+
+class Config(Group):
+    """All settings. A subclass may add groups and values of its own; give it to `Trainer.config_type`."""
+
+    common: Common = Common()
+    dataloader: Dataloader = Dataloader()
+    train: Training = Training()
+    save: Saving = Saving()
+    visualizer: Visualizer = Visualizer()

@@ -1,0 +1,229 @@
+"""The core trainer behind the adversarial door: an epoch is one `train` call of it, and its events are the hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from ...building import Schedule
+from ...callbacks.checkpoints import Checkpoints
+from ...callbacks.defaults import with_defaults
+from ...callbacks.nonfinite import NonFiniteGuard
+from ...checkpoint import Checkpoint, CheckpointStore
+from ...checkpoint.capture import restore
+from ...components import found_on
+from ...data.stream import Stream
+from ...errors import ConfigurationError, DataError
+from ...hooks import Callback
+from ...optimization import Optimization
+from ...run import RunDirectory
+from ...step import StepResult
+from ...trainer import Trainer as CoreTrainer
+from .config import Common, Saving
+from .experiment import epochs_behind
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
+
+COMPONENTS = (nn.Module, Optimizer, LRScheduler)
+
+
+@dataclass(frozen=True, slots=True)
+class EpochHooks:
+    """What happens in one epoch: the three functions, and the keywords for each of them."""
+
+    start: Callable[..., Any]
+    step: Callable[..., Any]
+    end: Callable[..., Any]
+    keywords: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+class DoorState(Callback):
+    """What of the door a checkpoint must hold: the epoch, losses, scalers of its own, and what a subclass adds."""
+
+    def __init__(self, door: Trainer) -> None:
+        self.door = door
+
+    def state_dict(self) -> dict[str, Any]:
+        door = self.door
+        scalers = found_on(door, torch.amp.GradScaler, {})
+        return {
+            "epoch": door.current_epoch,
+            "losses": None if door.loss_manager is None else door.loss_manager.state_dict(),
+            "scalers": {name: scaler.state_dict() for name, scaler in scalers.items()},
+            "own": door.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        door = self.door
+        door.current_epoch = state["epoch"]
+        if door.loss_manager is not None and state["losses"] is not None:
+            door.loss_manager.load_state_dict(state["losses"])
+        for name, scaler in found_on(door, torch.amp.GradScaler, {}).items():
+            if name in state["scalers"]:
+                scaler.load_state_dict(state["scalers"][name])
+        door.load_state_dict(state["own"])
+
+
+class ResumePoints(Checkpoints):
+    """Resume points inside epochs; the end of an epoch writes one only if a signal is why it ended."""
+
+    def __init__(self, settings: Saving) -> None:
+        super().__init__(settings.resume_updates, None, settings.resume_minutes)
+
+    def on_loop_end(self, trainer: CoreTrainer) -> None:
+        if trainer.is_interrupted:
+            super().on_loop_end(trainer)
+        elif self._store is not None:
+            self._store.wait()
+
+
+class Engine(CoreTrainer):
+    """Trains whatever networks, optimizers and schedulers the door has as attributes, under their names."""
+
+    def __init__(self, door: Trainer, settings: Common) -> None:
+        guard = NonFiniteGuard()
+        super().__init__(
+            callbacks=[DoorState(door), guard],
+            precision=settings.precision,
+            runtime=_device(settings),
+            seed=settings.seed,
+            progress="silent",
+        )
+        guard.on_train_start(self)  # `update` is guarded outside of epochs as well
+        self.door = door
+        self._epoch: EpochHooks | None = None
+        self._adopted: dict[str, int] = {}
+
+    def use_directory(self, directory: Path, settings: Saving) -> None:
+        """Let the run write to a directory: metrics, resume points, what ran and how it ended."""
+        self.run_dir, self.run = directory, RunDirectory(directory)
+        self.num_calls = self.progress.call = 1  # what to continue from is said by the config, never found by itself
+        self.bind_hooks([*self.active_callbacks, ResumePoints(settings)])
+
+    # Components
+
+    @property
+    def builds_models(self) -> bool:
+        """The door's constructor does, after seeding."""
+        return False
+
+    def configure_models(self) -> None:
+        self.models = found_on(self.door, nn.Module, {})
+
+    def configure_optimizers(self) -> None:
+        self.optimizers = found_on(self.door, Optimizer, {})
+        schedulers = found_on(self.door, LRScheduler, {})
+        self.schedules = {name: Schedule(scheduler, "epoch") for name, scheduler in schedulers.items()}
+
+    def adopt(self) -> None:
+        """Take over what the door has by now; what is the same as before is left as it is."""
+        found = {name: id(value) for name, value in vars(self.door).items() if isinstance(value, COMPONENTS)}
+        if found != self._adopted:
+            before = {id(lane.optimizer): lane for lane in self.optimization.lanes.values()}
+            self._adopted, self._is_set_up = found, False
+            self.models, self.modules, self.optimizers, self.schedules = {}, {}, {}, {}
+            self.optimization = Optimization({}, self.window)
+            self.setup_training()
+            for lane in self.optimization.lanes.values():
+                if id(lane.optimizer) in before:
+                    old = before[id(lane.optimizer)]
+                    lane.scaler, lane.updates = old.scaler, old.updates
+
+    def setup_training(self) -> None:
+        """As the core does it; a door whose hooks train nothing that it knows of has no lanes."""
+        self.setup()
+        if self.optimizers:
+            super().setup_training()
+        else:
+            self.bind_hooks(with_defaults(self))
+
+    def schedule_epoch(self, row: Mapping[str, float]) -> None:
+        """Nothing: when its schedulers are stepped is the door's own affair."""
+
+    def open(self, data: Any, batch_size: int | None, *, shuffle: bool) -> Stream:
+        stream = super().open(data, batch_size, shuffle=shuffle)
+        if shuffle and self.run_dir is not None:
+            stream.check_resumable()
+        return stream
+
+    # An epoch
+
+    @property
+    def is_running(self) -> bool:
+        return self._epoch is not None
+
+    def train_once(self, data: Any, hooks: EpochHooks) -> None:
+        """One epoch over the data, or what is left of one; what an exception cut short starts over next time."""
+        if self.is_running:
+            raise ConfigurationError("train_paired was called in a hook of itself: call it when the epoch is over.")
+        self.adopt()
+        self._epoch = hooks
+        try:
+            self.train(data, 1)
+        except Exception:
+            self.progress.epoch_step = self.progress.epoch_sample = 0
+            self.progress.is_exhausted = False
+            raise
+        finally:
+            self._epoch = None
+
+    def on_epoch_start(self) -> None:
+        assert self._epoch is not None
+        self._epoch.start(**self._epoch.keywords.get("on_epoch_start", {}))
+
+    def train_step(self, batch: Any) -> StepResult:
+        assert self._epoch is not None
+        x, y = as_pair(batch)
+        self.window.is_spent = True  # a hook has been heard: no second try in smaller pieces
+        losses = self.door.loss_manager
+        if losses is not None:
+            losses.start_step()
+        returned = self._epoch.step(x, y, self.progress.epoch_step, **self._epoch.keywords.get("train_step", {}))
+        result = StepResult.of(returned, self.window.size)
+        measured = {} if losses is None else losses.step_values()
+        return StepResult(result.loss, self.window.size, measured | dict(result.metrics), result.count)
+
+    def on_train_epoch_end(self) -> None:
+        assert self._epoch is not None
+        self._epoch.end(**self._epoch.keywords.get("on_epoch_end", {}))
+
+    # Going on
+
+    def continue_from(self, checkpoint: Checkpoint) -> int:
+        """Take the complete state of a run; the number of epochs that it had behind it."""
+        self.adopt()
+        self.setup_training()
+        restore(self, checkpoint.tree, str(checkpoint.path))
+        progress = self.progress
+        is_inside = progress.in_epoch and not progress.call_finished
+        self.num_calls = progress.call - 1 if is_inside else progress.call
+        if self.run is not None and self.runtime.is_main:
+            CheckpointStore(self.run.checkpoints).discard(after_update=progress.update)
+        return epochs_behind(checkpoint.tree)
+
+
+def _device(settings: Common) -> str | None:
+    """The device that a config asks for; None for the best there is, or for what started several processes."""
+    device = settings.device
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigurationError(
+            f"common.device is {device!r}, and torch finds no such device here: use 'cpu', or 'auto' for the best "
+            "there is."
+        )
+    if device == "cuda" and settings.gpu_ids:
+        return f"cuda:{settings.gpu_ids[0]}"
+    return None if device == "auto" else device
+
+
+def as_pair(batch: Any) -> tuple[Tensor, Tensor]:
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        raise DataError(f"A batch is a {type(batch).__name__}; paired training needs (inputs, targets).")
+    return batch[0], batch[1]

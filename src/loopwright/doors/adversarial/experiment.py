@@ -1,0 +1,115 @@
+"""The directory of an experiment: `{output_directory}/{name}_v{version}`, and what of it can be gone on from."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...checkpoint import Checkpoint, read_checkpoint
+from ...checkpoint.store import Entry, list_entries
+from ...errors import CheckpointError, ConfigurationError
+from .config import Config
+
+logger = logging.getLogger("loopwright")
+
+EPOCHS = "epochs"
+
+
+def choose_directory(config: Config) -> tuple[Path, bool]:
+    """The directory that a config asks for, and whether the run in it is to be continued.
+
+    A new experiment gets a directory of its own, and the config's version becomes that of the directory.
+    """
+    common, wish = config.common, config.train.load.continue_train
+    wanted = directory_of(config)
+    if wish is True and not wanted.is_dir():
+        there = ", ".join(f"v{number}" for number in versions(config)) or "none"
+        raise ConfigurationError(
+            f"train.load.continue_train is true, but there is no experiment {wanted}; versions there are: {there}. "
+            "Set common.experiment_version, or continue_train to false."
+        )
+    if wish and wanted.is_dir():
+        return wanted, wish is True or bool(_resumable(wanted))
+    if wish == "auto" or not config.save.auto_increment_version:
+        _make(wanted)
+        return wanted, False
+    while True:  # another process may take the number first
+        try:
+            directory_of(config).mkdir(parents=True)
+            return directory_of(config), False
+        except FileExistsError:
+            common.experiment_version = max(versions(config)) + 1
+
+
+def discard_unused(directory: Path) -> None:
+    """Remove the directory of an experiment that never began: a first copy of its config, and empty folders."""
+    content = list(directory.iterdir())
+    folders = [path for path in content if path.is_dir()]
+    files = {path.name for path in content if not path.is_dir()}
+    if files <= {"train1_config.json"} and not any(any(folder.iterdir()) for folder in folders):
+        for folder in folders:
+            folder.rmdir()
+        (directory / "train1_config.json").unlink(missing_ok=True)
+        directory.rmdir()
+
+
+def directory_of(config: Config) -> Path:
+    common = config.common
+    return Path(common.output_directory) / f"{common.experiment_name}_v{common.experiment_version}"
+
+
+def versions(config: Config) -> list[int]:
+    """The numbers of the versions that there are, as numbers: 10 comes after 9."""
+    name = re.compile(re.escape(config.common.experiment_name) + r"_v(\d+)")
+    folder = Path(config.common.output_directory)
+    found = (name.fullmatch(path.name) for path in (folder.iterdir() if folder.is_dir() else ()))
+    return sorted(int(match[1]) for match in found if match)
+
+
+def _make(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True)
+    except FileExistsError:
+        raise ConfigurationError(
+            f"There is an experiment {directory} already: set save.auto_increment_version to true for the next "
+            "version, train.load.continue_train to true to go on with it, or choose another name."
+        ) from None
+
+
+def epoch_path(directory: Path, epoch: int) -> Path:
+    """Where the complete state after an epoch is kept."""
+    return directory / EPOCHS / f"epoch{epoch}"
+
+
+def read_state(directory: Path, epoch: int | str) -> Checkpoint | None:
+    """The complete state after an epoch, or the "latest" that is sound; None where there is none."""
+    if epoch != "latest":
+        path = epoch_path(directory, int(epoch))
+        return read_checkpoint(path) if path.is_dir() else None
+    for entry in reversed(_resumable(directory)):
+        try:
+            return read_checkpoint(entry.path)
+        except CheckpointError as error:
+            logger.warning("Checkpoint %s is passed over: %s", entry.path, error)
+    return None
+
+
+def _resumable(directory: Path) -> list[Entry]:
+    """Saved epochs and resume points, in the order they were written: whoever went back to an epoch means that."""
+    entries = [*list_entries(directory / EPOCHS), *list_entries(directory / "checkpoints")]
+    return sorted(entries, key=lambda entry: entry.manifest.created)
+
+
+def epochs_behind(tree: Mapping[str, Any]) -> int:
+    """The number of epochs that a complete state has behind it; the one it is inside of does not count."""
+    epoch: int = tree["callbacks"]["DoorState"]["epoch"] or 0
+    return max(epoch - 1, 0) if tree["progress"]["epoch_step"] else epoch
+
+
+def saved_epochs(directory: Path) -> list[int]:
+    """Numbers of the epochs whose complete state is kept."""
+    found = (re.fullmatch(r"epoch(\d+)", entry.name) for entry in list_entries(directory / EPOCHS))
+    return sorted(int(match[1]) for match in found if match)

@@ -1,0 +1,127 @@
+"""Pictures and loss curves of a running training, as files that are always whole, written beside the training."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from ...checkpoint.atomic import staged_file
+from ...history import Series
+from .curves import draw_curves
+from .images import side_by_side, write_image
+
+MAX_POINTS = 500
+Points = Mapping[str, list[tuple[float, float]]]
+
+
+class LiveView:
+    """Writes `live/images.png`, `live/losses.svg` and `live/losses.json`, from a thread of its own if told so.
+
+    The thread writes the newest there is and skips what it had no time for; training never waits for it, and an error
+    in it is raised at the next update or at the end.
+    """
+
+    def __init__(self, directory: Path, *, image_size: int, multithreaded: bool) -> None:
+        self.directory = directory
+        self.image_size = image_size
+        self.multithreaded = multithreaded
+        self._jobs: dict[str, Callable[[], None]] = {}
+        self._changed = threading.Condition()
+        self._is_over = self._is_busy = False
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def update_images(self, x: Tensor, y_fake: Tensor, y: Tensor) -> None:
+        """Show the first image of a batch: input, output and target."""
+        images = [_whole(part[0]) for part in (x, y_fake, y)]
+        self._put("images", lambda: self.write_images(images))
+
+    def update_losses(self, points: Points) -> None:
+        """Show the losses by name, each as (epoch, value) pairs."""
+        self._put("losses", lambda: self.write_losses(points))
+
+    def write_images(self, images: list[Tensor]) -> None:
+        scale = max(1, self.image_size // images[0].shape[-1])
+        write_image(self.directory / "images.png", side_by_side([images], scale=scale))
+
+    def write_losses(self, points: Points) -> None:
+        for name, text in (("losses.json", json.dumps(points)), ("losses.svg", draw_curves(points))):
+            with staged_file(self.directory / name) as staging:
+                staging.write_text(text)
+
+    def flush(self) -> None:
+        """Return when everything is written, or raise what went wrong."""
+        with self._changed:
+            while self._thread is not None and (self._jobs or self._is_busy) and self._error is None:
+                self._changed.wait()
+        self._raise()
+
+    def _put(self, kind: str, job: Callable[[], None]) -> None:
+        self._raise()
+        if self._thread is None:
+            job()
+            return
+        with self._changed:
+            self._jobs[kind] = job
+            self._changed.notify_all()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._is_busy = False
+                self._changed.notify_all()
+                while not self._jobs and not self._is_over:
+                    self._changed.wait()
+                if not self._jobs:
+                    return
+                jobs, self._jobs, self._is_busy = list(self._jobs.values()), {}, True
+            try:
+                for job in jobs:
+                    job()
+            except BaseException as error:  # kept for whoever trains
+                with self._changed:
+                    self._error, self._is_busy = error, False
+                    self._changed.notify_all()
+
+    def _raise(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def __enter__(self) -> Self:
+        if self.multithreaded:
+            self._is_over = False
+            self._thread = threading.Thread(target=self._work, name="loopwright-live", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._thread is not None:
+            with self._changed:
+                self._is_over = True
+                self._changed.notify_all()
+            self._thread.join()
+            self._thread = None
+        if error is None:
+            self._raise()
+
+
+def _whole(image: Tensor) -> Tensor:
+    """A copy in the host's memory that nothing changes any more."""
+    return torch.empty_like(image, device="cpu").copy_(image.detach())
+
+
+def thinned(series: Series, epoch_length: int) -> list[tuple[float, float]]:
+    """(epochs, value) for at most so many steps of a series, evenly spread, the last one among them."""
+    stride = -(-len(series) // MAX_POINTS) or 1
+    pairs = zip(series.steps[::-1][::stride], series.values[::-1][::stride], strict=True)
+    return [(step / epoch_length, value) for step, value in pairs][::-1]

@@ -1,0 +1,224 @@
+"""Losses by name: computed, weighted, remembered and logged in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import ConfigurationError
+from .loss_log import LossLog
+from .scheduling import Schedule
+
+Query = Sequence[str] | None
+MAX_PENDING = 512
+
+
+@dataclass(slots=True)
+class LMHistory:
+    """The values of a loss, as they were optimised, and the weights in them."""
+
+    losses: list[float] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class LMLoss:
+    """A loss: a module of two tensors, and a weight or a schedule of one."""
+
+    name: str
+    function: nn.Module
+    loss_weight: float = 1.0
+    schedule: Schedule | None = None
+    tags: list[str] = field(default_factory=list)
+    last_loss_map: Tensor | None = None
+    history: LMHistory = field(default_factory=LMHistory)
+
+    def weight(self, epoch: int) -> float:
+        return self.loss_weight if self.schedule is None else self.schedule.value(epoch)
+
+
+class LossManager:
+    """Computes registered losses and keeps what they were.
+
+    `epoch` is the one under way, counted from 1; schedules of weights go by it. With `enable_logging`, values are kept
+    and added to `loss_log.jsonl` in the experiment's directory by `update_loss_log`, or when `history_buffer_size` of
+    them have come together; without it, only the last of each is kept.
+    """
+
+    def __init__(
+        self,
+        config: Any = None,
+        experiment_dir: str | Path | None = None,
+        enable_logging: bool = True,
+        history_buffer_size: int = 50_000,
+    ) -> None:
+        self.config = config
+        self.enable_logging = enable_logging
+        self.history_buffer_size = history_buffer_size
+        self.log = None if experiment_dir is None else LossLog(Path(experiment_dir))
+        self.loss_fns: dict[str, LMLoss] = {}
+        self.epoch = 1
+        self._step: dict[str, Tensor] = {}
+        self._pending: list[tuple[LMLoss, Tensor, float]] = []
+
+    # Registering
+
+    def init_from_spec(self, spec: Callable[..., Mapping[str, LMLoss]] | None, *args: Any, **kwargs: Any) -> None:
+        """Replace all losses by those that a spec, a function, returns by name."""
+        losses = {} if spec is None else spec(*args, **kwargs)
+        if not isinstance(losses, Mapping) or not all(isinstance(loss, LMLoss) for loss in losses.values()):
+            raise ConfigurationError(
+                f"The loss spec {getattr(spec, '__name__', spec)!r} must return a dict of LMLoss by name; it returned "
+                f"{losses!r}."
+            )
+        self.loss_fns = dict(losses)
+
+    def register_loss_fn(
+        self,
+        loss_name: str,
+        loss_fn: nn.Module,
+        loss_weight: float = 1.0,
+        schedule: Schedule | None = None,
+        tags: Sequence[str] | None = None,
+    ) -> None:
+        """Add a loss under a name of its own."""
+        if loss_name in self.loss_fns:
+            raise ConfigurationError(f"A loss {loss_name!r} is registered already: choose another name.")
+        self.loss_fns[loss_name] = LMLoss(loss_name, loss_fn, loss_weight, schedule, list(tags or ()))
+
+    # Computing
+
+    def compute_loss_xy(self, loss_name: str, x: Tensor, y: Tensor, epoch: int | None = None) -> Tensor:
+        """The loss of two tensors times its weight in that epoch, which is this one if nothing is said."""
+        loss = self._loss(loss_name)
+        weight = loss.weight(self.epoch if epoch is None else epoch)
+        result: Tensor = loss.function(x, y) * weight
+        loss.last_loss_map = result.detach()
+        value = loss.last_loss_map.mean()
+        self._step[loss_name] = value
+        self._pending.append((loss, value, weight))
+        if len(self._pending) >= MAX_PENDING:
+            self._settle()
+        return result
+
+    def start_step(self) -> None:
+        self._step = {}
+
+    def step_values(self) -> dict[str, Tensor]:
+        """What was computed since `start_step`, still on the device."""
+        return dict(self._step)
+
+    def _loss(self, name: str) -> LMLoss:
+        if name not in self.loss_fns:
+            raise ConfigurationError(
+                f"There is no loss {name!r}; registered are: {', '.join(self.loss_fns) or 'none'}. Use "
+                "`register_loss_fn` or `init_from_spec` first."
+            )
+        return self.loss_fns[name]
+
+    def _settle(self) -> None:
+        """Read pending values from the device, all of them at once, into the histories."""
+        pending, self._pending = self._pending, []
+        if not pending:
+            return
+        values = torch.stack([value.float() for _, value, _ in pending]).tolist()
+        for (loss, _, weight), value in zip(pending, values, strict=True):
+            history = loss.history
+            if not self.enable_logging:
+                history.losses.clear()
+                history.weights.clear()
+            history.losses.append(value)
+            history.weights.append(weight)
+        if any(len(loss.history.losses) >= self.history_buffer_size for loss in self.loss_fns.values()):
+            self._dump()
+
+    # Asking
+
+    def get_registered_losses(self, query: Query = None, strip: bool = True) -> dict[str, LMLoss]:
+        """The losses by name, all or those with one of the tags; without their histories, unless `strip` is False."""
+        self._settle()
+        found = self._found(query)
+        if not strip:
+            return found
+        return {
+            name: LMLoss(name, loss.function, loss.loss_weight, loss.schedule, list(loss.tags), loss.last_loss_map)
+            for name, loss in found.items()
+        }
+
+    def get_loss_values(self, query: Query = None, precision: int | None = 2) -> dict[str, float]:
+        """The last value of each loss."""
+        last = {name: loss.last_loss_map for name, loss in self._found(query).items()}
+        values = {name: 0.0 if value is None else value.float().mean().item() for name, value in last.items()}
+        return values if precision is None else {name: round(value, precision) for name, value in values.items()}
+
+    def get_loss_tensors(self, query: Query = None) -> dict[str, Tensor]:
+        """What each loss function gave the last time, times its weight; zero before that."""
+        losses = self._found(query)
+        zero = torch.zeros(())
+        return {n: zero if loss.last_loss_map is None else loss.last_loss_map for n, loss in losses.items()}
+
+    def get_loss_weights(self, query: Query = None, precision: int | None = 2) -> dict[str, float]:
+        """The weight that each loss has in this epoch."""
+        weights = {name: loss.weight(self.epoch) for name, loss in self._found(query).items()}
+        return weights if precision is None else {name: round(value, precision) for name, value in weights.items()}
+
+    def _found(self, query: Query) -> dict[str, LMLoss]:
+        return {n: loss for n, loss in self.loss_fns.items() if query is None or set(query) & set(loss.tags)}
+
+    # Telling
+
+    def print_losses(self, epoch: int, iters: int, precision: int = 2, capture: bool = False) -> str | None:
+        """Print the last values, or return the line with `capture`."""
+        values = " ".join(f"{name}: {value}" for name, value in self.get_loss_values(precision=precision).items())
+        return _tell(f"(epoch: {epoch}, iters: {iters}) Loss: {values}", capture)
+
+    def print_weights(self, precision: int = 2, capture: bool = False) -> str | None:
+        """Print the weights of this epoch, or return the line with `capture`."""
+        weights = " ".join(f"{name}: {value}" for name, value in self.get_loss_weights(precision=precision).items())
+        return _tell(f"Loss weights: {weights}", capture)
+
+    def update_loss_log(self, silent: bool = True, capture: bool = False) -> str | None:
+        """Add what was kept since the last time to the log; unless `silent`, say how long that took."""
+        started = perf_counter()
+        self._settle()
+        self._dump()
+        return None if silent else _tell(f"Loss log updated in {perf_counter() - started:.3f} s", capture)
+
+    def _dump(self) -> None:
+        if self.log is None or not self.enable_logging:
+            return
+        self.log.append(self.epoch, {name: loss.history for name, loss in self.loss_fns.items()})
+        for loss in self.loss_fns.values():
+            loss.history = LMHistory()
+
+    # For a run that goes on
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the log ends, and what is not in it yet."""
+        self._settle()
+        kept = {n: {"losses": [*h.losses], "weights": [*h.weights]} for n, h in self._histories().items()}
+        return {"log": None if self.log is None else self.log.position, "kept": kept}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._pending = []
+        for name, history in self._histories().items():
+            kept = state["kept"].get(name, {"losses": [], "weights": []})
+            history.losses, history.weights = list(kept["losses"]), list(kept["weights"])
+        if self.log is not None and state["log"] is not None:
+            self.log.position = state["log"]
+
+    def _histories(self) -> dict[str, LMHistory]:
+        return {name: loss.history for name, loss in self.loss_fns.items()}
+
+
+def _tell(line: str, capture: bool) -> str | None:
+    if capture:
+        return line
+    print(line, flush=True)
+    return None

@@ -1,0 +1,280 @@
+"""The base of trainers for pairs of images: a subclass says in three hooks what an epoch is."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from time import perf_counter
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from ...data.seeding import seed_everything
+from ...errors import CheckpointError, ConfigurationError
+from .config import Config
+from .dataset import PairedDataset
+from .engine import Engine, EpochHooks
+from .examples import write_examples
+from .experiment import choose_directory, epoch_path, read_state, saved_epochs
+from .live import LiveView, thinned
+from .losses import LossManager
+from .networks_files import load_network, save_network
+from .reading import ConfigSource, export_config, load_config
+
+HOOKS = ("on_epoch_start", "train_step", "on_epoch_end")
+
+
+class Trainer:
+    """Trains on pairs of images, an epoch at a time. Override `on_epoch_start`, `train_step` and `on_epoch_end`.
+
+    `config` is a JSON or YAML file, a dict, a `Config`, or None for the defaults. `quicksetup` makes the experiment's
+    directory with a copy of the config, and a `LossManager`. Networks, optimizers and schedulers are whatever a
+    subclass assigns to self; they are saved and restored under those names.
+    """
+
+    config_type: ClassVar[type[Config]] = Config
+
+    def __init__(self, config: ConfigSource = None, quicksetup: bool = True, log_losses: bool = True) -> None:
+        self.log_losses = log_losses
+        self.current_epoch: int | None = None
+        self.loaded_epoch = 0  # epochs that a run which is continued had behind it
+        self.last_epoch_time = 0.0
+        self.experiment_dir: Path | None = None
+        self.is_continuing = False
+        self.loss_manager: LossManager | None = None
+        self.train_loader: Any = None
+        self.val_loader: Any = None
+        self.live: LiveView | None = None
+        self._wants_checkpoint = False
+        self.init_config(config)
+        self._engine = Engine(self, self.config.common)
+        self.device = self._engine.runtime.device
+        if self.config.common.seed is not None:
+            seed_everything(self.config.common.seed)  # the networks that a subclass builds are part of the run
+        if quicksetup:
+            self.quicksetup()
+
+    # Setting up
+
+    def init_config(self, config: ConfigSource) -> None:
+        self.config = load_config(config, self.config_type)
+
+    def quicksetup(self) -> None:
+        """The directory, the loss manager, and a copy of the config."""
+        self.build_output_directory()
+        self.init_loss_manager()
+        self.export_config()
+
+    def build_output_directory(self) -> None:
+        """Make the directory of a new experiment, or take the one of the experiment that goes on."""
+        runtime = self._engine.runtime
+        chosen = choose_directory(self.config) if runtime.is_main else None
+        self.experiment_dir, self.is_continuing = runtime.broadcast_object(chosen)
+        self._engine.use_directory(self._directory(), self.config.save)
+
+    def init_loss_manager(self, history_buffer_size: int = 50_000) -> None:
+        directory = self.experiment_dir if self._engine.runtime.is_main else None
+        self.loss_manager = LossManager(self.config, directory, self.log_losses, history_buffer_size)
+        if self.loss_manager.log is not None and not self.is_continuing:
+            self.loss_manager.log.position = 0
+
+    def export_config(self) -> None:
+        if self._engine.runtime.is_main:
+            export_config(self.config, self._directory())
+
+    def build_dataloader(self, loader_type: str) -> DataLoader[tuple[Tensor, Tensor]]:
+        """The images of "train", shuffled and augmented, or of "val" or "test", as they are."""
+        settings, is_train = self.config.dataloader, loader_type == "train"
+        dataset = PairedDataset(self.config, Path(settings.dataroot) / loader_type, augment=is_train)
+        return DataLoader(dataset, settings.batch_size, shuffle=is_train, num_workers=settings.num_workers)
+
+    def build_optimizer(
+        self,
+        network: nn.Module,
+        optimizer: Callable[..., Optimizer] = torch.optim.Adam,
+        lr: float = 0.0002,
+        beta1: float = 0.5,
+    ) -> Optimizer:
+        """An optimizer of Adam's family for a network."""
+        return optimizer(network.parameters(), lr=lr, betas=(beta1, 0.999))
+
+    # The hooks
+
+    def on_epoch_start(self, **kwargs: Any) -> None:
+        """Before the first batch of an epoch; not again when a run goes on inside one."""
+        raise NotImplementedError(f"{type(self).__name__} must override on_epoch_start, or pass it to train_paired.")
+
+    def train_step(self, x: Tensor, y: Tensor, idx: int, **kwargs: Any) -> Any:
+        """A batch of inputs and targets, the `idx`-th of its epoch from 0. Call `update` for each network."""
+        raise NotImplementedError(f"{type(self).__name__} must override train_step, or pass it to train_paired.")
+
+    def on_epoch_end(self, **kwargs: Any) -> None:
+        """After the last batch of an epoch."""
+        raise NotImplementedError(f"{type(self).__name__} must override on_epoch_end, or pass it to train_paired.")
+
+    def update(self, loss: Tensor, optimizer: Optimizer, *, retain_graph: bool | None = None) -> None:
+        """Backward and a step of one optimizer; gradients go to its parameters only, scaled by its own scaler."""
+        self._engine.adopt()
+        self._engine.update(loss, optimizer, retain_graph=retain_graph)
+
+    # Training
+
+    def train_paired(
+        self,
+        epoch: int,
+        on_epoch_start: Callable[..., Any] | None = None,
+        train_step: Callable[..., Any] | None = None,
+        on_epoch_end: Callable[..., Any] | None = None,
+        multithreaded: bool = True,
+        callback_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Train for one epoch; `epoch` counts them from 0, and after a continued run's from where that stopped.
+
+        Hooks that are given take the place of the methods for this call. `callback_kwargs` has keywords for each hook
+        under its name. Pictures and curves are written from a thread of their own if `multithreaded`.
+        """
+        keywords = _checked_keywords(callback_kwargs or {})
+        if self.train_loader is None:
+            raise ConfigurationError(
+                "There is nothing to train on: assign self.train_loader, as in `self.train_loader = "
+                "self.build_dataloader('train')`."
+            )
+        hooks = EpochHooks(
+            on_epoch_start or self.on_epoch_start,
+            train_step or self.train_step,
+            on_epoch_end or self.on_epoch_end,
+            keywords,
+        )
+        self.current_epoch = 1 + epoch + self.loaded_epoch
+        if self.loss_manager is not None:
+            self.loss_manager.epoch = self.current_epoch
+        started = perf_counter()
+        try:
+            with self._live_view(multithreaded) or nullcontext() as self.live:
+                self._engine.train_once(self.train_loader, hooks)
+                if self.live is not None:
+                    self._show_losses(self.live)
+        finally:
+            self.live = None
+        self.last_epoch_time = perf_counter() - started
+        if self._wants_checkpoint:
+            self.save_checkpoint()
+
+    def _live_view(self, multithreaded: bool) -> LiveView | None:
+        settings = self.config.visualizer.visdom
+        if self.experiment_dir is None or not settings.enable or not self._engine.runtime.is_main:
+            return None
+        return LiveView(self.experiment_dir / "live", image_size=settings.image_size, multithreaded=multithreaded)
+
+    def show_live(self, x: Tensor, y_fake: Tensor, y: Tensor) -> None:
+        """Show a triplet and the losses so far in the experiment's folder `live`, if there is one to show them in."""
+        if self.live is not None:
+            self.live.update_images(x, y_fake, y)
+            self._show_losses(self.live)
+
+    def _show_losses(self, live: LiveView) -> None:
+        self._engine.flush()
+        series = self._engine.history.steps
+        names = [] if self.loss_manager is None else [name for name in self.loss_manager.loss_fns if name in series]
+        length = self._engine.epoch_length() or 1
+        live.update_losses({name: thinned(series[name], length) for name in names})
+
+    def print_end_of_epoch(self, capture: bool = False) -> str | None:
+        """Print which epoch ended and how long it took, or return the text with `capture`."""
+        text = f"(End of epoch: {self.current_epoch}) Time: {self.last_epoch_time:.2f} s"
+        if capture:
+            return text
+        print(text, flush=True)
+        return None
+
+    # Files
+
+    def state_dict(self) -> dict[str, Any]:
+        """What else a subclass needs in order to go on exactly: tensors, numbers, text, lists and dicts."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+
+    def save_checkpoint(self) -> Path:
+        """Keep the complete state after this epoch; called in a hook, it waits for the epoch's end."""
+        path = epoch_path(self._directory(), self.current_epoch or self.loaded_epoch)
+        self._wants_checkpoint = self._engine.is_running
+        if not self._wants_checkpoint:
+            self._engine.adopt()
+            self._engine.save(path)
+        return path
+
+    def continue_run(self) -> None:
+        """Go on exactly from `train.load.load_epoch`; call it when all networks and optimizers are there."""
+        wanted = self.config.train.load.load_epoch
+        checkpoint = read_state(self._directory(), wanted)
+        if checkpoint is None:
+            there = ", ".join(map(str, saved_epochs(self._directory()))) or "none"
+            raise CheckpointError(
+                f"{self.experiment_dir} has no state of epoch {wanted} to continue from; saved epochs: {there}. Set "
+                "train.load.load_epoch to one of them, or to 'latest'."
+            )
+        self.loaded_epoch = self._engine.continue_from(checkpoint)
+
+    def remaining_epochs(self, total: int | None = None) -> int:
+        """Epochs left of a total, which by default is what the generator's learning rate is planned for."""
+        planned = self.config.train.generator.learning_rate
+        total = planned.epochs + planned.epochs_decay if total is None else total
+        return max(total - self.loaded_epoch, 0)
+
+    def load_checkpoint(
+        self,
+        net_type: str,
+        network: nn.Module,
+        optimizer: Optimizer | None = None,
+        learning_rate: float | None = None,
+    ) -> None:
+        """Load one network, and its optimizer if given, from `train.load.load_epoch` of this experiment."""
+        names = [name for name, value in vars(self).items() if value is network]
+        epoch = self.config.train.load.load_epoch
+        self.loaded_epoch = load_network(self._directory(), epoch, net_type, network, optimizer, names)
+        for group in optimizer.param_groups if optimizer is not None and learning_rate is not None else ():
+            group["lr"] = learning_rate
+
+    def export_model_weights(self, mod: nn.Module, opt: Optimizer | None, net: str) -> Path:
+        """Write one network and its optimizer to `epoch{n}_net{net}` in the experiment's directory."""
+        path = self._directory() / f"epoch{self.current_epoch or self.loaded_epoch}_net{net}"
+        save_network(path, mod, opt, net, self.current_epoch or self.loaded_epoch)
+        return path
+
+    def save_xyz_examples(self, network: nn.Module, dataloader: Any) -> list[Path]:
+        """Write input, output and target of `save.num_examples` images, chosen anew for every epoch."""
+        epoch = self.current_epoch or self.loaded_epoch
+        with self._engine.runtime.autocast:
+            return write_examples(
+                self._directory() / "examples",
+                network,
+                dataloader,
+                epoch=epoch,
+                count=self.config.save.num_examples,
+                seed=self.config.common.seed or 0,
+                device=self.device,
+            )
+
+    def _directory(self) -> Path:
+        if self.experiment_dir is None:
+            raise ConfigurationError("There is no experiment directory: call build_output_directory() first.")
+        return self.experiment_dir
+
+
+def _checked_keywords(given: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
+    for name, keywords in given.items():
+        if name not in HOOKS or not isinstance(keywords, Mapping):
+            near = difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.4)
+            hint = f" Did you mean {near[0]!r}?" if near and name not in HOOKS else ""
+            raise ConfigurationError(
+                f"callback_kwargs has {name!r}: {keywords!r}; expected a dict of keywords under "
+                f"{', '.join(HOOKS)}.{hint}"
+            )
+    return given

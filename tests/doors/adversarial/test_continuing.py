@@ -1,0 +1,304 @@
+"""A run that was stopped or killed goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from loopwright.doors.adversarial import Pix2pixTrainer, Trainer, read_loss_log
+from loopwright.errors import CheckpointError, Interrupted
+from loopwright.run import MetricsStore
+
+from .runs import assert_same_training, continued, tiny, train
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing that could save anything hears of it."""
+
+
+def every_update(data: Path, output: Path, **common: Any) -> dict[str, Any]:
+    config = tiny(data, output, save={"resume_updates": 1})
+    return config | {"common": config["common"] | common}
+
+
+def killed_at(config: dict[str, Any], epoch: int, batch: int) -> None:
+    """Train until a batch of an epoch, both from 0, and no further."""
+    trainer = Pix2pixTrainer(config)
+
+    def step(x: torch.Tensor, y: torch.Tensor, idx: int, **kwargs: Any) -> None:
+        if trainer.current_epoch == epoch + 1 and idx == batch:
+            raise Killed
+        trainer.train_step(x, y, idx)
+
+    for number in range(epoch):
+        trainer.train_paired(number, train_step=step)
+    with pytest.raises(Killed):
+        trainer.train_paired(epoch, train_step=step)
+
+
+def test_an_epoch_that_was_saved_is_gone_on_from_exactly(data: Path, tmp_path: Path):
+    whole = train(Pix2pixTrainer(tiny(data, tmp_path / "a")), 3)
+    first = train(Pix2pixTrainer(tiny(data, tmp_path / "b")), 2)
+    first.save_checkpoint()
+    second = Pix2pixTrainer(continued(tiny(data, tmp_path / "b"), 2))
+    assert (second.loaded_epoch, second.remaining_epochs(3)) == (2, 1)
+    second.train_paired(0)
+    assert second.current_epoch == 3
+    assert_same_training(whole, second)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize(("epoch", "batch"), [(0, 1), (1, 2)])
+def test_a_run_killed_inside_an_epoch_goes_on_exactly(
+    data: Path, tmp_path: Path, precision: str, epoch: int, batch: int
+):
+    whole = train(Pix2pixTrainer(every_update(data, tmp_path / "a", precision=precision)), 3)
+    config = every_update(data, tmp_path / "b", precision=precision)
+    killed_at(config, epoch, batch)
+    resumed = Pix2pixTrainer(continued(config))
+    assert resumed.loaded_epoch == epoch
+    for number in range(resumed.remaining_epochs(3)):
+        resumed.train_paired(number)
+    assert_same_training(whole, resumed)
+    logs = [read_loss_log(trainer.experiment_dir) for trainer in (whole, resumed)]
+    assert logs[0] == logs[1]
+    assert [len(entry["losses"]) for entry in logs[0].values()] == [9, 9, 9, 9]
+    rows = []
+    for trainer in (whole, resumed):
+        store = MetricsStore(trainer.experiment_dir / "metrics.sqlite", read_only=True)
+        rows.append((store.steps(), store.epochs()))
+        store.close()
+    assert rows[0] == rows[1]
+
+
+PROGRAM = """
+import json, os, signal, sys
+import torch
+torch.set_num_threads(1)
+from loopwright.doors.adversarial import Pix2pixTrainer
+
+trainer = Pix2pixTrainer(json.loads(sys.argv[1]))
+
+def step(x, y, idx):
+    if (trainer.current_epoch, idx) == (2, 1) and len(sys.argv) > 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    trainer.train_step(x, y, idx)
+
+for epoch in range(trainer.remaining_epochs(3)):
+    trainer.train_paired(epoch, train_step=step)
+"""
+
+
+def test_the_same_program_goes_on_after_sigkill(data: Path, tmp_path: Path):
+    config = every_update(data, tmp_path / "b")
+    config["train"]["load"] = {"continue_train": "auto"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    killed = subprocess.run([sys.executable, "-c", PROGRAM, json.dumps(config), "kill"], env=environment, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    resumed = Pix2pixTrainer(config)
+    assert resumed.experiment_dir.name == "tiny_v1"
+    assert resumed._engine.progress.update in (3, 4)  # the last one may have been half written
+    for epoch in range(resumed.remaining_epochs(3)):
+        resumed.train_paired(epoch)
+    assert_same_training(train(Pix2pixTrainer(tiny(data, tmp_path / "a")), 3), resumed)
+
+
+def test_a_signal_ends_the_update_and_the_run_goes_on_exactly(data: Path, tmp_path: Path):
+    whole = train(Pix2pixTrainer(tiny(data, tmp_path / "a")), 2)
+    config = tiny(data, tmp_path / "b")
+    trainer = Pix2pixTrainer(config)
+
+    def step(x: torch.Tensor, y: torch.Tensor, idx: int) -> None:
+        if idx == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        trainer.train_step(x, y, idx)
+
+    with pytest.raises(Interrupted) as caught:
+        trainer.train_paired(0, train_step=step)
+    assert caught.value.code == 143
+    resumed = Pix2pixTrainer(continued(config))
+    assert resumed._engine.progress.update == 2
+    assert_same_training(whole, train(resumed, 2))
+
+
+def test_an_epoch_that_is_gone_on_with_does_not_start_again(data: Path, tmp_path: Path):
+    config = every_update(data, tmp_path)
+    killed_at(config, 1, 1)
+    resumed, seen = Pix2pixTrainer(continued(config)), []
+    for epoch in range(2):
+        resumed.train_paired(
+            epoch,
+            on_epoch_start=lambda: seen.append(("start", resumed.current_epoch)),
+            train_step=lambda x, y, idx: seen.append(idx),
+        )
+    assert seen == [1, 2, ("start", 3), 0, 1, 2]
+
+
+def test_auto_begins_where_there_is_nothing_to_go_on_from(data: Path, tmp_path: Path):
+    config = tiny(data, tmp_path)
+    config["train"]["load"] = {"continue_train": "auto"}
+    first = train(Pix2pixTrainer(config), 1)
+    again = train(Pix2pixTrainer(config), 1)  # no state was saved: all over, in the same place
+    assert again.experiment_dir == first.experiment_dir
+    assert len(read_loss_log(again.experiment_dir)["G_L1"]["losses"]) == 3
+    again.save_checkpoint()
+    assert Pix2pixTrainer(config).loaded_epoch == 1
+
+
+def test_continuing_keeps_the_log_and_the_schedule(data: Path, tmp_path: Path):
+    config = tiny(data, tmp_path)
+    train(Pix2pixTrainer(config), 3).save_checkpoint()
+    before = read_loss_log(tmp_path / "tiny_v1")
+    trainer = Pix2pixTrainer(continued(config))
+    assert trainer.opt_gen.param_groups[0]["lr"] == pytest.approx(2e-4 / 3)
+    trainer.train_paired(0)
+    after = read_loss_log(tmp_path / "tiny_v1")
+    assert after["G_L1"]["losses"][:9] == before["G_L1"]["losses"]
+    assert len(after["G_L1"]["losses"]) == 12
+
+
+def test_going_back_to_an_earlier_epoch_leaves_nothing_of_what_came_after(data: Path, tmp_path: Path):
+    whole = train(Pix2pixTrainer(tiny(data, tmp_path / "a")), 2)
+    config = tiny(data, tmp_path / "b", save={"resume_updates": 2})
+    first = Pix2pixTrainer(config)
+    for epoch in range(3):
+        first.train_paired(epoch)
+        first.save_checkpoint()
+    again = train(Pix2pixTrainer(continued(config, 1)), 1)
+    assert_same_training(whole, again)
+    assert len(read_loss_log(again.experiment_dir)["G_L1"]["losses"]) == 6
+    assert Pix2pixTrainer(continued(config, "latest")).loaded_epoch == 2 - 1  # inside the second epoch, taken anew
+
+
+def test_a_checkpoint_asked_for_in_a_hook_is_of_the_whole_epoch(data: Path, tmp_path: Path):
+    whole = train(Pix2pixTrainer(tiny(data, tmp_path / "a")), 2)
+
+    class Saving(Pix2pixTrainer):
+        def on_epoch_end(self, **kwargs: Any) -> None:
+            self.save_checkpoint()
+            super().on_epoch_end(**kwargs)
+
+    train(Saving(tiny(data, tmp_path / "b")), 1)
+    again = train(Saving(continued(tiny(data, tmp_path / "b"), 1)), 1)
+    assert_same_training(whole, again)
+
+
+def test_an_epoch_that_was_not_saved_is_named_with_those_that_were(data: Path, tmp_path: Path):
+    config = tiny(data, tmp_path)
+    train(Pix2pixTrainer(config), 1).save_checkpoint()
+    with pytest.raises(CheckpointError, match="no network 'G' of epoch 7"):
+        Pix2pixTrainer(continued(config, 7))
+
+
+def test_a_damaged_state_is_passed_over(data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    config = tiny(data, tmp_path)
+    trainer = Pix2pixTrainer(config)
+    for epoch in range(2):
+        trainer.train_paired(epoch)
+        path = trainer.save_checkpoint()
+    file = path / "gen.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    assert Pix2pixTrainer(continued(config)).loaded_epoch == 1
+    assert "epoch2 is passed over" in caplog.text
+
+
+def test_networks_of_another_size_are_refused_with_what_differs(data: Path, tmp_path: Path):
+    config = tiny(data, tmp_path)
+    train(Pix2pixTrainer(config), 1).save_checkpoint()
+    config["train"]["generator"] |= {"features": 6}
+    with pytest.raises(CheckpointError, match=r"gen: first\.0\.weight has shape \(6, 3, 4, 4\)"):
+        Pix2pixTrainer(continued(config))
+
+
+def test_exported_networks_are_loaded_with_their_optimizers(data: Path, tmp_path: Path):
+    config = tiny(data, tmp_path)
+    first = train(Pix2pixTrainer(config), 1)
+    assert first.export_model_weights(first.gen, first.opt_gen, "G").name == "epoch1_netG"
+    first.export_model_weights(first.disc, first.opt_disc, "D")
+    second = Pix2pixTrainer(continued(config, 1))
+    assert second.loaded_epoch == 1
+    assert all(torch.equal(a, b) for a, b in zip(first.gen.parameters(), second.gen.parameters(), strict=True))
+    assert second.opt_disc.state_dict()["state"][0]["step"] == 3
+    second.train_paired(0)
+    assert second.current_epoch == 2
+    assert len(read_loss_log(second.experiment_dir)["G_L1"]["losses"]) == 6
+
+
+def test_weights_of_the_documents_own_program_are_read(data: Path, tmp_path: Path):
+    config = tiny(data, tmp_path)
+    first = train(Pix2pixTrainer(config), 1)
+    for kind, network, optimizer in (("G", first.gen, first.opt_gen), ("D", first.disc, first.opt_disc)):
+        content = {"state_dict": network.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save(content, first.experiment_dir / f"epoch12_net{kind}.pth.tar")
+    second = Pix2pixTrainer(continued(config, 12))
+    assert second.loaded_epoch == 12
+    assert torch.equal(first.gen.last[0].weight, second.gen.last[0].weight)
+    assert second.opt_gen.state_dict()["state"][0]["step"] == 3
+
+
+def test_a_learning_rate_given_with_a_network_is_the_one_that_counts(data: Path, tmp_path: Path):
+    config = tiny(data, tmp_path)
+    first = train(Pix2pixTrainer(config), 1)
+    first.export_model_weights(first.gen, first.opt_gen, "G")
+    first.config.train.load.load_epoch = 1
+    first.load_checkpoint("G", first.gen, first.opt_gen, learning_rate=0.5)
+    assert first.opt_gen.param_groups[0]["lr"] == 0.5
+
+
+class Counting(Trainer):
+    """A trainer of its own with state of its own: a sum, a scheduler and a scaler that it uses itself."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.total = 0.0
+        self.net = nn.Conv2d(3, 3, 1)
+        self.opt = self.build_optimizer(self.net)
+        self.rate = torch.optim.lr_scheduler.ExponentialLR(self.opt, 0.5)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
+        self.train_loader = self.build_dataloader("train")
+        if self.is_continuing:
+            self.continue_run()
+
+    def on_epoch_start(self) -> None: ...
+
+    def train_step(self, x: torch.Tensor, y: torch.Tensor, idx: int) -> None:
+        self.opt.zero_grad()
+        loss = (self.net(x) - y).square().mean()
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.opt)
+        self.scaler.update()
+        self.total += loss.item()
+
+    def on_epoch_end(self) -> None:
+        self.rate.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"total": self.total}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.total = state["total"]
+
+
+def test_a_trainer_of_ones_own_goes_on_with_all_that_it_has(data: Path, tmp_path: Path):
+    trainers = [Counting(tiny(data, tmp_path / name)) for name in "ab"]
+    trainers[0].train_paired(0)
+    trainers[0].train_paired(1)
+    trainers[1].train_paired(0)
+    trainers[1].save_checkpoint()
+    again = Counting(continued(tiny(data, tmp_path / "b")))
+    again.train_paired(0)
+    assert torch.equal(trainers[0].net.weight, again.net.weight)
+    assert trainers[0].total == again.total
+    assert trainers[0].scaler.state_dict() == again.scaler.state_dict()
+    assert trainers[0].opt.param_groups[0]["lr"] == again.opt.param_groups[0]["lr"]
