@@ -7,7 +7,7 @@ import math
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..errors import ConfigurationError, MissingExtraError
+from .components import evaluating
+from .errors import ConfigurationError, LoopwrightError, MissingExtraError
 
 TOLERANCE = 1e-4  # of the largest output: kernels of two libraries round differently
+
+
+class ExportError(LoopwrightError):
+    """An exported network does not compute what it should."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,26 +51,43 @@ def check_onnx_packages() -> None:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise MissingExtraError(
-            f"Export to ONNX needs {error.name}: pip install 'loopwright[onnx]'. (--format safetensors does without.)"
+            f"Export to ONNX needs {error.name}: pip install 'loopwright[onnx]'. (safetensors does without.)"
         ) from error
 
 
-def export_module(module: nn.Module, inputs: Any, path: Path, *, opset: int | None = None) -> OnnxReport:
-    """Write a module in eval mode as ONNX; `inputs` is a batch: a tensor, a tuple of arguments or a dict by keyword."""
+def export_module(
+    module: nn.Module,
+    inputs: Any,
+    path: Path,
+    *,
+    opset: int | None = None,
+    names: tuple[Sequence[str], Sequence[str]] | None = None,
+    tolerance: float | None = None,
+) -> OnnxReport:
+    """Write a module in eval mode as ONNX; `inputs` is a batch: a tensor, a tuple of arguments or a dict by keyword.
+
+    `names` are those of inputs and outputs in the file. One whose outputs differ by more than `tolerance` is an error.
+    """
+    check_onnx_packages()
     args, kwargs = as_call(inputs)
-    module = module.cpu().eval()
-    with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=".onnx-") as folder, _quiet():
+    folder_beside = tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=".onnx-")
+    with folder_beside as folder, _quiet(), evaluating([module], ()):
         staging = Path(folder) / path.name
         why_fixed = ""
         try:
-            _program(module, args, kwargs, opset, is_dynamic=True).save(staging)
+            _program(module, args, kwargs, opset, names, is_dynamic=True).save(staging)
         except Exception as error:  # whatever the exporter makes of a model that needs its shapes to be numbers
             why_fixed = _cause(error)
             try:
-                _program(module, args, kwargs, opset, is_dynamic=False).save(staging)
+                _program(module, args, kwargs, opset, names, is_dynamic=False).save(staging)
             except Exception as second:
                 raise ConfigurationError(f"This model cannot be exported to ONNX: {_cause(second)}") from second
         difference, largest = _compare(module, staging, args, kwargs, is_dynamic=not why_fixed)
+        if tolerance is not None and not difference <= tolerance:
+            raise ExportError(
+                f"The network exported to {path} differs from torch's by {difference:.3g}, more than {tolerance:g}; it "
+                "was not kept. Try another version of ONNX's operators, or raise `tolerance`."
+            )
         size = sum(os.path.getsize(os.path.join(folder, name)) for name in os.listdir(folder))
         for name in sorted(os.listdir(folder)):  # the weights of a very large model are a file of their own
             os.replace(os.path.join(folder, name), path.with_name(name))
@@ -84,7 +106,15 @@ def batch_size_of(args: Any, kwargs: Any) -> int:
     return next((len(leaf) for leaf in pytree.tree_leaves((args, kwargs)) if _is_batch(leaf)), 0)
 
 
-def _program(module: nn.Module, args: Any, kwargs: Any, opset: int | None, *, is_dynamic: bool) -> Any:
+def _program(
+    module: nn.Module,
+    args: Any,
+    kwargs: Any,
+    opset: int | None,
+    names: tuple[Sequence[str], Sequence[str]] | None,
+    *,
+    is_dynamic: bool,
+) -> Any:
     size = batch_size_of(args, kwargs)
 
     def shape_of(leaf: Any) -> Any:
@@ -92,8 +122,17 @@ def _program(module: nn.Module, args: Any, kwargs: Any, opset: int | None, *, is
         return {0: torch.export.Dim.DYNAMIC} if is_batched else None
 
     shapes = pytree.tree_map(shape_of, kwargs or args) if is_dynamic else None
+    ins, outs = (None, None) if names is None else map(list, names)
     return torch.onnx.export(
-        module, args, kwargs=kwargs, dynamo=True, verbose=False, opset_version=opset, dynamic_shapes=shapes
+        module,
+        args,
+        kwargs=kwargs,
+        dynamo=True,
+        verbose=False,
+        opset_version=opset,
+        input_names=ins,
+        output_names=outs,
+        dynamic_shapes=shapes,
     )
 
 
@@ -111,14 +150,13 @@ def _compare(module: nn.Module, path: Path, args: Any, kwargs: Any, *, is_dynami
 
         own_args, own_kwargs = pytree.tree_map(cut, (args, kwargs))
         with torch.no_grad():
-            expected = [
-                leaf for leaf in pytree.tree_leaves(module(*own_args, **own_kwargs)) if isinstance(leaf, Tensor)
-            ]
+            leaves = pytree.tree_leaves(module(*own_args, **own_kwargs))
+        expected = [leaf.cpu() for leaf in leaves if isinstance(leaf, Tensor)]
         fed = [leaf for leaf in pytree.tree_leaves((own_args, own_kwargs)) if isinstance(leaf, Tensor)]
         names = [entry.name for entry in session.get_inputs()]
         if len(names) != len(fed):
             raise ConfigurationError(f"The ONNX file takes {len(names)} inputs, the model {len(fed)}: one is not used.")
-        outputs = session.run(None, {name: leaf.numpy() for name, leaf in zip(names, fed, strict=True)})
+        outputs = session.run(None, {name: leaf.cpu().numpy() for name, leaf in zip(names, fed, strict=True)})
         for own, other in zip(expected, map(torch.as_tensor, outputs), strict=True):
             difference = max(difference, _distance(own, other))
             largest = max(largest, float(own.double().abs().max()) if own.numel() else 0.0)

@@ -41,6 +41,9 @@ class Peers(Protocol):
     ) -> Sequence[Tensor] | None:
         """Get ready for a backward pass to some parameters; `inputs` as what autograd knows them by."""
 
+    def announce(self, params: Sequence[nn.Parameter], flag: Tensor | None) -> None:
+        """Send a flag ahead of a window's last backward pass, where it cannot travel with these gradients."""
+
     def sync_gradients(self, params: Sequence[nn.Parameter], flag: Tensor | None = None) -> Tensor | None:
         """Average the gradients over all processes, where the model does not do that itself.
 
@@ -138,6 +141,8 @@ class Lane:
         inputs: Any = None if self.holds_all else [p for p in self.params if p.requires_grad]
         if self.peers is not None:
             inputs = self.peers.prepare_backward(loss, self.params, inputs, is_last=window.is_last)
+            if window.is_last:
+                self.peers.announce(self.params, self._flag)
         if inputs is None:
             loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
         else:

@@ -17,7 +17,7 @@ from loopwright import ConfigurationError
 from loopwright.checkpoint import load_weights, write_checkpoint
 from loopwright.cli import main
 from loopwright.cli.export import pick_checkpoint
-from loopwright.cli.export_onnx import export_module
+from loopwright.onnx_files import export_module
 from loopwright.run import RunManifest, RunView, find_runs
 
 

@@ -23,7 +23,7 @@ def run_schema(
     entries = {
         "name": Entry(str | None, description="What the run is called; its directory is runs/<name>/<id>."),
         "seed": Entry(int | None, description="The seed of all randomness: 0 is a seed, null is none."),
-        "output_path": Entry(Path | None, description="The run directory; without it there is a new one in runs/<name>."),
+        "output_path": Entry(Path | None, description="The run directory; otherwise a new one in runs/<name>."),
         "tags": Entry(list[str], description="Words to find the run by."),
         "resume": Entry(bool | str | None, description="true or auto to go on, false to start anew, or a run's path."),
         "vars": Entry(DATA, description="Values to use elsewhere in the file as ${vars.name}."),

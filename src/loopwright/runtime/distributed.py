@@ -85,6 +85,7 @@ class DistributedRuntime(Runtime):
         self._shards = Shards(self.gather_objects, finds_unused=find_unused_parameters)
         self._buffers: WeakKeyDictionary[nn.Module, list[Tensor]] = WeakKeyDictionary()
         self._watch: Guard | None = None
+        self._announced: dict[int, tuple[Tensor, Any]] = {}  # by optimizer, as its list of parameters
         self._agreement = Agreement(self.group.new_host_group())
         self._bell = Bell(self._agreement)
 
@@ -188,6 +189,7 @@ class DistributedRuntime(Runtime):
     @contextmanager
     def supervised(self) -> Iterator[None]:
         self._bell.finish()  # an earlier call may have ended with an exception
+        self._announced.clear()
         with guarded(self.group) as self._watch:
             yield
         self._watch = None
@@ -208,6 +210,14 @@ class DistributedRuntime(Runtime):
             return inputs
         return self._shards.prepare(loss, params, inputs, is_last=is_last)
 
+    def announce(self, params: Sequence[nn.Parameter], flag: Tensor | None) -> None:
+        """On the host, a sharded model's backward pass takes long enough for a message to arrive meanwhile."""
+        if self.is_host and self.mesh.shard > 1:
+            self._announced[id(params)] = self._send(self._bell.message(flag))
+
+    def _send(self, message: Tensor) -> tuple[Tensor, Any]:
+        return message, dist.all_reduce(message, op=dist.ReduceOp.MAX, async_op=True)
+
     def sync_gradients(self, params: Sequence[nn.Parameter], flag: Tensor | None = None) -> Tensor | None:
         """Average the gradients that the model's own sharding does not; the largest of all processes' flags."""
         is_averaged = self.mesh.shard == 1 and self.mesh.data_size > 1
@@ -216,7 +226,8 @@ class DistributedRuntime(Runtime):
         if self.is_host:
             message = self._bell.message(flag)
         if message is not None and not travels:
-            dist.all_reduce(message, op=dist.ReduceOp.MAX)
+            message, work = self._announced.pop(id(params), None) or self._send(message)
+            work.wait()
         if is_averaged:
             told = average_gradients(params, self.data_group, self.mesh.data_size, message if travels else None)
             message = told if travels else message

@@ -127,6 +127,9 @@ class Runtime:
         """Get ready for a backward pass to some parameters; `inputs` as what autograd knows them by."""
         return inputs
 
+    def announce(self, params: Sequence[nn.Parameter], flag: Tensor | None) -> None:
+        """Send a flag ahead of a window's last backward pass, where it cannot travel with these gradients."""
+
     def finish_update(self, modules: Iterable[nn.Module]) -> None:
         """An update of these models is over."""
 

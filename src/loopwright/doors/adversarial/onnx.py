@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ...checkpoint.atomic import staged_file
-from ...components import evaluating
-from ...errors import LoopwrightError, MissingExtraError
+from ...onnx_files import TOLERANCE, ExportError, export_module
 from .reading import ConfigSource
 from .tester import Tester
 
-TOLERANCE = 1e-4
-
-
-class ExportError(LoopwrightError):
-    """An exported network does not compute what it should."""
+__all__ = ["ExportError", "ONNXConverter", "export_onnx"]
 
 
 def export_onnx(
@@ -38,42 +30,15 @@ def export_onnx(
 
     The file is run and compared before it takes its name.
     """
-    runtime = _runtime()
-    batch = torch.export.Dim("batch")
-    with staged_file(Path(path)) as staging, evaluating([network], ()), torch.no_grad():
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's exporter warns about torch
-            program = torch.onnx.export(
-                network,
-                (torch.cat([example, example]),),  # an example of one would make the batch size a constant
-                dynamo=True,
-                verbose=False,
-                opset_version=opset_version,
-                input_names=list(input_names),
-                output_names=list(output_names),
-                dynamic_shapes=({0: batch},),
-            )
-        assert program is not None
-        program.save(str(staging), external_data=False)
-        session = runtime.InferenceSession(str(staging), providers=["CPUExecutionProvider"])
-        (output,) = session.run(None, {input_names[0]: example.cpu().numpy()})
-        difference = float((torch.from_numpy(output) - network(example).cpu()).abs().max())
-        if not difference <= tolerance:
-            raise ExportError(
-                f"The network exported to {path} differs from torch's by {difference:.3g}, more than {tolerance:g}; it "
-                "was not kept. Try another opset_version, or raise `tolerance`."
-            )
-    return difference
-
-
-def _runtime() -> Any:
-    try:
-        import onnx  # noqa: F401
-        import onnxruntime
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError("ONNX export needs three packages: pip install 'loopwright[onnx]'.") from error
-    return onnxruntime
+    report = export_module(
+        network,
+        torch.cat([example, example]),  # an example of one would make the batch size a constant
+        Path(path),
+        opset=opset_version,
+        names=(input_names, output_names),
+        tolerance=tolerance,
+    )
+    return report.max_difference
 
 
 class ONNXConverter(Tester):
