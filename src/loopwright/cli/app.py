@@ -19,11 +19,13 @@ from . import (
     doctor,
     evaluate,
     export,
+    finders,
     init,
     plot,
     predict,
     runs,
     show,
+    sweep,
     train,
 )
 from .exits import EXIT_CODES, FAILED, INTERRUPTED, PIPE_CLOSED
@@ -31,7 +33,10 @@ from .output import printable
 from .overriding import take_overrides
 
 # Each adds its commands to the parser; what a command needs is imported when it runs.
-GROUPS = (init, train, evaluate, predict, config, runs, show, diff, plot, export, checkpoint, check, doctor, completion)
+GROUPS = (
+    *(init, check, train, sweep, evaluate, predict, config, finders),
+    *(runs, show, diff, plot, export, checkpoint, doctor, completion),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -226,7 +226,8 @@ class DistributedRuntime(Runtime):
         if self.is_host:
             message = self._bell.message(flag)
         if message is not None and not travels:
-            message, work = self._announced.pop(id(params), None) or self._send(message)
+            key = id(params)
+            message, work = self._announced.pop(key) if key in self._announced else self._send(message)
             work.wait()
         if is_averaged:
             told = average_gradients(params, self.data_group, self.mesh.data_size, message if travels else None)
