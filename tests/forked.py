@@ -18,14 +18,14 @@ import torch._dynamo  # noqa: F401  (the first optimizer imports it, which takes
 LIMIT = 300.0
 
 
-def run_forked(script: Path, folder: Path) -> str:
+def run_forked(script: Path, folder: Path, *arguments: str) -> str:
     """What a script that starts in `folder` prints; it must end well."""
     sys.stdout.flush()
     sys.stderr.flush()
     log = folder / ".output"
     pid = os.fork()
     if pid == 0:
-        os._exit(_run(script, folder, log))
+        os._exit(_run(script, folder, log, arguments))
     end = time.monotonic() + LIMIT
     while (done := os.waitpid(pid, os.WNOHANG))[0] == 0:
         if time.monotonic() > end:
@@ -38,7 +38,7 @@ def run_forked(script: Path, folder: Path) -> str:
     return printed
 
 
-def _run(script: Path, folder: Path, log: Path) -> int:
+def _run(script: Path, folder: Path, log: Path, arguments: tuple[str, ...]) -> int:
     gc.freeze()
     atexit._clear()  # those are the tests' own
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -48,7 +48,7 @@ def _run(script: Path, folder: Path, log: Path) -> int:
     os.dup2(output, 2)
     sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", buffering=1, closefd=False)
     os.chdir(folder)
-    sys.argv, sys.path[:0] = [str(script)], [str(folder)]
+    sys.argv, sys.path[:0] = [str(script), *arguments], [str(script.parent)]
     code = 0
     try:
         runpy.run_path(str(script), run_name="__main__")

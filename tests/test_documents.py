@@ -50,7 +50,7 @@ def test_block_runs_as_a_script(block: str, tmp_path: Path) -> None:
 
 def test_digits_example_reaches_97_percent_draws_its_curves_and_sees_that_its_run_is_finished(tmp_path: Path) -> None:
     first, second = (
-        run_script(ROOT / "examples" / "digits.py", tmp_path, "--run-dir", "run", "--epochs", "6") for _ in range(2)
+        run_forked(ROOT / "examples" / "digits.py", tmp_path, "--run-dir", "run", "--epochs", "6") for _ in range(2)
     )
     accuracy = re.search(r"Test accuracy: ([\d.]+)%", first)
     assert float(accuracy[1]) >= 97.0

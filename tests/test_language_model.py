@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+from .forked import run_forked
+
 EXAMPLES = Path(__file__).parent.parent / "examples" / "language_model"
-
-
-def run(program: str, folder: Path, *arguments: str) -> str:
-    result = subprocess.run(
-        [sys.executable, str(EXAMPLES / program), *arguments],
-        cwd=folder,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
 
 
 def number(pattern: str, printed: str) -> float:
@@ -30,13 +15,13 @@ def number(pattern: str, printed: str) -> float:
 
 
 def test_a_model_with_its_own_loss_learns_and_is_fine_tuned_from_what_was_saved(tmp_path: Path) -> None:
-    printed = run("train.py", tmp_path, "--epochs", "1", "--limit", "800", "--save-dir", "out")
+    printed = run_forked(EXAMPLES / "train.py", tmp_path, "--epochs", "1", "--limit", "400", "--save-dir", "out")
     untrained, frequencies = number(r"untrained: (\d+)", printed), number(r"frequencies alone: (\d+)", printed)
     trained = number(r"epoch 1: test perplexity ([\d.]+)", printed)
     assert frequencies < untrained
     assert trained < 0.6 * untrained
 
-    printed = run("lora.py", tmp_path, "--epochs", "1", "--base", "out/best_model")
+    printed = run_forked(EXAMPLES / "lora.py", tmp_path, "--epochs", "1", "--base", "out/best_model")
     assert "Loaded 29 of 29" in printed
     assert number(r"after: +([\d.]+)", printed) < 0.9 * number(r"before: +([\d.]+)", printed)
     assert "the model's own weights are as they were" in printed

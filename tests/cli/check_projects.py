@@ -87,6 +87,15 @@ class Counting(Net):
         return self.body(x) / (1 + self.calls)
 
 
+class Normed(Net):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x):
+        return self.body(self.norm(x))
+
+
 class Failing(Net):
     def __init__(self):
         super().__init__()
@@ -121,6 +130,16 @@ class FloatLabels(Points):
 class Pairs(Points):
     def __getitem__(self, index):
         return self.x[index], self.y[index]
+
+
+class Noisy(Points):
+    """Randomness from the global generators, things that are no tensors, and batches of its own making."""
+
+    def __getitem__(self, index):
+        return {"x": self.x[index] + torch.randn(4), "y": self.y[index], "name": f"point {index}"}
+
+    def collate_fn(self, samples):
+        return {key: torch.stack([sample[key] for sample in samples]) for key in ("x", "y")}
 
 
 class Windows(IterableDataset):
@@ -402,5 +421,28 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str, str]] = {
         ("+initializer.kind=FromCheckpoint", "+initializer.path=nowhere.safetensors"),
         "initializer",
         "nowhere.safetensors",
+    ),
+}
+
+WELL: dict[str, tuple[str, ...]] = {
+    "batch norm, averages and a curve": (
+        *("model.kind=checked.Normed", "~model.width", "+trainer.num_workers=2"),
+        *scheduler("WarmupCosine", "warmup=0.1"),
+        *callback("EMA", "decay=0.9"),
+        "+trainer.callbacks.2={kind: BestCheckpoint, metric: test_ema_loss, every_n_updates: 10}",
+        "+trainer.callbacks.3={kind: Checkpoints, every_updates: 100}",
+    ),
+    "random data, clocks and a schedule of torch's": (
+        *("datasets.train.kind=checked.Noisy", "~trainer.max_updates", "+trainer.max_samples=303"),
+        *scheduler("OneCycleLR", "max_lr=0.1", "total_steps=38"),
+        "+trainer.callbacks.1={kind: TrainTime}",
+        "+trainer.callbacks.2={kind: Throughput}",
+        "+trainer.callbacks.3={kind: PeakMemory, every_n_updates: 5}",
+        "+trainer.log_every_n_updates=2",
+    ),
+    "epochs, a plateau and a metric of the epoch": (
+        *("~trainer.max_updates", "+trainer.max_epochs=3", "+trainer.precision=bf16"),
+        *scheduler("ReduceLROnPlateau", "patience=1"),
+        *callback("EarlyStopping", "metric=test_loss", "patience=1"),
     ),
 }
