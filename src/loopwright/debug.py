@@ -87,14 +87,14 @@ def check_resume(
         straight = check.run("straight")
         saved = check.run("saved", is_saved=True)
         resumed = check.run("resumed", is_resumed=True)
-    report = ResumeReport(num_updates, compare_trees(straight.middle, saved.middle))
+    report = _without(ResumeReport(num_updates, compare_trees(straight.middle, saved.middle)), ignore)
     if not report.irreproducible:
         differing = compare_trees(straight.end, resumed.end)
         unsaved = compare_trees(saved.seen_middle, resumed.seen_middle)
         at_end = {found.path for found in compare_trees(straight.seen_end, resumed.seen_end)}
         unsaved = tuple(found for found in unsaved if differing or found.path in at_end)  # the rest is made again
-        report = ResumeReport(num_updates, (), unsaved, differing)
-    return _without(report, ignore)
+        report = _without(ResumeReport(num_updates, (), unsaved, differing), ignore)
+    return report
 
 
 @dataclass(slots=True)
@@ -131,14 +131,16 @@ class _Check:
         probe = _Probe(run, data, self.num_updates, path if is_saved else None)
         trainer.callbacks.append(probe)
         trainer.active_callbacks.append(probe)
-        num_updates = self.num_updates if is_saved else 2 * self.num_updates
         resume = path if is_resumed else False
-        trainer.train(data, eval_data=eval_data, num_updates=num_updates, batch_size=self.batch_size, resume=resume)
+        limit = 2 * self.num_updates  # for all of them: schedules go by it
+        trainer.train(data, eval_data=eval_data, num_updates=limit, batch_size=self.batch_size, resume=resume)
         return run
 
 
 class _Probe(Callback):
     """Looks at a run in its middle and when its loop is left."""
+
+    precedence = 2  # as that of checkpoints: it is to see what all others did
 
     def __init__(self, run: _Run, data: Any, num_updates: int, save_to: Path | None) -> None:
         self._run, self._data = run, data
@@ -154,6 +156,7 @@ class _Probe(Callback):
             self._look(trainer)
             if self._save_to is not None:
                 save_trainer(trainer, self._save_to)
+                trainer.stop("saved")
 
     def on_loop_end(self, trainer: Trainer) -> None:
         self._run.end = _state_of(trainer)

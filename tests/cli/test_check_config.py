@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from check_projects import CONFIG, MISTAKES, MODULE, callback
+from check_projects import CONFIG, MISTAKES, MODULE, WELL, callback
 
 from loopwright.cli import main
 from loopwright.cli.check_config import check_config
@@ -42,6 +42,20 @@ def test_mistake_is_found_with_its_place(overrides, key, words):
     assert len(fitting) == 1, "\n".join(map(str, found))
     assert fitting[0].key.startswith(key)
     assert fitting[0].file.endswith("run.yaml") or fitting[0].file == "command line"
+
+
+@pytest.mark.parametrize("overrides", WELL.values(), ids=WELL)
+def test_nothing_is_found_where_all_is_well(overrides):
+    outcome = check_config("run.yaml", overrides)
+    assert outcome.mistakes == ()
+    assert {"resuming", "saving and loading", "training steps"} <= set(outcome.checked)
+
+
+def test_without_a_seed_runs_are_not_compared():
+    outcome = check_config("run.yaml", ["seed=null"])
+    assert outcome.mistakes == ()
+    assert "resuming was not compared" in outcome.notes[0].message
+    assert "resuming" not in outcome.checked
 
 
 def test_a_config_that_is_well_passes_and_says_what_was_checked(capsys):
@@ -97,8 +111,10 @@ def test_mistake_is_printed_with_file_and_line_and_the_exit_code_is_1(project, c
     assert f"{project / 'checked.py'}:{line}, in forward: return self.body(x)" in printed
 
 
-def test_json_has_all_of_it(capsys):
-    assert main(["check", "run.yaml", "trainer.callbacks.0.dataset_key=tset", "--json"]) == 1
+@pytest.mark.parametrize("is_first", [True, False])
+def test_json_has_all_of_it(capsys, is_first):
+    arguments = ["run.yaml", "trainer.callbacks.0.dataset_key=tset"]
+    assert main(["check", *(["--json", *arguments] if is_first else [*arguments, "--json"])]) == 1
     found = json.loads(capsys.readouterr().out)
     assert [mistake["key"] for mistake in found["mistakes"]] == ["trainer.callbacks.0"]
     assert found["ok"] is False

@@ -113,6 +113,7 @@ class EMA(Callback):
                     f"EMA({self.decay}, name='ema_slow')."
                 )
         self._prepare(trainer)
+        self._follow_buffers()
 
     def on_loop_end(self, trainer: Trainer) -> None:
         for average in self._all():
@@ -128,6 +129,12 @@ class EMA(Callback):
 
     def on_rewind(self, trainer: Trainer) -> None:
         self._prepare(trainer)
+        self._follow_buffers()
+
+    def _follow_buffers(self) -> None:
+        """Training goes on: from now on the model's own are used, also by an evaluation before the next average."""
+        for average in self._all():
+            average.buffers = {}
 
     def on_eval_end(self, trainer: Trainer, data: Stream) -> None:
         if not self.evaluate or not (self._averages or self._loaded) or _is_averaged(trainer):

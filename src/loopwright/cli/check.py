@@ -49,6 +49,7 @@ def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     instead.add_argument("--runtime", choices=("ddp", "fsdp"), help="instead of what the program says")
     instead.add_argument("--mesh", metavar="AXES", help="the same as a mesh: replicate=2,shard=4 (tensor=2)")
     parser.add_argument("--all", action="store_true", help="list every parameter, and every process by itself")
+    parser.add_argument("--json", action="store_true", help="of a run file: print JSON")
     parser.add_argument(
         "program", metavar="PROGRAM", help="a run file, or a Python file as torchrun would be given (CONFIG | PROGRAM)"
     )
@@ -62,7 +63,7 @@ def check_command(options: argparse.Namespace) -> int:
     if program.suffix in SUFFIXES:
         from .check_config import check_config_command
 
-        return check_config_command(program, options.arguments, debug=options.debug)
+        return check_config_command(program, options.arguments, as_json=options.json)
     return _check_program(program, options)
 
 

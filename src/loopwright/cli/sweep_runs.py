@@ -1,0 +1,274 @@
+"""The runs of a sweep: where each is, how it stands, and the processes that train them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..run.reading import RunView
+from ..run.reading_metrics import Mode
+from .sweep_child import GO_ON, PRUNED, STOP, Spec
+
+if TYPE_CHECKING:
+    from ..config import Config
+
+POLL_SECONDS = 0.1
+PATIENCE_SECONDS = 60.0  # for a process that was asked to save and end
+LIMITS = ("max_epochs", "max_updates", "max_samples")
+
+
+@dataclass(slots=True)
+class Task:
+    """One run: what was chosen for it, and where it goes."""
+
+    name: str
+    chosen: dict[str, Any]
+    path: Path
+    key: Any = None  # what a search knows it by
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a run of a sweep stands."""
+
+    task: Task
+    state: str
+    value: float | None = None
+    error: str | None = None
+    seconds: float | None = None
+    progress: Any = None
+
+    @property
+    def is_done(self) -> bool:
+        return self.state in ("finished", "stopped", "pruned")
+
+
+class Search(Protocol):
+    """Decides which runs there are."""
+
+    def next(self) -> Task | None:
+        """The next run to train; None where there is none, at least for now."""
+
+    def report(self, task: Task, update: int, value: float) -> bool:
+        """Hear of the metric in the middle of a run; whether it is to go on."""
+
+    def done(self, result: Result) -> None:
+        """Hear that a run has ended."""
+
+
+def read_result(task: Task, metric: str, mode: Mode, error: str | None = None) -> Result:
+    """A run as its directory shows it."""
+    if not (task.path / "run.json").is_file():
+        return Result(task, "failed" if error else "not started", error=error)
+    run = RunView(task.path)
+    state: str = run.state
+    if state == "stopped" and run.reason is not None and PRUNED in run.reason:
+        state = "pruned"
+    if error is not None and state not in ("interrupted", "finished"):
+        state = "failed"
+    told = error or (run.reason if state == "failed" else None)
+    return Result(task, state, best_value(run, metric, mode), told, run.seconds, run.progress)
+
+
+def best_value(run: RunView, metric: str, mode: Mode) -> float | None:
+    """The best value of a metric at any epoch or step."""
+    points = [*run.metrics.epochs(metric), *run.metrics.steps(metric)]
+    values = [point.value for point in points if not math.isnan(point.value)]
+    return (min if mode == "min" else max)(values, default=None)
+
+
+def place_for(folder: Path, name: str, config: Config) -> Path:
+    """The directory of a run with this config: that of an earlier one, or the first that is free."""
+    number = 1
+    while True:
+        path = folder / (name if number == 1 else f"{name}-{number}")
+        if not (path / "run.json").is_file() or not _changes(RunView(path), config):
+            return path
+        number += 1
+
+
+def is_finished(path: Path, config: Config) -> bool:
+    """Whether nothing is left to train of this config in this directory."""
+    if not (path / "run.json").is_file():
+        return False
+    run = RunView(path)
+    earlier = (run.config or {}).get("trainer") or {}
+    is_longer = any(earlier.get(name) != config.get(f"trainer.{name}") for name in LIMITS)
+    return run.state in ("finished", "stopped") and not is_longer
+
+
+def _changes(run: RunView, config: Config) -> list[str]:
+    import yaml
+
+    from ..doors.configured.directories import differences
+    from ..doors.configured.recording import config_text
+
+    return differences(run.config or {}, yaml.safe_load(config_text(config, run.name)))
+
+
+class Child:
+    """A process that trains one run."""
+
+    def __init__(self, task: Task, spec: Mapping[str, Any], output: Path, environment: Mapping[str, str]) -> None:
+        self.task = task
+        self.error: str | None = None
+        output.parent.mkdir(parents=True, exist_ok=True)
+        self._output = output
+        receiving, sending = os.pipe()
+        command = [sys.executable, "-m", "loopwright.cli.sweep_child", Spec(**spec, pipe=sending).to_json()]
+        with output.open("w") as file:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                pass_fds=(sending,),
+                env=dict(environment),
+                start_new_session=True,  # Ctrl-C is for us, who pass it on once
+                text=True,
+            )
+        os.close(sending)
+        self.pipe = receiving
+        self._unread = b""
+
+    def messages(self) -> Iterator[dict[str, Any]]:
+        """What it has said since the last time; errors are kept, not given."""
+        while select.select([self.pipe], [], [], 0)[0]:
+            data = os.read(self.pipe, 1 << 16)
+            if not data:
+                return
+            *lines, self._unread = (self._unread + data).split(b"\n")
+            for message in map(json.loads, lines):
+                if "error" in message:
+                    self.error = message["error"]
+                else:
+                    yield message
+
+    def answer(self, is_to_go_on: bool) -> None:
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):  # it may have ended meanwhile
+            print(GO_ON if is_to_go_on else STOP, file=self.process.stdin, flush=True)
+
+    def close(self) -> str | None:
+        """After its end: what went wrong, None if nothing did."""
+        for _ in self.messages():
+            pass
+        os.close(self.pipe)
+        if self.process.stdin is not None:
+            with suppress(BrokenPipeError):
+                self.process.stdin.close()
+        code = self.process.returncode
+        if code in (0, 130, 143, -signal.SIGTERM):
+            return self.error
+        return self.error or f"its process ended with {_ending(code)}: {self._last_line()}"
+
+    def _last_line(self) -> str:
+        lines = [line for line in self._output.read_text(errors="replace").splitlines() if line.strip()]
+        return lines[-1] if lines else "it said nothing"
+
+
+def _ending(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+
+
+@dataclass(slots=True)
+class Pool:
+    """Trains the runs of a search, so many at a time."""
+
+    config: str
+    overrides: list[str]
+    metric: str
+    mode: Mode
+    jobs: int
+    output: Path
+    children: dict[int, Child] = field(default_factory=dict)
+    ended: list[Task] = field(default_factory=list)  # those that were under way when it was stopped
+
+    def run(self, search: Search) -> Generator[Result, None, None]:
+        """The results as they come. Leaving the loop early ends all processes, which save first."""
+        try:
+            while self._fill(search):
+                pipes = [child.pipe for child in self.children.values()]
+                select.select(pipes, [], [], POLL_SECONDS)
+                for slot, child in list(self.children.items()):
+                    for message in child.messages():
+                        child.answer(search.report(child.task, message["update"], message["value"]))
+                    if child.process.poll() is not None:
+                        del self.children[slot]
+                        result = read_result(child.task, self.metric, self.mode, child.close())
+                        search.done(result)
+                        yield result
+                if all(child.process.poll() is None for child in self.children.values()):
+                    time.sleep(POLL_SECONDS / 10)  # a pipe that is closed is always ready
+        finally:
+            self.stop()
+
+    def _fill(self, search: Search) -> bool:
+        """Start as many as may run at a time; whether any is running."""
+        for slot in range(self.jobs):
+            if slot in self.children:
+                continue
+            task = search.next()
+            if task is None:
+                break
+            self.children[slot] = self._start(task, slot)
+        return bool(self.children)
+
+    def _start(self, task: Task, slot: int) -> Child:
+        spec = {
+            "config": self.config,
+            "overrides": self.overrides,
+            "chosen": task.chosen,
+            "path": str(task.path),
+            "metric": self.metric,
+        }
+        return Child(task, spec, self.output / f"{task.path.name}.txt", self._environment(slot))
+
+    def _environment(self, slot: int) -> dict[str, str]:
+        """Processors and accelerators are shared out among those that run at a time."""
+        variables = dict(os.environ)
+        if self.jobs > 1:
+            variables.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // self.jobs, 1)))
+            devices = _devices()
+            if len(devices) > 1:
+                variables["CUDA_VISIBLE_DEVICES"] = devices[slot % len(devices)]
+        return variables
+
+    def stop(self) -> None:
+        """Ask all that still run to save and end, and wait for them; those that do not are ended."""
+        for child in self.children.values():
+            if child.process.poll() is None:
+                child.process.terminate()
+        end = time.monotonic() + PATIENCE_SECONDS
+        for child in self.children.values():
+            try:
+                while child.process.poll() is None and time.monotonic() < end:
+                    for _ in child.messages():
+                        child.answer(False)
+                    time.sleep(POLL_SECONDS / 2)
+            finally:
+                child.process.kill()
+                child.process.wait()
+                child.close()
+                self.ended.append(child.task)
+        self.children.clear()
+
+
+def _devices() -> list[str]:
+    import torch
+
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
+        return [device for device in given.split(",") if device.strip()]
+    return [str(number) for number in range(torch.cuda.device_count())]

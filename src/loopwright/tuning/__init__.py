@@ -1,0 +1,6 @@
+"""Finding out before a run what it should be like: its learning rate and its batch size."""
+
+from .batch_size import BatchSizeScan, Trial, find_batch_size
+from .lr_find import LearningRateScan, find_learning_rate
+
+__all__ = ["BatchSizeScan", "LearningRateScan", "Trial", "find_batch_size", "find_learning_rate"]

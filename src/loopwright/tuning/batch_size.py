@@ -1,0 +1,169 @@
+"""The largest batch that fits: sizes are doubled until memory runs out, then bisected, and timed on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from ..callbacks.nonfinite import NonFiniteGuard
+from ..errors import ConfigurationError
+from ..trainer import Trainer
+from .borrowing import borrowed, forget_past, train_for_a_while
+from .memory import available_memory, is_out_of_memory, let_go
+from .watching import StepWatch
+
+NEARLY = 0.95  # of the best throughput: a smaller batch that has as much is the better one
+SPARE = 0.8  # the part of the machine's free memory that is used: the operating system ends those that use all
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One batch size: whether it fits, how fast it is, and what a step keeps in memory besides the weights."""
+
+    size: int
+    fits: bool
+    samples_per_second: float | None = None
+    memory: int | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSizeScan:
+    """The sizes in the order they were tried, and what the search ended at."""
+
+    trials: tuple[Trial, ...]
+    bound: str
+
+    @property
+    def largest(self) -> int | None:
+        """The largest size that fits; None where not even the smallest does."""
+        return max((trial.size for trial in self.trials if trial.fits), default=None)
+
+    @property
+    def suggestion(self) -> int | None:
+        """The smallest size that is about as fast as the fastest."""
+        speeds = {t.size: t.samples_per_second for t in self.trials if t.fits and t.samples_per_second is not None}
+        best = max(speeds.values(), default=0.0)
+        return min((size for size, speed in speeds.items() if speed >= NEARLY * best), default=self.largest)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain values."""
+        names = ("size", "fits", "samples_per_second", "memory", "reason")
+        trials = [{name: getattr(trial, name) for name in names} for trial in self.trials]
+        return {"largest": self.largest, "suggestion": self.suggestion, "bound": self.bound, "trials": trials}
+
+
+def find_batch_size(
+    trainer: Trainer,
+    data: Any,
+    *,
+    start: int = 1,
+    max_size: int = 4096,
+    num_updates: int = 4,
+    memory: int | None = None,
+    on_trial: Callable[[Trial], None] | None = None,
+) -> BatchSizeScan:
+    """Try batches of `start` samples, twice as many, and so on; the trainer is then exactly as before.
+
+    A size fits if `num_updates` updates go through. On the CPU, where nobody survives running out of memory, a size is
+    not tried whose step would keep more than `memory` bytes (by default 80 % of what is free), going by the sizes
+    before it. No size is larger than `max_size` or the data set. `on_trial` hears of each size when it was tried.
+    """
+    length = _length_of(data)
+    if not 1 <= start <= min(max_size, length):
+        raise ConfigurationError(
+            f"Batches from {start} to {max_size} samples of {length}: use 1 <= start <= max_size, and no more than "
+            "there are."
+        )
+    search = _Search(trainer, data, length, num_updates, memory, on_trial)
+    with borrowed(trainer, [NonFiniteGuard("off"), search.watch]):
+        bound = search.run(start, min(max_size, length))
+    if bound is None:
+        bound = f"the data set, which has {length} samples" if length <= max_size else f"max_size, {max_size} samples"
+    return BatchSizeScan(tuple(search.trials), bound)
+
+
+def _length_of(data: Any) -> int:
+    if isinstance(data, DataLoader) or not isinstance(data, Dataset) or isinstance(data, IterableDataset):
+        raise ConfigurationError(
+            f"Data of type {type(data).__name__} has batches of its own, or no length: pass the data set itself, of "
+            "which batches of any size can be made."
+        )
+    return len(data)  # type: ignore[arg-type]  # a map-style data set
+
+
+class _Search:
+    """Doubling, then bisecting, with one borrowed trainer."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        data: Any,
+        length: int,
+        num_updates: int,
+        memory: int | None,
+        on_trial: Callable[[Trial], None] | None,
+    ) -> None:
+        self._trainer, self._data, self._length = trainer, data, length
+        self._num_updates, self._on_trial = num_updates, on_trial
+        self._is_host = trainer.runtime.device.type == "cpu"
+        self._memory = memory if memory is not None or not self._is_host else int(SPARE * available_memory())
+        self.trials: list[Trial] = []
+        self.watch = StepWatch()
+
+    def run(self, start: int, most: int) -> str | None:
+        """Look for the largest; what it ended at, None if that was the end of the sizes."""
+        size, fitting = start, 0
+        while self._fits(size):
+            fitting = size
+            if size == most:
+                return None
+            size = min(2 * size, most)
+        failing = size
+        while failing - fitting > 1 and fitting:
+            middle = (fitting + failing) // 2
+            if self._fits(middle):
+                fitting = middle
+            else:
+                failing = middle
+        return f"memory, which does not hold {failing}"
+
+    def _fits(self, size: int) -> bool:
+        trial = self._foreseen(size) or self._try(size)
+        self.trials.append(trial)
+        if self._on_trial is not None:
+            self._on_trial(trial)
+        return trial.fits
+
+    def _foreseen(self, size: int) -> Trial | None:
+        """A size that would need more than there is, going by the largest before it."""
+        known = max((t for t in self.trials if t.memory), key=lambda t: t.size, default=None)
+        if known is None or known.memory is None or self._memory is None:
+            return None
+        need = known.memory * size // known.size
+        if need <= self._memory:
+            return None
+        reason = f"would keep about {need} bytes, with {self._memory} to be had"
+        return Trial(size, False, memory=need, reason=reason)
+
+    def _try(self, size: int) -> Trial:
+        trainer = self._trainer
+        forget_past(trainer)
+        trainer.accumulate = 1
+        self.watch.begin(size, self._length // size, counts=self._is_host)
+        try:
+            train_for_a_while(trainer, self._data, self._num_updates, size)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            let_go(error)
+            return Trial(size, False, reason="memory ran out")
+        if trainer.num_pieces > 1:
+            return Trial(size, False, reason="memory ran out; it would fit in pieces")
+        memory = self.watch.memory
+        if memory is not None and self._memory is not None and memory > self._memory:
+            return Trial(size, False, memory=memory, reason=f"keeps {memory} bytes, with {self._memory} to be had")
+        return Trial(size, True, self.watch.samples_per_second, memory)

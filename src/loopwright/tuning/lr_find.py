@@ -1,0 +1,216 @@
+"""The learning-rate range test: the loss while the rate grows from tiny to huge, and which rate that suggests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ..callbacks.nonfinite import NonFiniteGuard
+from ..errors import ConfigurationError, MissingExtraError
+from ..hooks import Callback
+from ..meter import Meter
+from ..step import StepResult
+from ..trainer import Trainer
+from .borrowing import borrowed, train_for_a_while
+
+SMOOTHING = 0.9
+LEAST_FALL = 0.01  # of the first loss, to speak of a fall at all
+
+
+@dataclass(frozen=True, slots=True)
+class LearningRateScan:
+    """A loss for every rate that was tried, in the order of growth, and why the scan ended."""
+
+    rates: tuple[float, ...]
+    losses: tuple[float, ...]
+    reason: str
+
+    @property
+    def smoothed(self) -> tuple[float, ...]:
+        """The losses without most of their noise: means over neighbours on both sides, the nearer the heavier."""
+        width, losses = self._width, self.losses
+        return tuple(_weighted(losses, at, width) for at in range(len(losses)))
+
+    @property
+    def _width(self) -> int:
+        """How many neighbours on each side are looked at."""
+        return max(len(self.losses) // 10, 1)
+
+    @property
+    def suggestion(self) -> float | None:
+        """The rate to begin with: where the loss falls fastest; None where it never falls."""
+        return self.steepest
+
+    @property
+    def steepest(self) -> float | None:
+        """The rate around which the loss falls fastest, by orders of magnitude of the rate."""
+        lowest, width = self._lowest(), self._width
+        if lowest is None:
+            return None
+        inside = range(width, max(lowest - width, width) + 1)
+        smoothed = self.smoothed
+        slopes = [_slope(smoothed, at, width) for at in inside]
+        return self.rates[inside[slopes.index(min(slopes))]] if min(slopes) < 0 else self.valley
+
+    @property
+    def valley(self) -> float | None:
+        """The first rate at which half of the way down to the lowest smoothed loss is done."""
+        lowest, smoothed = self._lowest(), self.smoothed
+        if lowest is None:
+            return None
+        top = max(smoothed[: lowest + 1])
+        half = (top + smoothed[lowest]) / 2
+        return next(self.rates[at] for at in range(smoothed.index(top), lowest + 1) if smoothed[at] <= half)
+
+    def _lowest(self) -> int | None:
+        """Where the smoothed loss is lowest; None if it is hardly lower than at the beginning."""
+        smoothed = self.smoothed
+        if not smoothed:
+            return None
+        first, low = smoothed[0], min(smoothed)
+        return smoothed.index(low) if first - low > LEAST_FALL * abs(first) else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain values."""
+        return {
+            "suggestion": self.suggestion,
+            "steepest": self.steepest,
+            "valley": self.valley,
+            "reason": self.reason,
+            "rates": list(self.rates),
+            "losses": list(self.losses),
+            "smoothed": list(self.smoothed),
+        }
+
+    def plot(self, path: str | Path) -> None:
+        """Draw the curve to a file."""
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise MissingExtraError("A drawn scan needs matplotlib: pip install 'loopwright[plots]'.") from error
+        figure = Figure(figsize=(7, 4), layout="constrained")
+        axes = figure.subplots()
+        axes.semilogx(self.rates, self.losses, color="0.8", label="loss")
+        axes.semilogx(self.rates, self.smoothed, label="smoothed")
+        if self.suggestion is not None:
+            axes.axvline(self.suggestion, linestyle="--", label=f"suggestion {self.suggestion:.3g}")
+        axes.set(xlabel="learning rate", ylabel="loss")
+        axes.legend()
+        figure.savefig(path)
+
+
+def _weighted(values: Sequence[float], at: int, width: int) -> float:
+    near = range(max(at - width, 0), min(at + width + 1, len(values)))
+    weights = [1 + width - abs(number - at) for number in near]
+    return sum(weight * values[number] for weight, number in zip(weights, near, strict=True)) / sum(weights)
+
+
+def _slope(values: Sequence[float], at: int, width: int) -> float:
+    """Of the line through the values around a place, by least squares."""
+    near = range(max(at - width, 0), min(at + width + 1, len(values)))
+    middle = sum(near) / len(near)
+    spread = sum((number - middle) ** 2 for number in near)
+    return sum((number - middle) * values[number] for number in near) / spread
+
+
+def find_learning_rate(
+    trainer: Trainer,
+    data: Any = None,
+    *,
+    lowest: float = 1e-7,
+    highest: float = 1.0,
+    num_updates: int = 100,
+    optimizer: str | None = None,
+    batch_size: int | None = None,
+    stop_factor: float = 4.0,
+) -> LearningRateScan:
+    """Train for `num_updates` while the learning rate grows exponentially; the trainer is then exactly as before.
+
+    It ends early when the smoothed loss is `stop_factor` times the lowest, or not finite. Groups with rates of their
+    own keep their proportions. With several optimizers, `optimizer` names the one that is scanned. Callbacks are left
+    out, but for initialisers and `Freeze`; an iterator that can be used only once is used up.
+    """
+    if not 0 < lowest < highest < math.inf:
+        raise ConfigurationError(f"Rates from {lowest} to {highest}: use 0 < lowest < highest.")
+    if num_updates < 3:
+        raise ConfigurationError(f"num_updates={num_updates}: a scan needs 3 or more.")
+    if data is None:
+        data, _ = trainer.configure_data()
+    growth = _Growth(lowest, highest, num_updates, optimizer, stop_factor)
+    with borrowed(trainer, [NonFiniteGuard("stop"), growth]):
+        train_for_a_while(trainer, data, num_updates, batch_size)
+        reason = trainer.stop_reason or f"all {num_updates} updates were taken"
+    return LearningRateScan(tuple(growth.rates), tuple(growth.losses), reason)
+
+
+class _Growth(Callback):
+    """Sets the rate of each update, and notes its loss."""
+
+    def __init__(self, lowest: float, highest: float, count: int, optimizer: str | None, stop_factor: float) -> None:
+        self._lowest, self._ratio, self._count = lowest, highest / lowest, count
+        self._optimizer, self._stop_factor = optimizer, stop_factor
+        self.rates: list[float] = []
+        self.losses: list[float] = []
+        self._average, self._lowest_average = 0.0, math.inf
+        self._meter = Meter()
+        self._groups: list[tuple[dict[str, Any], float]] = []
+
+    def on_train_start(self, trainer: Trainer) -> None:
+        self._groups = _groups_of(trainer, self._optimizer)
+        self._set(0)
+
+    def on_train_step_end(self, trainer: Trainer, batch: Any, result: StepResult) -> None:
+        if result.loss is None:
+            raise ConfigurationError("train_step returned no loss, and a scan is about the loss: return it as well.")
+        self._meter.add(result)
+
+    def on_update_end(self, trainer: Trainer) -> None:
+        loss = self._meter.compute(trainer.runtime.sum_table)["loss"]
+        self._meter = Meter()
+        if not math.isfinite(loss):
+            trainer.stop(f"the loss was {loss} at a rate of {self._rate(len(self.rates)):.3g}")
+            return
+        average = self._note(loss)
+        lowest = self._lowest_average = min(self._lowest_average, average)
+        if average - lowest > (self._stop_factor - 1) * abs(lowest):
+            trainer.stop(f"the loss rose to more than {self._stop_factor:g} times its lowest")
+        self._set(len(self.rates))
+
+    def _note(self, loss: float) -> float:
+        """Keep the loss; the mean of the losses so far, in which the last ones count most."""
+        self.rates.append(self._rate(len(self.rates)))
+        self.losses.append(loss)
+        self._average = SMOOTHING * self._average + (1 - SMOOTHING) * loss
+        return self._average / (1 - SMOOTHING ** len(self.losses))
+
+    def _rate(self, number: int) -> float:
+        return float(self._lowest * self._ratio ** (number / (self._count - 1)))
+
+    def _set(self, number: int) -> None:
+        for group, share in self._groups:
+            rate = self._rate(number) * share
+            if isinstance(group["lr"], Tensor):  # which a compiled optimizer holds on to
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+
+def _groups_of(trainer: Trainer, name: str | None) -> list[tuple[dict[str, Any], float]]:
+    """The parameter groups that are scanned, each with its rate as a part of the largest."""
+    if name is None and len(trainer.optimizers) > 1:
+        raise ConfigurationError(
+            f"There are several optimizers ({', '.join(trainer.optimizers)}): say which one's rate is looked for."
+        )
+    chosen = next(iter(trainer.optimizers)) if name is None else name
+    if chosen not in trainer.optimizers:
+        raise ConfigurationError(f"There is no optimizer {chosen!r}; there is: {', '.join(trainer.optimizers)}.")
+    groups: Sequence[dict[str, Any]] = trainer.optimizers[chosen].param_groups
+    if any("lr" not in group for group in groups):
+        raise ConfigurationError(f"Optimizer {chosen!r} has no `lr` that could be changed.")
+    largest = max(float(group["lr"]) for group in groups)
+    return [(group, float(group["lr"]) / largest if largest > 0 else 1.0) for group in groups]

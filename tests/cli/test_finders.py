@@ -1,0 +1,87 @@
+"""`loopwright lr-find` and `loopwright batch-size-find`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from sweep_projects import write_project
+
+from loopwright.cli import main
+from loopwright.cli.finders import parse_bytes
+from loopwright.config import load_config
+from loopwright.doors.configured.experiment import Experiment
+from loopwright.tuning import find_learning_rate
+
+RATES = ["lr-find", "run.yaml", "--low", "1e-4", "--high", "10", "--updates", "60"]
+SIZES = ["batch-size-find", "run.yaml"]
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(write_project(tmp_path))
+    return tmp_path
+
+
+def test_scan_is_that_of_the_trainer_of_the_config(capsys):
+    assert main([*RATES, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    experiment = Experiment.from_config(load_config("run.yaml"), progress="silent")
+    experiment.build()
+    engine = experiment.trainer.engine
+    scan = find_learning_rate(engine, engine.training_data(), lowest=1e-4, highest=10, num_updates=60)
+    assert found == scan.to_dict()
+
+
+def test_rates_are_shown_with_a_suggestion_and_drawn(project, capsys):
+    assert main([*RATES, "--plot", "rates.png"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[0].split() == ["RATE", "LOSS", "SMOOTHED"]
+    assert "Suggestion: 0.0" in printed
+    assert (project / "rates.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_a_suggestion_the_exit_code_is_1(capsys):
+    assert main(["lr-find", "run.yaml", "--low", "1e-12", "--high", "1e-11", "trainer.effective_batch_size=24"]) == 1
+    assert "The loss never fell" in capsys.readouterr().out
+
+
+def test_sizes_are_shown_up_to_the_data_set(capsys):
+    assert main(SIZES) == 0
+    printed = capsys.readouterr().out
+    rows = [line.split() for line in printed.splitlines()[1:7]]
+    assert [row[0] for row in rows] == ["1", "2", "4", "8", "16", "24"]
+    assert all(row[1] == "yes" for row in rows)
+    assert "Largest: 24; the search ended at the data set, which has 24 samples." in printed
+
+
+def test_sizes_as_json_end_at_the_memory_that_is_allowed(capsys):
+    assert main([*SIZES, "--memory", "2k", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["bound"] == f"memory, which does not hold {found['largest'] + 1}"
+    assert all(trial["memory"] <= 2000 for trial in found["trials"] if trial["fits"])
+
+
+def test_not_even_one_sample_fits(capsys):
+    assert main([*SIZES, "--memory", "1"]) == 1
+    assert "Not even the smallest size fits" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [RATES[:2], SIZES])
+def test_nothing_is_written(project, command):
+    before = {path for path in project.rglob("*") if "__pycache__" not in path.parts}
+    main(command)
+    assert {path for path in project.rglob("*") if "__pycache__" not in path.parts} == before
+
+
+@pytest.mark.parametrize("command", [RATES[:2], SIZES])
+def test_errors_of_the_model_are_told_without_a_traceback(capsys, command):
+    assert main([*command, "trainer.forward_properties=[y]"]) == 2
+    printed = capsys.readouterr().err
+    assert "unexpected keyword argument 'y'" in printed
+    assert "Traceback" not in printed
+
+
+def test_bytes_are_read_with_their_units():
+    assert [parse_bytes(text) for text in ("12", "2k", "1.5G")] == [12, 2000, 1_500_000_000]
