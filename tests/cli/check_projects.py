@@ -317,8 +317,8 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str, str]] = {
     ),
     "a misspelt data set": (
         ("trainer.callbacks.0.dataset_key=tset",),
-        "trainer.callbacks.0",
-        "no data set of that name, only train, test. Did you mean 'test'",
+        "trainer.callbacks.0.dataset_key",
+        "there is no data set 'tset'; did you mean test?",
     ),
     "a warm-up longer than the run": (
         scheduler("WarmupCosine", "warmup_updates=500"),

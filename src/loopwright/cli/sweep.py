@@ -25,7 +25,7 @@ MORE = """\
 What is varied is said in the file, under `sweep:`, or here with several values: model.width=8,16,32 or n=range(1,5).
 Methods: grid (all combinations), random (`num` of them), optuna (which chooses by how the runs before went and ends
 those that go worse than others at the same update). Each run is a process of its own, with a run directory of its own
-in runs/<name>/sweep, or in the folder that `output_path` or --out names.
+in runs/<name>/sweep, or in the folder that `output_path` or --output names.
 
 The same command again continues: finished runs are not trained again, unfinished ones go on where they were left,
 failed ones are tried again. Ctrl-C lets the runs save and end. Exit code 1: at least one run failed."""
@@ -50,7 +50,7 @@ def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--optuna", action="store_true", help="let Optuna choose the values")
     parser.add_argument("--num", metavar="N", type=int, help=f"runs that Optuna may have (default: {DEFAULT_NUM})")
     parser.add_argument("--no-pruning", action="store_true", help="let Optuna end no run early")
-    parser.add_argument("--out", metavar="DIR", help="the folder of the runs")
+    parser.add_argument("-o", "--output", metavar="DIR", help="the folder of the runs")
     parser.add_argument("--list", action="store_true", help="only list the runs of a grid or random sweep")
     parser.add_argument("--json", action="store_true", help="print JSON; what happens is told on stderr")
 
@@ -80,7 +80,7 @@ class SweepJob:
         self.metric: str = options.metric or sweep.metric or default_metric(config)
         direction = options.direction or sweep.direction
         self.mode: Mode = direction_of(self.metric) if direction is None else MODES[direction]
-        self.folder = folder_of(config, options.out)
+        self.folder = folder_of(config, options.output)
         self.results: list[Result] = []
 
     def list(self) -> int:

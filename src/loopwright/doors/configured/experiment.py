@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 import yaml
 
-from ...config import Config, ConfigError, Problem, beside, build, check, load_config
+from ...config import Config, ConfigError, Problem, beside, build, check, load_config, nearest
 from ...data.order import derive_seed
 from ...data.seeding import preserved_rng, seed_everything
 from ...errors import ConfigurationError
@@ -31,6 +31,7 @@ from .recording import RunLog, config_text, noting_failure, record_continuation,
 from .stored import load_for_use
 from .trainer import BaseTrainer
 
+READERS = ("OfflineLoss", "DatasetStatistics")  # callbacks that name a data set
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -235,9 +236,23 @@ def _other_problems(config: Config) -> Iterator[Problem]:
     if isinstance(datasets, Mapping) and "train" not in datasets:
         known = ", ".join(map(str, datasets)) or "none"
         yield config.problem("datasets", f"there is no data set `train` to train on, only: {known}.")
+    if isinstance(datasets, Mapping):
+        yield from _unknown_datasets(config, [*map(str, datasets), "train", "eval"])
     for part, owner in (("optimizer", "model"), ("scheduler", "model"), ("initializer", "trainer")):
         if config.get(part) is not None and config.get(f"{owner}.{part}") is not None:
             yield config.problem(part, f"there is one in `{owner}` too ({owner}.{part}): keep one of them.")
+
+
+def _unknown_datasets(config: Config, known: Sequence[str]) -> Iterator[Problem]:
+    """Callbacks that name a data set which is not there."""
+    callbacks = config.get("trainer.callbacks")
+    for at, callback in enumerate(callbacks if isinstance(callbacks, list) else ()):
+        if not isinstance(callback, Mapping) or str(callback.get("kind")).rpartition(".")[2] not in READERS:
+            continue
+        key = callback.get("dataset_key", "train")
+        if isinstance(key, str) and key not in known:
+            place = f"trainer.callbacks.{at}.dataset_key"
+            yield config.problem(place, f"there is no data set {key!r}; {nearest(key, known)}")
 
 
 def _words(tags: Any) -> list[str]:
