@@ -38,16 +38,22 @@ def run_forked(script: Path, folder: Path, *arguments: str) -> str:
     return printed
 
 
-def _run(script: Path, folder: Path, log: Path, arguments: tuple[str, ...]) -> int:
+def leave_the_parents_behind(folder: Path) -> None:
+    """Make a forked process like a new one that starts in `folder`: streams, signals, what is done in the end."""
     gc.freeze()
-    atexit._clear()  # those are the tests' own
+    atexit._clear()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", buffering=1, closefd=False)
+    os.chdir(folder)
+
+
+def _run(script: Path, folder: Path, log: Path, arguments: tuple[str, ...]) -> int:
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", buffering=1, closefd=False)
-    os.chdir(folder)
+    leave_the_parents_behind(folder)
     sys.argv, sys.path[:0] = [str(script), *arguments], [str(script.parent)]
     code = 0
     try:

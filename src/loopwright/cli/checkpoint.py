@@ -18,7 +18,7 @@ def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
         "checkpoint",
         help="list, verify, show, compare and export checkpoints",
         description="Look at checkpoints and export their weights. Nothing in a checkpoint is ever executed.",
-        epilog=EXIT_CODES,
+        epilog=f"example: loopwright checkpoint verify runs/digits\n\n{EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     members = group.add_subparsers(title="commands", metavar="COMMAND", required=True)

@@ -1,0 +1,122 @@
+"""Every command as a process, on a terminal and in a pipe: what it is for happens, and it ends with the right code."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from tests.forked import leave_the_parents_behind
+
+from loopwright.cli import main
+from loopwright.cli.app import build_parser
+
+COMMANDS: dict[str, tuple[list[str], int, str]] = {
+    "init": (["init", "new", "--door", "simple"], 0, r"written to .*new"),
+    "train": (["train", "run.yaml", "trainer.max_epochs=1", "name=again"], 0, r"runs/again/.*finished, 1 of 1"),
+    "eval": (["eval", "-2"], 0, r"test_loss +\d"),
+    "predict": (["predict", "-2", "--data", "test", "-o", "out.npy"], 0, r"out\.npy"),
+    "config show": (["config", "show", "run.yaml"], 0, r"width: 64"),
+    "config schema": (["config", "schema"], 0, r"json-schema\.org"),
+    "config validate": (["config", "validate", "run.yaml"], 0, r"run\.yaml"),
+    "runs": (["runs"], 0, r"first.*finished"),
+    "show": (["show", "-2"], 0, r"state +finished"),
+    "diff": (["diff", "-2", "-1"], 1, r"model\.width: 64 -> 8"),
+    "plot": (["plot", "-1", "-2", "--metric", "loss", "-o", "curve.png"], 0, r"curve\.png"),
+    "plot in text": (["plot", "-1", "--metric", "loss", "--text"], 0, r"loss"),
+    "export": (["export", "-2", "-o", "weights.safetensors"], 0, r"weights\.safetensors"),
+    "checkpoint": (["checkpoint", "list", "runs/first"], 0, r"update-"),
+    "check": (["check", "run.yaml"], 0, r"No mistakes found"),
+    "sweep": (["sweep", "run.yaml", "model.width=4,8", "--list"], 0, r"width=4"),
+    "lr-find": (["lr-find", "run.yaml", "--updates", "12"], 0, r"Suggestion"),
+    "batch-size-find": (["batch-size-find", "run.yaml", "--max", "4"], 0, r"Largest: 4"),
+    "doctor": (["doctor", "--quick"], 0, r"advice"),
+    "completion": (["completion", "bash"], 0, r"complete"),
+}
+
+
+def run(arguments: Sequence[str], folder: Path, *, on_terminal: bool) -> tuple[int, str]:
+    """A command in a process of its own; its exit code, and all it wrote."""
+    sys.stdout.flush()
+    if on_terminal:
+        pid, output = pty.fork()
+    else:
+        output, end = os.pipe()
+        pid = os.fork()
+    if pid == 0:
+        if not on_terminal:
+            os.dup2(end, 1)
+            os.dup2(end, 2)
+        leave_the_parents_behind(folder)
+        try:
+            code = main(arguments)
+        except SystemExit as left:
+            code = int(left.code or 0)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    if not on_terminal:
+        os.close(end)
+    written = bytearray()
+    while chunk := _read(output):
+        written += chunk
+    os.close(output)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), written.decode()
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 1 << 16)
+    except OSError:  # how the end of a terminal is told
+        return b""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project that was started by `init`, with two runs."""
+    folder = tmp_path_factory.mktemp("projects")
+    assert run(["init", "points", "--door", "configured"], folder, on_terminal=False)[0] == 0
+    for name, width in (("first", 64), ("second", 8)):
+        overrides = [
+            f"name={name}",
+            f"+output_path=runs/{name}",
+            f"model.width={width}",
+            "trainer.max_epochs=2",
+            "--progress",
+            "silent",
+        ]
+        assert run(["train", "run.yaml", *overrides], folder / "points", on_terminal=False)[0] == 0
+    return folder / "points"
+
+
+def test_no_command_is_forgotten_here() -> None:
+    commands = next(action for action in build_parser()._actions if action.choices and action.dest != "help")
+    assert {name.split()[0] for name in COMMANDS} == set(commands.choices or ())
+
+
+@pytest.mark.parametrize("place", ["terminal", "pipe"])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_does_what_it_is_for(name: str, place: str, project: Path, tmp_path: Path) -> None:
+    arguments, code, expected = COMMANDS[name]
+    folder = shutil.copytree(project, tmp_path / "points")
+    ended, written = run(arguments, folder, on_terminal=place == "terminal")
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written)
+    assert ended == code, plain
+    assert re.search(expected, plain), plain
+    assert "Traceback" not in plain
+    assert place == "terminal" or plain == written  # no colours in a pipe
+
+
+@pytest.mark.parametrize("name", sorted({name.split()[0] for name in COMMANDS}))
+def test_help_tells_what_a_command_does_and_how_it_ends(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main([name, "--help"])
+    told = capsys.readouterr().out
+    assert left.value.code == 0
+    assert "example" in told.lower()
+    assert "exit code" in told
