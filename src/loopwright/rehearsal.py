@@ -174,7 +174,7 @@ class Rehearsal(Callback):
         modules = trainer.modules.values()
         parameters = _unique(param for module in modules for param in module.parameters())
         buffers = _unique(buffer for module in modules for buffer in module.buffers())
-        states = [value for optimizer in trainer.optimizers.values() for value in _tensors(dict(optimizer.state))]
+        states = [value for optimizer in trainer.optimizers.values() for value in tensors_of(dict(optimizer.state))]
         gradients = list(self._gradients.values())
         return [
             Memory(*(sum(local_bytes(tensor, rank, mesh) for tensor in part) for part in
@@ -213,9 +213,10 @@ def _unique(tensors: Iterable[Tensor]) -> list[Tensor]:
     return list({id(tensor): tensor for tensor in tensors}.values())
 
 
-def _tensors(tree: Any) -> Iterable[Tensor]:
+def tensors_of(tree: Any) -> Iterable[Tensor]:
+    """The tensors in nested dicts, lists and tuples."""
     if isinstance(tree, Tensor):
         yield tree
     elif isinstance(tree, dict | list | tuple):
         for item in tree.values() if isinstance(tree, dict) else tree:
-            yield from _tensors(item)
+            yield from tensors_of(item)

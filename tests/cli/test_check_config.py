@@ -113,7 +113,7 @@ def test_mistake_is_printed_with_file_and_line_and_the_exit_code_is_1(project, c
 
 @pytest.mark.parametrize("is_first", [True, False])
 def test_json_has_all_of_it(capsys, is_first):
-    arguments = ["run.yaml", "trainer.callbacks.0.dataset_key=tset"]
+    arguments = ["run.yaml", "trainer.callbacks.0.every_n_updates=1000"]
     assert main(["check", *(["--json", *arguments] if is_first else [*arguments, "--json"])]) == 1
     found = json.loads(capsys.readouterr().out)
     assert [mistake["key"] for mistake in found["mistakes"]] == ["trainer.callbacks.0"]

@@ -5,8 +5,9 @@ Names are imported when first used: looking at a directory of checkpoints does w
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from .._lazy import lazily
 
 if TYPE_CHECKING:
     from loopwright.checkpoint.atomic import new_token
@@ -118,16 +119,4 @@ _HOMES = {
     "write_checkpoint": "files",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(
-            f"module 'loopwright.checkpoint' has no attribute {name!r}; there is: {', '.join(__all__)}"
-        )
-    value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazily(__name__, _HOMES)

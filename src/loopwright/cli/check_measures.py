@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from ..rehearsal import tensors_of
 from ..tuning.watching import StepWatch
 from .check_schedule import Length
 from .check_tiny import SAMPLES, Factory
@@ -56,7 +57,7 @@ def measure(factory: Factory, length: Length) -> Measures:
     scale = 1.0 if is_measured else full / SAMPLES
     params = {id(p): p for module in engine.modules.values() for p in module.parameters()}.values()
     trained = [param for param in params if param.requires_grad]
-    states = (tensor for o in engine.optimizers.values() for tensor in _tensors(dict(o.state)))
+    states = (tensor for o in engine.optimizers.values() for tensor in tensors_of(dict(o.state)))
     weights = _bytes(params) + _bytes(trained) + _bytes(b for m in engine.modules.values() for b in m.buffers())
     is_host = engine.runtime.device.type == "cpu"
     kept = watch.memory if is_host or watch.memory is None else max(watch.memory - weights, 0)
@@ -94,11 +95,3 @@ def _num_samples(engine: Engine) -> int | None:
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def _tensors(tree: Any) -> Iterable[Tensor]:
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, dict | list | tuple):
-        for item in tree.values() if isinstance(tree, dict) else tree:
-            yield from _tensors(item)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..callbacks.interval import Periodic, Watching
-from ..data.interface import Batch, Stream
+from ..data.interface import Batch, Stream, StreamAround
 from ..hooks import Callback
 
 if TYPE_CHECKING:
@@ -20,18 +20,17 @@ WINDOW = 2  # batches in an update that accumulates
 EVAL_BATCHES = 2
 
 
-class TinyStream(Stream):
+class TinyStream(StreamAround):
     """The first few samples of the first few batches of every epoch."""
 
     def __init__(self, stream: Stream, num_batches: int, num_samples: int) -> None:
-        self._stream, self._limit, self._few = stream, num_batches, num_samples
+        self._limit, self._few = num_batches, num_samples
         self._taken = 0
-        self._measure()
+        super().__init__(stream)
 
     def begin(self, epoch: int) -> None:
-        self._stream.begin(epoch)
+        super().begin(epoch)
         self._taken = 0
-        self._measure()
 
     def take(self, count: int, max_samples: int | None = None) -> list[Batch]:
         batches: list[Batch] = []
@@ -48,18 +47,8 @@ class TinyStream(Stream):
         return {"taken": self._taken, "stream": self._stream.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._stream.load_state_dict(state["stream"])
+        super().load_state_dict(state["stream"])
         self._taken = state["taken"]
-
-    @property
-    def spans_epochs(self) -> bool:
-        return self._stream.spans_epochs
-
-    def check_resumable(self) -> None:
-        self._stream.check_resumable()
-
-    def close(self) -> None:
-        self._stream.close()
 
     def _measure(self) -> None:
         """The length of an epoch, where that of the whole one is known."""

@@ -5,8 +5,9 @@ Names are imported when first used: looking at runs does without torch.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from .._lazy import lazily
 
 if TYPE_CHECKING:
     from loopwright.run.directory import RunDirectory
@@ -36,14 +37,4 @@ _HOMES = {
     "update_manifest": "manifest",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'loopwright.run' has no attribute {name!r}; there is: {', '.join(__all__)}")
-    value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazily(__name__, _HOMES)
