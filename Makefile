@@ -14,6 +14,7 @@ test: .venv/dev.stamp
 # Some minutes; `make torture KILLS=1000 SEED=7` for more, or for the same choices again.
 KILLS ?= 200
 torture: .venv/dev.stamp
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m long
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.crash.torture --kills $(KILLS) $(if $(SEED),--seed $(SEED))
 
 lint: .venv/dev.stamp

@@ -221,7 +221,7 @@ def run_program(run_dir: Path | str, callback: Callback) -> Trainer:
     return trainer
 
 
-@pytest.mark.parametrize("kill_at", [1, 14])
+@pytest.mark.parametrize("kill_at", [pytest.param(1, marks=pytest.mark.long), 14])
 def test_a_process_killed_for_real_leaves_the_same_run_in_the_end(tmp_path, kill_at):
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "cut"), str(kill_at)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

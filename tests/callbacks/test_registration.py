@@ -27,7 +27,7 @@ def test_every_public_name_can_be_imported_and_they_are_sorted():
 
 
 def test_an_unknown_name_is_refused_with_those_there_are():
-    with pytest.raises(AttributeError, match="no attribute 'Nothing'; there is: EMA, AdditionalOutputs"):
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'; there is: AdditionalOutputs, BestCheckpoint"):
         loopwright.callbacks.Nothing
 
 

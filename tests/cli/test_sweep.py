@@ -76,6 +76,7 @@ def _check_finished_runs_stay(capsys, own: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in own.rglob("*")} == before
 
 
+@pytest.mark.long
 def test_ctrl_c_lets_runs_save_and_the_same_command_continues_them_exactly(project):
     arguments = ["sweep", "run.yaml", "++sweep={model.optimizer.lr: [0.1]}", HOLD]
     process = subprocess.Popen([sys.executable, "-m", "loopwright", *arguments], stdout=subprocess.PIPE, text=True)

@@ -89,6 +89,7 @@ def test_ctrl_c_in_a_process_without_a_terminal_exits_with_130_and_the_command_c
     assert RunView(project.runs()[0]).state == "finished"
 
 
+@pytest.mark.long
 def test_on_a_terminal_there_is_a_bar(project: Project):
     code, shown = run_on_terminal("run.yaml", group=("train",))
     assert code == 0, shown
@@ -97,6 +98,7 @@ def test_on_a_terminal_there_is_a_bar(project: Project):
     assert "finished, 2 of 2 epochs" in shown
 
 
+@pytest.mark.long
 def test_several_processes_train_one_run(project: Project):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*launcher, "-m", "loopwright", "train", "run.yaml"]

@@ -217,7 +217,7 @@ def test_a_rank_that_ends_well_before_the_others_is_not_missed() -> None:
     assert run_ranks(finish_early, 2) == ["trained", "trained"]
 
 
-@pytest.mark.parametrize("how", ["raise", "kill"])
+@pytest.mark.parametrize("how", ["raise", pytest.param("kill", marks=pytest.mark.long)])
 def test_torchrun_ends_soon_and_shows_the_root_cause_last(tmp_path: Path, how: str) -> None:
     note = tmp_path / "failed"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

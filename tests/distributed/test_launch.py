@@ -75,6 +75,7 @@ def test_this_process_is_left_as_it_was() -> None:
     assert ([signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)], dict(os.environ)) == before
 
 
+@pytest.mark.long
 def test_a_program_without_a_main_guard_is_told_to_have_one(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text("from loopwright.runtime.launch import launch\n\ndef f(): pass\n\nlaunch(f, processes=1)\n")

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from loopwright import launch
@@ -52,6 +53,7 @@ def start_agent(name: str, port: int, folder: Path) -> subprocess.Popen[bytes]:
         )
 
 
+@pytest.mark.long
 def test_a_run_that_lost_a_host_for_good_goes_on_with_fewer_processes(tmp_path: Path) -> None:
     """The second torchrun and its process are killed; the first starts its own again, alone."""
     store = CheckpointStore(tmp_path / "run" / "checkpoints")
