@@ -9,7 +9,7 @@ demo: .venv/demo.stamp
 	$(BIN)/python examples/digits.py
 
 test: .venv/dev.stamp
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # Some minutes; `make torture KILLS=1000 SEED=7` for more, or for the same choices again.
 KILLS ?= 200

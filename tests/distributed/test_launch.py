@@ -45,6 +45,7 @@ def test_a_rank_that_leaves_without_an_exception_is_named() -> None:
         launch(launched.leave, processes=1, start_method="fork")
 
 
+@pytest.mark.long
 def test_failed_processes_are_started_again_as_often_as_allowed(tmp_path: Path) -> None:
     assert launch(launched.fail_at_first, tmp_path, max_restarts=1, start_method="fork") == [1, 1]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0-0", "0-1", "1-0", "1-1"]

@@ -129,7 +129,9 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return train(0, "cpu", tmp_path_factory.mktemp("run"))
 
 
-@pytest.mark.parametrize("name", LEGS)
+@pytest.mark.parametrize(
+    "name", ["copies, shards, one, copies", pytest.param("one, shards, a mesh, shards, one", marks=pytest.mark.long)]
+)
 def test_a_run_goes_on_on_other_numbers_of_processes_and_under_other_strategies(
     name: str, uninterrupted: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -50,7 +50,12 @@ def together(world: int, runtime: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("world", "runtime", "name"),
-    [(world, runtime, name) for world in NAMES for runtime in ("ddp", "fsdp") for name in NAMES[world]],
+    [
+        pytest.param(world, runtime, name, marks=[pytest.mark.long] if (world, runtime) == (3, "fsdp") else [])
+        for world in NAMES
+        for runtime in ("ddp", "fsdp")
+        for name in NAMES[world]
+    ],
 )
 def test_all_processes_end_as_one_does(world: int, runtime: str, name: str, alone: dict[str, Any]) -> None:
     assert isinstance(alone[name], dict), alone[name]

@@ -115,7 +115,9 @@ def all_runs(rank: int, options: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"strategy": "fsdp"}, {"strategy": "hsdp", "num_shards": 2}], ids=["ddp", "fsdp", "hsdp"]
+    "options",
+    [{}, {"strategy": "fsdp"}, pytest.param({"strategy": "hsdp", "num_shards": 2}, marks=pytest.mark.long)],
+    ids=["ddp", "fsdp", "hsdp"],
 )
 def test_two_processes_give_the_weights_and_metrics_of_one(options: dict[str, Any]) -> None:
     alone = all_runs(0, {})
