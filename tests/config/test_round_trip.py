@@ -115,7 +115,7 @@ def test_modules_may_name_a_folder_above_the_file(project, path):
     assert load_config(written).folder == (project.folder / "a/b" / path).resolve()
 
 
-@pytest.mark.parametrize("path", ["sub", "../other", "/tmp/elsewhere", "3"])
+@pytest.mark.parametrize("path", ["sub", "../other", "/elsewhere", "3"])
 def test_modules_may_not_name_any_other_folder(project, path):
     project.write("run.yaml", f"seed: 0\nmodules: {path}\n")
     with pytest.raises(ValueError, match=r"run.yaml:2: modules\n.*a folder that the file lies in"):
