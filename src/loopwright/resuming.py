@@ -67,6 +67,8 @@ def _open_directory(trainer: Trainer, *, is_fresh: bool) -> None:
 
 def _load(trainer: Trainer, path: Path | None) -> None:
     """Restore from a checkpoint directory, or from the newest of the run if None; drop what came after it."""
+    if path is None and not _finds_any(trainer):
+        return
     from .checkpoint import CheckpointStore, read_checkpoint
     from .checkpoint.capture import restore
 
@@ -91,3 +93,10 @@ def _load(trainer: Trainer, path: Path | None) -> None:
     if store is not None and trainer.runtime.is_main:
         store.discard(after_update=trainer.progress.update)
         store.discard_damaged()
+
+
+def _finds_any(trainer: Trainer) -> bool:
+    """Whether there is something to resume from; a new run does without what reads checkpoints."""
+    assert trainer.run is not None
+    found = trainer.runtime.is_main and any(trainer.run.checkpoints.iterdir())
+    return bool(trainer.runtime.broadcast_object(found))

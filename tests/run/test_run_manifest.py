@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ import torch
 from loopwright._version import __version__
 from loopwright.errors import CheckpointError, ConfigurationError
 from loopwright.run import RunManifest, update_manifest
-from loopwright.run.git import git_state
+from loopwright.run.git import WorkTree
 
 IDENTITY = {f"GIT_{who}_{what}": "a@b" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
 
@@ -91,17 +90,17 @@ def test_entries_of_a_later_version_are_passed_over(tmp_path):
 
 def test_the_commit_is_the_one_git_names(repository):
     (repository / "inner").mkdir()
-    assert git_state(repository / "inner")[0] == git(repository, "rev-parse", "HEAD")
+    assert WorkTree(repository / "inner").commit == git(repository, "rev-parse", "HEAD")
 
 
 def test_the_commit_of_a_packed_branch_is_found(repository):
     git(repository, "pack-refs", "--all")
-    assert git_state(repository)[0] == git(repository, "rev-parse", "HEAD")
+    assert WorkTree(repository).commit == git(repository, "rev-parse", "HEAD")
 
 
 def test_the_commit_of_a_detached_head_is_found(repository):
     git(repository, "checkout", "--detach")
-    assert git_state(repository)[0] == git(repository, "rev-parse", "HEAD")
+    assert WorkTree(repository).commit == git(repository, "rev-parse", "HEAD")
 
 
 def test_the_commit_of_a_worktree_is_found(repository, tmp_path_factory):
@@ -109,35 +108,58 @@ def test_the_commit_of_a_worktree_is_found(repository, tmp_path_factory):
     git(repository, "worktree", "add", "-b", "side", str(other))
     (other / "train.py").write_text("two")
     git(other, "commit", "-am", "two")
-    assert git_state(other)[0] == git(other, "rev-parse", "HEAD")
+    assert WorkTree(other).commit == git(other, "rev-parse", "HEAD")
 
 
-def test_a_changed_file_is_never_taken_for_the_commit(repository):
+def test_a_changed_file_is_a_change(repository):
     (repository / "train.py").write_text("changed")
-    assert git_state(repository)[1] is not False
+    assert WorkTree(repository).is_dirty is True
 
 
-def test_an_unchanged_tree_is_never_called_changed(repository):
-    assert git_state(repository)[1] is not True
+def test_an_unchanged_tree_is_unchanged(repository):
+    assert WorkTree(repository).is_dirty is False
 
 
 def test_without_git_nothing_is_known_and_nothing_fails(tmp_path, monkeypatch, repository):
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    assert git_state(repository)[1] is None
+    assert WorkTree(repository).is_dirty is None
 
 
 @pytest.mark.parametrize("head", [b"", b"ref: refs/heads/absent", b"\xff\xfe", b"nonsense"])
 def test_a_broken_repository_does_not_fail_the_run(repository, head):
     (repository / ".git" / "HEAD").write_bytes(head)
-    assert git_state(repository) == (None, None)
+    tree = WorkTree(repository)
+    assert (tree.commit, tree.is_dirty) == (None, None)
 
 
-def test_finding_the_commit_is_cut_short_where_git_is_slow(repository, tmp_path, monkeypatch):
-    slow = tmp_path / "bin" / "git"
-    slow.parent.mkdir()
-    slow.write_text("#!/bin/sh\nexec sleep 5\n")
-    slow.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
-    began = time.perf_counter()
-    assert git_state(repository)[1] is None
-    assert time.perf_counter() - began < 1
+def test_a_file_changed_and_staged_is_a_change(repository):
+    (repository / "train.py").write_text("changed")
+    git(repository, "add", "train.py")
+    assert WorkTree(repository).is_dirty is True
+
+
+def slow_git(folder, monkeypatch, seconds):
+    """Put a git in front of the real one that takes its time."""
+    folder.mkdir()
+    (folder / "git").write_text(f"#!/bin/sh\nexec sleep {seconds}\n")
+    (folder / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+def test_a_git_that_does_not_answer_is_ended(repository, tmp_path, monkeypatch):
+    slow_git(tmp_path / "bin", monkeypatch, 600)
+    monkeypatch.setattr("loopwright.run.git.SECONDS_FOR_STATUS", 0.05)
+    tree = WorkTree(repository).ask()
+    assert not tree.is_answered
+    assert tree.is_dirty is None
+    assert tree.is_answered
+
+
+def test_a_manifest_does_not_wait_for_a_tree_that_is_given(repository, tmp_path, monkeypatch):
+    slow_git(tmp_path / "bin", monkeypatch, 600)
+    tree = WorkTree(repository).ask()
+    manifest = RunManifest.collect(tree=tree)
+    assert not tree.is_answered
+    assert (manifest.git_commit, manifest.git_dirty) == (tree.commit, None)
+    monkeypatch.setattr("loopwright.run.git.SECONDS_FOR_STATUS", 0.0)
+    assert tree.is_dirty is None

@@ -43,19 +43,13 @@ class Checkpoints(Callback):
         self._is_prepared = not asynchronous
 
     def on_train_start(self, trainer: Trainer) -> None:
-        from ..checkpoint import AsyncWriter, CheckpointStore
-        from ..checkpoint.capture import group_of
-
         if trainer.run is None:
             raise ConfigurationError("Checkpoints needs a place to write to: pass `run_dir=` to the trainer.")
-        if self._store is None:
-            writer = AsyncWriter(self.on_error, group=group_of(trainer))
-            self._store = CheckpointStore(trainer.run.checkpoints, self.policy.keep, writer=writer)
         self._saved_at = trainer.progress.seconds
 
     def on_update_end(self, trainer: Trainer) -> None:
-        assert self._store is not None
-        self._store.check()
+        store = self._store or self._open(trainer)
+        store.check()
         if not self._is_prepared:  # now there is optimizer state to make room for
             self._prepare(trainer)
         minutes = (trainer.progress.seconds - self._saved_at) / 60
@@ -69,11 +63,11 @@ class Checkpoints(Callback):
 
     def on_rewind(self, trainer: Trainer) -> None:
         """What was saved since belongs to updates that are now taken differently."""
-        assert self._store is not None
-        self._store.wait()
+        store = self._store or self._open(trainer)
+        store.wait()
         if trainer.progress.in_epoch:
             self.save(trainer, wait=True)
-        self._store.discard(after_update=trainer.progress.update)
+        store.discard(after_update=trainer.progress.update)
 
     def on_loop_end(self, trainer: Trainer) -> None:
         self.save(trainer, wait=True)
@@ -83,6 +77,16 @@ class Checkpoints(Callback):
             if trainer.runtime.world > 1:  # others may be gone, and their parts with them
                 self._store.writer.abandon()
             self._store.wait()
+
+    def _open(self, trainer: Trainer) -> CheckpointStore:
+        """The store of the run, which the first step need not wait for."""
+        from ..checkpoint import AsyncWriter, CheckpointStore
+        from ..checkpoint.capture import group_of
+
+        assert trainer.run is not None
+        writer = AsyncWriter(self.on_error, group=group_of(trainer))
+        self._store = CheckpointStore(trainer.run.checkpoints, self.policy.keep, writer=writer)
+        return self._store
 
     def _prepare(self, trainer: Trainer) -> None:
         """Let memory for the state be taken behind the training, so that the first save is as quick as the others."""
@@ -97,10 +101,10 @@ class Checkpoints(Callback):
         from ..checkpoint import update_name
         from ..checkpoint.capture import capture, meta_of, token_of
 
-        assert self._store is not None
+        store = self._store or self._open(trainer)
         wait = wait or not self.asynchronous
         name, token = update_name(trainer.progress.update), token_of(trainer)
-        self._store.save(name, capture(trainer), meta_of(trainer), wait=wait, token=token)
+        store.save(name, capture(trainer), meta_of(trainer), wait=wait, token=token)
         self._saved_at = trainer.progress.seconds
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import CheckpointError, Interrupted
 from ..hooks import Callback
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ..run import MetricsStore
+    from ..run.git import WorkTree
     from ..run.manifest import State
     from ..trainer import Trainer
 
@@ -30,20 +30,24 @@ class RunRecorder(Callback):
     def __init__(self, on_error: Literal["raise", "warn"] = "raise") -> None:
         self.on_error = on_error
         self._metrics: MetricsStore | None = None
+        self._tree: WorkTree | None = None  # while git is at work
         self._waiting: list[Callable[[], None]] = []
 
     def on_train_start(self, trainer: Trainer) -> None:
         from ..run import MetricsStore, RunManifest, update_manifest
+        from ..run.git import WorkTree
 
         assert trainer.run is not None
         if trainer.run.has_run:
             update_manifest(trainer.run.manifest_path, state="running")
         else:
-            manifest = RunManifest.collect(device=str(trainer.runtime.device), seed=trainer.seed)
+            self._tree = WorkTree(Path.cwd()).ask()
+            manifest = RunManifest.collect(device=str(trainer.runtime.device), seed=trainer.seed, tree=self._tree)
             manifest.write(trainer.run.manifest_path)
         self._waiting = []
         self._metrics = MetricsStore(trainer.run.metrics_path)
-        self._metrics.truncate(step=trainer.progress.step, epoch=trainer.progress.epoch)
+        if trainer.run.metrics_path.exists():
+            self._metrics.truncate(step=trainer.progress.step, epoch=trainer.progress.epoch)
 
     def on_log(self, trainer: Trainer, rows: list[dict[str, float]]) -> None:
         """Log points fall on update boundaries, so which update a step belonged to follows from its place."""
@@ -57,6 +61,8 @@ class RunRecorder(Callback):
             for name, value in row.items()
         ]
         self._write(partial(self._metrics.add_steps, cells))
+        if self._tree is not None and self._tree.is_answered:
+            self._note_tree(trainer)
 
     def on_rewind(self, trainer: Trainer) -> None:
         assert self._metrics is not None
@@ -79,6 +85,12 @@ class RunRecorder(Callback):
         else:
             self._close(trainer, "failed", f"{type(error).__name__}: {error}")
 
+    def _note_tree(self, trainer: Trainer) -> None:
+        """Add to the manifest what git found out."""
+        tree, self._tree = self._tree, None
+        if tree is not None and trainer.run is not None and trainer.run.has_run:
+            self._write(partial(_note, trainer.run.manifest_path, git_dirty=tree.is_dirty))
+
     def _write(self, action: Callable[[], None] | None = None) -> None:
         """Write this, after what could not be written before; in the order in which it came."""
         if action is not None:
@@ -100,17 +112,18 @@ class RunRecorder(Callback):
         reason: str | None,
     ) -> None:
         assert trainer.run is not None
+        self._note_tree(trainer)
         if trainer.run.has_run:
             progress = {
                 name: getattr(trainer.progress, name) for name in ("epoch", "step", "update", "sample", "seconds")
             }
-            path = trainer.run.manifest_path
-            self._write(lambda: _note(path, state, reason, progress))
+            changes = {"state": state, "reason": reason, "progress": progress}
+            self._write(partial(_note, trainer.run.manifest_path, **changes))
         if self._metrics is not None:
             self._metrics.close()
 
 
-def _note(path: Path, state: State, reason: str | None, progress: Mapping[str, int | float]) -> None:
+def _note(path: Path, **changes: Any) -> None:
     from ..run import update_manifest
 
-    update_manifest(path, state=state, reason=reason, progress=progress)
+    update_manifest(path, **changes)

@@ -1,24 +1,77 @@
-"""Which commit a program runs from, found within a few milliseconds or not at all."""
+"""Which commit a program runs from, and whether its files are still those of the commit."""
 
 from __future__ import annotations
 
 import os
 import re
 import subprocess
+from functools import cached_property
 from pathlib import Path
+from typing import Self
 
-SECONDS_FOR_STATUS = 0.03
+SECONDS_FOR_STATUS = 10.0
 COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 
 
-def git_state(directory: Path) -> tuple[str | None, bool | None]:
-    """The commit checked out around a directory and whether tracked files differ from it; None: not known."""
+class WorkTree:
+    """The commit around a directory, and whether tracked files differ from it.
+
+    Git may take longer over the files than the first step of a training run: `ask` sets it to work, and `is_dirty`
+    is for later.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.commit = _commit_around(directory)
+        self._asked: subprocess.Popen[bytes] | None = None
+
+    def ask(self) -> Self:
+        """Let git begin to compare."""
+        if self.commit is not None and self._asked is None:
+            self._asked = _start_git(self.directory)
+        return self
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether `is_dirty`, asked for before, needs no waiting."""
+        return self._asked is None or self._asked.poll() is not None
+
+    @cached_property
+    def is_dirty(self) -> bool | None:
+        """Whether tracked files differ from the commit, once git has said so; None: not known."""
+        self.ask()
+        if self._asked is None:
+            return None
+        try:
+            code = self._asked.wait(SECONDS_FOR_STATUS)
+        except subprocess.TimeoutExpired:
+            self._asked.kill()
+            self._asked.wait()
+            return None
+        return {0: False, 1: True}.get(code)
+
+
+def _start_git(directory: Path) -> subprocess.Popen[bytes] | None:
+    command = ["git", "-c", "core.fsmonitor=false", "diff", "--quiet", "--no-ext-diff", "HEAD"]
+    try:
+        return subprocess.Popen(
+            command,
+            cwd=directory,
+            env=os.environ | {"GIT_OPTIONAL_LOCKS": "0"},  # leave no lock behind when cut short
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+    except OSError:
+        return None
+
+
+def _commit_around(directory: Path) -> str | None:
     try:
         git = _find_git(directory)
-        commit = None if git is None else _read_commit(git)
+        return None if git is None else _read_commit(git)
     except (OSError, UnicodeDecodeError):
-        return None, None
-    return (None, None) if commit is None else (commit, _is_dirty(directory))
+        return None
 
 
 def _find_git(directory: Path) -> Path | None:
@@ -47,22 +100,3 @@ def _read_commit(git: Path) -> str | None:
     lines = packed.read_text().splitlines() if packed.is_file() else []
     found = (line.split(" ", 1)[0] for line in lines if line.endswith(f" {name}"))
     return next((commit for commit in found if COMMIT.fullmatch(commit)), None)
-
-
-def _is_dirty(directory: Path) -> bool | None:
-    command = ["git", "-c", "core.fsmonitor=false", "status", "--porcelain", "--untracked-files=no"]
-    environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}  # leave no lock behind when cut short
-    try:
-        done = subprocess.run(
-            command,
-            cwd=directory,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=SECONDS_FOR_STATUS,
-            check=False,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return bool(done.stdout.strip()) if done.returncode == 0 else None

@@ -19,8 +19,8 @@ from loopwright._version import __version__
 from loopwright.checkpoint.atomic import staged_file, write_bytes
 from loopwright.checkpoint.strictjson import parse_json
 from loopwright.errors import CheckpointError, ConfigurationError
-from loopwright.run.git import git_state
-from loopwright.run.provenance import describe_hardware, installed_packages
+from loopwright.run.git import WorkTree
+from loopwright.run.provenance import describe_hardware, describe_platform, installed_packages
 
 State = Literal["running", "finished", "stopped", "failed", "interrupted"]
 FORMAT = 1
@@ -44,7 +44,7 @@ class RunManifest:
     device: str
     seed: int | None
     git_commit: str | None = None
-    git_dirty: bool | None = None  # None where it could not be found out quickly
+    git_dirty: bool | None = None  # None where nobody knows
     state: State = "running"
     reason: str | None = None
     progress: dict[str, int | float] = field(default_factory=dict)
@@ -64,9 +64,10 @@ class RunManifest:
         name: str | None = None,
         tags: Iterable[str] = (),
         data: Mapping[str, Any] | None = None,
+        tree: WorkTree | None = None,
     ) -> Self:
-        """The manifest of a run that starts now, in this process."""
-        commit, is_dirty = git_state(Path.cwd())
+        """The manifest of a run that starts now, in this process; whether a `tree` given is dirty is left for later."""
+        asked = tree or WorkTree(Path.cwd())
         now = _now()
         return cls(
             id=f"{now[:19].replace(':', '').replace('-', '')}-{secrets.token_hex(3)}",
@@ -76,11 +77,11 @@ class RunManifest:
             python=platform.python_version(),
             torch=torch.__version__,
             loopwright=__version__,
-            platform=platform.platform(),
+            platform=describe_platform(),
             device=device,
             seed=seed,
-            git_commit=commit,
-            git_dirty=is_dirty,
+            git_commit=asked.commit,
+            git_dirty=asked.is_dirty if tree is None else None,
             name=name,
             tags=list(tags),
             packages=installed_packages(),
@@ -94,8 +95,9 @@ class RunManifest:
         state: State | None = None,
         reason: str | None = None,
         progress: Mapping[str, int | float] | None = None,
+        git_dirty: bool | None = None,
     ) -> Self:
-        """The same run, further on; a state comes with its own reason, progress adds to what is known."""
+        """The same run, further on; a state comes with its own reason, the rest adds to what is known."""
         if state is not None and state not in get_args(State):
             raise ConfigurationError(f"A run is never {state!r}; it is one of {', '.join(get_args(State))}.")
         return replace(
@@ -104,6 +106,7 @@ class RunManifest:
             state=state or self.state,
             reason=reason if state is not None or reason is not None else self.reason,
             progress={**self.progress, **(progress or {})},
+            git_dirty=self.git_dirty if git_dirty is None else git_dirty,
         )
 
     def write(self, path: str | os.PathLike[str]) -> None:
@@ -127,9 +130,10 @@ def update_manifest(
     state: State | None = None,
     reason: str | None = None,
     progress: Mapping[str, int | float] | None = None,
+    git_dirty: bool | None = None,
 ) -> RunManifest:
     """Note how a run goes on in its `run.json`."""
-    manifest = RunManifest.read(path).changed(state=state, reason=reason, progress=progress)
+    manifest = RunManifest.read(path).changed(state=state, reason=reason, progress=progress, git_dirty=git_dirty)
     manifest.write(path)
     return manifest
 

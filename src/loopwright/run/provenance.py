@@ -30,6 +30,14 @@ def installed_packages() -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
+def describe_platform() -> str:
+    """System, release, machine and C library; `platform.platform` says the same and starts a process for it."""
+    parts = [platform.system(), platform.release(), platform.machine()]
+    if "CS_GNU_LIBC_VERSION" in getattr(os, "confstr_names", {}):
+        parts.append(f"with-{(os.confstr('CS_GNU_LIBC_VERSION') or 'libc').replace(' ', '')}")
+    return "-".join(parts)
+
+
 def describe_hardware() -> dict[str, Any]:
     """The machine: its name, processor, memory and accelerators."""
     return {
