@@ -1,4 +1,4 @@
-"""The loops that are compared: two written by hand, and ours in several settings and through its doors.
+"""The loops that are compared: two written by hand, and ours in several settings.
 
 A contender is built once from a workload and returns a function that trains for so many steps.
 """
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader
 
 from loopwright import Callback, Trainer
 from loopwright.callbacks import NonFiniteGuard
@@ -104,42 +104,6 @@ def ours_bare_idle(work: Workload) -> Round:
     return _ours(work, is_factory=True, is_bare=True, num_idle=20)
 
 
-def native_plain(work: Workload) -> Round:
-    """The native trainer as the doors use it: no run directory, no display."""
-    model, data = work.build_model(), work.build_data()
-    trainer = Trainer(model, work.build_optimizer(model.parameters()), work.loss_fn, progress="silent")
-    loader = DataLoader(data, batch_size=work.batch_size, shuffle=True)
-    return lambda num_steps: trainer.train(loader, num_updates=num_steps) and None
-
-
-def door_simple(work: Workload) -> Round:
-    """The simple door, which trains whole epochs: a loader with as many batches as steps are timed."""
-    from loopwright.doors.simple import Trainer as SimpleTrainer
-
-    model = work.build_model()
-    trainer = SimpleTrainer(model, work.build_optimizer(model.parameters()), work.loss_fn)
-    return lambda num_steps: trainer.train(_loader(work, num_steps), num_epochs=1) and None
-
-
-def door_lifecycle(work: Workload) -> Round:
-    """The lifecycle door with the callbacks it has by default."""
-    from loopwright.doors.lifecycle import Trainer as LifecycleTrainer
-
-    model, data = work.build_model(), work.build_data()
-    trainer = LifecycleTrainer(model, work.loss_fn, work.build_optimizer(model.parameters()))
-
-    def run(num_steps: int) -> None:
-        trainer.train(data, num_epochs=100, per_device_batch_size=work.batch_size, max_num_train_steps=num_steps)
-
-    return run
-
-
-def _loader(work: Workload, num_steps: int) -> DataLoader:
-    data = work.build_data()
-    chosen = torch.arange(num_steps * work.batch_size) % len(data)
-    return DataLoader(Subset(data, chosen.tolist()), batch_size=work.batch_size, shuffle=True)
-
-
 CONTENDERS: dict[str, Callable[[Workload], Round]] = {
     function.__name__: function
     for function in (
@@ -149,8 +113,5 @@ CONTENDERS: dict[str, Callable[[Workload], Round]] = {
         ours_factory,
         ours_bare,
         ours_bare_idle,
-        native_plain,
-        door_simple,
-        door_lifecycle,
     )
 }

@@ -34,10 +34,11 @@ def serve(connection: Connection, terminal: str, name: str, workload: str) -> No
     torch.set_num_threads(1)
     torch.manual_seed(0)
     from contenders import CONTENDERS
+    from door_contenders import DOORS
     from workloads import WORKLOADS
 
     work = WORKLOADS[workload]
-    run = CONTENDERS[name](work)
+    run = (CONTENDERS | DOORS)[name](work)
     run(max(work.num_steps // 4, 2))
     connection.send("ready")
     while connection.recv():

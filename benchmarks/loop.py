@@ -1,4 +1,4 @@
-"""What the loop costs: W1 to W3 against hand-written loops, import time, and the time to the first step.
+"""What the loop costs: W1 to W3 against hand-written loops, the doors against the trainer, import and the first step.
 
     python benchmarks/loop.py [--rounds 11] [--workloads W1 W2 W3]
 
@@ -25,6 +25,11 @@ TARGETS = [
     ("ours_own_optimizer", "naive", ("W2", "W3"), 1.00),
     ("door_simple", "native_plain", ("W1",), 1.25),
     ("door_lifecycle", "native_plain", ("W1",), 1.25),
+    ("door_configured", "native_plain", ("W1",), 1.25),
+    ("door_configured_records", "native_records", ("W1",), 1.25),
+    ("door_modular", "native_plain", ("W1",), 1.25),
+    ("door_modular_own_loop", "native_plain", ("W1",), 1.25),
+    ("door_adversarial", "native_paired", ("W1",), 1.25),
 ]
 IMPORTS = {
     "torch": "import torch",
@@ -64,10 +69,10 @@ def report_loops(workload: str, num_rounds: int) -> None:
     times = measure(names, workload, num_rounds)
     print(f"\n{workload}: CPU time per step, median of {num_rounds} interleaved rounds (middle half)")
     for name in names:
-        print(f"  {name:22s} {statistics.median(times[name]) * 1e6:10.0f} us")
+        print(f"  {name:24s} {statistics.median(times[name]) * 1e6:10.0f} us")
     for name, base, _, target in rows:
         verdict = "" if target is None else f"   target <= {target:.2f}"
-        print(f"  {name:22s} / {base:12s} {ratio(times, name, base)}{verdict}")
+        print(f"  {name:24s} / {base:14s} {ratio(times, name, base)}{verdict}")
 
 
 def report_import(num_rounds: int) -> None:

@@ -87,6 +87,9 @@ class Callback:
         """Data that this callback evaluates by itself, by what it puts in front of the names of what that measures."""
         return {}
 
+    def finish_again(self, trainer: Trainer) -> None:
+        """An earlier process finished this run, and there is nothing to train: leave the models as its end did."""
+
     def required_metrics(self) -> set[str]:
         """Names of epoch metrics that this callback cannot work without; checked before the first step."""
         return set()

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 class Trainer(TrainerHooks):
     """Trains one or several models. Constructor arguments are the default `configure_*`; override what differs."""
 
+    start_over = "resume=False"  # what messages call the way to a new run, where it is another one
+
     def __init__(
         self,
         model: nn.Module | Mapping[str, nn.Module] | None = None,

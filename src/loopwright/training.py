@@ -107,9 +107,12 @@ def _begin(trainer: Trainer, stream: Stream, data: Any, limits: Limits, resume: 
     elif trainer.num_calls < progress.call or _is_finished(trainer, limits):
         trainer.say(
             f"Nothing to train: the run in {trainer.run_dir} is finished ({progress.epoch} epochs, "
-            f"{progress.update} updates). Raise the limit to go on, or pass resume=False to start over."
+            f"{progress.update} updates). Raise the limit to go on, or pass {trainer.start_over} to start over."
         )
         trainer.mark = mark
+        if trainer.num_calls == progress.call:
+            for callback in trainer.active_callbacks:
+                callback.finish_again(trainer)
         return False
     elif mark is not None:
         mark.enter(stream, trainer.eval_stream)

@@ -11,6 +11,7 @@ from torch import nn
 
 from loopwright import Callback, ConfigurationError, Trainer
 from loopwright.callbacks import Freeze, freeze, param_groups, unfreeze
+from loopwright.config import Place, build
 
 from ..loops import assert_same_model, batches, build_linear
 from .runs import assert_same_after_crash, build_trainer, train
@@ -172,7 +173,7 @@ def test_an_impossible_epoch_is_refused(options):
 
 def test_naming_nothing_is_refused():
     with pytest.raises(ConfigurationError, match="names nothing to freeze"):
-        Freeze()
+        Freeze([])
 
 
 @pytest.mark.parametrize("after_update", [3, 5, 7, 12])
@@ -233,3 +234,18 @@ def test_frozen_parameters_are_in_the_groups_so_that_they_can_be_unfrozen():
     model = build_linear()
     freeze(model, "weight")
     assert sum(len(group["params"]) for group in param_groups(model, {"bias": 0.1})) == 2
+
+
+@pytest.mark.parametrize("parts", [(["backbone", "head.0"],), (["backbone"], "head.0"), ("backbone", "head.0")])
+def test_parts_may_be_in_a_list(points, parts):
+    model, start = trained(points, Freeze(*parts)).model, build_parts()
+    assert_same_model(model.backbone, start.backbone)
+    assert_same_model(model.head[0], start.head[0])
+    assert not torch.equal(model.head[2].weight, start.head[2].weight)
+
+
+@pytest.mark.parametrize("given", ["backbone", ["backbone", "head.0"]])
+def test_parts_are_one_key_of_a_run_file(given):
+    place = Place("callback", Callback, short={"Freeze": "loopwright.callbacks.Freeze"})
+    made = build({"kind": "Freeze", "parts": given, "until_epoch": 2}, place)
+    assert made.parts == (("backbone",) if isinstance(given, str) else ("backbone", "head.0"))

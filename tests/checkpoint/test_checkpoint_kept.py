@@ -52,7 +52,7 @@ def test_the_metric_is_in_the_metadata_and_not_in_the_name(tmp_path):
     kept = KeptModels(tmp_path, KeepPolicy("loss"))
     offer(kept, 120, -0.25)
     assert os.listdir(tmp_path) == ["update-00000120"]
-    assert kept.best().meta == {"update": 120, "metric": {"name": "loss", "value": -0.25}}
+    assert kept.best().meta == {"update": 120, "metric": {"name": "loss", "value": -0.25, "mode": "min"}}
 
 
 def test_what_is_kept_is_known_to_a_new_process_from_the_directory(tmp_path):

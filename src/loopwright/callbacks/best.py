@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -192,8 +191,9 @@ class BestCheckpoint(Watching):
     def _save(self, trainer: Trainer, kept: KeptModels, value: float, metrics: Mapping[str, float]) -> None:
         from ..checkpoint import update_name
         from ..checkpoint.capture import capture_models, meta_of, token_of
+        from ..checkpoint.kept import metric_label
 
-        label = re.sub(r"[^A-Za-z0-9._-]+", "-", kept.policy.metric)
+        label = metric_label(kept.policy.metric)
         meta = meta_of(trainer) | {"metrics": dict(metrics)}
         tree = {"models": capture_models(trainer)}
         kept.save(f"{update_name(trainer.progress.update)}-{label}", tree, meta, value=value, token=token_of(trainer))

@@ -11,6 +11,7 @@ from .watching import metric_of, resolve_mode
 
 if TYPE_CHECKING:
     from ..checkpoint import CheckpointStore, KeepPolicy, KeptModels
+    from ..run import RunDirectory
     from ..trainer import Trainer
 
 
@@ -112,7 +113,8 @@ class BestModel(Callback):
     """Keeps the weights of the best epochs by a metric.
 
     They go to the run directory; without one, the best are held in memory. `mode` "auto" minimises a metric whose
-    name ends in loss or error and maximises any other. `restore` puts the best weights back when training ends.
+    name ends in loss or error and maximises any other. `restore` puts the best weights back when training ends, and
+    when a finished run is started again. Several may keep models by different metrics.
     An epoch that does not measure the metric is an error, unless `required` is False. `on_error` is about failed
     writes, as that of `Checkpoints`.
     """
@@ -135,21 +137,31 @@ class BestModel(Callback):
         self.on_error: Literal["raise", "warn"] = on_error
         self.best: float | None = None
         self._kept: KeptModels | None = None
+        self._label = ""  # what tells its models from those of others
         self._weights: dict[str, Any] | None = None
 
     def required_metrics(self) -> set[str]:
         return {self.policy.metric} if self.required else set()
 
     def on_train_start(self, trainer: Trainer) -> None:
-        from ..checkpoint import AsyncWriter, KeptModels
-        from ..checkpoint.capture import group_of
-
         if trainer.run is not None and self._kept is None:
-            writer = AsyncWriter(self.on_error, group=group_of(trainer))
-            self._kept = KeptModels(trainer.run.kept, self.policy, writer=writer)
+            self._kept = self._open(trainer, trainer.run)
             if trainer.runtime.is_main:
                 self._kept.clean()
                 self._kept.discard(after_update=trainer.progress.update)
+
+    def _open(self, trainer: Trainer, run: RunDirectory) -> KeptModels:
+        """The kept models of a run; two that keep them by one metric would each remove the other's."""
+        from ..checkpoint import AsyncWriter, KeptModels
+        from ..checkpoint.capture import group_of
+        from ..checkpoint.kept import metric_label
+
+        metric = self.policy.metric
+        others = [c for c in trainer.active_callbacks if isinstance(c, BestModel) and c is not self]
+        if any(other.policy.metric == metric for other in others):
+            raise ConfigurationError(f"Two BestModel callbacks keep models by {metric!r}: pass one of them.")
+        self._label = f"-{metric_label(metric)}" if others else ""
+        return KeptModels(run.kept, self.policy, writer=AsyncWriter(self.on_error, group=group_of(trainer)))
 
     def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         from ..checkpoint import snapshot
@@ -172,7 +184,7 @@ class BestModel(Callback):
         from ..checkpoint.capture import capture_models, meta_of, token_of
 
         assert self._kept is not None
-        name = update_name(trainer.progress.update)
+        name = f"{update_name(trainer.progress.update)}{self._label}"
         wants = trainer.runtime.is_main and self._kept.wants(name, value, trainer.progress.update)
         if trainer.runtime.broadcast_object(wants):
             tree = {"models": capture_models(trainer)}
@@ -180,6 +192,16 @@ class BestModel(Callback):
             self._kept.save(name, tree, meta, value=value, token=token_of(trainer))
 
     def on_train_end(self, trainer: Trainer) -> None:
+        self._put_back(trainer)
+
+    def finish_again(self, trainer: Trainer) -> None:
+        if self.restore:
+            if trainer.run is not None and self._kept is None:
+                self._kept = self._open(trainer, trainer.run)
+            self._put_back(trainer)
+
+    def _put_back(self, trainer: Trainer) -> None:
+        """Wait for what is being written, and let the models have the best weights if that is wanted."""
         from ..checkpoint.capture import load_model
 
         weights = self._weights

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -20,20 +20,28 @@ if TYPE_CHECKING:
 class Freeze(Callback):
     """Keeps parts of the models from being trained, for good or for the first `until_epoch` epochs.
 
-    A part is a module, or the name of a module or parameter, where `*`, `?` and `[...]` are patterns: "backbone",
-    "layers.[0-3]", "*.bias". With several models, the model's name may come first: "encoder.layers.0". Batch norms
-    inside frozen parts use their statistics and leave them as they are, unless `norm_in_eval` is False.
+    Parts are given one after the other or in a list. A part is a module, or the name of a module or parameter, where
+    `*`, `?` and `[...]` are patterns: "backbone", "layers.[0-3]", "*.bias". With several models, the model's name may
+    come first: "encoder.layers.0". Batch norms inside frozen parts use their statistics and leave them as they are,
+    unless `norm_in_eval` is False.
 
     The optimizer must hold the parameters that are unfrozen later: it does when it was built from all of them, or
     is given as a factory. At `until_epoch` all the parameters named here begin to be trained.
     """
 
-    def __init__(self, *parts: str | nn.Module, until_epoch: int | None = None, norm_in_eval: bool = True) -> None:
-        if not parts:
+    def __init__(
+        self,
+        parts: str | nn.Module | Sequence[str | nn.Module],
+        /,
+        *more: str | nn.Module,
+        until_epoch: int | None = None,
+        norm_in_eval: bool = True,
+    ) -> None:
+        self.parts = (*([parts] if isinstance(parts, (str, nn.Module)) else parts), *more)
+        if not self.parts:
             raise ConfigurationError("Freeze() names nothing to freeze: pass modules, names or patterns.")
         if until_epoch is not None and (not isinstance(until_epoch, int) or until_epoch < 0):
             raise ConfigurationError(f"Freeze(until_epoch={until_epoch!r}): use a number of epochs, or None.")
-        self.parts = parts
         self.until_epoch = until_epoch
         self.norm_in_eval = norm_in_eval
         self.is_frozen = False

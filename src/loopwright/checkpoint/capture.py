@@ -102,7 +102,7 @@ def restore(trainer: Trainer, tree: Mapping[str, Any], source: str) -> None:
         more = f"\n  - and {len(problems) - 20} more" if len(problems) > 20 else ""
         raise CheckpointError(
             f"Checkpoint {source} does not fit this trainer:{listed}{more}\nBuild the same models, optimizers and "
-            "callbacks as the run that wrote it, or start a new run (resume=False)."
+            f"callbacks as the run that wrote it, or start a new run ({trainer.start_over})."
         )
     for name, model in trainer.models.items():
         load_model(model, tree["models"][name])

@@ -65,6 +65,13 @@ class CheckpointInfo:
         return str(noted.get("name")), noted["value"]
 
     @property
+    def mode(self) -> Literal["min", "max"] | None:
+        """Whether that metric is to be small or large, where the one who kept the model said so."""
+        noted = self.meta.get("metric")
+        mode = noted.get("mode") if isinstance(noted, dict) else None
+        return mode if mode in ("min", "max") else None
+
+    @property
     def created(self) -> datetime | None:
         try:
             moment = datetime.fromisoformat("" if self.manifest is None else self.manifest.created)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from loopwright.errors import CheckpointError
 
 logger = logging.getLogger("loopwright")
 
-METRIC = "metric"  # in the metadata: {"name": ..., "value": ...}
+METRIC = "metric"  # in the metadata: {"name": ..., "value": ..., "mode": "min" or "max"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class KeptModels:
         token: str = "",
     ) -> None:
         """Save a model that is known to be `wanted`; in a group that is for rank 0 to say, and for all to do."""
-        noted = {**meta, METRIC: {"name": self.policy.metric, "value": float(value)}}
+        noted = {**meta, METRIC: {"name": self.policy.metric, "value": float(value), "mode": self.policy.mode}}
         self.writer.save(checked_path(self.directory, name), tree, noted, then=self._prune, token=token)
         if wait:
             self.writer.wait()
@@ -116,6 +117,11 @@ class KeptModels:
     def _prune(self) -> None:
         for model in self.models()[self.policy.keep :]:
             remove_directory(model.path)
+
+
+def metric_label(metric: str) -> str:
+    """A metric as part of a kept model's name."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", metric)
 
 
 def _candidate(model: KeptModel) -> Candidate:

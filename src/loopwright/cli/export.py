@@ -89,7 +89,8 @@ def _best(run: RunView, kept: list[CheckpointInfo]) -> CheckpointInfo:
         for name, (info, metric) in measured.items()
         if metric[0] == chosen
     ]
-    best = KeepPolicy(chosen, direction_of(chosen)).ranked(candidates)[0]
+    mode = measured[candidates[-1].name][0].mode or direction_of(chosen)
+    best = KeepPolicy(chosen, mode).ranked(candidates)[0]
     return measured[best.name][0]
 
 

@@ -16,11 +16,22 @@ def add_config(parser: argparse.ArgumentParser, *, what: str = "a run file (YAML
 
 
 def take_overrides(options: argparse.Namespace, others: Sequence[str]) -> list[str]:
-    """Add to the overrides those that come after an option, which argparse leaves over; the rest is returned."""
+    """Add to the overrides those that come after an option, which argparse leaves over; the rest is returned.
+
+    A command that takes `files`, however many, takes those that are left over as well.
+    """
     if not isinstance(getattr(options, "overrides", None), list):
         return list(others)
+    if isinstance(getattr(options, "files", None), list):
+        options.files = [*options.files, *(text for text in others if is_file(text))]
+        others = [text for text in others if not is_file(text)]
     options.overrides = [*options.overrides, *(text for text in others if is_override(text))]
     return [text for text in others if not is_override(text)]
+
+
+def is_file(text: str) -> bool:
+    """Whether an argument looks like a file, rather than like an override or an option."""
+    return not is_override(text) and not text.startswith("-")
 
 
 def is_override(text: str) -> bool:

@@ -146,11 +146,16 @@ class Reporter(Callback):
 
     def _report(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         value, update = metrics.get(self._metric), trainer.progress.update
-        if value is None or (self._last is not None and (update == self._last[0] or value == self._last[1])):
+        if value is None or (self._last is not None and (update == self._last[0] or _is_same(value, self._last[1]))):
             return
         self._last = update, value
         if self._parent.ask({"update": update, "value": value}) == STOP:
             trainer.stop(PRUNED)
+
+
+def _is_same(value: float, other: float) -> bool:
+    """Whether a metric is what it was; one that is no number stays that."""
+    return value == other or (value != value and other != other)
 
 
 if __name__ == "__main__":

@@ -61,6 +61,8 @@ def train_command(options: argparse.Namespace) -> int:
         experiment, resume = _described(options)
     with explained(lambda: experiment.run):
         experiment.build()
+        assert experiment.trainer is not None
+        experiment.trainer.engine.start_over = "--new"
         _announce(experiment)
         try:
             experiment.train(resume=resume)

@@ -100,7 +100,7 @@ def _best(run: Path) -> Path:
         raise CheckpointError(f"{run} holds no kept model: train with BestModel, or use='newest'.")
     name = valued[-1][2]
     values = [(info, value) for info, value, metric in valued if metric == name]
-    sign = 1 if resolve_mode(name, "auto") == "min" else -1
+    sign = 1 if resolve_mode(name, valued[-1][0].mode or "auto") == "min" else -1
     return min(values, key=lambda pair: sign * pair[1])[0].path
 
 

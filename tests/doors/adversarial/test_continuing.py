@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ from loopwright.doors.adversarial import Pix2pixTrainer, Trainer, read_loss_log
 from loopwright.errors import CheckpointError, Interrupted
 from loopwright.run import MetricsStore
 
+from ...forked import call_forked
 from .runs import assert_same_training, continued, tiny, train
 
 
@@ -80,30 +78,23 @@ def test_a_run_killed_inside_an_epoch_goes_on_exactly(
     assert rows[0] == rows[1]
 
 
-PROGRAM = """
-import json, os, signal, sys
-import torch
-torch.set_num_threads(1)
-from loopwright.doors.adversarial import Pix2pixTrainer
+def be_killed(config: dict[str, Any]) -> None:
+    trainer = Pix2pixTrainer(config)
 
-trainer = Pix2pixTrainer(json.loads(sys.argv[1]))
+    def step(x: torch.Tensor, y: torch.Tensor, idx: int) -> None:
+        if (trainer.current_epoch, idx) == (2, 1):
+            os.kill(os.getpid(), signal.SIGKILL)
+        trainer.train_step(x, y, idx)
 
-def step(x, y, idx):
-    if (trainer.current_epoch, idx) == (2, 1) and len(sys.argv) > 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    trainer.train_step(x, y, idx)
-
-for epoch in range(trainer.remaining_epochs(3)):
-    trainer.train_paired(epoch, train_step=step)
-"""
+    for epoch in range(trainer.remaining_epochs(3)):
+        trainer.train_paired(epoch, train_step=step)
 
 
 def test_the_same_program_goes_on_after_sigkill(data: Path, tmp_path: Path):
     config = every_update(data, tmp_path / "b")
     config["train"]["load"] = {"continue_train": "auto"}
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    killed = subprocess.run([sys.executable, "-c", PROGRAM, json.dumps(config), "kill"], env=environment, check=False)
-    assert killed.returncode == -signal.SIGKILL
+    killed = call_forked(lambda: be_killed(config), tmp_path)
+    assert killed.code == -signal.SIGKILL, killed.err
     resumed = Pix2pixTrainer(config)
     assert resumed.experiment_dir.name == "tiny_v1"
     assert resumed._engine.progress.update in (3, 4)  # the last one may have been half written

@@ -74,13 +74,13 @@ def test_training_does_not_wait_for_pictures_that_are_out_of_date(tmp_path: Path
     class Slow(LiveView):
         def write_losses(self, points: Any) -> None:
             started.set()
-            assert may_go_on.wait(10)
+            assert may_go_on.wait(60)
             written.append(points)
 
     started, may_go_on, written = threading.Event(), threading.Event(), []
     with Slow(tmp_path, image_size=8, multithreaded=True) as view:
         view.update_losses({"number": 0})
-        assert started.wait(10)
+        assert started.wait(60)
         for number in range(1, 5):
             view.update_losses({"number": number})
         may_go_on.set()

@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ...building import Schedule
-from ...callbacks.checkpoints import Checkpoints
 from ...callbacks.defaults import with_defaults
 from ...callbacks.nonfinite import NonFiniteGuard
 from ...checkpoint import Checkpoint, CheckpointStore
@@ -23,11 +22,12 @@ from ...data.stream import Stream
 from ...errors import ConfigurationError, DataError
 from ...hooks import Callback
 from ...optimization import Optimization
-from ...run import RunDirectory
 from ...step import StepResult
 from ...trainer import Trainer as CoreTrainer
 from .config import Common, Saving
 from .experiment import epochs_behind
+from .processes import StepsTogether, runtime_of
+from .recording import EpochRecorder, ExperimentRun, ResumePoints
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -72,19 +72,6 @@ class DoorState(Callback):
         door.load_state_dict(state["own"])
 
 
-class ResumePoints(Checkpoints):
-    """Resume points inside epochs; the end of an epoch writes one only if a signal is why it ended."""
-
-    def __init__(self, settings: Saving) -> None:
-        super().__init__(settings.resume_updates, None, settings.resume_minutes)
-
-    def on_loop_end(self, trainer: CoreTrainer) -> None:
-        if trainer.is_interrupted:
-            super().on_loop_end(trainer)
-        elif self._store is not None:
-            self._store.wait()
-
-
 class Engine(CoreTrainer):
     """Trains whatever networks, optimizers and schedulers the door has as attributes, under their names."""
 
@@ -93,7 +80,7 @@ class Engine(CoreTrainer):
         super().__init__(
             callbacks=[DoorState(door), guard],
             precision=settings.precision,
-            runtime=_device(settings),
+            runtime=runtime_of(settings),
             seed=settings.seed,
             progress="silent",
         )
@@ -101,12 +88,19 @@ class Engine(CoreTrainer):
         self.door = door
         self._epoch: EpochHooks | None = None
         self._adopted: dict[str, int] = {}
+        self._steps = StepsTogether() if self.runtime.world > 1 else None
 
     def use_directory(self, directory: Path, settings: Saving) -> None:
         """Let the run write to a directory: metrics, resume points, what ran and how it ended."""
-        self.run_dir, self.run = directory, RunDirectory(directory)
+        self.run_dir, self.run = directory, ExperimentRun(directory)
         self.num_calls = self.progress.call = 1  # what to continue from is said by the config, never found by itself
-        self.bind_hooks([*self.active_callbacks, ResumePoints(settings)])
+        recorders = [EpochRecorder()] if self.runtime.is_main else []
+        self.bind_hooks([*self.active_callbacks, *recorders, ResumePoints(settings)])
+
+    def finish(self) -> None:
+        """The experiment is over."""
+        if isinstance(self.run, ExperimentRun):
+            self.run.finish()
 
     # Components
 
@@ -136,6 +130,9 @@ class Engine(CoreTrainer):
                 if id(lane.optimizer) in before:
                     old = before[id(lane.optimizer)]
                     lane.scaler, lane.updates = old.scaler, old.updates
+            if self._steps is not None:
+                for optimizer in self.optimizers.values():
+                    self._steps.watch(optimizer)
 
     def setup_training(self) -> None:
         """As the core does it; a door whose hooks train nothing that it knows of has no lanes."""
@@ -144,6 +141,17 @@ class Engine(CoreTrainer):
             super().setup_training()
         else:
             self.bind_hooks(with_defaults(self))
+
+    def update(self, loss: Tensor, optimizer: Optimizer | str | None = None, **options: Any) -> None:
+        """As the core does it; with several processes, optimizers take no other steps."""
+        if self._steps is None:
+            super().update(loss, optimizer, **options)
+            return
+        self._steps.is_open = True
+        try:
+            super().update(loss, optimizer, **options)
+        finally:
+            self._steps.is_open = False
 
     def schedule_epoch(self, row: Mapping[str, float]) -> None:
         """Nothing: when its schedulers are stepped is the door's own affair."""
@@ -185,11 +193,16 @@ class Engine(CoreTrainer):
         self.window.is_spent = True  # a hook has been heard: no second try in smaller pieces
         losses = self.door.loss_manager
         if losses is not None:
-            losses.start_step()
+            losses.start_step(self.window.size)
         returned = self._epoch.step(x, y, self.progress.epoch_step, **self._epoch.keywords.get("train_step", {}))
         result = StepResult.of(returned, self.window.size)
-        measured = {} if losses is None else losses.step_values()
+        measured = {} if losses is None else losses.end_step()
         return StepResult(result.loss, self.window.size, measured | dict(result.metrics), result.count)
+
+    def on_log(self, rows: list[dict[str, float]]) -> None:
+        """A log point, where all processes are: what each of them measured becomes what they measured together."""
+        if self.door.loss_manager is not None and self.runtime.world > 1:
+            self.door.loss_manager.settle_together(self.runtime.sum_table)
 
     def on_train_epoch_end(self) -> None:
         assert self._epoch is not None
@@ -205,22 +218,10 @@ class Engine(CoreTrainer):
         progress = self.progress
         is_inside = progress.in_epoch and not progress.call_finished
         self.num_calls = progress.call - 1 if is_inside else progress.call
+        self.runtime.barrier("continuing")
         if self.run is not None and self.runtime.is_main:
             CheckpointStore(self.run.checkpoints).discard(after_update=progress.update)
         return epochs_behind(checkpoint.tree)
-
-
-def _device(settings: Common) -> str | None:
-    """The device that a config asks for; None for the best there is, or for what started several processes."""
-    device = settings.device
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigurationError(
-            f"common.device is {device!r}, and torch finds no such device here: use 'cpu', or 'auto' for the best "
-            "there is."
-        )
-    if device == "cuda" and settings.gpu_ids:
-        return f"cuda:{settings.gpu_ids[0]}"
-    return None if device == "auto" else device
 
 
 def as_pair(batch: Any) -> tuple[Tensor, Tensor]:

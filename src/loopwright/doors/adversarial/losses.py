@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import nan
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import ConfigurationError
+from ...meter import AddUp
 from .loss_log import LossLog
 from .scheduling import Schedule
 
@@ -49,6 +51,10 @@ class LossManager:
     `epoch` is the one under way, counted from 1; schedules of weights go by it. With `enable_logging`, values are kept
     and added to `loss_log.jsonl` in the experiment's directory by `update_loss_log`, or when `history_buffer_size` of
     them have come together; without it, only the last of each is kept.
+
+    Where several processes train (`is_shared`), values of the first one's part of a batch are what it prints, while
+    histories and the log get the means over whole batches, as they become known at the loop's log points. Only one of
+    the processes prints (`is_quiet`).
     """
 
     def __init__(
@@ -64,8 +70,10 @@ class LossManager:
         self.log = None if experiment_dir is None else LossLog(Path(experiment_dir))
         self.loss_fns: dict[str, LMLoss] = {}
         self.epoch = 1
+        self.is_shared = self.is_quiet = False
         self._step: dict[str, Tensor] = {}
-        self._pending: list[tuple[LMLoss, Tensor, float]] = []
+        self._size = 1  # samples of the batch, or of this process's part of it
+        self._pending: list[tuple[LMLoss, Tensor, float, int]] = []
 
     # Registering
 
@@ -102,16 +110,18 @@ class LossManager:
         loss.last_loss_map = result.detach()
         value = loss.last_loss_map.mean()
         self._step[loss_name] = value
-        self._pending.append((loss, value, weight))
+        self._pending.append((loss, value, weight, self._size))
         if len(self._pending) >= MAX_PENDING:
             self._settle()
         return result
 
-    def start_step(self) -> None:
-        self._step = {}
+    def start_step(self, size: int = 1) -> None:
+        """A batch of so many samples begins."""
+        self._step, self._size = {}, size
 
-    def step_values(self) -> dict[str, Tensor]:
+    def end_step(self) -> dict[str, Tensor]:
         """What was computed since `start_step`, still on the device."""
+        self._size = 1
         return dict(self._step)
 
     def _loss(self, name: str) -> LMLoss:
@@ -123,12 +133,26 @@ class LossManager:
         return self.loss_fns[name]
 
     def _settle(self) -> None:
-        """Read pending values from the device, all of them at once, into the histories."""
+        """Read pending values from the device into the histories; shared ones wait for `settle_together`."""
+        if not self.is_shared:
+            self._keep(self._read())
+
+    def settle_together(self, add_up: AddUp) -> None:
+        """Keep the means of what all processes computed, which call this at once; `add_up` adds sums and counts."""
+        values = self._read()
+        sizes = [size for *_, size in self._pending]
+        table = {str(at): (values[at] * size if size else 0.0, float(size)) for at, size in enumerate(sizes)}
+        total = add_up(table)
+        self._keep([total[at][0] / total[at][1] if total[at][1] else nan for at in map(str, range(len(sizes)))])
+
+    def _read(self) -> list[float]:
+        """The pending values, all of them at once."""
+        values = [value for _, value, *_ in self._pending]
+        return torch.stack(values).tolist() if values else []
+
+    def _keep(self, values: list[float]) -> None:
         pending, self._pending = self._pending, []
-        if not pending:
-            return
-        values = torch.stack([value.float() for _, value, _ in pending]).tolist()
-        for (loss, _, weight), value in zip(pending, values, strict=True):
+        for (loss, _, weight, _), value in zip(pending, values, strict=True):
             history = loss.history
             if not self.enable_logging:
                 history.losses.clear()
@@ -176,19 +200,26 @@ class LossManager:
     def print_losses(self, epoch: int, iters: int, precision: int = 2, capture: bool = False) -> str | None:
         """Print the last values, or return the line with `capture`."""
         values = " ".join(f"{name}: {value}" for name, value in self.get_loss_values(precision=precision).items())
-        return _tell(f"(epoch: {epoch}, iters: {iters}) Loss: {values}", capture)
+        return self._tell(f"(epoch: {epoch}, iters: {iters}) Loss: {values}", capture)
 
     def print_weights(self, precision: int = 2, capture: bool = False) -> str | None:
         """Print the weights of this epoch, or return the line with `capture`."""
         weights = " ".join(f"{name}: {value}" for name, value in self.get_loss_weights(precision=precision).items())
-        return _tell(f"Loss weights: {weights}", capture)
+        return self._tell(f"Loss weights: {weights}", capture)
 
     def update_loss_log(self, silent: bool = True, capture: bool = False) -> str | None:
         """Add what was kept since the last time to the log; unless `silent`, say how long that took."""
         started = perf_counter()
         self._settle()
         self._dump()
-        return None if silent else _tell(f"Loss log updated in {perf_counter() - started:.3f} s", capture)
+        return None if silent else self._tell(f"Loss log updated in {perf_counter() - started:.3f} s", capture)
+
+    def _tell(self, line: str, capture: bool) -> str | None:
+        if capture:
+            return line
+        if not self.is_quiet:
+            print(line, flush=True)
+        return None
 
     def _dump(self) -> None:
         if self.log is None or not self.enable_logging:
@@ -215,10 +246,3 @@ class LossManager:
 
     def _histories(self) -> dict[str, LMHistory]:
         return {name: loss.history for name, loss in self.loss_fns.items()}
-
-
-def _tell(line: str, capture: bool) -> str | None:
-    if capture:
-        return line
-    print(line, flush=True)
-    return None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from ...onnx_files import TOLERANCE, ExportError, export_module
+from .processes import by_first
 from .reading import ConfigSource
 from .tester import Tester
 
@@ -65,7 +67,6 @@ class ONNXConverter(Tester):
         generator = torch.Generator().manual_seed(0)
         size = (1, self.config.dataloader.load.input_nc, self.crop_size, self.crop_size)
         example = (torch.rand(size, generator=generator) * 2 - 1).to(self.device)
-        export_onnx(
-            self.gen, path, example, opset_version=opset_version, input_names=input_names, output_names=output_names
-        )
+        export = partial(export_onnx, opset_version=opset_version, input_names=input_names, output_names=output_names)
+        by_first(self._engine.runtime, lambda: export(self.gen, path, example))
         return path

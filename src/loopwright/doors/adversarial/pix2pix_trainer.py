@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .experiment import discard_unused, read_state
+from .experiment import discard_unused
 from .losses import LossManager
 from .networks import Discriminator, UnetGenerator
 from .objective import pix2pix
@@ -99,8 +99,8 @@ class Pix2pixTrainer(Trainer):
 
     def _init_from_checkpoint(self) -> None:
         """Go on exactly; where there are only exported networks, from those."""
-        load, train = self.config.train.load, self.config.train
-        if read_state(self._directory(), load.load_epoch) is not None:
+        train = self.config.train
+        if self._stored_state() is not None:
             self.continue_run()
             return
         self.load_checkpoint("G", self.gen, self.opt_gen, train.generator.learning_rate.initial)
@@ -137,7 +137,7 @@ class Pix2pixTrainer(Trainer):
     def on_epoch_start(self, **kwargs: Any) -> None:
         """With `print_train_start`, say which epoch begins and with which weights."""
         if kwargs.get("print_train_start"):
-            print(f"Beginning epoch: {self.current_epoch}", flush=True)
+            self._tell(f"Beginning epoch: {self.current_epoch}", capture=False)
             self.loss_manager.print_weights()
 
     def train_step(self, x: Tensor, y: Tensor, idx: int, **kwargs: Any) -> Mapping[str, Tensor] | None:
@@ -163,8 +163,7 @@ class Pix2pixTrainer(Trainer):
 
     def update_display(self, x: Tensor, y: Tensor, y_fake: Tensor, idx: int) -> None:
         """Print the losses, and show a triplet and the curves in the folder `live`."""
-        if self._engine.runtime.is_main:
-            self.loss_manager.print_losses(self.current_epoch or 0, idx)
+        self.loss_manager.print_losses(self.current_epoch or 0, idx)
         self.show_live(x, y_fake, y)
 
     def print_end_of_epoch(self, capture: bool = False, precision: int = 8) -> str | None:
@@ -172,11 +171,7 @@ class Pix2pixTrainer(Trainer):
         lines = [super().print_end_of_epoch(capture=True) or ""]
         for name, optimizer in (("G", self.opt_gen), ("D", self.opt_disc)):
             lines.append(f"Next learning rate ({name}): {round(optimizer.param_groups[0]['lr'], precision)}")
-        text = "\n".join(lines)
-        if capture:
-            return text
-        print(text, flush=True)
-        return None
+        return self._tell("\n".join(lines), capture)
 
     def save_examples(self) -> list[Path]:
         """Triplets of the validation images."""

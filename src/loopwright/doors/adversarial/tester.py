@@ -23,6 +23,7 @@ from .examples import PARTS
 from .experiment import directory_of
 from .images import write_image
 from .networks import UnetGenerator
+from .processes import by_first
 from .reading import ConfigSource, config_copies
 from .trainer import Trainer
 
@@ -82,14 +83,16 @@ class Tester(Trainer):
     def run_test(self, image_count: int | None = None) -> list[TestResult]:
         """Test so many images, other ones each time, or all of them; write triplets and a log of their losses."""
         dataset = PairedDataset(self.config, Path(self.config.dataloader.dataroot) / "test", augment=False)
-        folder, number = _next_folder(self._directory() / "test")
+        runtime = self._engine.runtime
+        folder, number = by_first(runtime, lambda: _next_folder(self._directory() / "test"))
         order = permutation(self.config.common.seed or 0, number, len(dataset)).tolist()
-        results = []
+        chosen = sorted(order[:image_count])
+        own: list[TestResult] = []
         with evaluating([self.gen], ()), torch.no_grad(), preserved_rng():
-            for index in sorted(order[:image_count]):
-                results.append(self._test_one(dataset.paths[index], dataset[index], folder))
-        log = {"epoch": self.loaded_epoch, "images": [_as_json(result, folder) for result in results]}
-        (folder / "log.json").write_text(json.dumps(log, indent=2) + "\n")
+            for index in chosen[runtime.rank :: runtime.world]:
+                own.append(self._test_one(dataset.paths[index], dataset[index], folder))
+        results = sorted((result for part in runtime.gather_objects(own) for result in part), key=_source)
+        by_first(runtime, lambda: _write_log(folder, self.loaded_epoch, results))
         return results
 
     def _test_one(self, source: Path, pair: tuple[Tensor, Tensor], folder: Path) -> TestResult:
@@ -100,6 +103,15 @@ class Tester(Trainer):
         for part, image in zip(PARTS, (x, output, y), strict=True):
             write_image(pictures[part], image[0])
         return TestResult(source, losses, pictures)
+
+
+def _source(result: TestResult) -> Path:
+    return result.source
+
+
+def _write_log(folder: Path, epoch: int, results: list[TestResult]) -> None:
+    log = {"epoch": epoch, "images": [_as_json(result, folder) for result in results]}
+    (folder / "log.json").write_text(json.dumps(log, indent=2) + "\n")
 
 
 def _config_in(directory: Path) -> Path:

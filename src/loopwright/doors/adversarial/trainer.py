@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, ClassVar
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from ...checkpoint import Checkpoint, read_checkpoint
 from ...data.seeding import seed_everything
 from ...errors import CheckpointError, ConfigurationError
 from .config import Config
@@ -24,6 +26,7 @@ from .experiment import choose_directory, epoch_path, read_state, saved_epochs
 from .live import LiveView, thinned
 from .losses import LossManager
 from .networks_files import load_network, save_network
+from .processes import by_first
 from .reading import ConfigSource, export_config, load_config
 
 HOOKS = ("on_epoch_start", "train_step", "on_epoch_end")
@@ -72,14 +75,21 @@ class Trainer:
 
     def build_output_directory(self) -> None:
         """Make the directory of a new experiment, or take the one of the experiment that goes on."""
-        runtime = self._engine.runtime
-        chosen = choose_directory(self.config) if runtime.is_main else None
-        self.experiment_dir, self.is_continuing = runtime.broadcast_object(chosen)
+
+        def choose() -> tuple[Path, bool, int]:
+            return *choose_directory(self.config), self.config.common.experiment_version
+
+        self.experiment_dir, self.is_continuing, version = by_first(self._engine.runtime, choose)
+        self.config.common.experiment_version = version
         self._engine.use_directory(self._directory(), self.config.save)
 
     def init_loss_manager(self, history_buffer_size: int = 50_000) -> None:
-        directory = self.experiment_dir if self._engine.runtime.is_main else None
-        self.loss_manager = LossManager(self.config, directory, self.log_losses, history_buffer_size)
+        runtime = self._engine.runtime
+        directory = self.experiment_dir if runtime.is_main else None
+        self.loss_manager = LossManager(
+            self.config, directory, self.log_losses and runtime.is_main, history_buffer_size
+        )
+        self.loss_manager.is_shared, self.loss_manager.is_quiet = runtime.world > 1, not runtime.is_main
         if self.loss_manager.log is not None and not self.is_continuing:
             self.loss_manager.log.position = 0
 
@@ -178,7 +188,8 @@ class Trainer:
             self._show_losses(self.live)
 
     def _show_losses(self, live: LiveView) -> None:
-        self._engine.flush()
+        if self._engine.runtime.world == 1:  # the others are not here; what was read already is shown
+            self._engine.flush()
         series = self._engine.history.steps
         names = [] if self.loss_manager is None else [name for name in self.loss_manager.loss_fns if name in series]
         length = self._engine.epoch_length() or 1
@@ -187,9 +198,13 @@ class Trainer:
     def print_end_of_epoch(self, capture: bool = False) -> str | None:
         """Print which epoch ended and how long it took, or return the text with `capture`."""
         text = f"(End of epoch: {self.current_epoch}) Time: {self.last_epoch_time:.2f} s"
+        return self._tell(text, capture)
+
+    def _tell(self, text: str, capture: bool) -> str | None:
         if capture:
             return text
-        print(text, flush=True)
+        if self._engine.runtime.is_main:
+            print(text, flush=True)
         return None
 
     # Files
@@ -213,7 +228,7 @@ class Trainer:
     def continue_run(self) -> None:
         """Go on exactly from `train.load.load_epoch`; call it when all networks and optimizers are there."""
         wanted = self.config.train.load.load_epoch
-        checkpoint = read_state(self._directory(), wanted)
+        checkpoint = self._stored_state()
         if checkpoint is None:
             there = ", ".join(map(str, saved_epochs(self._directory()))) or "none"
             raise CheckpointError(
@@ -221,6 +236,18 @@ class Trainer:
                 "train.load.load_epoch to one of them, or to 'latest'."
             )
         self.loaded_epoch = self._engine.continue_from(checkpoint)
+
+    def _stored_state(self) -> Checkpoint | None:
+        """What `train.load.load_epoch` names, None where there is none; the first process chooses for all."""
+        own: list[Checkpoint] = []
+
+        def choose() -> Path | None:
+            found = read_state(self._directory(), self.config.train.load.load_epoch)
+            own.extend([found] if found is not None else [])
+            return None if found is None else found.path
+
+        path = by_first(self._engine.runtime, choose)
+        return None if path is None else (own[0] if own else read_checkpoint(path))
 
     def remaining_epochs(self, total: int | None = None) -> int:
         """Epochs left of a total, which by default is what the generator's learning rate is planned for."""
@@ -244,23 +271,29 @@ class Trainer:
 
     def export_model_weights(self, mod: nn.Module, opt: Optimizer | None, net: str) -> Path:
         """Write one network and its optimizer to `epoch{n}_net{net}` in the experiment's directory."""
-        path = self._directory() / f"epoch{self.current_epoch or self.loaded_epoch}_net{net}"
-        save_network(path, mod, opt, net, self.current_epoch or self.loaded_epoch)
+        epoch = self.current_epoch or self.loaded_epoch
+        path = self._directory() / f"epoch{epoch}_net{net}"
+        by_first(self._engine.runtime, lambda: save_network(path, mod, opt, net, epoch))
         return path
 
     def save_xyz_examples(self, network: nn.Module, dataloader: Any) -> list[Path]:
         """Write input, output and target of `save.num_examples` images, chosen anew for every epoch."""
-        epoch = self.current_epoch or self.loaded_epoch
+        write = partial(
+            write_examples,
+            self._directory() / "examples",
+            network,
+            dataloader,
+            epoch=self.current_epoch or self.loaded_epoch,
+            count=self.config.save.num_examples,
+            seed=self.config.common.seed or 0,
+            device=self.device,
+        )
         with self._engine.runtime.autocast:
-            return write_examples(
-                self._directory() / "examples",
-                network,
-                dataloader,
-                epoch=epoch,
-                count=self.config.save.num_examples,
-                seed=self.config.common.seed or 0,
-                device=self.device,
-            )
+            return by_first(self._engine.runtime, write)
+
+    def finish(self) -> None:
+        """The experiment is over, as its run.json then says; when the program ends it is without this, too."""
+        self._engine.finish()
 
     def _directory(self) -> Path:
         if self.experiment_dir is None:

@@ -12,9 +12,10 @@ def own_modules(folder: Path) -> dict[Path, Path]:
     """Files of the loaded modules that were imported from a folder, by their paths below it."""
     folder = folder.resolve()
     found: dict[Path, Path] = {}
+    beside = {path.stem for path in folder.glob("*")}  # looking closely at thousands of modules takes a while
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if file is None or not file.endswith(".py"):
+        if name.partition(".")[0] not in beside or file is None or not file.endswith(".py"):
             continue
         path = Path(file).resolve()
         if path.is_relative_to(folder) and path.relative_to(folder).with_suffix("").parts in _places(name):

@@ -33,7 +33,7 @@ def best_kept(run: Path) -> Path:
         raise CheckpointError(f"{run} has kept no models by a metric: use the newest checkpoint, or name one.")
     metric = kept[0].metric
     assert metric is not None
-    is_min = resolve_mode(metric[0], "auto") == "min"
+    is_min = resolve_mode(metric[0], kept[0].mode or "auto") == "min"
 
     def rank(info: CheckpointInfo) -> float:
         assert info.metric is not None

@@ -1,0 +1,92 @@
+"""What the record of an experiment says between its epochs, each of which is a `train` call: that it is going on."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from ...callbacks.checkpoints import Checkpoints
+from ...callbacks.recorder import RunRecorder
+from ...errors import CheckpointError
+from ...run import RunDirectory, RunManifest, update_manifest
+from .config import Saving
+
+if TYPE_CHECKING:
+    from ...run.manifest import State
+    from ...trainer import Trainer as CoreTrainer
+
+logger = logging.getLogger("loopwright")
+
+_open: dict[Path, ExperimentRun] = {}
+
+
+class ExperimentRun(RunDirectory):
+    """The directory of an experiment: this process's alone from the first epoch until the program ends.
+
+    Another trainer in the same program may go on with the experiment, which ends it for the one before.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__(path)
+        self._is_busy = False
+        earlier = _open.get(self.path)
+        if earlier is not None and not earlier._is_busy:
+            earlier.finish()
+
+    def lock(self) -> Self:
+        super().lock()
+        self._is_busy = True
+        if _open.get(self.path) is not self:
+            _open[self.path] = self
+            atexit.register(self._finish_at_exit)
+        return self
+
+    def unlock(self) -> None:
+        """An epoch is over; whoever else would like to write here waits for the end of the experiment."""
+        self._is_busy = False
+
+    def finish(self, state: State = "finished", reason: str | None = None) -> None:
+        """Note how the experiment ended, unless that was noted when it happened, and let others write here."""
+        is_own = self._lock.is_held  # not in a fork of the process that trains
+        if is_own and self.has_run and RunManifest.read(self.manifest_path).state == "running":
+            update_manifest(self.manifest_path, state=state, reason=reason)
+        super().unlock()
+        atexit.unregister(self._finish_at_exit)
+        if _open.get(self.path) is self:
+            del _open[self.path]
+
+    def _finish_at_exit(self) -> None:
+        error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)  # what ends the program, if anything
+        try:
+            if error is None:
+                self.finish()
+            elif isinstance(error, KeyboardInterrupt):
+                self.finish("interrupted", "SIGINT")
+            else:
+                self.finish("failed", f"{type(error).__name__}: {error}")
+        except (CheckpointError, OSError) as problem:
+            logger.warning("How the experiment in %s ended is not noted: %s", self.path, problem)
+
+
+class EpochRecorder(RunRecorder):
+    """Records epochs as the core records runs; that one is over does not end the experiment."""
+
+    def _close(self, trainer: CoreTrainer, state: State, reason: str | None) -> None:
+        super()._close(trainer, "running" if state == "finished" else state, reason)
+
+
+class ResumePoints(Checkpoints):
+    """Resume points inside epochs; the end of an epoch writes one only if a signal is why it ended."""
+
+    def __init__(self, settings: Saving) -> None:
+        super().__init__(settings.resume_updates, None, settings.resume_minutes)
+
+    def on_loop_end(self, trainer: CoreTrainer) -> None:
+        if trainer.is_interrupted:
+            super().on_loop_end(trainer)
+        elif self._store is not None:
+            self._store.wait()

@@ -1,0 +1,77 @@
+"""Several that keep the best models of one run, what they note of them, and runs that were finished before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from loopwright import Callback, ConfigurationError, Trainer
+from loopwright.callbacks import BestModel
+from loopwright.checkpoint import CheckpointStore, list_checkpoints, load_weights
+from loopwright.cli.export import pick_checkpoint
+from loopwright.doors.configured.stored import best_kept
+from loopwright.initializers.loading import read_weights
+from loopwright.run.reading import RunView
+
+from .runs import build_trainer, train
+
+SCORES = (0.2, 0.9, 0.4, 0.5, 0.1)
+PERPLEXITIES = (4.0, 2.0, 3.0, 5.0, 6.0)
+
+
+class Measured(Callback):
+    """Logs two metrics: one to be large, and one to be small, whose name does not say so."""
+
+    def metric_names(self, known: set[str]) -> set[str]:
+        return {"score", "perplexity"}
+
+    def on_train_epoch_end(self, trainer: Trainer) -> None:
+        epoch = trainer.progress.epoch
+        trainer.log({"score": SCORES[epoch], "perplexity": PERPLEXITIES[epoch]})
+
+
+def trained(points, run_dir: Path, *callbacks: Callback, num_epochs: int = 4) -> Trainer:
+    return train(build_trainer([Measured(), *callbacks], run_dir=run_dir), points, num_epochs=num_epochs)
+
+
+def test_two_that_are_best_at_the_same_update_keep_a_model_each_and_note_what_they_look_for(tmp_path, points):
+    trained(points, tmp_path, BestModel("score", keep=2), BestModel("perplexity", "min", keep=2))
+    found = {info.name: (info.metric, info.mode) for info in list_checkpoints(tmp_path) if info.kind == "kept"}
+    assert found == {
+        "update-00000010-score": (("score", 0.9), "max"),
+        "update-00000020-score": (("score", 0.5), "max"),
+        "update-00000010-perplexity": (("perplexity", 2.0), "min"),
+        "update-00000015-perplexity": (("perplexity", 3.0), "min"),
+    }
+
+
+def test_the_best_of_a_run_is_the_one_that_its_keeper_looked_for(tmp_path, points):
+    trained(points, tmp_path, BestModel("perplexity", "min", keep=2))
+    assert pick_checkpoint(RunView(tmp_path), "best").name == "update-00000010"
+    assert best_kept(tmp_path).name == "update-00000010"
+    weights, best = read_weights(tmp_path, use="best"), load_weights(tmp_path / "kept" / "update-00000010")
+    assert all(torch.equal(weights[name], value) for name, value in best.items())
+
+
+def test_two_that_keep_models_by_one_metric_are_refused(tmp_path, points):
+    with pytest.raises(ConfigurationError, match="Two BestModel callbacks keep models by 'score'"):
+        trained(points, tmp_path, BestModel("score", keep=2), BestModel("score"))
+
+
+def test_a_finished_run_that_is_started_again_has_the_best_weights_too(tmp_path, points):
+    trained(points, tmp_path, BestModel("score", restore=True))
+    again = trained(points, tmp_path, BestModel("score", restore=True))
+    best = load_weights(tmp_path / "kept" / "update-00000010")
+    assert again.progress.update == 20
+    assert all(torch.equal(value, best[name]) for name, value in again.model.state_dict().items())
+
+
+def test_a_finished_run_whose_limit_is_raised_goes_on_from_its_last_weights(tmp_path, points):
+    trained(points, tmp_path / "straight", BestModel("score", restore=True), num_epochs=5)
+    for num_epochs in (4, 4, 5):
+        trained(points, tmp_path / "raised", BestModel("score", restore=True), num_epochs=num_epochs)
+    first, second = (CheckpointStore(tmp_path / name / "checkpoints").newest() for name in ("straight", "raised"))
+    weights = second.tree["models"]["model"]
+    assert all(torch.equal(value, weights[name]) for name, value in first.tree["models"]["model"].items())
