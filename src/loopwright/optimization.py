@@ -41,10 +41,12 @@ class Peers(Protocol):
     ) -> Sequence[Tensor] | None:
         """Get ready for a backward pass to some parameters; `inputs` as what autograd knows them by."""
 
-    def announce(self, params: Sequence[nn.Parameter], flag: Tensor | None) -> None:
+    def announce(self, params: Sequence[nn.Parameter], flag: Tensor | float | None) -> None:
         """Send a flag ahead of a window's last backward pass, where it cannot travel with these gradients."""
 
-    def sync_gradients(self, params: Sequence[nn.Parameter], flag: Tensor | None = None) -> Tensor | None:
+    def sync_gradients(
+        self, params: Sequence[nn.Parameter], flag: Tensor | float | None = None
+    ) -> Tensor | float | None:
         """Average the gradients over all processes, where the model does not do that itself.
 
         Returns the largest of all processes' flags, which travels with the gradients where it can.
@@ -100,7 +102,8 @@ class Lane:
         self.holds_all = False
         self._count: Any = None
         self.is_spoilt = False
-        self._flag: Tensor | None = None
+        self._flag: Tensor | float | None = None  # a number where reading one is free
+        self._reads_are_free = reads_are_free
         self._seen: Tensor | None = None
         self._on_device = (
             guard is not None
@@ -211,7 +214,7 @@ class Lane:
         if self._on_device:
             return True
         flag, self._flag = self._flag, None
-        if not flag.item():
+        if not float(flag):
             return True
         self.guard.refuse(f"the loss of optimizer {self.name!r} is not finite on at least one process")
         return False
@@ -258,9 +261,12 @@ class Lane:
         self.is_spoilt = False
 
     def note(self, value: Tensor) -> None:
-        """Remember on the device that a value was not finite."""
+        """Remember that a value was not finite; on the device, unless reading it is free."""
+        if self._reads_are_free:
+            self._flag = max(float(self._flag or 0), float(not math.isfinite(_only_number(value))))
+            return
         bad = (~torch.isfinite(value.detach())).float().reshape(())
-        self._flag = bad if self._flag is None else torch.maximum(self._flag, bad)
+        self._flag = bad if self._flag is None else torch.maximum(cast(Tensor, self._flag), bad)
 
     def _step_unless_flagged(self) -> None:
         """Let the fused optimizer itself leave out the step, as it does for loss scaling, without asking the host."""
@@ -268,7 +274,8 @@ class Lane:
         optimizer.grad_scale, optimizer.found_inf = None, self._flag
         optimizer.step()
         del optimizer.grad_scale, optimizer.found_inf
-        self._seen = self._flag if self._seen is None else torch.maximum(self._seen, cast(Tensor, self._flag))
+        flag = cast(Tensor, self._flag)
+        self._seen = flag if self._seen is None else torch.maximum(self._seen, flag)
         if self.guard is not None and not self.guard.is_final:
             self._flag = None
 

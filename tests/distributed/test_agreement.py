@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from loopwright.errors import DataError
 from loopwright.runtime.agreement import Agreement
+from loopwright.runtime.gathering import SHORT
 from loopwright.runtime.group import Group
 
 from .ranks import run_ranks
@@ -83,6 +84,20 @@ def share_objects(rank: int) -> tuple[list[Any], Any, int, bool]:
 def test_objects_are_gathered_by_rank_and_broadcast_from_one() -> None:
     everyone = [{"rank": 0}, {"rank": 1}]
     assert run_ranks(share_objects, 2) == [(everyone, "from 1", 0, True), (everyone, "from 1", 1, False)]
+
+
+def share_long_objects(rank: int) -> list[list[int]]:
+    """Lengths around the one up to which an object travels with its size; each process's differ."""
+    group = Group.join()
+    lengths = [0, 1, SHORT - 40, SHORT, SHORT + 1, 3 * SHORT]
+    shared = [group.gather_objects(bytes([rank]) * (length if rank else 7)) for length in lengths]
+    assert all(set(value) <= {number} for values in shared for number, value in enumerate(values))
+    return [[len(value) for value in values] for values in shared]
+
+
+def test_objects_of_any_length_are_gathered() -> None:
+    expected = [[7, length] for length in (0, 1, SHORT - 40, SHORT, SHORT + 1, 3 * SHORT)]
+    assert run_ranks(share_long_objects, 2) == [expected] * 2
 
 
 def join_twice(rank: int) -> bool:

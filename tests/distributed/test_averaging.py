@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from loopwright import NonFiniteLossError, Trainer
+from loopwright.runtime import averaging
+from loopwright.runtime.averaging import Averaging, buckets
 from loopwright.runtime.distributed import DistributedRuntime
 from loopwright.runtime.group import Group
-from loopwright.runtime.wrapping import average_gradients, buckets
 from tests.distributed.ranks import run_ranks
 
 
@@ -20,7 +21,7 @@ def average(rank: int, flags: tuple[float, float]) -> tuple[list[Tensor | None],
     params[0].grad = torch.full((2, 3), float(rank))
     if rank == 1:
         params[1].grad = torch.ones(4)
-    message = average_gradients(params, None, group.world, torch.tensor([flags[rank], 7.0 if rank == 0 else 0.0]))
+    message = Averaging(None, group.world).average(params, torch.tensor([flags[rank], 7.0 if rank == 0 else 0.0]))
     assert message is not None
     return [param.grad for param in params], message.tolist()
 
@@ -32,6 +33,30 @@ def test_messages_are_added_up_and_change_no_gradient(flags: tuple[float, float]
         assert torch.equal(grads[0], torch.full((2, 3), 0.5))
         assert torch.equal(grads[1], torch.full((4,), 0.5))
         assert grads[2] is None
+
+
+def average_often(rank: int) -> list[tuple[bool, list[Tensor | None]]]:
+    """Several updates of the same parameters, in memory that is kept and in such that is not."""
+    group, rounds = Group.join(), []
+    for limit in (averaging.KEPT_BYTES, 0):
+        averaging.KEPT_BYTES = limit
+        params = [nn.Parameter(torch.zeros(2, 3).t()), nn.Parameter(torch.zeros(4))]
+        average = Averaging(None, group.world).average
+        for update in range(3):
+            params[0].grad = before = torch.full((2, 3), float(rank + update)).t()
+            params[1].grad = None if rank == 0 and update == 1 else torch.ones(4)
+            average(params, torch.zeros(3, dtype=torch.float64))
+            is_same = params[0].grad is before and before.stride() == params[0].stride()
+            rounds.append((is_same, [param.grad for param in params]))
+    return rounds
+
+
+def test_gradients_stay_the_tensors_they_were_and_no_update_changes_those_of_another() -> None:
+    for rounds in run_ranks(average_often, 2):
+        for update, (is_same, grads) in zip([0, 1, 2] * 2, rounds, strict=True):
+            assert is_same
+            assert torch.equal(grads[0], torch.full((3, 2), update + 0.5))
+            assert torch.equal(grads[1], torch.full((4,), 0.5 if update == 1 else 1.0))
 
 
 def test_buckets_end_at_the_parameter_that_fills_them_and_hold_one_type() -> None:
@@ -82,3 +107,28 @@ def exchange(rank: int, sends: bool) -> list[tuple[int, ...]]:
 def test_wish_of_one_process_is_known_to_all_one_update_later(sends: bool) -> None:
     expected = [(0, 0, 0, 0), (0, 0, 0, 1000), (15, 0, 0, 2000), (0, 0, 0, 3000)]
     assert run_ranks(exchange, 2, sends) == [expected, expected]
+
+
+def stop_on_one(rank: int) -> list[tuple[int, str | None, float]]:
+    """`stop()` on one process whose gradients are sharded: with them travels a message, unless it would be rounded."""
+    ended = []
+    for reduce_dtype in (None, torch.bfloat16):
+
+        class Stopping(Trainer):
+            def on_update_end(self) -> None:
+                if self.progress.update == 3 and rank == 1:
+                    self.stop("enough")
+
+        model = nn.Linear(4, 3)
+        runtime = DistributedRuntime("fsdp", reduce_dtype=reduce_dtype)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        trainer = Stopping(model, optimizer, nn.MSELoss(), runtime=runtime, progress="silent")
+        trainer.train(TensorDataset(torch.ones(60, 4), torch.ones(60, 3)), batch_size=6)
+        ended.append((trainer.progress.update, trainer.stop_reason, trainer.progress.seconds))
+    return ended
+
+
+def test_processes_with_a_sharded_model_stop_after_the_same_update_and_go_by_one_clock() -> None:
+    results = run_ranks(stop_on_one, 3)
+    assert results == [results[0]] * 3
+    assert [(update, reason) for update, reason, _ in results[0]] == [(5, "enough")] * 2

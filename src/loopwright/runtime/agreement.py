@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+WORDS = 3  # numbers in the message of a bell
 
 
 class Agreement:
@@ -56,17 +59,20 @@ class Bell:
     def __init__(self, agreement: Agreement) -> None:
         self._agreement = agreement
         self._posted: tuple[int, ...] | None = None
-        self._heard: list[float] | None = None
+        self._heard: Sequence[float] | None = None
+        self._message = torch.zeros(WORDS, dtype=torch.float64)
+        self._values = self._message.numpy()
 
-    def message(self, flag: Tensor | None) -> Tensor:
+    def message(self, flag: float) -> Tensor:
         """What is to travel: a flag of the sender's, the bell, the clock; sums and maxima of it mean the same."""
-        posted = self._posted or (0,)
-        values = [0.0 if flag is None else flag.item(), float(any(posted[:-1])), float(posted[-1])]
-        return torch.tensor(values, dtype=torch.float64)
+        posted, values = self._posted or (0,), self._values
+        values[0], values[1], values[2] = flag, any(posted[:-1]), posted[-1]  # one by one, which is faster
+        return self._message
 
-    def hear(self, message: Tensor) -> None:
-        """Take what arrived."""
-        self._heard = message[1:].tolist()
+    def hear(self, told: Sequence[float]) -> float:
+        """Take what arrived; whether anybody's flag is set."""
+        self._heard = told[1:]
+        return float(told[0] > 0)
 
     def exchange(self, wishes: tuple[int, ...]) -> tuple[int, ...]:
         """The same as of an `Agreement`."""

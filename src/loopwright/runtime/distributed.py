@@ -17,6 +17,8 @@ from ..alike import alike, clip_norm, whole
 from ..data.sharding import Shard
 from ..errors import ConfigurationError
 from .agreement import Agreement, Bell
+from .averaging import Averaging
+from .carrying import Cargo
 from .environment import Launch
 from .group import Group
 from .guard import Guard, guarded
@@ -25,7 +27,6 @@ from .shards import Shards
 from .single import Runtime, move_to
 from .sync_batch_norm import Part, SyncBatchNorm, convert
 from .wrapping import (
-    average_gradients,
     cut_layers,
     is_meta,
     make_equal,
@@ -84,7 +85,10 @@ class DistributedRuntime(Runtime):
         self._sync_batch_norm = sync_batch_norm
         self._shards = Shards(self.gather_objects, finds_unused=find_unused_parameters)
         self._buffers: WeakKeyDictionary[nn.Module, list[Tensor]] = WeakKeyDictionary()
+        self._has_buffers = False
         self._watch: Guard | None = None
+        self._averaging = Averaging(self.data_group, self.mesh.data_size)
+        self._cargo = Cargo()
         self._announced: dict[int, tuple[Tensor, Any]] = {}  # by optimizer, as its list of parameters
         self._agreement = Agreement(self.group.new_host_group())
         self._bell = Bell(self._agreement)
@@ -153,10 +157,13 @@ class DistributedRuntime(Runtime):
         if self.mesh.shard > 1:
             again = shard_module(module, self._data_mesh(), **self._shard_settings())
             replaced = again if not replaced else {old: again[id(new)] for old, new in replaced.items()}
-            self._shards.modules.add(module)
+            self._shards.add(module)
+            if self._is_told_with_shards:
+                self._shards.carry(module, self._cargo)
         if was_meta and self.mesh.is_sharded:
             self._materialise(module)
         self._buffers[module] = _own_buffers(module)
+        self._has_buffers |= bool(self._buffers[module])
         return replaced
 
     def _materialise(self, module: nn.Module) -> None:
@@ -189,15 +196,22 @@ class DistributedRuntime(Runtime):
     @contextmanager
     def supervised(self) -> Iterator[None]:
         self._bell.finish()  # an earlier call may have ended with an exception
-        self._announced.clear()
+        self._forget()
         with guarded(self.group) as self._watch:
             yield
         self._watch = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._averaging.clear()
+        self._cargo.clear()
+        self._announced.clear()
 
     def start_step(self, is_last: bool, size: int) -> None:
         """Gradients are exchanged in the window's last step only; a part of no samples is in no statistics."""
         self.part.counts = size > 0
-        self._shards.start_step(is_last)
+        if self.mesh.shard > 1:
+            self._shards.start_step(is_last)
 
     def settle(self) -> None:
         if self._shards.modules:
@@ -206,38 +220,62 @@ class DistributedRuntime(Runtime):
     def prepare_backward(
         self, loss: Tensor, params: Sequence[nn.Parameter], inputs: Sequence[Tensor] | None, *, is_last: bool
     ) -> Sequence[Tensor] | None:
-        if not self._shards.modules:
+        if self.mesh.shard == 1 or not self._shards.modules:
             return inputs
         return self._shards.prepare(loss, params, inputs, is_last=is_last)
 
-    def announce(self, params: Sequence[nn.Parameter], flag: Tensor | None) -> None:
-        """On the host, a sharded model's backward pass takes long enough for a message to arrive meanwhile."""
-        if self.is_host and self.mesh.shard > 1:
-            self._announced[id(params)] = self._send(self._bell.message(flag))
+    @property
+    def _is_told_with_shards(self) -> bool:
+        """Whether those who exchange shards are all processes."""
+        return self.is_host and self.mesh.shard == self.world
+
+    def announce(self, params: Sequence[nn.Parameter], flag: Tensor | float | None) -> None:
+        """On the host, a message travels with the gradients of a sharded model, or arrives while those are computed."""
+        if not self.is_host or self.mesh.shard == 1:
+            return
+        message = self._bell.message(float(flag or 0))
+        if self._is_told_with_shards:
+            self._cargo.load(id(params), message)
+        else:
+            self._announced[id(params)] = self._send(message)
 
     def _send(self, message: Tensor) -> tuple[Tensor, Any]:
+        message = message.clone()
         return message, dist.all_reduce(message, op=dist.ReduceOp.MAX, async_op=True)
 
-    def sync_gradients(self, params: Sequence[nn.Parameter], flag: Tensor | None = None) -> Tensor | None:
+    def sync_gradients(
+        self, params: Sequence[nn.Parameter], flag: Tensor | float | None = None
+    ) -> Tensor | float | None:
         """Average the gradients that the model's own sharding does not; the largest of all processes' flags."""
-        is_averaged = self.mesh.shard == 1 and self.mesh.data_size > 1
-        travels = is_averaged and self.mesh.tensor == 1 and _are_exact(params)
-        message = None if flag is None else flag.reshape(1)
+        told: Any = self._cargo.unload(id(params))
+        if told is None:
+            told = self._average(params, self._message(flag))
         if self.is_host:
-            message = self._bell.message(flag)
-        if message is not None and not travels:
-            key = id(params)
-            message, work = self._announced.pop(key) if key in self._announced else self._send(message)
-            work.wait()
-        if is_averaged:
-            told = average_gradients(params, self.data_group, self.mesh.data_size, message if travels else None)
-            message = told if travels else message
-        if self.is_host and message is not None:
-            self._bell.hear(message)
-        return None if flag is None or message is None else message[0].clamp(max=1).float()
+            is_set = self._bell.hear(told if isinstance(told, list) else told.tolist())
+            return None if flag is None else is_set
+        return None if told is None else told[0].clamp(max=1).float()
+
+    def _average(self, params: Sequence[nn.Parameter], message: Tensor | None) -> Tensor | None:
+        """Average the gradients, where that is to do; all processes' messages, which travel with them if they can."""
+        told = None
+        if self.mesh.shard == 1 and self.mesh.data_size > 1:
+            told = self._averaging.average(params, message if self.mesh.tensor == 1 else None)
+        if message is None or told is not None:
+            return told
+        key = id(params)
+        told, work = self._announced.pop(key) if key in self._announced else self._send(message)
+        work.wait()
+        return told
+
+    def _message(self, flag: Tensor | float | None) -> Tensor | None:
+        if self.is_host:
+            return self._bell.message(float(flag or 0))
+        return flag.reshape(1) if isinstance(flag, Tensor) else None
 
     def finish_update(self, modules: Iterable[nn.Module]) -> None:
         """Buffers, such as the statistics of batch norm, are the first process's, as with torch's DDP."""
+        if not self._has_buffers:
+            return
         buffers = [buffer for module in modules for buffer in self._buffers.get(module, ())]
         if buffers:
             send_from_first(buffers)
@@ -319,12 +357,6 @@ def check_settings(strategy: str | Mesh, precision: str, sharding: Sequence[str]
             "leave it out (with copies of the model precision='bf16' gives mixed precision, and parameters may be "
             "unused without a setting)."
         )
-
-
-def _are_exact(params: Sequence[nn.Parameter]) -> bool:
-    """Whether there are gradients for numbers to travel with, of types that do not round them much."""
-    dtypes = {param.dtype for param in params if param.requires_grad}
-    return bool(dtypes) and dtypes <= {torch.float32, torch.float64}
 
 
 def _own_buffers(module: nn.Module) -> list[Tensor]:

@@ -1,9 +1,11 @@
-"""Tensors of different shapes from all processes as one."""
+"""Host objects, and tensors of different shapes, from all processes."""
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,6 +13,28 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..errors import DataError
+
+SHORT = 4096  # bytes of an object that travel together with its length
+
+
+def gather_pickled(value: Any, group: dist.ProcessGroup) -> list[Any]:
+    """Every process's value, by rank; in one collective where they are all short, and otherwise in two."""
+    own = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+    sent = torch.zeros(8 + SHORT, dtype=torch.uint8)
+    sent[:8].view(torch.int64)[0] = own.numel()
+    sent[8 : 8 + own.numel()] = own[:SHORT]
+    received = _all_gather(sent, group)
+    sizes = received[:, :8].contiguous().view(torch.int64).flatten().tolist()
+    parts = received[:, 8:]
+    if max(sizes) > SHORT:
+        parts = _all_gather(pad(own, (0, max(sizes) - own.numel())), group)
+    return [pickle.loads(part[:size].numpy().tobytes()) for part, size in zip(parts, sizes, strict=True)]
+
+
+def _all_gather(sent: Tensor, group: dist.ProcessGroup) -> Tensor:
+    received = sent.new_empty(group.size(), sent.numel())
+    dist.all_gather(list(received), sent, group=group)
+    return received
 
 
 def gather_tensors(

@@ -23,7 +23,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 from ..errors import ConfigurationError
 from .environment import Launch
 from .failure import CommunicationError, install_hook, is_communication
-from .gathering import gather_tensors
+from .gathering import gather_pickled, gather_tensors
 from .meeting import meet
 from .peers import Peer
 
@@ -101,10 +101,8 @@ class Group:
 
     def gather_objects(self, value: T) -> list[T]:
         """Every process's value, by rank, on every process."""
-        values: list[Any] = [None] * self.world
         with self.at("gather_objects"):
-            dist.all_gather_object(values, value, group=self.host_group)
-        return values
+            return gather_pickled(value, self.host_group)
 
     def broadcast_object(self, value: T, source: int = 0) -> T:
         """The value of one process, on every process."""

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..errors import ConfigurationError
+from .carrying import Cargo, Carrier
 
 Gather = Callable[[Any], list[Any]]
 
@@ -33,20 +34,33 @@ class Shards:
         self._finds_unused = finds_unused
         self._looked_at: set[tuple[int, int]] = set()
         self._holders: dict[int, Any] = {}
+        self._is_last: bool | None = None
+
+    def add(self, module: nn.Module) -> None:
+        self.modules.add(module)
+        self._is_last = None
 
     def start_step(self, is_last: bool) -> None:
         """Shards are exchanged in the backward pass of the window's last step only."""
-        for module in self.modules:
-            module.set_requires_gradient_sync(is_last)
+        if is_last != self._is_last:
+            self._is_last = is_last
+            for module in self.modules:
+                module.set_requires_gradient_sync(is_last)
+
+    def carry(self, module: Any, cargo: Cargo) -> None:
+        """Let a message travel with the gradients of the model's smallest part, where torch has a way to do so."""
+        parts = [part for part in _sharded(module) if hasattr(part, "set_custom_reduce_scatter")]
+        trained = [(size, number) for number, part in enumerate(parts) if (size := _num_trained(part))]
+        if trained:
+            part = parts[min(trained)[1]]
+            (group,) = _param_groups(part)
+            part.set_custom_reduce_scatter(Carrier(group._reduce_scatter_comm, cargo))
 
     def settle(self) -> None:
         """A forward pass leaves whole parameters behind; without a backward pass nobody else cuts them again."""
-        from torch.distributed.fsdp import FSDPModule
-
         for module in self.modules:
-            for part in module.modules():
-                if isinstance(part, FSDPModule):
-                    part.reshard()
+            for part in _sharded(module):
+                part.reshard()
 
     def prepare(
         self, loss: Tensor, params: Sequence[nn.Parameter], inputs: Sequence[Tensor] | None, *, is_last: bool
@@ -92,14 +106,9 @@ class Shards:
         return self._holders.get(id(param))
 
     def _held(self) -> Iterable[Any]:
-        from torch.distributed.fsdp import FSDPModule
-
         for module in self.modules:
-            for part in module.modules():
-                if isinstance(part, FSDPModule):
-                    state: Any = part._get_fsdp_state()
-                    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
-                    yield from (held for group in groups if group is not None for held in group.fsdp_params)
+            for part in _sharded(module):
+                yield from (held for group in _param_groups(part) for held in group.fsdp_params)
 
     def _is_computed_with(self, param: Tensor) -> bool:
         """Whether there is a whole parameter already, which the first forward pass makes; or it was never sharded."""
@@ -125,6 +134,26 @@ class Shards:
                 if id(own) in wanted:
                     return str(name)
         return "a parameter"
+
+
+def _sharded(module: Any) -> list[Any]:
+    """The parts of a model that torch exchanges one by one."""
+    from torch.distributed.fsdp import FSDPModule
+
+    return [part for part in module.modules() if isinstance(part, FSDPModule)]
+
+
+def _param_groups(part: Any) -> list[Any]:
+    state = part._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+    return [group for group in groups if group is not None]
+
+
+def _num_trained(part: Any) -> int:
+    """How many numbers of it are trained; 0 also where its parameters are in several groups or in none."""
+    groups = _param_groups(part)
+    held = groups[0].fsdp_params if len(groups) == 1 else []
+    return sum(one.sharded_param.numel() for one in held if one.sharded_param.requires_grad)
 
 
 def leaves_of(loss: Tensor) -> set[int]:

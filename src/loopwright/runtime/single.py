@@ -127,13 +127,15 @@ class Runtime:
         """Get ready for a backward pass to some parameters; `inputs` as what autograd knows them by."""
         return inputs
 
-    def announce(self, params: Sequence[nn.Parameter], flag: Tensor | None) -> None:
+    def announce(self, params: Sequence[nn.Parameter], flag: Tensor | float | None) -> None:
         """Send a flag ahead of a window's last backward pass, where it cannot travel with these gradients."""
 
     def finish_update(self, modules: Iterable[nn.Module]) -> None:
         """An update of these models is over."""
 
-    def sync_gradients(self, params: Sequence[nn.Parameter], flag: Tensor | None = None) -> Tensor | None:
+    def sync_gradients(
+        self, params: Sequence[nn.Parameter], flag: Tensor | float | None = None
+    ) -> Tensor | float | None:
         """Make the gradients of a window those of all processes together; the largest of their flags."""
         return flag
 

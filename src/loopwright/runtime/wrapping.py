@@ -185,66 +185,6 @@ def _tensors(module: nn.Module) -> Iterator[Tensor]:
     yield from module.buffers()
 
 
-def buckets(params: Iterable[nn.Parameter], max_bytes: int = 32 << 20) -> Iterator[list[nn.Parameter]]:
-    """Trainable parameters in groups of one type and a bounded size."""
-    groups: dict[torch.dtype, list[nn.Parameter]] = {}
-    sizes: dict[torch.dtype, int] = {}
-    for param in params:
-        if param.requires_grad:
-            dtype = param.dtype
-            groups.setdefault(dtype, []).append(param)
-            sizes[dtype] = sizes.get(dtype, 0) + param.numel() * param.element_size()
-            if sizes[dtype] >= max_bytes:
-                sizes[dtype] = 0
-                yield groups.pop(dtype)
-    yield from groups.values()
-
-
-def average_gradients(
-    params: Iterable[nn.Parameter], group: dist.ProcessGroup | None, world: int, message: Tensor | None = None
-) -> Tensor | None:
-    """Average the gradients over all processes, one collective a bucket; the sum of all processes' messages.
-
-    A parameter that took part on some processes only counts as zero on the others; one that took part nowhere keeps no
-    gradient, as on a single process. For that the bucket carries a mark per parameter, which only a process without
-    the gradient has to read. A message, a few numbers, travels with the first bucket.
-    """
-    for number, bucket in enumerate(buckets(params)):
-        first = bucket[0]
-        marks = torch.tensor([p.grad is not None for p in bucket], dtype=first.dtype, device=first.device)
-        own = [_gradient_part(p) for p in bucket]
-        parts = [torch.zeros_like(local_part(p)) if grad is None else grad for p, grad in zip(bucket, own, strict=True)]
-        carried = [] if message is None or number else [message.to(first.dtype)]
-        flat = torch.cat([*carried, marks, *(part.reshape(-1) for part in parts)])
-        dist.all_reduce(flat, group=group)
-        front = sum(part.numel() for part in carried)
-        if carried:
-            message = flat[:front].clone()
-        start = front + len(bucket)
-        marks, averaged = flat[front:start], flat[start:].div_(world)
-        cut = torch.split(averaged, [part.numel() for part in parts])
-        views = [view.view_as(part) for view, part in zip(cut, parts, strict=True)]
-        held = [(grad, view) for grad, view in zip(own, views, strict=True) if grad is not None]
-        if held:
-            torch._foreach_copy_([grad for grad, _ in held], [view for _, view in held])
-        for index, (param, grad, view) in enumerate(zip(bucket, own, views, strict=True)):
-            if grad is None and marks[index].item():
-                param.grad = torch.zeros_like(param)
-                local_part(param.grad).copy_(view)
-    return message
-
-
-def _gradient_part(param: nn.Parameter) -> Tensor | None:
-    """This process's part of a gradient, spread as its parameter is."""
-    grad: Any = param.grad
-    if grad is None or spread_of(grad) is None:
-        return None if grad is None else grad.detach()
-    placements = param.placements  # type: ignore[attr-defined]
-    if grad.placements != placements:
-        param.grad = grad = grad.redistribute(placements=placements)
-    return local_part(grad)
-
-
 def send_from_first(tensors: Iterable[Tensor]) -> None:
     """Give every process the first one's values, one collective for each type."""
     groups: dict[torch.dtype, list[Tensor]] = {}

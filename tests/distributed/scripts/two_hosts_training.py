@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 from loopwright import DistributedRuntime, Trainer
 from loopwright.callbacks import Checkpoints
 
-TIMEOUT = 5.0
+TIMEOUT = 12.0  # also for processes to meet, whose start may take long
 
 
 def train(rank: int, folder: Path, num_updates: int) -> str:
