@@ -1,16 +1,37 @@
-"""What every test has: one thread, so that sums are added in one order, and random numbers of its own; small data."""
+"""What every test has: the same surroundings wherever and after whatever it runs; small data."""
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
+import signal
 from zlib import crc32
 
-import numpy as np
-import pytest
-import torch
-from torch.utils.data import TensorDataset
+# Before torch is imported: one thread, here and in every process, so that sums are added in one order.
+os.environ["OMP_NUM_THREADS"] = "1"
+# What a terminal, a shell or a service that runs tests may have set: it changes what is printed, or who one is.
+for _name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+    os.environ.pop(_name, None)
+for _name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "BASH_ENV"):
+    os.environ.pop(_name, None)
+os.environ |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+# Files are in memory where it has room: thousands of checkpoints are synced, for which a busy disk takes its time.
+if os.access(_memory := "/dev/shm", os.W_OK) and shutil.disk_usage(_memory).free > 2 << 30:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", _memory)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell that starts us in the background has ignored
+
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from hypothesis import HealthCheck, settings  # noqa: E402
+from torch.utils.data import TensorDataset  # noqa: E402
 
 torch.set_num_threads(1)
+
+# The same examples every time, and no opinion on how long one may take.
+settings.register_profile("steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("steady")
 
 
 @pytest.fixture(autouse=True)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
-import sys
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -22,19 +20,36 @@ from loopwright import Callback, Trainer
 from loopwright.callbacks.checkpoints import Checkpoints
 from loopwright.data.seeding import rng_state
 
+from .forked import call_forked
 from .loops import assert_same_model, build_net
 from .runs import KillAt, Killed, adam, assert_same_run, build_trainer, cross_entropy, rows
 
 # Stopped by a limit, continued by raising it
 
 
-@pytest.mark.parametrize("stop_at", [1, 4, 5, 6, 9, 10, 11, 14])
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_run_stopped_anywhere_and_continued_with_fresh_objects_is_the_same_run(points, tmp_path, stop_at, accumulate):
-    whole = build_trainer(tmp_path / "whole", accumulate=accumulate)
-    whole.train(points, 3, eval_data=points, batch_size=8)
-    generators = rng_state()
-    stop_at = min(stop_at, whole.progress.update - 1)
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory):
+    """Runs that nothing happened to, each trained once; and what the generators were like at their ends."""
+    inputs = torch.randn(37, 6, generator=torch.Generator().manual_seed(7))
+    data = TensorDataset(inputs, (inputs.sum(1) > 0).long() + (inputs[:, 0] > 1).long())
+
+    @cache
+    def train(num_epochs: int, accumulate: int) -> tuple[Trainer, torch.Tensor]:
+        trainer = build_trainer(tmp_path_factory.mktemp("whole") / "run", accumulate=accumulate)
+        trainer.train(data, num_epochs, eval_data=data, batch_size=8)
+        return trainer, rng_state()["torch"]
+
+    return train
+
+
+@pytest.mark.parametrize(
+    ("stop_at", "accumulate"), [*((n, 1) for n in (1, 4, 5, 6, 9, 10, 11, 14)), *((n, 2) for n in (1, 3, 5, 8))]
+)
+def test_a_run_stopped_anywhere_and_continued_with_fresh_objects_is_the_same_run(
+    points, tmp_path, whole_run, stop_at, accumulate
+):
+    whole, generators = whole_run(3, accumulate)
+    assert stop_at < whole.progress.update
     first = build_trainer(tmp_path / "cut", accumulate=accumulate)
     first.train(points, num_updates=stop_at, eval_data=points, batch_size=8)
     torch.manual_seed(99)
@@ -42,13 +57,12 @@ def test_a_run_stopped_anywhere_and_continued_with_fresh_objects_is_the_same_run
     second.train(points, 3, eval_data=points, batch_size=8)
     assert_same_run(second, whole)
     assert rows(second) == rows(whole)
-    assert torch.equal(rng_state()["torch"], generators["torch"])
+    assert torch.equal(rng_state()["torch"], generators)
 
 
 @pytest.mark.parametrize("kill_at", [1, 3, 5, 7, 10, 13])
-def test_a_run_killed_anywhere_is_the_same_run(points, tmp_path, kill_at):
-    whole = build_trainer(tmp_path / "whole", accumulate=2)
-    whole.train(points, 5, eval_data=points, batch_size=8)
+def test_a_run_killed_anywhere_is_the_same_run(points, tmp_path, whole_run, kill_at):
+    whole, _ = whole_run(5, 2)
     with pytest.raises(Killed):
         build_trainer(tmp_path / "cut", [KillAt(kill_at)], accumulate=2).train(
             points, 5, eval_data=points, batch_size=8
@@ -195,18 +209,13 @@ def test_a_run_killed_in_its_second_call_goes_on_in_that_call(points, tmp_path):
 # Really killed
 
 
-PROGRAM = """
-import os, signal, sys, torch
-from tests.test_resuming import Callback, run_program
-
 class Kill(Callback):
-    def on_train_step_end(self, trainer, batch, result):
-        if trainer.progress.step == int(sys.argv[2]):
-            os.kill(os.getpid(), signal.SIGKILL)
+    def __init__(self, step: int) -> None:
+        self.step = step
 
-torch.set_num_threads(1)
-run_program(sys.argv[1], Kill())
-"""
+    def on_train_step_end(self, trainer, batch, result):
+        if trainer.progress.step == self.step:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def run_program(run_dir: Path | str, callback: Callback) -> Trainer:
@@ -221,12 +230,10 @@ def run_program(run_dir: Path | str, callback: Callback) -> Trainer:
     return trainer
 
 
-@pytest.mark.parametrize("kill_at", [pytest.param(1, marks=pytest.mark.long), 14])
+@pytest.mark.parametrize("kill_at", [1, 14])
 def test_a_process_killed_for_real_leaves_the_same_run_in_the_end(tmp_path, kill_at):
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "cut"), str(kill_at)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    killed = subprocess.run(command, cwd=Path(__file__).parents[1], env=environment, check=False)
-    assert killed.returncode == -signal.SIGKILL
+    killed = call_forked(lambda: run_program(tmp_path / "cut", Kill(kill_at)), tmp_path)
+    assert killed.code == -signal.SIGKILL, killed.err
     whole = run_program(tmp_path / "whole", Callback())
     generators = rng_state()
     cut = run_program(tmp_path / "cut", Callback())

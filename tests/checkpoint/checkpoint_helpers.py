@@ -8,7 +8,9 @@ import multiprocessing
 import os
 import struct
 from collections import Counter
+from collections.abc import Callable
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +18,16 @@ import torch
 
 from loopwright.checkpoint import CheckpointStore, update_name, write_checkpoint
 
-processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["loopwright.checkpoint", "loopwright.run"])
+processes = multiprocessing.get_context("fork")
+
+
+def start(target: Callable[[str, Connection], None], directory: Path) -> tuple[BaseProcess, Connection]:
+    """A process that calls a function with a directory and a connection to us; both."""
+    ours, theirs = processes.Pipe(duplex=False)
+    process = processes.Process(target=target, args=(str(directory), theirs))
+    process.start()
+    theirs.close()
+    return process, ours
 
 
 class TiedModel(torch.nn.Module):

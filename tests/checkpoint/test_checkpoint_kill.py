@@ -4,19 +4,21 @@ import os
 import random
 import time
 
-from checkpoint_helpers import processes, save_forever
+from checkpoint_helpers import save_forever, start
 
-from loopwright.checkpoint import CheckpointStore, verify_checkpoint
+from loopwright.checkpoint import CheckpointStore, update_name, verify_checkpoint
 
 KILLS = 4  # `make torture` has many more
 
 
-def run_and_kill(directory, milliseconds: float) -> int:
-    """Start a process that saves without end, kill it after so long; the update it began at."""
-    ours, theirs = processes.Pipe()
-    process = processes.Process(target=save_forever, args=(str(directory), theirs))
-    process.start()
+def run_and_kill(directory, milliseconds: float, *, saves_one: bool) -> int:
+    """Start a process that saves without end, kill it after so long (or after its first save); where it began."""
+    process, ours = start(save_forever, directory)
     began_at = ours.recv()
+    end = time.monotonic() + 60
+    while saves_one and not any(name > update_name(began_at) for name in os.listdir(directory)):
+        assert time.monotonic() < end
+        time.sleep(0.005)
     process.join(milliseconds / 1000)
     process.kill()
     process.join()
@@ -26,8 +28,8 @@ def run_and_kill(directory, milliseconds: float) -> int:
 def test_a_kill_at_any_moment_leaves_a_newest_that_verifies_and_no_litter(tmp_path):
     generator = random.Random(time.time_ns())
     last = 0
-    for _ in range(KILLS):
-        began_at = run_and_kill(tmp_path, generator.uniform(0, 120))
+    for number in range(KILLS):
+        began_at = run_and_kill(tmp_path, generator.uniform(0, 120), saves_one=number == KILLS - 1)
         assert began_at >= last, "an update that was committed was lost"
         last = began_at
         store = CheckpointStore(tmp_path, 2)

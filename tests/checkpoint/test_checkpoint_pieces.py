@@ -1,9 +1,6 @@
 """A checkpoint that several processes wrote is one checkpoint: whole when read, absent when a part is."""
 
 import json
-import subprocess
-import sys
-import threading
 from itertools import pairwise
 
 import pytest
@@ -11,18 +8,14 @@ import torch
 from checkpoint_helpers import resign, same
 from hypothesis import given
 from hypothesis import strategies as st
+from pieces_helpers import NOTHING, one_tensor, part_of, piece, rows, whole_state, write_parts, write_together
 
 from loopwright.checkpoint import (
     AsyncWriter,
     CheckpointStore,
     Group,
-    KeepPolicy,
-    KeptModels,
-    Piece,
-    SnapshotBuffers,
     StoredTensor,
     diff_checkpoints,
-    encode,
     load_stored,
     load_weights,
     new_token,
@@ -32,70 +25,8 @@ from loopwright.checkpoint import (
     verify_checkpoint,
     write_checkpoint,
 )
-from loopwright.checkpoint.layout import Box, Layout, StoredPiece, read_layouts, whole
+from loopwright.checkpoint.layout import Box, Layout, StoredPiece, whole
 from loopwright.errors import CheckpointError, ConfigurationError
-
-NOTHING = Box((0, 0), (0, 0))
-
-
-def piece(tensor: torch.Tensor, box: Box, *, is_primary: bool = True) -> Piece:
-    return Piece(tensor[box.slices].clone(), box, tuple(tensor.shape), is_primary)
-
-
-def rows(tensor: torch.Tensor, rank: int, world: int) -> Piece:
-    """What a process holds of a tensor whose rows are dealt out as torch does: the last ones may get none."""
-    size = -(-tensor.shape[0] // world)
-    start, stop = (min(at, tensor.shape[0]) for at in (rank * size, rank * size + size))
-    rest = tuple(tensor.shape[1:])
-    return piece(tensor, Box((start, *(0 for _ in rest)), (stop - start, *rest)))
-
-
-def whole_state() -> dict:
-    generator = torch.Generator().manual_seed(3)
-    weight = torch.randn(5, 3, generator=generator)
-    return {
-        "models": {"default": {"weight": weight, "head": weight, "count": torch.tensor(7)}},
-        "optimizers": {"default": {"state": {0: {"step": torch.tensor(2.0), "exp_avg": weight * 2}}}},
-        "others": {
-            "complex": torch.randn(5, 2, generator=generator, dtype=torch.complex64),
-            "short": torch.arange(6).to(torch.uint16),
-            "half": torch.randn(3, 2, generator=generator).bfloat16(),
-            "empty": torch.empty(0, 3),
-        },
-        "history": [float(number) for number in range(300)],
-    }
-
-
-def part_of(state: dict, rank: int, world: int) -> dict:
-    """The state as one of several processes has it: matrices in pieces, the rest whole."""
-
-    def cut(value):
-        if isinstance(value, dict):
-            return {key: cut(item) for key, item in value.items()}
-        return rows(value, rank, world) if isinstance(value, torch.Tensor) and value.dim() > 0 else value
-
-    cut_state = cut(state)
-    tied = cut_state["models"]["default"]
-    tied["head"] = tied["weight"]
-    return cut_state
-
-
-def write_together(path, states: list, meta: dict | None = None, patience: float = 0.0) -> None:
-    """What the processes do, one after the other; the first is the last, since it waits for the others."""
-    token = new_token()
-    for rank in reversed(range(len(states))):
-        write_checkpoint(path, states[rank], meta, group=Group(rank, len(states), patience), token=token)
-
-
-def write_parts(path, world: int = 3, meta: dict | None = None) -> dict:
-    state = whole_state()
-    write_together(path, [part_of(state, rank, world) for rank in range(world)], meta)
-    return state
-
-
-def one_tensor(world: int, boxes: list[Box], shape=(4, 2)) -> list[dict]:
-    tensor = torch.arange(8.0).view(shape)
-    return [{"weight": piece(tensor, box)} for box in boxes[:world]]
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 6])
@@ -362,137 +293,3 @@ def test_placing_beside_a_plain_tensor_gives_a_tensor_of_its_own():
     placed = place_like(source, torch.zeros(3))
     source.zero_()
     assert placed.tolist() == [1.0, 1.0, 1.0]
-
-
-def test_a_process_copies_only_what_it_writes_of_a_checkpoint():
-    tensor = torch.randn(4, 2)
-    tree = {"own": rows(tensor, 1, 2), "copy": piece(tensor, whole((4, 2)), is_primary=False), "plain": tensor}
-    taken = SnapshotBuffers(Group(1, 2)).take(tree)
-    assert torch.equal(taken["own"].local, tensor[2:])
-    assert taken["copy"].local.numel() == 0
-    assert taken["plain"].numel() == 0
-    kept = SnapshotBuffers().take(tree)
-    assert torch.equal(kept["copy"].local, tensor)
-    assert torch.equal(kept["plain"], tensor)
-
-
-def test_a_snapshot_of_pieces_does_not_change_with_the_original_and_uses_the_same_memory_again():
-    buffers, tensor = SnapshotBuffers(), torch.ones(2, 2)
-    own = Piece(tensor, whole((2, 2)), (2, 2), True)
-    first = buffers.take({"a": own})["a"].local
-    tensor.zero_()
-    assert first.tolist() == [[1.0, 1.0], [1.0, 1.0]]
-    assert buffers.take({"a": own})["a"].local.data_ptr() == first.data_ptr()
-
-
-def test_pieces_have_no_place_where_only_whole_tensors_are_stored():
-    with pytest.raises(CheckpointError, match=r"'a/b' is a tensor that is spread over processes.*full_tensor"):
-        encode({"a": {"b": rows(torch.ones(2, 2), 0, 2)}})
-
-
-def test_giving_up_ends_the_waiting_for_other_processes(tmp_path):
-    writer = AsyncWriter(group=Group(0, 2))
-    writer.save(tmp_path / "point", {"weight": rows(torch.ones(2, 2), 0, 2)}, token=new_token())
-    assert writer.is_writing
-    writer.abandon()
-    with pytest.raises(CheckpointError, match="rank 1 of 2 did not write a part before it was given up"):
-        writer.wait()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_leaving_the_program_does_not_wait_long_for_processes_that_never_come(tmp_path):
-    program = f"""
-import torch
-from loopwright.checkpoint import AsyncWriter, Group, Piece, new_token
-import loopwright.checkpoint.gathering as gathering
-from loopwright.checkpoint.layout import Box
-gathering.LEAVING_SECONDS = 0.1
-piece = Piece(torch.ones(1), Box((0,), (1,)), (2,), True)
-AsyncWriter(group=Group(0, 2)).save({str(tmp_path / "point")!r}, {{"a": piece}}, token=new_token())
-"""
-    ended = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert "rank 1 of 2 did not write a part before the program ended" in ended.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_writers_of_a_group_meet_whoever_comes_first(tmp_path):
-    token, state = new_token(), whole_state()
-    writers = [AsyncWriter(group=Group(rank, 3)) for rank in range(3)]
-    committed = threading.Event()
-    for rank in (1, 0, 2):
-        part = part_of(state, rank, 3)
-        writers[rank].save(tmp_path / "point", part, token=token, then=committed.set if rank == 0 else None)
-    for writer in writers:
-        writer.wait()
-    assert committed.is_set()
-    assert same(read_checkpoint(tmp_path / "point").tree, state)
-
-
-def test_only_the_first_process_removes_old_checkpoints(tmp_path):
-    token, state = new_token(), whole_state()
-    stores = [CheckpointStore(tmp_path, keep=1, writer=AsyncWriter(group=Group(rank, 2))) for rank in range(2)]
-    for update in (1, 2, 3):
-        for rank in (1, 0):
-            stores[rank].save(f"update-{update}", part_of(state, rank, 2), {"update": update}, wait=True, token=token)
-            assert stores[1].prune() == []
-            assert stores[1].discard(after_update=0) == []
-    assert [path.name for path in tmp_path.iterdir()] == ["update-3"]
-
-
-def test_a_group_keeps_the_best_models_that_the_first_process_chose(tmp_path):
-    token, state = new_token(), whole_state()
-    policy = KeepPolicy("loss", "min", 1)
-    kept = [KeptModels(tmp_path, policy, writer=AsyncWriter(group=Group(rank, 2))) for rank in range(2)]
-    for name, loss in (("a", 2.0), ("b", 1.0), ("c", 3.0)):
-        if kept[0].wants(name, loss, 0):
-            for rank in (1, 0):
-                kept[rank].save(name, part_of(state, rank, 2), {}, value=loss, wait=True, token=token)
-    assert kept[1].discard(after_update=-1) == []
-    assert [model.name for model in kept[1].models()] == ["b"]
-
-
-def test_what_the_own_group_is_writing_is_not_cleaned_away(tmp_path):
-    token = new_token()
-    write_checkpoint(tmp_path / "point", {"a": rows(torch.ones(2, 2), 1, 2)}, group=Group(1, 2), token=token)
-    assert CheckpointStore(tmp_path).clean() == []
-    write_checkpoint(tmp_path / "point", {"a": rows(torch.ones(2, 2), 0, 2)}, group=Group(0, 2), token=token)
-    assert verify_checkpoint(tmp_path / "point") == []
-
-
-def test_what_a_group_whose_first_process_is_gone_left_is_cleaned_by_the_first_process(tmp_path):
-    program = "import os; print(os.getpid())"
-    gone = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
-    write_checkpoint(tmp_path / "point", {"a": rows(torch.ones(2, 2), 1, 2)}, group=Group(1, 2), token=f"{gone}-abc123")
-    (litter,) = tmp_path.iterdir()
-    assert CheckpointStore(tmp_path, writer=AsyncWriter(group=Group(1, 2))).clean() == []
-    assert CheckpointStore(tmp_path, writer=AsyncWriter(group=Group(0, 2))).clean() == [litter.name]
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_checkpoints_of_one_process_do_without_torchs_distributed_tensors(tmp_path):
-    program = f"""
-import sys, torch
-from loopwright.checkpoint import *
-store = CheckpointStore({str(tmp_path)!r})
-store.save("one", {{"models": {{"default": torch.nn.Linear(2, 2).state_dict()}}}}, wait=True)
-load_weights(store.newest(lazy=True).path)
-assert "torch.distributed.tensor" not in sys.modules
-"""
-    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True)
-
-
-def test_the_table_of_pieces_is_read_without_torch(tmp_path):
-    write_parts(tmp_path / "point", 2)
-    program = f"""
-import sys
-from pathlib import Path
-from loopwright.checkpoint.manifest import read_manifest, verify_checkpoint
-path = Path({str(tmp_path / "point")!r})
-assert read_manifest(path).files and not verify_checkpoint(path)
-assert "torch" not in sys.modules
-"""
-    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True)
-    files = [f"shard-{rank}.safetensors" for rank in range(2)]
-    assert read_layouts(tmp_path / "point", files)["models/default/weight"].shape == (5, 3)

@@ -4,7 +4,7 @@ import logging
 import os
 
 import pytest
-from checkpoint_helpers import die_while_writing, numbered_state, processes, write_numbered
+from checkpoint_helpers import die_while_writing, numbered_state, start, write_numbered
 
 from loopwright.checkpoint import CheckpointStore, atomic, update_name, verify_checkpoint
 from loopwright.errors import CheckpointError, ConfigurationError
@@ -117,9 +117,7 @@ def test_a_future_that_is_not_taken_is_discarded(tmp_path):
 
 
 def test_what_a_dead_process_left_is_cleaned_up(tmp_path):
-    ours, theirs = processes.Pipe()
-    process = processes.Process(target=die_while_writing, args=(str(tmp_path), theirs))
-    process.start()
+    process, ours = start(die_while_writing, tmp_path)
     staging = ours.recv()
     process.join()
     assert os.listdir(tmp_path) == [staging]

@@ -4,12 +4,12 @@ import logging
 import os
 import shutil
 import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
-from checkpoint_helpers import numbered_state, processes, same, save_under_size_limit, training_state
+from checkpoint_helpers import numbered_state, same, save_under_size_limit, start, training_state
+from tests.forked import call_forked
 
 from loopwright.checkpoint import (
     AsyncWriter,
@@ -147,9 +147,7 @@ def test_an_unknown_way_to_treat_errors_is_refused():
 
 
 def test_a_file_that_outgrows_its_limit_fails_the_save_and_the_one_before_stays(tmp_path):
-    ours, theirs = processes.Pipe()
-    process = processes.Process(target=save_under_size_limit, args=(str(tmp_path), theirs))
-    process.start()
+    process, ours = start(save_under_size_limit, tmp_path)
     kind, message = ours.recv()
     process.join()
     assert kind == "CheckpointError"
@@ -166,7 +164,7 @@ def small_disk(tmp_path):
     if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("no tmpfs can be mounted here")
     yield path
-    subprocess.run(["umount", str(path)], check=True)
+    subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
 def test_a_full_disk_fails_the_save_and_the_one_before_stays(small_disk):
@@ -179,14 +177,9 @@ def test_a_full_disk_fails_the_save_and_the_one_before_stays(small_disk):
     assert store.newest().tree["update"] == 1
 
 
-PROGRAM = """
-import sys, torch
-from loopwright.checkpoint import CheckpointStore
-store = CheckpointStore(sys.argv[1], 1)
-store.save("last", {"w": torch.ones(2_000_000)}, {"update": 1})
-"""
-
-
 def test_leaving_the_program_waits_for_the_write(tmp_path):
-    subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], check=True)
+    def program() -> None:
+        CheckpointStore(tmp_path, 1).save("last", {"w": torch.ones(2_000_000)}, {"update": 1})
+
+    assert call_forked(program, tmp_path).code == 0
     assert verify_checkpoint(tmp_path / "last") == []

@@ -11,11 +11,13 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from tests.forked import call_forked, end_as_program
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from loopwright import Trainer
 from loopwright.callbacks.checkpoints import BestModel, Checkpoints
+from loopwright.cli import main
 
 LOOPWRIGHT = [sys.executable, "-m", "loopwright", "checkpoint"]
 
@@ -40,31 +42,35 @@ def make_run(directory: Path, seed: int = 0) -> Trainer:
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """A command without a terminal."""
-    command = [*LOOPWRIGHT, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    """A command about checkpoints without a terminal, in a process of its own."""
+    command = ["checkpoint", *map(str, arguments)]
+    ended = call_forked(lambda: main(command), Path.cwd())
+    return subprocess.CompletedProcess(command, ended.code, ended.out, ended.err)
 
 
 def run_on_terminal(
-    *arguments: object, columns: int = 120, group: tuple[str, ...] = ("checkpoint",)
+    *arguments: object, columns: int = 120, group: tuple[str, ...] = ("checkpoint",), folder: Path | None = None
 ) -> tuple[int, str]:
     """The exit code of a command on a terminal, and what it shows there."""
-    master, slave = pty.openpty()
-    termios.tcsetwinsize(slave, (50, columns))
-    environment = {
-        name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")
-    } | {"TERM": "xterm"}
-    command = [*LOOPWRIGHT[:3], *group, *map(str, arguments)]
-    process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment)
-    os.close(slave)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid, terminal = pty.fork()
+    if pid == 0:
+        end_as_program(lambda: _main_on_terminal([*group, *map(str, arguments)], columns), folder or Path.cwd())
     shown = b""
     try:
-        while data := os.read(master, 65536):
+        while data := os.read(terminal, 65536):
             shown += data
     except OSError:  # how a terminal says that nobody writes to it any more
         pass
-    os.close(master)
-    return process.wait(timeout=60), shown.decode()
+    os.close(terminal)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), shown.decode()
+
+
+def _main_on_terminal(command: list[str], columns: int) -> int:
+    termios.tcsetwinsize(1, (50, columns))
+    os.environ["TERM"] = "xterm"
+    return main(command)
 
 
 def flip(path: Path) -> None:

@@ -2,62 +2,35 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
-import textwrap
+from collections.abc import Iterator
 from contextlib import chdir, contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 import torch
+from tests.forked import call_forked
 from torch import nn
 from torch.utils.data import TensorDataset
+from train_helpers import MODULE
 
 from loopwright import Callback, Trainer
 from loopwright.callbacks import Checkpoints
+from loopwright.run import RunDirectory
 
 ROOT = Path(__file__).parents[2]
+forking = multiprocessing.get_context("fork")
 
-MODULE = """
-import torch
-from torch import nn
-from torch.utils.data import Dataset
-from loopwright.doors.configured import BaseTrainer, BaseTrainerConfig
-
-class Net(nn.Module):
-    def __init__(self, width: int = 8):
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 1))
-
-    def forward(self, x):
-        return self.body(x)
-
-class Points(Dataset):
-    def __init__(self, n: int = 32):
-        self.x = torch.randn(n, 4, generator=torch.Generator().manual_seed(n))
-
-    def __len__(self):
-        return len(self.x)
-
-    def __getitem__(self, index):
-        return {"x": self.x[index], "y": self.x[index].sum(0, keepdim=True)}
-
-class PointTrainer(BaseTrainer):
-    def __init__(self, trainer_config: BaseTrainerConfig, **deps):
-        super().__init__(trainer_config, **deps)
-
-    def loss_compute(self, forward_output, targets):
-        return {"mse": nn.functional.mse_loss(forward_output, targets["y"])}
-"""
 CONFIG = """
 seed: 3
 name: points
 tags: [small, demo]
-model: {kind: cli_points.Net, width: 8, optimizer: {kind: torch.optim.AdamW, lr: 0.01}}
-datasets: {train: {kind: cli_points.Points, n: 24}}
-trainer: {kind: cli_points.PointTrainer, max_epochs: 2, effective_batch_size: 8,
+model: {kind: cli_project.Net, width: 8, optimizer: {kind: torch.optim.AdamW, lr: 0.01}}
+datasets: {train: {kind: cli_project.Points, n: 24}}
+trainer: {kind: cli_project.PointTrainer, max_epochs: 2, effective_batch_size: 8,
           forward_properties: [x], target_properties: [y]}
 """
 
@@ -76,6 +49,8 @@ class Ending(Callback):
                 raise RuntimeError("boom")
             elif self.how == "interrupted":
                 os.kill(os.getpid(), signal.SIGTERM)
+            elif self.how == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
 
 
 def train_run(path: Path, seed: int = 0, *, how: str = "finished", epochs: int = 3, lr: float = 0.05) -> None:
@@ -96,31 +71,27 @@ def train_run(path: Path, seed: int = 0, *, how: str = "finished", epochs: int =
 
 def train_and_be_killed(path: Path) -> None:
     """The same in a process that is killed in its second epoch, once everything it has is written."""
-    program = f"""
-    import os, signal, sys
-    sys.path.insert(0, {str(Path(__file__).parent)!r})
-    import gallery_helpers
-    gallery_helpers.Ending.on_epoch_end = lambda self, trainer, metrics: (
-        trainer.progress.epoch == 2 and os.kill(os.getpid(), signal.SIGKILL))
-    gallery_helpers.train_run({str(path)!r})
-    """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], timeout=120, check=False)
-    assert done.returncode == -signal.SIGKILL
+    done = call_forked(lambda: train_run(path, how="killed"), path.parent)
+    assert done.code == -signal.SIGKILL, done.err
 
 
 @contextmanager
-def locked_by_another_process(path: Path):
+def locked_by_another_process(path: Path) -> Iterator[None]:
     """A process that holds the lock of a run, as one that trains does."""
-    program = (
-        "import sys\nfrom loopwright.run.directory import RunDirectory\n"
-        "with RunDirectory(sys.argv[1]):\n    print('held', flush=True)\n    sys.stdin.read()"
-    )
-    command = [sys.executable, "-c", program, str(path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "held\n"
-        yield holder
-        holder.communicate("", timeout=30)
+    ours, theirs = forking.Pipe()
+    holder = forking.Process(target=_hold, args=(path, theirs))
+    holder.start()
+    theirs.close()
+    assert ours.recv() == "held"
+    yield
+    ours.send("enough")
+    holder.join()
+
+
+def _hold(path: Path, connection: Connection) -> None:
+    with RunDirectory(path):
+        connection.send("held")
+        connection.recv()
 
 
 def train_from_yaml(folder: Path, *overrides: str) -> Path:
@@ -128,7 +99,7 @@ def train_from_yaml(folder: Path, *overrides: str) -> Path:
     from loopwright.config import load_config
     from loopwright.doors.configured.experiment import Experiment
 
-    (folder / "cli_points.py").write_text(MODULE)
+    (folder / "cli_project.py").write_text(MODULE)
     (folder / "run.yaml").write_text(CONFIG)
     experiment = Experiment.from_config(load_config(folder / "run.yaml", overrides), progress="silent")
     with chdir(folder):

@@ -251,7 +251,7 @@ def test_command_works_as_a_process_of_its_own(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(START + "build().train(data, batch_size=3)\n")
     command = [sys.executable, "-m", "loopwright", "check", "--processes", "8", str(program)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (result.returncode, result.stderr) == (1, "")
     assert "mistake: A batch has 3 samples for 8 processes" in result.stdout
 

@@ -86,7 +86,7 @@ for command in {commands!r}:
     told.append([command, code, [name for name in ("torch", "numpy", "matplotlib", "rich") if name in sys.modules]])
 print(json.dumps(told))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True)
     told = json.loads(done.stdout)
     assert [imported for _, _, imported in told] == [[]] * len(commands)
     assert [code for _, code, _ in told] == [0, 0, 0, 0, 0, 1, 0, 0, 0, 0]
@@ -97,7 +97,7 @@ def test_module_and_command_are_the_same(in_gallery, capsys):
         [sys.executable, "-m", "loopwright", "diff", "finished", "stopped"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert main(["diff", "finished", "stopped"]) == done.returncode == 1

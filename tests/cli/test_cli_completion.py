@@ -34,7 +34,7 @@ def bash(tmp_path, monkeypatch, capsys):
 
     def offered(*words: str) -> list[str]:
         command = ["bash", "--norc", "-c", DRIVER, "bash", str(script), "loopwright", *words]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=True)
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True)
         assert done.stderr == ""
         return sorted(filter(None, done.stdout.split("\n")))
 
@@ -92,10 +92,10 @@ def test_bash_offers_files_and_folders(bash):
 def test_yaml_files_are_offered_for_a_config(bash):
     driver = 'source "$1"; cur="$2"; _loopwright_kind yaml:; printf "%s\\n" "${COMPREPLY[@]}"'
     command = ["bash", "-c", driver, "bash", str(bash.folder / "other/loopwright.bash"), "t"]
-    done = subprocess.run(command, cwd=bash.folder, capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run(command, cwd=bash.folder, capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.split() == ["train.yaml"]
     command[-1] = "other/"
-    done = subprocess.run(command, cwd=bash.folder, capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run(command, cwd=bash.folder, capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.split() == ["other/deep.yml"]
 
 
@@ -120,4 +120,4 @@ def test_kinds_of_arguments_follow_from_their_names():
 
 
 def test_the_script_for_bash_is_sound(bash):
-    subprocess.run(["bash", "-n", str(Path(bash.folder) / "other/loopwright.bash")], check=True, timeout=30)
+    subprocess.run(["bash", "-n", str(Path(bash.folder) / "other/loopwright.bash")], check=True, timeout=300)

@@ -141,10 +141,10 @@ def test_configs_are_compared_by_their_keys(configured, capsys):
 def test_code_differs_if_a_module_of_the_run_does(configured, tmp_path):
     path = find_runs(configured / "runs")[0]
     copy = Path(shutil.copytree(path, tmp_path / "run"))
-    with (copy / "cli_points.py").open("a") as file:
+    with (copy / "cli_project.py").open("a") as file:
         file.write("# changed\n")
     diff = compare_runs(RunView(path), RunView(copy))
-    assert [change.key for change in diff.parts["code"]] == ["cli_points.py"]
+    assert [change.key for change in diff.parts["code"]] == ["cli_project.py"]
 
 
 def test_packages_that_are_other_versions_are_listed(configured, tmp_path, capsys):

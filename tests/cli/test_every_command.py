@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import re
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.forked import leave_the_parents_behind
+from cli_helpers import run_on_terminal
+from tests.forked import call_forked
 
 from loopwright.cli import main
 from loopwright.cli.app import build_parser
@@ -42,38 +40,10 @@ COMMANDS: dict[str, tuple[list[str], int, str]] = {
 
 def run(arguments: Sequence[str], folder: Path, *, on_terminal: bool) -> tuple[int, str]:
     """A command in a process of its own; its exit code, and all it wrote."""
-    sys.stdout.flush()
     if on_terminal:
-        pid, output = pty.fork()
-    else:
-        output, end = os.pipe()
-        pid = os.fork()
-    if pid == 0:
-        if not on_terminal:
-            os.dup2(end, 1)
-            os.dup2(end, 2)
-        leave_the_parents_behind(folder)
-        try:
-            code = main(arguments)
-        except SystemExit as left:
-            code = int(left.code or 0)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    if not on_terminal:
-        os.close(end)
-    written = bytearray()
-    while chunk := _read(output):
-        written += chunk
-    os.close(output)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), written.decode()
-
-
-def _read(descriptor: int) -> bytes:
-    try:
-        return os.read(descriptor, 1 << 16)
-    except OSError:  # how the end of a terminal is told
-        return b""
+        return run_on_terminal(*arguments, columns=80, group=(), folder=folder)
+    ended = call_forked(lambda: main(arguments), folder)
+    return ended.code, ended.out + ended.err
 
 
 @pytest.fixture(scope="module")

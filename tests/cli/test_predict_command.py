@@ -93,7 +93,6 @@ def test_an_empty_data_set_is_nothing_to_write(tmp_path: Path):
         write_predictions(tmp_path / "out.json", joined([]))
 
 
-@pytest.mark.long
 def test_on_a_terminal_the_batches_are_counted(trained: Project, tmp_path: Path, expected: torch.Tensor):
     file = tmp_path / "out.npy"
     code, shown = run_on_terminal("last", "--data", "test", "-o", file, group=("predict",))

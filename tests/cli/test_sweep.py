@@ -25,7 +25,7 @@ from loopwright.config import Interval, Sweep, load_config
 from loopwright.doors.configured.experiment import Experiment
 from loopwright.run.reading import RunView
 
-HOLD = "+trainer.callbacks.1.kind=swept.Hold"
+HOLD = "+trainer.callbacks.1.kind=cli_project.Hold"
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def newest(run: Path) -> dict:
 
 
 def wait_for(condition) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)
@@ -83,7 +83,7 @@ def test_ctrl_c_lets_runs_save_and_the_same_command_continues_them_exactly(proje
     wait_for(lambda: (project / "held").exists())
     process.send_signal(signal.SIGINT)
     (project / "go").touch()
-    printed, _ = process.communicate(timeout=60)
+    printed, _ = process.communicate(timeout=300)
     assert process.returncode == 130
     assert "Interrupted: the same command continues." in printed
     run = project / "runs" / "points" / "sweep" / "lr=0.1"
@@ -113,7 +113,7 @@ def test_a_run_whose_sweep_was_killed_saves_and_ends(project):
     wait_for(is_held)
     child.process.stdin.close()  # what the system does for a process that is gone
     (project / "go").touch()
-    assert child.process.wait(timeout=60) == 143
+    assert child.process.wait(timeout=300) == 143
     assert (RunView(task.path).state, RunView(task.path).progress.update) == ("interrupted", 5)
     assert child.close() is None
 

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_helpers import LOOPWRIGHT, run_on_terminal
+from cli_helpers import run_on_terminal
+from tests.forked import call_forked
 from train_helpers import CONFIG, Project, Shell
 
 from loopwright.checkpoint import load_weights
+from loopwright.cli import main
 from loopwright.run.reading import RunView
 
 SIGNAL = "  callbacks: [{kind: cli_project.Signal, number: %d, update: 4}]\n"
@@ -78,18 +80,16 @@ def test_ctrl_c_in_a_process_without_a_terminal_exits_with_130_and_the_command_c
     project: Project, shell: Shell
 ):
     project.write("run.yaml", CONFIG + SIGNAL % signal.SIGINT)
-    command = [*LOOPWRIGHT[:3], "train", "run.yaml"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 130, done.stderr
-    assert "\x1b" not in done.stdout
-    assert "epoch 1/2" in done.stdout
-    assert done.stderr == ""
+    done = call_forked(lambda: main(["train", "run.yaml"]), project.folder)
+    assert done.code == 130, done.err
+    assert "\x1b" not in done.out
+    assert "epoch 1/2" in done.out
+    assert done.err == ""
     assert shell("train", "run.yaml") == 0
     assert "Continuing" in shell.out
     assert RunView(project.runs()[0]).state == "finished"
 
 
-@pytest.mark.long
 def test_on_a_terminal_there_is_a_bar(project: Project):
     code, shown = run_on_terminal("run.yaml", group=("train",))
     assert code == 0, shown
@@ -102,7 +102,7 @@ def test_on_a_terminal_there_is_a_bar(project: Project):
 def test_several_processes_train_one_run(project: Project):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*launcher, "-m", "loopwright", "train", "run.yaml"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     (run,) = project.runs()
     assert RunView(run).state == "finished"

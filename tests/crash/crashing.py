@@ -24,7 +24,7 @@ from .programs.train import main
 
 forking = multiprocessing.get_context("fork")
 
-PATIENCE = 120.0
+PATIENCE = 300.0
 PLACES = {"step": 9, "eval": 7, "epoch": 2, "file": 40, "end": 1}  # and how often each happens, more or less
 WORKERS = [["--workers", "0"]]
 WORKERS += [["--workers", str(n), *more] for n in (2, 4) for more in ([], ["--persistent"])]

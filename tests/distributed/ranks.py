@@ -26,7 +26,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from loopwright.runtime.group import current_group
 
-LIMIT = 60.0
+LIMIT = 300.0
 # torch looks up the name of whoever connects, and a name server that does not answer would hold that up for 5 s.
 RESOLVER = {"RES_OPTIONS": "timeout:1 attempts:1"}
 

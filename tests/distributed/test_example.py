@@ -22,7 +22,7 @@ def test_loss_moves_from_shards_on_two_processes_to_one_as_if_nothing_had_happen
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert result.returncode == 0, result.stderr

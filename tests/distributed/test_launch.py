@@ -80,6 +80,6 @@ def test_this_process_is_left_as_it_was() -> None:
 def test_a_program_without_a_main_guard_is_told_to_have_one(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text("from loopwright.runtime.launch import launch\n\ndef f(): pass\n\nlaunch(f, processes=1)\n")
-    run = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60)
+    run = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=300)
     assert run.returncode == 1
     assert "put the call under `if __name__ == '__main__':`" in run.stderr

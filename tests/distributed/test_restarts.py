@@ -62,12 +62,12 @@ def test_a_run_that_lost_a_host_for_good_goes_on_with_fewer_processes(tmp_path: 
         port = free.getsockname()[1]
     agents = [start_agent(name, port, tmp_path) for name in "ab"]
     try:
-        wait_until(lambda: bool(store.entries()), 90, "a checkpoint")
+        wait_until(lambda: bool(store.entries()), 300, "a checkpoint")
         assert (tmp_path / "worlds").read_text().split() == ["2"]
         os.killpg(agents[1].pid, signal.SIGKILL)
         os.kill(int((tmp_path / "pid-b").read_text()), signal.SIGKILL)
         (tmp_path / "go").touch()
-        assert agents[0].wait(timeout=120) == 0, (tmp_path / "a.log").read_text()
+        assert agents[0].wait(timeout=300) == 0, (tmp_path / "a.log").read_text()
     finally:
         for agent in agents:
             if agent.poll() is None:

@@ -27,11 +27,11 @@ def test_both_sides_end_when_the_cable_is_pulled_and_resume_exactly_when_they_ar
     store = CheckpointStore(run / "checkpoints")
     with two_hosts() as hosts:
         first, _ = (hosts.torchrun(host, tmp_path / f"{host}.log", TRAINING, run, 1_000_000) for host in "ab")
-        wait_until(lambda: bool(store.entries()), 90, "a checkpoint")
+        wait_until(lambda: bool(store.entries()), 300, "a checkpoint")
         pids = [int((tmp_path / f"pid{rank}").read_text()) for rank in range(2)]
         hosts.set_cable("down")
-        wait_until(lambda: not any(map(is_running, pids)), TIMEOUT + 30, "the end of both ranks")
-        assert first.wait(timeout=30) == 1
+        wait_until(lambda: not any(map(is_running, pids)), TIMEOUT + 300, "the end of both ranks")
+        assert first.wait(timeout=300) == 1
         # torchrun on the host that was cut off waits for the store itself, for minutes, and is ended by the fixture.
     told = (tmp_path / "a.log").read_text()
     assert "CommunicationError: Rank 0 of 2, at update" in told
@@ -40,6 +40,6 @@ def test_both_sides_end_when_the_cable_is_pulled_and_resume_exactly_when_they_ar
     num_updates = store.entries()[-1].meta["update"] + 10
     with two_hosts() as hosts:
         again = [hosts.torchrun(host, tmp_path / f"{host}2.log", TRAINING, run, num_updates) for host in "ab"]
-        assert [process.wait(timeout=90) for process in again] == [0, 0], (tmp_path / "a2.log").read_text()
+        assert [process.wait(timeout=300) for process in again] == [0, 0], (tmp_path / "a2.log").read_text()
     resumed = [(tmp_path / f"digest{rank}").read_text() for rank in range(2)]
     assert resumed == run_ranks(train, 2, tmp_path / "whole", num_updates)

@@ -300,7 +300,10 @@ class Reads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_training_reads_no_more_numbers_than_the_native_trainer(points: TensorDataset) -> None:
+def test_training_reads_no_more_numbers_than_the_native_trainer(
+    points: TensorDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loopwright.loop.FLUSH_SECONDS", float("inf"))  # or a slow moment would be an additional read
     model, other = build_linear(), build_linear()
     native = loopwright.Trainer(other, torch.optim.SGD(other.parameters(), lr=0.1), cross_entropy, progress="silent")
     trainer = Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), cross_entropy)

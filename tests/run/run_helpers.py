@@ -8,14 +8,18 @@ from multiprocessing.connection import Connection
 from loopwright.errors import ConfigurationError
 from loopwright.run import MetricsStore, RunDirectory, RunManifest
 
-processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["loopwright.checkpoint", "loopwright.run"])
+processes = multiprocessing.get_context("fork")
 
 
 def start(target, *arguments):
     """A process that runs a function with a connection to us as its last argument; both."""
     ours, theirs = processes.Pipe()
-    process = processes.Process(target=target, args=(*map(str, arguments), theirs))
+
+    def run() -> None:
+        ours.close()  # or nobody would notice when the tests close it
+        target(*map(str, arguments), theirs)
+
+    process = processes.Process(target=run)
     process.start()
     theirs.close()
     return process, ours

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 import subprocess
 import sys
 
@@ -18,7 +19,11 @@ IDENTITY = {f"GIT_{who}_{what}": "a@b" for who in ("AUTHOR", "COMMITTER") for wh
 
 
 @pytest.fixture
-def repository(tmp_path):
+def repository(tmp_path, monkeypatch):
+    monkeypatch.setattr("loopwright.run.provenance.SECONDS_FOR_DIFF", 300.0)
+    if shutil.which("git") is None:
+        pytest.skip("there is no git")
+
     def git(*arguments):
         subprocess.run(["git", *arguments], cwd=tmp_path, env=os.environ | IDENTITY, check=True, capture_output=True)
 
@@ -76,7 +81,8 @@ def test_the_diff_applies_to_the_commit(repository):
     assert (repository / "train.py").read_bytes() == bytes(range(256))
 
 
-def test_outside_a_repository_nothing_is_known(tmp_path):
+def test_outside_a_repository_nothing_is_known(tmp_path, monkeypatch):
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert uncommitted_diff(tmp_path) is None
 
 

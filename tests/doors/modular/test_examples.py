@@ -6,7 +6,6 @@ import importlib.util
 import os
 import re
 import signal
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -22,8 +21,9 @@ from torch.utils.data import TensorDataset, random_split
 from loopwright.callbacks import EMA
 from loopwright.data.order import permutation
 from loopwright.data.seeding import seed_everything
-from loopwright.doors.modular import DreamTrainerConfig
+from loopwright.doors.modular import Callback, DreamTrainerConfig
 
+from ...forked import call_forked
 from .programs import KillAt, Killed, assert_same, build_data, windows
 
 FOLDER = Path(__file__).parent.parent.parent.parent / "examples" / "modular"
@@ -114,26 +114,16 @@ def test_the_gan_is_that_of_a_loop_by_hand() -> None:
     assert (lanes["g_optimizer"].updates, lanes["d_optimizer"].updates) == (3, 6)
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from loopwright.doors.modular import Callback
-from tests.doors.modular.test_examples import gan_config, load
-
 class Kill(Callback):
-    def on_train_batch_end(self, trainer, outputs, batch, batch_idx):
+    def on_train_batch_end(self, trainer: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if (trainer.current_epoch, batch_idx) == (1, 3):  # at the end of a window that is not counted yet
             os.kill(os.getpid(), signal.SIGKILL)
 
-load("gan").GAN(gan_config(Path(sys.argv[1]), callbacks=[Kill()], checkpoint_every_n_steps=1)).fit()
-"""
-
 
 def test_the_gan_goes_on_exactly_after_sigkill(tmp_path: Path) -> None:
-    root = Path(__file__).parent.parent.parent.parent
-    environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], env=environment, capture_output=True)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
+    config = gan_config(tmp_path, callbacks=[Kill()], checkpoint_every_n_steps=1)
+    ended = call_forked(lambda: load("gan").GAN(config).fit(), tmp_path)
+    assert ended.code == -signal.SIGKILL, ended.err
     assert list((tmp_path / "checkpoints").iterdir())
     again, whole = (load("gan").GAN(gan_config(folder, checkpoint_every_n_steps=1)) for folder in (tmp_path, None))
     again.fit()

@@ -1,0 +1,190 @@
+"""What else a run that goes back undoes, records, counts and says."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import LinearLR
+
+from loopwright import Callback, ConfigurationError, DataError, NonFiniteLossError, Trainer
+from loopwright.callbacks import EMA, Checkpoints, LimitBatches, NonFiniteGuard, Rewind
+from loopwright.checkpoint.capture import capture
+from loopwright.checkpoint.compare import compare_trees
+from loopwright.run import MetricsStore
+
+from .rewinding import assert_same_run, build, good_batches, poisoned
+
+
+def test_averages_and_callbacks_go_back_too():
+    class Counter(Callback):
+        def __init__(self) -> None:
+            self.steps = 0
+
+        def on_train_step_end(self, trainer: Trainer, batch: Any, result: Any) -> None:
+            self.steps += 1
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"steps": self.steps}
+
+        def load_state_dict(self, state: Any) -> None:
+            self.steps = state["steps"]
+
+    counters, averages = [Counter(), Counter()], [EMA(0.9), EMA(0.9)]
+    build([averages[0], Rewind(), counters[0]]).train(poisoned(good_batches(), 6), num_epochs=1)
+    build([averages[1], counters[1]]).train(good_batches(), num_epochs=1)
+    assert counters[0].steps == counters[1].steps == 10
+    for name, value in averages[0].state["model"].items():
+        assert torch.equal(value, averages[1].state["model"][name])
+
+
+def test_the_batch_limit_counts_what_is_left_after_the_bad_one_is_out():
+    limits = [LimitBatches(train=8), LimitBatches(train=7)]
+    rewound, clean = build([limits[0], Rewind()]), build([limits[1]])
+    rewound.train(poisoned(good_batches(), 3), num_epochs=1)
+    clean.train(good_batches(), num_epochs=1)
+    assert_same_run(rewound, clean)
+
+
+@pytest.mark.parametrize("limit", [{"num_updates": 7}, {"num_samples": 26}])
+def test_a_limit_counts_good_steps_only(limit):
+    rewound, clean = build([Rewind()]), build()
+    rewound.train(poisoned(good_batches(), 3, 6), **limit)
+    clean.train(good_batches(), **limit)
+    assert_same_run(rewound, clean)
+
+
+def test_a_second_call_goes_on_in_the_epoch_without_the_batch():
+    rewound, clean = build([Rewind()]), build()
+    bad, good = poisoned(good_batches(), 2, 6), good_batches()
+    for trainer, batches in ((rewound, bad), (clean, good)):
+        trainer.train(batches, num_updates=4)
+        trainer.train(batches, num_updates=9)
+    assert_same_run(rewound, clean)
+
+
+def test_a_run_that_began_without_it_goes_on_with_it(tmp_path):
+    bad, good = poisoned(good_batches(), 6), good_batches()
+    first = build()
+    first.train(bad, num_updates=4)
+    first.save(tmp_path / "saved")
+    second, clean = build([Rewind()]), build()
+    second.load(tmp_path / "saved")
+    second.train(bad, num_updates=6)
+    for num_updates in (4, 6):
+        clean.train(good, num_updates=num_updates)
+    assert_same_run(second, clean)
+
+
+def test_after_the_limit_the_next_bad_batch_is_an_error_that_says_so():
+    trainer = build([Rewind(max_rewinds=2)])
+    with pytest.raises(NonFiniteLossError, match=r"in batch 8 of epoch 1, after 2 rewinds.*raise `max_rewinds`"):
+        trainer.train(poisoned(good_batches(), 1, 4, 7), num_epochs=1)
+
+
+def test_metrics_of_steps_that_were_undone_are_not_in_the_store(tmp_path, monkeypatch):
+    monkeypatch.setattr("loopwright.loop.FLUSH_SECONDS", 0.0)  # every step is written at once
+    rewound = build([Rewind()], run_dir=tmp_path / "rewound")
+    rewound.train(poisoned(good_batches(), 6), num_epochs=1)
+    build(run_dir=tmp_path / "clean").train(good_batches(), num_epochs=1)
+    rows = [MetricsStore(tmp_path / name / "metrics.sqlite", read_only=True) for name in ("rewound", "clean")]
+    assert len(rows[0].steps("loss")) == 10
+    assert rows[0].steps("loss") == rows[1].steps("loss")
+    assert rows[0].epochs() == rows[1].epochs()
+
+
+class KilledError(Exception):
+    pass
+
+
+class Killer(Callback):
+    def __init__(self, after_update: int) -> None:
+        self.after_update = after_update
+
+    def on_log(self, trainer: Trainer, rows: Any) -> None:
+        if trainer.progress.update == self.after_update:
+            raise KilledError
+
+
+@pytest.mark.parametrize("every_updates", [2, 50])
+@pytest.mark.parametrize("after_update", [3, 5, 6, 8, 14])
+def test_a_run_that_is_killed_after_it_went_back_resumes_exactly(tmp_path, monkeypatch, every_updates, after_update):
+    monkeypatch.setattr("loopwright.loop.FLUSH_SECONDS", 0.0)
+    batches = poisoned(good_batches(), 4, 6)
+
+    def start(name: str, *more: Callback) -> Trainer:
+        rewind = Rewind(every_updates=every_updates, max_rewinds=4)
+        return build([rewind, Checkpoints(every_updates=1), *more], run_dir=tmp_path / name)
+
+    with pytest.raises(KilledError):
+        start("run", Killer(after_update)).train(batches, num_epochs=2)
+    resumed, straight = start("run"), start("straight")
+    for trainer in (resumed, straight):
+        trainer.train(batches, num_epochs=2)
+    assert compare_trees(capture(resumed), capture(straight)) == ()
+    clean = build()
+    clean.train(good_batches(), num_epochs=2)
+    assert_same_run(resumed, clean)
+
+
+def test_checkpoints_of_undone_updates_are_removed(tmp_path):
+    class Noting(Callback):
+        has_rewound = False
+        found: tuple[int, list[str]] = (0, [])
+
+        def on_rewind(self, trainer: Trainer) -> None:
+            self.has_rewound = True
+
+        def on_train_step_start(self, trainer: Trainer, batch: Any) -> None:
+            if self.has_rewound:
+                names = (path.name for path in trainer.run.checkpoints.iterdir() if path.is_dir())
+                self.found, self.has_rewound = (trainer.progress.update, sorted(names)), False
+
+    noting = Noting()
+    callbacks = [Rewind(every_updates=4), Checkpoints(every_updates=1, keep=3), noting]
+    build(callbacks, run_dir=tmp_path / "run").train(poisoned(good_batches(), 6), num_epochs=1)
+    assert noting.found == (4, ["update-00000004"])
+
+
+def test_time_spent_on_undone_steps_still_counts():
+    seconds = []
+
+    class Noting(Callback):
+        def on_update_end(self, trainer: Trainer) -> None:
+            seconds.append(trainer.progress.seconds)
+
+    build([Rewind(), Noting()]).train(poisoned(good_batches(), 6), num_epochs=1)
+    assert seconds == sorted(seconds)
+
+
+def test_a_scheduler_of_epochs_is_stepped_once_an_epoch():
+    schedule = {"scheduler": partial(LinearLR, total_iters=4)}
+    rewound, clean = build([Rewind()], **schedule), build(**schedule)
+    rewound.train(poisoned(good_batches(), 6), num_epochs=2)
+    clean.train(good_batches(), num_epochs=2)
+    assert_same_run(rewound, clean)
+
+
+def test_it_says_what_it_does(capsys):
+    build([Rewind()], progress="lines").train(poisoned(good_batches(), 2), num_epochs=1)
+    assert "in batch 3 of epoch 1; back to update 0, to go on without it (rewind 1 of 3)." in capsys.readouterr().out
+
+
+def test_data_that_cannot_be_sought_in_is_refused_before_the_first_step():
+    with pytest.raises(DataError):
+        build([Rewind()]).train(iter(good_batches()), num_epochs=1)
+
+
+def test_two_guards_are_refused():
+    with pytest.raises(ConfigurationError, match="pass only one of them"):
+        build([Rewind(), NonFiniteGuard("skip")]).train(good_batches(), num_epochs=1)
+
+
+@pytest.mark.parametrize(
+    "options", [{"spike": 1.0}, {"spike": -2.0}, {"window": 0}, {"every_updates": 0}, {"max_rewinds": 1.5}]
+)
+def test_settings_that_make_no_sense_are_refused(options):
+    with pytest.raises(ConfigurationError, match=f"{next(iter(options))}="):
+        Rewind(**options)
