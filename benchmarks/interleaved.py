@@ -57,6 +57,7 @@ class Contender:
         self.process = context.Process(target=serve, args=(other, os.ttyname(slave), name, workload), daemon=True)
         threading.Thread(target=_drain, args=(master,), daemon=True).start()
         self.process.start()
+        other.close()  # so that a process that dies is heard of
         self.connection.recv()
 
     def time_round(self) -> float:
