@@ -61,8 +61,8 @@ class RunRecorder(Callback):
             for name, value in row.items()
         ]
         self._write(partial(self._metrics.add_steps, cells))
-        if self._tree is not None and self._tree.is_answered:
-            self._note_tree(trainer)
+        if self._tree is not None and self._tree.is_answered and trainer.run is not None:
+            self._write(partial(_note, trainer.run.manifest_path, **self._found_by_git()))
 
     def on_rewind(self, trainer: Trainer) -> None:
         assert self._metrics is not None
@@ -85,11 +85,10 @@ class RunRecorder(Callback):
         else:
             self._close(trainer, "failed", f"{type(error).__name__}: {error}")
 
-    def _note_tree(self, trainer: Trainer) -> None:
-        """Add to the manifest what git found out."""
+    def _found_by_git(self) -> dict[str, bool | None]:
+        """What is to be noted of the working tree, once; waits for git if it has to."""
         tree, self._tree = self._tree, None
-        if tree is not None and trainer.run is not None and trainer.run.has_run:
-            self._write(partial(_note, trainer.run.manifest_path, git_dirty=tree.is_dirty))
+        return {} if tree is None else {"git_dirty": tree.is_dirty}
 
     def _write(self, action: Callable[[], None] | None = None) -> None:
         """Write this, after what could not be written before; in the order in which it came."""
@@ -112,12 +111,12 @@ class RunRecorder(Callback):
         reason: str | None,
     ) -> None:
         assert trainer.run is not None
-        self._note_tree(trainer)
+        found = self._found_by_git()
         if trainer.run.has_run:
             progress = {
                 name: getattr(trainer.progress, name) for name in ("epoch", "step", "update", "sample", "seconds")
             }
-            changes = {"state": state, "reason": reason, "progress": progress}
+            changes = {"state": state, "reason": reason, "progress": progress, **found}
             self._write(partial(_note, trainer.run.manifest_path, **changes))
         if self._metrics is not None:
             self._metrics.close()
