@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,18 @@ def test_the_best_of_a_run_is_the_one_that_its_keeper_looked_for(tmp_path, point
     assert best_kept(tmp_path).name == "update-00000010"
     weights, best = read_weights(tmp_path, use="best"), load_weights(tmp_path / "kept" / "update-00000010")
     assert all(torch.equal(weights[name], value) for name, value in best.items())
+
+
+@pytest.mark.parametrize("scores", [(math.nan, 0.9), (0.9, math.nan)])
+def test_a_model_whose_metric_is_no_number_is_never_the_best(tmp_path, points, monkeypatch, scores):
+    monkeypatch.setattr(f"{__name__}.SCORES", scores)
+    trained(points, tmp_path, BestModel("score", keep=2), num_epochs=2)
+    best = f"update-{5 + 5 * scores.index(0.9):08d}"
+    assert len(list(Path(tmp_path, "kept").iterdir())) == 2
+    assert pick_checkpoint(RunView(tmp_path), "best").name == best
+    assert best_kept(tmp_path).name == best
+    weights, expected = read_weights(tmp_path, use="best"), load_weights(tmp_path / "kept" / best)
+    assert all(torch.equal(weights[name], value) for name, value in expected.items())
 
 
 def test_two_that_keep_models_by_one_metric_are_refused(tmp_path, points):

@@ -19,9 +19,10 @@ from torch.utils.data import TensorDataset
 
 from loopwright import Callback, ConfigurationError, Trainer
 from loopwright.callbacks.watching import resolve_mode
+from loopwright.checkpoint.policy import direction_of
 from loopwright.run import MetricsStore, RunManifest, RunView, find_runs, update_manifest
 from loopwright.run.reading_lock import is_locked
-from loopwright.run.reading_metrics import MetricsView, direction_of
+from loopwright.run.reading_metrics import MetricsView
 
 ASK = """
 import sys

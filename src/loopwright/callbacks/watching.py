@@ -10,8 +10,10 @@ from ..errors import ConfigurationError
 
 def resolve_mode(metric: str, mode: str) -> Literal["min", "max"]:
     """Whether smaller or larger values of a metric are better, from its name if nobody says."""
+    from ..checkpoint.policy import direction_of
+
     if mode == "auto":
-        return "min" if metric.endswith(("loss", "error")) else "max"
+        return direction_of(metric)
     if mode == "min":
         return "min"
     if mode == "max":

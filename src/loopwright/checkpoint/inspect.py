@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +25,7 @@ from loopwright.checkpoint.manifest import (
     read_manifest,
     verify_checkpoint,
 )
+from loopwright.checkpoint.policy import Candidate, KeepPolicy, direction_of
 from loopwright.errors import CheckpointError
 
 logger = logging.getLogger("loopwright")
@@ -87,6 +88,17 @@ class CheckpointContent:
     info: CheckpointInfo
     manifest: Manifest
     tensors: dict[str, list[TensorInfo]] = field(default_factory=dict)  # by file
+
+
+def best_by(metric: str, found: Iterable[CheckpointInfo]) -> CheckpointInfo:
+    """The best of the models that were kept by a metric, of which there has to be one.
+
+    Whether it is to be small or large is what the one who kept the last of them said.
+    """
+    infos = {info.name: (info, info.metric[1]) for info in found if info.metric and info.metric[0] == metric}
+    mode = list(infos.values())[-1][0].mode or direction_of(metric)
+    candidates = [Candidate(name, value, int(info.meta.get("update") or 0)) for name, (info, value) in infos.items()]
+    return infos[KeepPolicy(metric, mode).ranked(candidates)[0].name][0]
 
 
 def list_checkpoints(path: str | os.PathLike[str], *, verify: bool = False) -> list[CheckpointInfo]:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError
 from ..run.reading import RunView
-from ..run.reading_metrics import direction_of
 from .adding import add_command
 from .exits import FOUND, OK
 from .finding import RUN, add_root, find_run
@@ -77,21 +76,12 @@ def pick_checkpoint(run: RunView, which: str | None) -> CheckpointInfo:
 
 
 def _best(run: RunView, kept: list[CheckpointInfo]) -> CheckpointInfo:
-    from ..checkpoint.policy import Candidate, KeepPolicy
+    from ..checkpoint.inspect import best_by
 
-    measured = {info.name: (info, info.metric) for info in kept if info.metric is not None}
-    if not measured:
+    names = [info.metric[0] for info in kept if info.metric is not None]
+    if not names:
         raise ConfigurationError(f"{run.path} kept no best model: use --checkpoint newest.")
-    names = [metric[0] for _, metric in measured.values()]
-    chosen = run.main_metric if run.main_metric in names else names[0]
-    candidates = [
-        Candidate(name, metric[1], int(info.meta.get("update") or 0))
-        for name, (info, metric) in measured.items()
-        if metric[0] == chosen
-    ]
-    mode = measured[candidates[-1].name][0].mode or direction_of(chosen)
-    best = KeepPolicy(chosen, mode).ranked(candidates)[0]
-    return measured[best.name][0]
+    return best_by(run.main_metric if run.main_metric in names else names[0], kept)
 
 
 def _named(run: RunView, found: list[CheckpointInfo], which: str) -> CheckpointInfo:

@@ -9,8 +9,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..checkpoint.policy import direction_of
 from ..errors import ConfigurationError
-from ..run.reading_metrics import Mode, direction_of
+from ..run.reading_metrics import Mode
 from .adding import add_command
 from .exits import FOUND, INTERRUPTED, OK
 from .output import number_text, printable

@@ -12,8 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..callbacks.watching import resolve_mode
-from ..checkpoint.inspect import find_checkpoint, is_checkpoint, list_checkpoints
+from ..checkpoint.inspect import best_by, find_checkpoint, is_checkpoint, list_checkpoints
 from ..checkpoint.placing import place_like
 from ..checkpoint.weights import load_weights
 from ..errors import CheckpointError, ConfigurationError
@@ -94,14 +93,11 @@ def read_weights(
 
 def _best(run: Path) -> Path:
     """The best kept model of a run; where it kept models by several metrics, the newest one's metric counts."""
-    kept = [(info, info.metric) for info in list_checkpoints(run) if info.kind == "kept" and info.is_sound]
-    valued = [(info, metric[1], metric[0]) for info, metric in kept if metric is not None]
-    if not valued:
+    kept = [info for info in list_checkpoints(run) if info.kind == "kept" and info.is_sound]
+    names = [info.metric[0] for info in kept if info.metric is not None]
+    if not names:
         raise CheckpointError(f"{run} holds no kept model: train with BestModel, or use='newest'.")
-    name = valued[-1][2]
-    values = [(info, value) for info, value, metric in valued if metric == name]
-    sign = 1 if resolve_mode(name, valued[-1][0].mode or "auto") == "min" else -1
-    return min(values, key=lambda pair: sign * pair[1])[0].path
+    return best_by(names[-1], kept).path
 
 
 def _renamed(weights: Mapping[str, Tensor], rename: Mapping[str, str], label: str) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from loopwright.checkpoint.policy import direction_of
 from loopwright.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -39,11 +40,6 @@ class BestValue:
     value: float
     epoch: int
     mode: Mode
-
-
-def direction_of(name: str) -> Mode:
-    """Whether smaller or larger values are better; the rule of all callbacks with `mode="auto"`."""
-    return "min" if name.endswith(("loss", "error")) else "max"
 
 
 class MetricsView:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ...callbacks.watching import resolve_mode
-from ...checkpoint import CheckpointInfo, find_checkpoint, list_checkpoints
+from ...checkpoint.inspect import best_by, find_checkpoint, list_checkpoints
 from ...checkpoint.parts import load_parts, read_parts
 from ...errors import CheckpointError
 from ...trainer import Trainer
@@ -33,10 +32,4 @@ def best_kept(run: Path) -> Path:
         raise CheckpointError(f"{run} has kept no models by a metric: use the newest checkpoint, or name one.")
     metric = kept[0].metric
     assert metric is not None
-    is_min = resolve_mode(metric[0], kept[0].mode or "auto") == "min"
-
-    def rank(info: CheckpointInfo) -> float:
-        assert info.metric is not None
-        return info.metric[1] if is_min else -info.metric[1]
-
-    return min((info for info in kept if info.metric and info.metric[0] == metric[0]), key=rank).path
+    return best_by(metric[0], kept).path
