@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test torture lint format bench clean
+.PHONY: demo test torture lint format bench mistakes clean
 
 demo: .venv/demo.stamp
 	$(BIN)/python examples/digits.py
@@ -29,6 +29,10 @@ format: .venv/dev.stamp
 bench: .venv/dev.stamp
 	$(BIN)/python benchmarks/loop.py
 	$(BIN)/python benchmarks/checkpoint.py
+
+# Writes docs/mistakes.md from the tests that make them.
+mistakes: .venv/dev.stamp
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mistakes
 
 clean:
 	rm -rf .venv build dist runs

@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import signal
+from pathlib import Path
 from zlib import crc32
 
 # Before torch is imported: one thread, here and in every process, so that sums are added in one order.
@@ -27,6 +28,8 @@ import torch  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 from torch.utils.data import TensorDataset  # noqa: E402
 
+from tests.mistakes import Mistakes  # noqa: E402
+
 torch.set_num_threads(1)
 
 # The same examples every time, and no opinion on how long one may take.
@@ -41,6 +44,19 @@ def _random_numbers(request: pytest.FixtureRequest) -> None:
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that the page of mistakes is written from, so that `-m mistake` finds them."""
+    for item in items:
+        if "mistake" in getattr(item, "fixturenames", ()):
+            item.add_marker("mistake")
+
+
+@pytest.fixture
+def mistake(tmp_path: Path) -> Mistakes:
+    """Make a mistake and compare what is said with `docs/mistakes.md`."""
+    return Mistakes(tmp_path)
 
 
 @pytest.fixture
