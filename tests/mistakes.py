@@ -1,4 +1,4 @@
-"""The page of mistakes, `docs/mistakes.md`: each row is a mistake that a test makes, and what the test saw said about it.
+"""The page of mistakes, `docs/mistakes.md`: each row is a mistake that a test makes, and what the test saw said.
 
 `make mistakes` runs those tests and writes the page. In an ordinary run each test compares its own row with the page.
 """
