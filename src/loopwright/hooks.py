@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from .checkpoint import AsyncWriter
     from .data.stream import Stream
     from .step import StepResult
     from .trainer import Trainer
@@ -89,6 +90,10 @@ class Callback:
 
     def finish_again(self, trainer: Trainer) -> None:
         """An earlier process finished this run, and there is nothing to train: leave the models as its end did."""
+
+    def write_before_save(self, trainer: Trainer) -> Collection[AsyncWriter]:
+        """Start writing what a resume point of now relies on: it is completed after what these writers write."""
+        return ()
 
     def required_metrics(self) -> set[str]:
         """Names of epoch metrics that this callback cannot work without; checked before the first step."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import ConfigurationError
@@ -10,7 +10,7 @@ from .checkpoints import BestModel
 from .interval import Watching, logged_metrics
 
 if TYPE_CHECKING:
-    from ..checkpoint import KeptModels
+    from ..checkpoint import AsyncWriter, KeptModels
     from ..trainer import Trainer
 
 
@@ -176,6 +176,9 @@ class BestCheckpoint(Watching):
         for kept in self._kept.values():
             kept.writer.wait()
             kept.discard(after_update=trainer.progress.update)
+
+    def write_before_save(self, trainer: Trainer) -> Collection[AsyncWriter]:
+        return [kept.writer for kept in self._kept.values()]
 
     def on_loop_end(self, trainer: Trainer) -> None:
         for kept in self._kept.values():

@@ -34,8 +34,8 @@ PARTS = (
 )
 
 
-def capture(trainer: Trainer) -> dict[str, Tree]:
-    """Everything that a run needs in order to go on exactly where it is."""
+def capture(trainer: Trainer, *, has_history: bool = True) -> dict[str, Tree]:
+    """Everything that a run needs in order to go on exactly where it is; perhaps without the history, which grows."""
     trainer.flush()
     lanes = {name: lane.state_dict() for name, lane in trainer.optimization.lanes.items()}
     data, eval_data = capture_data(trainer)
@@ -48,7 +48,7 @@ def capture(trainer: Trainer) -> dict[str, Tree]:
         "lanes": lanes,
         "callbacks": {name: callback.state_dict() for name, callback in _named_callbacks(trainer).items()},
         "progress": trainer.progress.state_dict(),
-        "history": trainer.history.state_dict(),
+        "history": trainer.history.state_dict() if has_history else None,
         "meter": each_process(trainer, trainer.meter.state_dict()),
         "metrics": each_process(trainer, metric_states(trainer.modules)),
         "data": data,

@@ -42,11 +42,14 @@ class KeptModels:
         self.directory = Path(directory)
         self.policy = policy
         self.writer = writer or AsyncWriter()
+        self._held: Candidate | None = None
 
     def wants(self, name: str, value: float, update: int) -> bool:
         """Whether a model with this metric would be kept; ask before putting its state together."""
         self.writer.wait()
         kept = [_candidate(model) for model in self.models()]
+        if self._held is not None:
+            kept.append(self._held)
         return self.policy.is_worth_keeping(Candidate(name, value, update), kept)
 
     def offer(
@@ -76,10 +79,31 @@ class KeptModels:
         token: str = "",
     ) -> None:
         """Save a model that is known to be `wanted`; in a group that is for rank 0 to say, and for all to do."""
-        noted = {**meta, METRIC: {"name": self.policy.metric, "value": float(value), "mode": self.policy.mode}}
-        self.writer.save(checked_path(self.directory, name), tree, noted, then=self._prune, token=token)
+        self.hold(name, tree, meta, value=value, token=token)
+        self.start()
         if wait:
             self.writer.wait()
+
+    def hold(self, name: str, tree: Tree, meta: dict[str, Any], *, value: float, token: str = "") -> None:
+        """Take a copy of a model that is known to be wanted, which `start` writes.
+
+        Where one is kept, a better one that comes before that takes its place; of several, an earlier one is written.
+        """
+        if self.policy.keep > 1:
+            self.start()
+        noted = {**meta, METRIC: {"name": self.policy.metric, "value": float(value), "mode": self.policy.mode}}
+        self.writer.hold(checked_path(self.directory, name), tree, noted, then=self._prune, token=token)
+        self._held = Candidate(name, float(value), int(meta.get("update", 0)))
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether there is a model that nothing has been written of."""
+        return self._held is not None
+
+    def start(self) -> None:
+        """Start writing the model that is held, if there is one."""
+        self._held = None
+        self.writer.start()
 
     def models(self) -> list[KeptModel]:
         """What is kept, best first."""

@@ -17,18 +17,26 @@ def direction_of(metric: str) -> Literal["min", "max"]:
 
 @dataclass(frozen=True, slots=True)
 class ResumePolicy:
-    """Save a resume point every so many updates, epochs or minutes, whichever comes; keep the last few."""
+    """Save a resume point every so many updates, epochs or minutes, whichever comes; keep the last few.
+
+    Those by updates and by epochs are not closer to the one before than so many seconds.
+    """
 
     every_updates: int | None = None
     every_epochs: int | None = None
     every_minutes: float | None = None
     keep: int = 2
+    min_seconds_updates: float = 0.0
+    min_seconds_epochs: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("every_updates", "every_epochs", "every_minutes"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigurationError(f"ResumePolicy({name}={value}): give a number above 0, or None.")
+            if value is not None and not (_is_number(value) and value > 0):
+                raise ConfigurationError(f"ResumePolicy({name}={value!r}): give a number above 0, or None.")
+        seconds = min(self.min_seconds_updates, self.min_seconds_epochs)
+        if not seconds >= 0:
+            raise ConfigurationError(f"ResumePolicy(min_seconds={seconds!r}): give a number of seconds, 0 or more.")
         _check_keep("ResumePolicy", self.keep)
 
     def is_due(self, *, update: int, epoch_end: int | None = None, minutes_since_last: float = 0.0) -> bool:
@@ -36,11 +44,15 @@ class ResumePolicy:
 
         The end of an epoch is asked about apart from its last update, so updates do not count there.
         """
-        if self.every_minutes is not None and minutes_since_last >= self.every_minutes:
+        if self.is_late(minutes_since_last):
             return True
         if epoch_end is not None:
             return self.every_epochs is not None and epoch_end > 0 and epoch_end % self.every_epochs == 0
         return self.every_updates is not None and update > 0 and update % self.every_updates == 0
+
+    def is_late(self, minutes_since_last: float) -> bool:
+        """Whether so much time has passed that it is time in any case."""
+        return self.every_minutes is not None and minutes_since_last >= self.every_minutes
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +97,10 @@ class KeepPolicy:
         if math.isnan(value):
             return (True, 0.0)
         return (False, value if self.mode == "min" else -value)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _check_keep(policy: str, keep: int) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from loopwright.checkpoint.atomic import clean_leftovers, remove_directory
 from loopwright.checkpoint.files import Checkpoint, read_checkpoint
+from loopwright.checkpoint.history_parts import SharedHistory
 from loopwright.checkpoint.manifest import (
     FILE_NAME,
     Manifest,
@@ -22,6 +24,7 @@ from loopwright.checkpoint.manifest import (
 from loopwright.checkpoint.tree import Tree
 from loopwright.checkpoint.writer import AsyncWriter
 from loopwright.errors import CheckpointError, ConfigurationError
+from loopwright.history import History
 
 logger = logging.getLogger("loopwright")
 
@@ -59,18 +62,40 @@ class CheckpointStore:
         self.directory = Path(directory)
         self.keep = keep
         self.writer = writer or AsyncWriter()
+        self._history = SharedHistory(keep)
         self._passed_over: list[Path] = []
 
     def save(
-        self, name: str, tree: Tree, meta: dict[str, Any] | None = None, *, wait: bool = False, token: str = ""
+        self,
+        name: str,
+        tree: Tree,
+        meta: dict[str, Any] | None = None,
+        *,
+        wait: bool = False,
+        token: str = "",
+        history: History | None = None,
+        after: Sequence[AsyncWriter] = (),
     ) -> None:
         """Save the state as it is now; the writing goes on behind unless `wait`.
 
         In a group all processes save the same `name` under the same `token` (see `new_token`). Waiting is for what
-        this process writes: in that of rank 0 for the whole checkpoint, in the others for their part.
+        this process writes: in that of rank 0 for the whole checkpoint, in the others for their part. A `history` that
+        is not in the tree is saved with it, in files that it shares with earlier checkpoints of this store. Whatever
+        the writers `after` are writing is on disk before this checkpoint is complete.
         """
         path = checked_path(self.directory, name)
-        self.writer.save(path, tree, meta, then=lambda: self._prune(committed=name), token=token)
+        self.writer.wait()  # before the history is looked at, of which a failed write has saved nothing
+        plan = None if history is None or not self.writer.group.is_main else self._history.plan(history, path)
+
+        def settle() -> None:
+            if plan is not None:
+                self._history.settle(plan)
+            self._prune(committed=name)
+
+        if plan is not None:
+            tree = {**tree, "history": plan.note}
+        parts = () if plan is None else plan.parts
+        self.writer.save(path, tree, meta, then=settle, token=token, parts=parts, after=after)
         if wait:
             self.writer.wait()
 
