@@ -50,7 +50,10 @@ class Series:
     def extend(self, added: Series) -> None:
         """Go on with what `since` returned of a longer series; points that it had dropped by then are dropped here."""
         thinning = max(added.stride // self.stride, 1)
-        self.steps, self.values = self.steps[::thinning] + added.steps, self.values[::thinning] + added.values
+        if thinning > 1:
+            self.steps, self.values = self.steps[::thinning], self.values[::thinning]
+        self.steps.extend(added.steps)
+        self.values.extend(added.values)
         self.stride, self.num_seen = added.stride, added.num_seen
         if not len(self.steps) == len(self.values) == self._num_points(self.num_seen, self.stride):
             raise ValueError(
@@ -207,6 +210,33 @@ class History:
             self.steps[name] = Series()
             self.steps[name].load_state_dict(saved)
 
+    @property
+    def identity(self) -> tuple[object, object]:
+        """The objects that stay the same as long as nothing but the end of this history changes (see `since`)."""
+        return (self.epochs, self.steps)
+
     def __repr__(self) -> str:
         latest = ", ".join(f"{name} {value:.4g}" for name, value in self.epochs[-1].items()) if self.epochs else "empty"
         return f"History({len(self.epochs)} epochs; {latest})"
+
+
+class HistoryCopy:
+    """A copy of a history that is made again and again, each time for the price of what is new."""
+
+    def __init__(self) -> None:
+        self._history = History()
+        self._identity: tuple[object, ...] = ()
+
+    def take(self, history: History) -> None:
+        """Become a copy of this history as it is now."""
+        if not is_same(self._identity, history.identity):
+            self._history, self._identity = History(), history.identity
+        self._history.extend(history.since(self._history.extent))
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._history.state_dict()
+
+
+def is_same(first: Sequence[object], second: Sequence[object]) -> bool:
+    """Whether two sequences are of the same objects, not only of equal ones."""
+    return len(first) == len(second) and all(one is other for one, other in zip(first, second, strict=True))

@@ -25,7 +25,7 @@ from loopwright.checkpoint.strictjson import parse_json
 from loopwright.checkpoint.tensorfile import read_tensors, write_tensors
 from loopwright.checkpoint.tree import Tree
 from loopwright.errors import CheckpointError
-from loopwright.history import Addition, Extent, History, Series
+from loopwright.history import Addition, Extent, History, Series, is_same
 
 FILES = "files"  # in the state, `{"history": {"files": [...]}}` says that the history is in these
 
@@ -63,11 +63,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The parts that a resume point will hold, the last of them new, and the objects of the history they are of."""
+    """The parts that a resume point will hold, the last of them new, and which history they are of."""
 
     directory: Path
     parts: list[Part]
-    history: tuple[Any, Any]
+    identity: tuple[object, object]  # of the history
 
     @property
     def note(self) -> dict[str, Tree]:
@@ -88,8 +88,7 @@ class SharedHistory:
 
     def plan(self, history: History, directory: Path) -> Plan:
         """Say what a resume point in this directory consists of; parts that are needed must be there until then."""
-        of = (history.epochs, history.steps)
-        parts = self._usable(directory, of)
+        parts = self._usable(directory, history)
         start = parts[-1].end if parts else Extent()
         size = history.since(start).size
         while parts and parts[-1].size <= size:
@@ -98,7 +97,7 @@ class SharedHistory:
         self._num_written += 1
         content = history.since(start)
         new = Part(f"history-{self._num_written}.safetensors", start, history.extent, content, content.size)
-        return Plan(directory, [*parts, new], of)
+        return Plan(directory, [*parts, new], history.identity)
 
     def settle(self, plan: Plan) -> None:
         """The resume point is complete."""
@@ -108,10 +107,10 @@ class SharedHistory:
             self._settled.rotate()
         self._settled[0] = plan
 
-    def _usable(self, directory: Path, of: tuple[Any, Any]) -> list[Part]:
+    def _usable(self, directory: Path, history: History) -> list[Part]:
         """Parts on disk that can be shared, if they are of this very history: one loaded anew is written as a whole."""
         earlier = self._settled[0 if self._replaces_latest(directory) else -1]
-        if earlier is None or any(mine is not its for mine, its in zip(of, earlier.history, strict=True)):
+        if earlier is None or not is_same(earlier.identity, history.identity):
             return []
         return [replace(part) for part in earlier.parts] if all(part.is_there for part in earlier.parts) else []
 

@@ -43,11 +43,12 @@ class KeptModels:
         self.policy = policy
         self.writer = writer or AsyncWriter()
         self._held: Candidate | None = None
+        self._listed: tuple[int, list[Candidate]] | None = None  # what was there when the directory was last changed
 
     def wants(self, name: str, value: float, update: int) -> bool:
         """Whether a model with this metric would be kept; ask before putting its state together."""
         self.writer.wait()
-        kept = [_candidate(model) for model in self.models()]
+        kept = self._candidates()
         if self._held is not None:
             kept.append(self._held)
         return self.policy.is_worth_keeping(Candidate(name, value, update), kept)
@@ -102,8 +103,15 @@ class KeptModels:
 
     def start(self) -> None:
         """Start writing the model that is held, if there is one."""
-        self._held = None
+        self._held = self._listed = None
         self.writer.start()
+
+    def _candidates(self) -> list[Candidate]:
+        """What is kept; the directory is read again only if something was written to it or removed from it."""
+        changed = self.directory.stat().st_mtime_ns if self.directory.is_dir() else 0
+        if self._listed is None or self._listed[0] != changed:
+            self._listed = (changed, [_candidate(model) for model in self.models()])
+        return list(self._listed[1])
 
     def models(self) -> list[KeptModel]:
         """What is kept, best first."""
@@ -133,6 +141,7 @@ class KeptModels:
         """Remove the models of a future that is not taken: those after this update."""
         if not self.writer.group.is_main:
             return []
+        self._listed = None
         doomed = [model for model in self.models() if model.update > after_update]
         for model in doomed:
             remove_directory(model.path)

@@ -62,7 +62,7 @@ class DreamTrainerConfig:
     run_dir: str | Path | None = None
     resume: bool | str | Path = "auto"
     checkpoint_every_n_steps: int | None = None
-    checkpoint_every_n_epochs: int | None = 1
+    checkpoint_every_n_epochs: int | Literal["auto"] | None = "auto"
     checkpoint_every_n_minutes: float | None = 5.0
     keep_checkpoints: int = 2
     monitor: str | None = None
