@@ -11,6 +11,7 @@ from .interval import Watching, logged_metrics
 
 if TYPE_CHECKING:
     from ..checkpoint import AsyncWriter, KeptModels
+    from ..run import RunDirectory
     from ..trainer import Trainer
 
 
@@ -135,21 +136,24 @@ class BestCheckpoint(Watching):
         self._kept: dict[int | None, KeptModels] = {}
 
     def on_train_start(self, trainer: Trainer) -> None:
-        from ..checkpoint import AsyncWriter, KeepPolicy, KeptModels
-        from ..checkpoint.capture import group_of
-
         super().on_train_start(trainer)
         if trainer.run is None:
             raise ConfigurationError("BestCheckpoint needs a place to write to: pass `run_dir=` to the trainer.")
         self._check_alone(trainer)
-        if not self._kept:
-            for tolerance in (None, *self.tolerances):
-                policy = KeepPolicy(self._label(tolerance), self.mode)
-                writer = AsyncWriter(self.on_error, group=group_of(trainer))
-                self._kept[tolerance] = KeptModels(trainer.run.kept, policy, writer=writer)
+        self._open(trainer, trainer.run)
         if trainer.runtime.is_main:
             for kept in self._kept.values():
                 kept.discard(after_update=trainer.progress.update)
+                kept.prune()
+
+    def _open(self, trainer: Trainer, run: RunDirectory) -> None:
+        from ..checkpoint import AsyncWriter, KeepPolicy, KeptModels
+        from ..checkpoint.capture import group_of
+
+        for tolerance in () if self._kept else (None, *self.tolerances):
+            policy = KeepPolicy(self._label(tolerance), self.mode)
+            writer = AsyncWriter(self.on_error, group=group_of(trainer))
+            self._kept[tolerance] = KeptModels(run.kept, policy, writer=writer, resume_points=run.checkpoints)
 
     def _check_alone(self, trainer: Trainer) -> None:
         """Two that keep models by one metric would each remove the other's."""
@@ -184,6 +188,15 @@ class BestCheckpoint(Watching):
         for kept in self._kept.values():
             kept.writer.wait()
         trainer.runtime.barrier("keeping the best checkpoint")
+
+    def on_train_end(self, trainer: Trainer) -> None:
+        for kept in self._kept.values():
+            kept.prune()
+
+    def finish_again(self, trainer: Trainer) -> None:
+        if trainer.run is not None:
+            self._open(trainer, trainer.run)
+            self.on_train_end(trainer)
 
     def on_exception(self, trainer: Trainer, error: BaseException) -> None:
         for kept in self._kept.values():

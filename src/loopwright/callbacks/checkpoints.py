@@ -178,6 +178,7 @@ class BestModel(Callback):
             if trainer.runtime.is_main:
                 self._kept.clean()
                 self._kept.discard(after_update=trainer.progress.update)
+                self._kept.prune()
 
     def _open(self, trainer: Trainer, run: RunDirectory) -> KeptModels:
         """The kept models of a run; two that keep them by one metric would each remove the other's."""
@@ -190,7 +191,8 @@ class BestModel(Callback):
         if any(other.policy.metric == metric for other in others):
             raise ConfigurationError(f"Two BestModel callbacks keep models by {metric!r}: pass one of them.")
         self._label = f"-{metric_label(metric)}" if others else ""
-        return KeptModels(run.kept, self.policy, writer=AsyncWriter(self.on_error, group=group_of(trainer)))
+        writer = AsyncWriter(self.on_error, group=group_of(trainer))
+        return KeptModels(run.kept, self.policy, writer=writer, resume_points=run.checkpoints)
 
     def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         from ..checkpoint import snapshot
@@ -248,10 +250,9 @@ class BestModel(Callback):
         self._put_back(trainer)
 
     def finish_again(self, trainer: Trainer) -> None:
-        if self.restore:
-            if trainer.run is not None and self._kept is None:
-                self._kept = self._open(trainer, trainer.run)
-            self._put_back(trainer)
+        if trainer.run is not None and self._kept is None:
+            self._kept = self._open(trainer, trainer.run)
+        self._put_back(trainer)
 
     def _put_back(self, trainer: Trainer) -> None:
         """Wait for what is being written, and let the models have the best weights if that is wanted."""
@@ -260,6 +261,7 @@ class BestModel(Callback):
         weights = self._weights
         if self._kept is not None:
             self._kept.writer.wait()
+            self._kept.prune()  # the end of training is saved: nothing else is needed any more
             trainer.runtime.barrier("keeping the best model")
             found = self._kept.best() if self.restore else None
             weights = found.tree["models"] if found is not None else None

@@ -6,13 +6,14 @@ import logging
 import os
 import re
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from loopwright.checkpoint.atomic import clean_leftovers, remove_directory
 from loopwright.checkpoint.files import Checkpoint, read_checkpoint
 from loopwright.checkpoint.policy import Candidate, KeepPolicy
-from loopwright.checkpoint.store import checked_path, list_entries
+from loopwright.checkpoint.store import UPDATE_NAME, checked_path, list_entries
 from loopwright.checkpoint.tree import Tree
 from loopwright.checkpoint.writer import AsyncWriter
 from loopwright.errors import CheckpointError
@@ -34,14 +35,24 @@ class KeptModel:
 
 
 class KeptModels:
-    """A directory of the best models; what is kept is read from the directory itself."""
+    """A directory of the best models; what is kept is read from the directory itself.
+
+    A run that is killed goes on from the newest of its `resume_points`, where models of later updates do not count:
+    those that were the best at that update stay until there is a newer resume point.
+    """
 
     def __init__(
-        self, directory: str | os.PathLike[str], policy: KeepPolicy, *, writer: AsyncWriter | None = None
+        self,
+        directory: str | os.PathLike[str],
+        policy: KeepPolicy,
+        *,
+        writer: AsyncWriter | None = None,
+        resume_points: Path | None = None,
     ) -> None:
         self.directory = Path(directory)
         self.policy = policy
         self.writer = writer or AsyncWriter()
+        self.resume_points = resume_points
         self._held: Candidate | None = None
         self._listed: tuple[int, list[Candidate]] | None = None  # what was there when the directory was last changed
 
@@ -93,7 +104,7 @@ class KeptModels:
         if self.policy.keep > 1:
             self.start()
         noted = {**meta, METRIC: {"name": self.policy.metric, "value": float(value), "mode": self.policy.mode}}
-        self.writer.hold(checked_path(self.directory, name), tree, noted, then=self._prune, token=token)
+        self.writer.hold(checked_path(self.directory, name), tree, noted, then=self.prune, token=token)
         self._held = Candidate(name, float(value), int(meta.get("update", 0)))
 
     @property
@@ -147,9 +158,23 @@ class KeptModels:
             remove_directory(model.path)
         return [model.name for model in doomed]
 
-    def _prune(self) -> None:
-        for model in self.models()[self.policy.keep :]:
-            remove_directory(model.path)
+    def prune(self) -> None:
+        """Remove all but the best few, and those that were the best few at the newest resume point."""
+        if not self.writer.group.is_main:
+            return
+        models, saved = self.models(), self._saved_update()
+        needed = models[: self.policy.keep] + [model for model in models if model.update <= saved][: self.policy.keep]
+        for model in models:
+            if model not in needed:
+                self._listed = None
+                remove_directory(model.path)
+
+    def _saved_update(self) -> float:
+        """The update of the newest resume point; where nothing is known of resume points, everything is saved."""
+        if self.resume_points is None:
+            return inf
+        names = [path.name for path in self.resume_points.glob("update-*") if UPDATE_NAME.fullmatch(path.name)]
+        return max((int(name.removeprefix("update-")) for name in names), default=0)
 
 
 def metric_label(metric: str) -> str:
