@@ -48,6 +48,19 @@ class RunRecorder(Callback):
         self._metrics = MetricsStore(trainer.run.metrics_path)
         if trainer.run.metrics_path.exists():
             self._metrics.truncate(step=trainer.progress.step, epoch=trainer.progress.epoch)
+        self._tell_of_gap(trainer, self._metrics)
+
+    def _tell_of_gap(self, trainer: Trainer, metrics: MetricsStore) -> None:
+        """Say which metrics of a resumed run its history has and the file has not, since that was lost or is new."""
+        last = max((series.steps[-1] for series in trainer.history.steps.values() if series.steps), default=0)
+        recorded = metrics.last_step() if last and metrics.path.exists() else 0
+        if recorded < last:
+            logger.warning(
+                "%s has no metrics of steps %d to %d, which were recorded before this run was resumed. Its history has "
+                "them and training goes on exactly; what is read from the file (`loopwright show`, plots) lacks them. "
+                "If you have a copy of the file, put it back before you start the program.",
+                *(metrics.path, recorded + 1, last),
+            )
 
     def on_log(self, trainer: Trainer, rows: list[dict[str, float]]) -> None:
         """Log points fall on update boundaries, so which update a step belonged to follows from its place."""

@@ -55,6 +55,11 @@ class MetricsStore:
                 kept = f"SELECT rowid FROM {table} WHERE {column} <= ? ORDER BY rowid DESC LIMIT 1"
                 connection.execute(f"DELETE FROM {table} WHERE rowid > coalesce(({kept}), 0)", (last,))
 
+    def last_step(self) -> int:
+        """The last step that there are metrics of; 0 where there are none."""
+        found = self._open().execute("SELECT step FROM step_metrics ORDER BY rowid DESC LIMIT 1").fetchone()
+        return 0 if found is None else int(found[0])
+
     def steps(self, name: str | None = None) -> list[StepRow]:
         """The (update, step, name, value) rows of one metric, or of all, in the order they were added."""
         return self._select('SELECT "update", step, name, value, exact FROM step_metrics', name)
