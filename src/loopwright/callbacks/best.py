@@ -155,7 +155,7 @@ class BestCheckpoint(Watching):
         """Two that keep models by one metric would each remove the other's."""
         for other in trainer.active_callbacks:
             is_twin = isinstance(other, BestCheckpoint) and other is not self and other.metric == self.metric
-            if is_twin or (isinstance(other, BestModel) and other.policy.metric == self.metric):
+            if is_twin or (isinstance(other, BestModel) and other.metric == self.metric):
                 raise ConfigurationError(
                     f"{type(other).__name__} and BestCheckpoint both keep models by {self.metric!r}: pass one of them."
                 )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import ConfigurationError
 from ..hooks import Callback
-from .watching import metric_of, resolve_mode
+from ..metrics.direction import WatchedMetric
+from .watching import metric_of
 
 if TYPE_CHECKING:
     from ..checkpoint import CheckpointStore, KeepPolicy, KeptModels
@@ -112,9 +113,9 @@ class Checkpoints(Callback):
 class BestModel(Callback):
     """Keeps the weights of the best epochs by a metric.
 
-    They go to the run directory; without one, the best are held in memory. `mode` "auto" minimises a metric whose
-    name ends in loss or error and maximises any other. `restore` puts the best weights back when training ends, and
-    when a finished run is started again. Several may keep models by different metrics.
+    They go to the run directory; without one, the best are held in memory. `mode` "auto" goes by what the steps return
+    as losses and by the metric's name; a name that does not say it is an error. `restore` puts the best weights back
+    when training ends, and when a finished run is started again. Several may keep models by different metrics.
     An epoch that does not measure the metric is an error, unless `required` is False. `on_error` is about failed
     writes, as that of `Checkpoints`.
     """
@@ -131,7 +132,9 @@ class BestModel(Callback):
     ) -> None:
         from ..checkpoint import KeepPolicy
 
-        self.policy: KeepPolicy = KeepPolicy(metric, resolve_mode(metric, mode), keep)
+        KeepPolicy(metric, keep=keep)  # refuses a wrong number now
+        self.metric, self.keep = metric, keep
+        self.watched = WatchedMetric(metric, mode, type(self).__name__)
         self.restore = restore
         self.required = required
         self.on_error: Literal["raise", "warn"] = on_error
@@ -140,8 +143,17 @@ class BestModel(Callback):
         self._label = ""  # what tells its models from those of others
         self._weights: dict[str, Any] | None = None
 
+    @property
+    def policy(self) -> KeepPolicy:
+        from ..checkpoint import KeepPolicy
+
+        return KeepPolicy(self.metric, self.watched.mode, self.keep)
+
+    def watched_metrics(self) -> Iterable[WatchedMetric]:
+        return (self.watched,)
+
     def required_metrics(self) -> set[str]:
-        return {self.policy.metric} if self.required else set()
+        return {self.metric} if self.required else set()
 
     def on_train_start(self, trainer: Trainer) -> None:
         if trainer.run is not None and self._kept is None:
@@ -156,9 +168,9 @@ class BestModel(Callback):
         from ..checkpoint.capture import group_of
         from ..checkpoint.kept import metric_label
 
-        metric = self.policy.metric
+        metric = self.metric
         others = [c for c in trainer.active_callbacks if isinstance(c, BestModel) and c is not self]
-        if any(other.policy.metric == metric for other in others):
+        if any(other.metric == metric for other in others):
             raise ConfigurationError(f"Two BestModel callbacks keep models by {metric!r}: pass one of them.")
         self._label = f"-{metric_label(metric)}" if others else ""
         return KeptModels(run.kept, self.policy, writer=AsyncWriter(self.on_error, group=group_of(trainer)))
@@ -167,9 +179,9 @@ class BestModel(Callback):
         from ..checkpoint import snapshot
         from ..checkpoint.capture import capture_models
 
-        if not self.required and self.policy.metric not in metrics:
+        if not self.required and self.metric not in metrics:
             return
-        value = metric_of(metrics, self.policy.metric, type(self).__name__)
+        value = metric_of(metrics, self.metric, type(self).__name__)
         is_best = self.best is None or self.policy.better(value, self.best)
         if is_best:
             self.best = value
@@ -196,9 +208,18 @@ class BestModel(Callback):
 
     def finish_again(self, trainer: Trainer) -> None:
         if self.restore:
+            self._recall_mode(trainer)
             if trainer.run is not None and self._kept is None:
                 self._kept = self._open(trainer, trainer.run)
             self._put_back(trainer)
+
+    def _recall_mode(self, trainer: Trainer) -> None:
+        """Go by what the run noted when it was trained, since nothing is measured any more."""
+        if trainer.run is not None and trainer.run.has_run:
+            from ..run.reading import RunView
+
+            trainer.directions.said |= RunView(trainer.run.path).metric_modes
+        self.watched.settle(trainer.directions)
 
     def _put_back(self, trainer: Trainer) -> None:
         """Wait for what is being written, and let the models have the best weights if that is wanted."""

@@ -58,6 +58,8 @@ class OfflineLoss(Periodic):
 
     def on_train_start(self, trainer: Trainer) -> None:
         super().on_train_start(trainer)
+        if self.dataset_key != "train":
+            trainer.directions.eval_keys.add(self.prefix)
         self._open(trainer)  # a key that is not there is found now
 
     def on_loop_end(self, trainer: Trainer) -> None:
