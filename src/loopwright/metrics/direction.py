@@ -13,7 +13,8 @@ Mode: TypeAlias = Literal["min", "max"]
 
 _SMALLER = """
 loss losses logloss error errors err cost penalty risk regret residual surprisal violation violations
-inaccuracy imprecision mse rmse nrmse msle rmsle rmspe mae mape smape mase wape medae l1 l2 huber hinge brier ece eer epe ade fde mpjpe
+inaccuracy imprecision
+mse rmse nrmse msle rmsle rmspe mae mape smape mase wape medae l1 l2 huber hinge brier ece eer epe ade fde mpjpe
 nll bce ce cross_entropy crossentropy xent kl kld kldiv kldivergence jsd div divergence mmd emd
 perplexity ppl bpc bpb bpd bits_per_byte bits_per_char bits_per_dim bits_per_token wer cer ter mer
 fid kid fvd fad cmmd lpips dists niqe brisque distance dist discrepancy hausdorff chamfer wasserstein levenshtein
@@ -29,7 +30,7 @@ auc auroc auprc rocauc prauc roc ap map mar iou miou giou io_u dice jaccard tver
 idf1 r2 rsquared r_squared explained_variance concordance cindex c_index kappa mcc matthews correlation corr
 corr_coef correlation_coefficient pearson spearman kendall pcc ccc plcc srcc similarity agreement
 bleu sacrebleu gleu rouge rougel rougelsum chrf meteor cider spice bertscore comet exact_match pass
-psnr ssim msssim snr sdr sisdr sisnr pesq stoi mos signal_noise_ratio signal_to_noise_ratio
+psnr ssim msssim ms_ssim snr sdr sisdr sisnr pesq stoi mos signal_noise_ratio signal_to_noise_ratio
 signal_distortion_ratio ndcg dcg mrr hit hits success win_rate solve_rate reward rewards return returns fitness
 quality utility elo score scores likelihood loglikelihood loglik elbo nmi ari ami purity homogeneity completeness
 silhouette calinski_harabasz throughput per_second per_sec fps speed speedup mfu

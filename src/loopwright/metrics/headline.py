@@ -9,6 +9,7 @@ from loopwright.metrics.direction import EVALUATION, direction_of, words_of
 ASIDE = frozenset(("train", "training", "epoch", "mean", "avg", "average"))  # that leave a loss the loss
 TOTAL = frozenset(("total", "sum", "overall"))
 GENERATOR = frozenset(("g", "gen", "generator"))
+ADVERSARIAL = frozenset(("gan", "adv", "adversarial"))  # how well a discriminator is deceived
 DISCRIMINATOR = frozenset(("d", "dis", "disc", "discriminator", "critic"))
 MACHINE = frozenset(("time", "seconds", "sec", "memory", "throughput", "fps", "latency", "duration", "speed", "lr"))
 
@@ -16,8 +17,9 @@ MACHINE = frozenset(("time", "seconds", "sec", "memory", "throughput", "fps", "l
 def headline(metrics: Iterable[str], eval_keys: Collection[str] = ()) -> str | None:
     """The metric to go by: one of an evaluation before those of training, a loss before others, the first of equals.
 
-    Of losses, the one that is just called so comes first, then a total, then a generator's; a discriminator's come
-    last, since they do not say how good a model is. `eval_keys` are data sets that callbacks evaluate.
+    Of losses, the one that is just called so comes first, then a total, then a generator's other than how well it
+    deceives; a discriminator's come last, since they do not say how good a model is. `eval_keys` are what the names of
+    metrics begin with that callbacks measure on data of their own.
     """
     return min(metrics, key=lambda name: (not is_evaluation(name, eval_keys), _rank(name, eval_keys)), default=None)
 
@@ -44,7 +46,7 @@ def _rank(metric: str, eval_keys: Collection[str]) -> int:
     if known & DISCRIMINATOR:
         return 5
     if known & GENERATOR:
-        return 2
+        return 3 if known & ADVERSARIAL else 2
     if known & {"loss", "losses"}:
         return 3
     return 4 if direction_of(own) is not None else 6
