@@ -31,7 +31,7 @@ WordErrorRate fid fid_score FrechetInceptionDistance kid lpips distance edit_dis
 latency inference_time epoch_seconds seconds_per_step peak_memory_mb false_positive_rate fpr false_negatives
 negative_log_likelihood neg_log_likelihood negative_elbo brier_score best_eval_loss loss_at_best_eval_accuracy
 expected_calibration_error G_L1 cost penalty inaccuracy max_error hinge_loss
-""".split()
+"""
 UP = """
 accuracy eval_accuracy test_acc valAcc top1 top5 top_5_accuracy top1acc multiclassaccuracy_low f1 F1Score f1_macro
 BinaryF1Score fbeta precision average_precision AveragePrecision recall recall@10 eval_recall_at_10 auc roc_auc AUROC
@@ -41,25 +41,25 @@ peak_signal_noise_ratio ssim ms_ssim mcc matthews_corr_coef kappa correlation pe
 hits@10 reward mean_reward episode_return return score test_score likelihood log_likelihood elbo throughput
 samples_per_second tokens_per_sec true_positive_rate true_negatives negative_predictive_value specificity
 cosine_similarity exact_match success_rate neg_mean_squared_error best_eval_accuracy accuracy_at_best_eval_loss
-""".split()
+"""
 UNKNOWN = """
 foo D_real lr learning_rate grad_norm gradient_norm entropy loss_accuracy error_accuracy accuracy_gap loss_scale
 loss_weight loss_ratio accuracy_std neg_loss negative_accuracy one_minus_accuracy time_to_accuracy loss_norm
 accuracy_drop rate epoch step num_samples temperature x eval test_ 42 likelihood_ratio loss_reduction
-""".split()
+"""
 
 
-@pytest.mark.parametrize("name", DOWN)
+@pytest.mark.parametrize("name", DOWN.split())
 def test_smaller_values_are_better(name):
     assert direction_of(name) == "min"
 
 
-@pytest.mark.parametrize("name", UP)
+@pytest.mark.parametrize("name", UP.split())
 def test_larger_values_are_better(name):
     assert direction_of(name) == "max"
 
 
-@pytest.mark.parametrize("name", [*UNKNOWN, ""])
+@pytest.mark.parametrize("name", [*UNKNOWN.split(), ""])
 def test_a_name_that_does_not_say_it_is_not_guessed(name):
     assert direction_of(name) is None
 

@@ -52,7 +52,7 @@ class TerminateOnNaNCallback(TrainerCallback):
 class MetricWatcher(TrainerCallback):
     """The best value of a metric so far, where an improvement is more than `threshold` better; NaN never is one.
 
-    Without `greater_is_better`, the metric's name says which values are better.
+    Without `greater_is_better`, smaller values are, of a metric whose name says so; of others it has to be said.
     """
 
     def __init__(
@@ -173,11 +173,18 @@ class SaveBestModelCallback(MetricWatcher):
 
 
 def _is_greater_better(metric: str, given: bool | None, owner: str) -> bool:
-    """As the user said, or as the name of the metric says; an error where it does not."""
-    direction = direction_of(metric) if given is None else ("max" if given else "min")
-    if direction is None:
+    """As the user said; where nothing is said, smaller values are better, unless the name of the metric says more."""
+    if given is not None:
+        return given
+    direction = direction_of(metric)
+    if direction == "min":
+        return False
+    if direction == "max":
         raise ConfigurationError(
-            f"{owner} watches {metric!r}, a name that does not say whether smaller or larger values are better: say "
-            "greater_is_better=True or greater_is_better=False."
+            f"{owner} watches {metric!r}, of which larger values are better by its name, and without greater_is_better "
+            "it would look for the smallest: say greater_is_better=True, or False if that is meant."
         )
-    return direction == "max"
+    raise ConfigurationError(
+        f"{owner} watches {metric!r}, a name that does not say whether smaller or larger values are better: say "
+        "greater_is_better=True or greater_is_better=False."
+    )
