@@ -24,7 +24,7 @@ TRAIN_HOOKS = ("on_epoch_start", "on_train_step_start", "on_train_step_end", "on
 
 
 def check_required_metrics(trainer: Trainer) -> None:
-    """Refuse a run in which a metric is watched that nobody measures, or whose better values nobody knows."""
+    """Refuse a run in which a metric is watched that is not measured, or whose better values are not known."""
     wanted = {
         name: type(callback).__name__ for callback in trainer.active_callbacks for name in callback.required_metrics()
     }

@@ -101,7 +101,7 @@ def best_by(metric: str, found: Iterable[CheckpointInfo]) -> CheckpointInfo:
     mode = list(infos.values())[-1][0].mode or direction_of(metric)
     if mode is None and len(infos) > 1:
         raise CheckpointError(
-            f"Models were kept by {metric!r}, and nobody noted whether smaller or larger values are better: name one "
+            f"Models were kept by {metric!r}, without a note whether smaller or larger values are better: name one "
             f"of {', '.join(infos)}."
         )
     candidates = [Candidate(name, value, int(info.meta.get("update") or 0)) for name, (info, value) in infos.items()]

@@ -30,7 +30,7 @@ def progress_text(progress: RunProgress) -> str:
 
 
 def best_text(run: RunView, metric: str | None = None, mode: Mode | None = None) -> str:
-    """The best value of a metric and where it was; the last, where nobody knows what is better; "-" without any."""
+    """The best value of a metric and where it was; the last, where it is not known what is better; "-" without any."""
     name = metric or run.main_metric
     best = None if name is None else run.best_of(name, mode)
     if best is not None:
@@ -78,7 +78,7 @@ def run_as_json(run: RunView, *, metric: str | None = None, mode: Mode | None = 
 
 
 def _metric_as_json(name: str | None, best: Mapping[str, Any] | None, last: Point | None) -> dict[str, Any] | None:
-    """The metric that stands for the run; without a mode it is the last value, since nobody knows which is best."""
+    """The metric that stands for the run; without a mode it is the last value, since which is best is not known."""
     if best is not None:
         return {"name": name, **best}
     return None if last is None else {"name": name, "value": last.value, "epoch": last.at, "mode": None}

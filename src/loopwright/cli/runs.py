@@ -26,7 +26,7 @@ MORE = """\
 The folder is searched with all folders in it. A run is running (its process holds its lock), crashed (nobody holds
 it and no end was noted), finished, stopped (by a callback or by the program), interrupted (by a signal) or failed.
 The metric is the best of all epochs. Whether that is the smallest or the largest is what the run noted (a callback's
-mode, a loss), or what the metric's name says; --best says otherwise. Where nobody knows it, the last value is shown."""
+mode, a loss), or what the metric's name says; --best says otherwise. Where neither does, the last value is shown."""
 EXAMPLE = """\
 runs
 runs --state running,crashed --sort progress
@@ -101,7 +101,7 @@ class Condition:
 
 
 def best_to_compare(run: RunView, name: str, mode: Mode | None, option: str) -> BestValue | None:
-    """The best value of a metric, None where it was not measured; an error where nobody knows what is better."""
+    """The best value of a metric, None where it was not measured; an error where it is not known what is better."""
     if mode is None and name in run.epoch_names and run.mode_of(name) is None:
         raise ConfigurationError(
             f"{option} compares the best values of {name!r}, and neither its name nor {run.path.name} says whether "

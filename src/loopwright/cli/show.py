@@ -122,7 +122,8 @@ def _print_metrics(run: RunView) -> None:
         print()
         print_fitted(["METRIC", "LAST", "BEST", "AT EPOCH", "EPOCHS"], rows, right="1234")
     if unknown:
-        print(printable(f"No best of {', '.join(unknown)}: nobody said whether smaller or larger values are better."))
+        names = ", ".join(unknown)
+        print(printable(f"No best of {names}: it is not known whether smaller or larger values are better."))
 
 
 def _print_checkpoints(run: RunView) -> None:

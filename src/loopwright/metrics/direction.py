@@ -117,7 +117,7 @@ class Directions:
         self.eval_keys: set[str] = set()  # what names begin with that come from evaluations of callbacks' own
 
     def of(self, metric: str) -> Mode | None:
-        """None where nobody knows; also where the name says one thing and the step another."""
+        """None where it is not known; also where the name says one thing and the step another."""
         name = plain_name(metric)
         if metric in self.said or name in self.said:
             return self.said.get(metric) or self.said[name]
@@ -136,10 +136,10 @@ class Directions:
 
 
 class WatchedMetric:
-    """A metric of which somebody looks for the best values; its `mode` is known once it is settled.
+    """A metric of which a callback looks for the best values; its `mode` is known once it is settled.
 
-    `given` is what the user said: "min", "max" or "auto". `owner` and `argument` are what messages call the one who
-    watches and the way to say a mode.
+    `given` is what the user said: "min", "max" or "auto". `owner` and `argument` are the names of the callback and of
+    its argument in messages.
     """
 
     def __init__(self, name: str, given: str, owner: str, argument: str = "mode") -> None:
@@ -164,7 +164,7 @@ class WatchedMetric:
         return mode
 
     def settle(self, directions: Directions) -> None:
-        """Find out which values are better in a run; an error where nobody knows."""
+        """Find out which values are better in a run; an error where it is not known."""
         if not self.is_given:
             self._mode = directions.of(self.name)
             if self._mode is None and direction_of(self.name) is not None:

@@ -137,7 +137,7 @@ class RunView:
         return {name: best for name, best in found.items() if best is not None}
 
     def best_of(self, name: str, mode: Mode | None = None) -> BestValue | None:
-        """The best value of an epoch metric; None where there is none, or nobody knows which values are better."""
+        """The best value of an epoch metric; None without values, or where it is not known which are better."""
         mode = mode or self.mode_of(name)
         return self.metrics.best(name, mode) if mode is not None and self.epoch_names else None
 
