@@ -18,8 +18,10 @@ from loopwright.callbacks import BestModel, OfflineLoss
 from loopwright.checkpoint import load_weights
 from loopwright.cli import main
 from loopwright.cli.sweep import mode_of
+from loopwright.cli.sweep_child import placed
 from loopwright.cli.sweep_search import Optuna
 from loopwright.config import Sweep, load_config
+from loopwright.doors.configured.experiment import Experiment
 from loopwright.doors.configured.stored import load_for_use
 from loopwright.initializers.loading import read_weights
 from loopwright.run import RunView, update_manifest
@@ -136,7 +138,10 @@ def test_best_is_about_the_metric_that_is_shown_and_no_other(here, capsys):
     ("options", "what"),
     [
         (["--where", "foo<2"], "`loopwright runs --where 'foo<2'`, and nothing says which values are better"),
-        (["--metric", "foo", "--sort", "metric"], "`loopwright runs --metric foo --sort metric`, the same"),
+        (
+            ["--metric", "foo", "--sort", "metric"],
+            "`loopwright runs --metric foo --sort metric`, and nothing says which values are better",
+        ),
     ],
 )
 def test_runs_are_not_compared_by_a_metric_about_which_nobody_said_anything(here, capsys, mistake, options, what):
@@ -221,6 +226,32 @@ def test_a_sweep_goes_by_the_mode_of_a_callback_then_by_the_name(project):
     assert mode_of("test_foo", None, config) == "min"
     assert mode_of("test_foo", "maximize", config) == "max"
     assert (mode_of("test_rmse", None, config), mode_of("test_accuracy", None, config)) == ("min", "max")
+
+
+NAMED = """
+
+class Named(PointTrainer):
+    def loss_compute(self, forward_output, targets):
+        return {"score": super().loss_compute(forward_output, targets)["mse"]}
+"""
+
+
+def test_a_sweep_does_not_go_by_a_name_where_its_runs_know_better(project, capsys, mistake):
+    """Of a sweep whose only run is finished, so that no process is started."""
+    with (project / "cli_project.py").open("a") as module:
+        module.write(NAMED)
+    overrides = ["trainer.kind=cli_project.Named", "model.width=4"]
+    config = placed(load_config("run.yaml", overrides), "runs/points/sweep/width=4")
+    Experiment.from_config(config, progress="silent").train()
+    command = ["sweep", "run.yaml", overrides[0], "++sweep={model.width: [4]}", "--metric", "test_score"]
+    assert main(command) == 2
+    said = capsys.readouterr().err
+    mistake.said("Up or down", "`loopwright sweep ... --metric test_score`, where `score` is one of the losses", said)
+    assert "smaller values of 'test_score' are better" in said
+    assert main([*command, "--direction", "minimize", "--json"]) == 0
+    measured = RunView("runs/points/sweep/width=4").metrics
+    values = [point.value for point in (*measured.steps("test_score"), *measured.epochs("test_score"))]
+    assert json.loads(capsys.readouterr().out)["best"]["value"] == min(values) < max(values)
 
 
 def test_a_sweep_that_goes_on_does_not_turn_round(here, mistake):

@@ -104,8 +104,8 @@ def best_to_compare(run: RunView, name: str, mode: Mode | None, option: str) -> 
     """The best value of a metric, None where it was not measured; an error where it is not known what is better."""
     if mode is None and name in run.epoch_names and run.mode_of(name) is None:
         raise ConfigurationError(
-            f"{option} compares the best values of {name!r}, and neither its name nor {run.path.name} says whether "
-            "smaller or larger ones are better: add --best min or --best max."
+            f"{option} compares the best values of {name!r}, and neither its name nor the run {run.name!r} says "
+            "whether smaller or larger ones are better: add --best min or --best max."
         )
     return run.best_of(name, mode)
 

@@ -78,7 +78,8 @@ class SweepJob:
         self.options, self.sweep, self.config = options, sweep, config
         self.method = "optuna" if options.optuna else sweep.method
         self.metric: str = options.metric or sweep.metric or default_metric(config)
-        self.mode = mode_of(self.metric, options.direction or sweep.direction, config)
+        self.direction: str | None = options.direction or sweep.direction
+        self.mode = mode_of(self.metric, self.direction, config)
         self.folder = folder_of(config, options.output)
         self.results: list[Result] = []
 
@@ -94,6 +95,8 @@ class SweepJob:
         from .sweep_table import print_results
 
         search, total = self._search()
+        for result in self.results:
+            self._check_direction(result)
         better = "smaller is better" if self.mode == "min" else "larger is better"
         if total:
             self._tell(
@@ -116,12 +119,28 @@ class SweepJob:
         try:
             with closing(pool.run(search)) as results:
                 for result in results:
+                    self._check_direction(result)
                     self.results.append(result)
                     self._tell(self._line(result, total))
         except KeyboardInterrupt:
             self.results += [read_result(task, self.metric, self.mode) for task in pool.ended]
             return True
         return any(result.state == "interrupted" for result in self.results)
+
+    def _check_direction(self, result: Result) -> None:
+        """Refuse to go on by a name where a run knows better, as of a loss that is called `score`."""
+        from ..run.reading import RunView
+
+        if self.direction is not None or not (result.task.path / "run.json").is_file():
+            return
+        noted = RunView(result.task.path).metric_modes.get(self.metric, self.mode)
+        if noted != self.mode:
+            better = "smaller" if noted == "min" else "larger"
+            raise ConfigurationError(
+                f"{result.task.path} notes that {better} values of {self.metric!r} are better, and this sweep goes by "
+                "its name, which says the opposite: add --direction minimize or --direction maximize. Runs that are "
+                "finished are not trained again."
+            )
 
     def _search(self) -> tuple[Search, int]:
         """The runs that are to be trained, and how many there are in all; those that are finished are results."""
