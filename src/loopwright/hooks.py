@@ -12,6 +12,7 @@ from .errors import ConfigurationError
 if TYPE_CHECKING:
     from .checkpoint import AsyncWriter
     from .data.stream import Stream
+    from .metrics.direction import WatchedMetric
     from .step import StepResult
     from .trainer import Trainer
 
@@ -93,6 +94,10 @@ class Callback:
 
     def write_before_save(self, trainer: Trainer) -> Collection[AsyncWriter]:
         """Start writing what a resume point of now relies on: it is completed after what these writers write."""
+        return ()
+
+    def watched_metrics(self) -> Iterable[WatchedMetric]:
+        """Metrics of which it looks for the best values; before the first step each is settled, or refused."""
         return ()
 
     def required_metrics(self) -> set[str]:

@@ -229,6 +229,7 @@ def evaluate(trainer: Trainer, stream: Stream) -> dict[str, float]:
             if start is not None:
                 stream.load_state_dict(start)
             return {}
+        trainer.directions.losses |= meter.losses
         return meter.compute(trainer.runtime.sum_table, gather=trainer.runtime.gather_samples)
 
 

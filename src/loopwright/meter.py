@@ -37,6 +37,7 @@ class Meter:
         self.weights: list[dict[str, float]] = []
         self.sums: dict[str, float] = {}
         self.counts: dict[str, float] = {}
+        self.losses: set[str] = set()  # names of metrics that steps returned as losses
         self._pending: list[tuple[Any, Any, Any, Mapping[str, Any] | None]] = []
         self._computed: dict[str, ComputedMetric] = {}
         self._logged: dict[str, float] = {}
@@ -45,6 +46,8 @@ class Meter:
         loss = result.loss
         if isinstance(loss, Tensor):
             loss = loss.detach()
+        if result.losses:
+            self.losses.update(result.losses)
         self._pending.append((loss, result.size, result.count, result.metrics or None))
 
     def add_to_last(self, values: Mapping[str, Any]) -> None:

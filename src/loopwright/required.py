@@ -11,9 +11,11 @@ import torch
 from .data.seeding import preserved_rng
 from .errors import ConfigurationError, DataError
 from .meter import Meter
+from .metrics.direction import Directions, WatchedMetric, settle_all
 from .step import StepResult
 
 if TYPE_CHECKING:
+    from .building import Schedule
     from .data.stream import Stream
     from .trainer import Trainer
 
@@ -22,13 +24,35 @@ TRAIN_HOOKS = ("on_epoch_start", "on_train_step_start", "on_train_step_end", "on
 
 
 def check_required_metrics(trainer: Trainer) -> None:
-    """Refuse a run in which somebody watches a metric that nobody measures."""
+    """Refuse a run in which a metric is watched that is not measured, or whose better values are not known."""
     wanted = {
         name: type(callback).__name__ for callback in trainer.active_callbacks for name in callback.required_metrics()
     }
     wanted |= {s.metric: "Schedule" for s in trainer.schedules.values() if s.watches and s.metric is not None}
-    if not wanted:
+    if wanted:
+        _check_measured(trainer, wanted)
+    watched = [metric for callback in trainer.active_callbacks for metric in callback.watched_metrics()]
+    plateaus = [s for s in trainer.schedules.values() if s.watches]
+    watched += [WatchedMetric(s.metric, s.mode, "Schedule") for s in plateaus if s.metric is not None and s.mode]
+    settle_all(watched, trainer.directions)
+    for schedule in plateaus:
+        _check_plateau(schedule, schedule.metric or trainer.plateau_metric, trainer.directions)
+
+
+def _check_plateau(schedule: Schedule, metric: str | None, directions: Directions) -> None:
+    """Refuse a scheduler that would take an improvement for its opposite."""
+    own = schedule.scheduler.mode
+    if metric is None or directions.of(metric) in (None, own):
         return
+    better, other = ("larger", "max") if own == "min" else ("smaller", "min")
+    raise ConfigurationError(
+        f'ReduceLROnPlateau(mode="{own}") watches {metric!r}, of which {better} values are better: it would lower the '
+        f'learning rate while that improves. Make it with mode="{other}"; or, if its mode is right, say '
+        f'Schedule(scheduler, metric={metric!r}, mode="{own}").'
+    )
+
+
+def _check_measured(trainer: Trainer, wanted: dict[str, str]) -> None:
     measured = {"loss"} | _measured_in_evaluation(trainer) | _measured_by_callbacks(trainer)
     known = _with_promised(measured, trainer)
     if missing := _missing(wanted, known, trainer):
@@ -122,4 +146,5 @@ def _names(trainer: Trainer, stream: Stream, step: Callable[[Any], Any]) -> set[
         for batch, size, _ in stream.take(1):
             trainer.window.size = size
             meter.add(StepResult.of(step(trainer.prepare_batch(batch)), size))
+    trainer.directions.losses |= meter.losses
     return set(meter.compute())

@@ -20,6 +20,7 @@ from .errors import ConfigurationError
 from .history import History
 from .hooks import Callback, Dispatch, TrainerHooks, as_callback, check_hooks
 from .meter import Meter, average_rows
+from .metrics.direction import Directions
 from .optimization import Optimization, Window
 from .progress import Limits, Progress
 from .runtime import Runtime, Signals, resolve_runtime
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 class Trainer(TrainerHooks):
     """Trains one or several models. Constructor arguments are the default `configure_*`; override what differs."""
 
+    plateau_metric: str | None = "loss"  # what ReduceLROnPlateau watches; None where only a subclass's user knows
     start_over = "resume=False"  # what messages call the way to a new run, where it is another one
 
     def __init__(
@@ -73,6 +75,7 @@ class Trainer(TrainerHooks):
         self.optimizers: dict[str, Optimizer] = {}
         self.schedules: dict[str, Schedule] = {}
         self.progress, self.history, self.meter = Progress(), History(), Meter()
+        self.directions = Directions()
         self.window = Window()
         self.optimization = Optimization({}, self.window)
         self.eval_stream: Stream | None = None
@@ -288,6 +291,7 @@ class Trainer(TrainerHooks):
         """A log point: read the pending step metrics from the device and pass them on."""
         first = self.progress.step - self.meter.num_pending + 1
         rows = self.meter.flush()
+        self.directions.losses |= self.meter.losses
         if self.runtime.world > 1:
             rows = average_rows(rows, self.meter.weights, self.runtime.sum_table)
         self.optimization.check()

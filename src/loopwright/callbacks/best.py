@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..errors import ConfigurationError
 from .checkpoints import BestModel
 from .interval import Watching, logged_metrics
+from .watching import recall_mode
 
 if TYPE_CHECKING:
     from ..checkpoint import AsyncWriter, KeptModels
@@ -159,7 +160,7 @@ class BestCheckpoint(Watching):
         """Two that keep models by one metric would each remove the other's."""
         for other in trainer.active_callbacks:
             is_twin = isinstance(other, BestCheckpoint) and other is not self and other.metric == self.metric
-            if is_twin or (isinstance(other, BestModel) and other.policy.metric == self.metric):
+            if is_twin or (isinstance(other, BestModel) and other.metric == self.metric):
                 raise ConfigurationError(
                     f"{type(other).__name__} and BestCheckpoint both keep models by {self.metric!r}: pass one of them."
                 )
@@ -195,6 +196,7 @@ class BestCheckpoint(Watching):
 
     def finish_again(self, trainer: Trainer) -> None:
         if trainer.run is not None:
+            recall_mode(trainer, self.watched)
             self._open(trainer, trainer.run)
             self.on_train_end(trainer)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import ConfigurationError
 from ..hooks import Callback
-from .watching import metric_of, resolve_mode
+from ..metrics.direction import WatchedMetric
+from .watching import metric_of, recall_mode
 
 if TYPE_CHECKING:
     from ..checkpoint import AsyncWriter, CheckpointStore, KeepPolicy, KeptModels
@@ -139,9 +140,9 @@ class Checkpoints(Callback):
 class BestModel(Callback):
     """Keeps the weights of the best epochs by a metric.
 
-    They go to the run directory; without one, the best are held in memory. `mode` "auto" minimises a metric whose
-    name ends in loss or error and maximises any other. `restore` puts the best weights back when training ends, and
-    when a finished run is started again. Several may keep models by different metrics.
+    They go to the run directory; without one, the best are held in memory. `mode` "auto" goes by what the steps return
+    as losses and by the metric's name; a name that does not say it is an error. `restore` puts the best weights back
+    when training ends, and when a finished run is started again. Several may keep models by different metrics.
     An epoch that does not measure the metric is an error, unless `required` is False. `on_error` is about failed
     writes, as that of `Checkpoints`. Where epochs are short, the best is held in memory for up to 5 seconds before
     it is written; it is always on disk before a resume point that relies on it, and when training ends.
@@ -159,7 +160,9 @@ class BestModel(Callback):
     ) -> None:
         from ..checkpoint import KeepPolicy
 
-        self.policy: KeepPolicy = KeepPolicy(metric, resolve_mode(metric, mode), keep)
+        KeepPolicy(metric, keep=keep)  # refuses a wrong number now
+        self.metric, self.keep = metric, keep
+        self.watched = WatchedMetric(metric, mode, type(self).__name__)
         self.restore = restore
         self.required = required
         self.on_error: Literal["raise", "warn"] = on_error
@@ -169,8 +172,17 @@ class BestModel(Callback):
         self._label = ""  # what tells its models from those of others
         self._weights: dict[str, Any] | None = None
 
+    @property
+    def policy(self) -> KeepPolicy:
+        from ..checkpoint import KeepPolicy
+
+        return KeepPolicy(self.metric, self.watched.mode, self.keep)
+
+    def watched_metrics(self) -> Iterable[WatchedMetric]:
+        return (self.watched,)
+
     def required_metrics(self) -> set[str]:
-        return {self.policy.metric} if self.required else set()
+        return {self.metric} if self.required else set()
 
     def on_train_start(self, trainer: Trainer) -> None:
         if trainer.run is not None and self._kept is None:
@@ -186,9 +198,9 @@ class BestModel(Callback):
         from ..checkpoint.capture import group_of
         from ..checkpoint.kept import metric_label
 
-        metric = self.policy.metric
+        metric = self.metric
         others = [c for c in trainer.active_callbacks if isinstance(c, BestModel) and c is not self]
-        if any(other.policy.metric == metric for other in others):
+        if any(other.metric == metric for other in others):
             raise ConfigurationError(f"Two BestModel callbacks keep models by {metric!r}: pass one of them.")
         self._label = f"-{metric_label(metric)}" if others else ""
         writer = AsyncWriter(self.on_error, group=group_of(trainer))
@@ -198,9 +210,9 @@ class BestModel(Callback):
         from ..checkpoint import snapshot
         from ..checkpoint.capture import capture_models
 
-        if not self.required and self.policy.metric not in metrics:
+        if not self.required and self.metric not in metrics:
             return
-        value = metric_of(metrics, self.policy.metric, type(self).__name__)
+        value = metric_of(metrics, self.metric, type(self).__name__)
         is_best = self.best is None or self.policy.better(value, self.best)
         if is_best:
             self.best = value
@@ -250,6 +262,7 @@ class BestModel(Callback):
         self._put_back(trainer)
 
     def finish_again(self, trainer: Trainer) -> None:
+        recall_mode(trainer, self.watched)
         if trainer.run is not None and self._kept is None:
             self._kept = self._open(trainer, trainer.run)
         self._put_back(trainer)

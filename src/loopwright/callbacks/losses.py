@@ -78,6 +78,8 @@ class OfflineLoss(Periodic):
             self._stream.load_state_dict(self._position)
 
     def _open(self, trainer: Trainer) -> Stream:
+        if self.dataset_key != "train":
+            trainer.directions.eval_keys.add(self.prefix)
         if self._stream is None:
             data = named_data(trainer, self.dataset_key, type(self).__name__, self.datasets)
             if data is None:

@@ -10,11 +10,6 @@ from typing import Literal
 from loopwright.errors import ConfigurationError
 
 
-def direction_of(metric: str) -> Literal["min", "max"]:
-    """Whether smaller or larger values are better, as far as a name says; the rule of all callbacks with "auto"."""
-    return "min" if metric.endswith(("loss", "error")) else "max"
-
-
 @dataclass(frozen=True, slots=True)
 class ResumePolicy:
     """Save a resume point every so many updates, epochs or minutes, whichever comes; keep the last few.

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..metrics.direction import Mode
 from ..run.reading import RunView
-from ..run.reading_metrics import Mode
 from .sweep_child import GO_ON, PRUNED, STOP, Spec
 
 if TYPE_CHECKING:

@@ -167,7 +167,8 @@ def _tell_end(experiment: Experiment) -> None:
         return
     run = RunView(experiment.run)
     best = best_text(run)
-    told = [run.state, progress_text(run.progress), *([] if best == "-" else [f"best {best}"])]
+    named = [] if best == "-" else [best if best.endswith("(last)") else f"best {best}"]
+    told = [run.state, progress_text(run.progress), *named]
     print(printable(f"{nearby(run.path)}: {', '.join(told)}"))
 
 

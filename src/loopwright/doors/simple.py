@@ -135,11 +135,11 @@ class Trainer:
     ) -> dict[str, list[float]]:
         """Train for some epochs and return their metrics, a list for each; calling it again goes on from there.
 
-        Under `save_dir`, `best_model` is the best epoch by `best_model_metric` (smaller is better for names that end
-        in loss or error, larger for others; without an evaluation "eval_loss" means the training loss), and
-        `checkpoint_epoch_1` and so on are written every `save_freq` epochs. Callbacks are called as
-        `callback(trainer, epoch, metrics)` after each epoch, counted from 0. SIGTERM, SIGINT and SIGUSR1 write
-        `checkpoint_latest`, inside an epoch too.
+        Under `save_dir`, `best_model` is the best epoch by `best_model_metric` (without an evaluation "eval_loss" means
+        the training loss). Which values are better is what its name says, or `training.best_model_mode` of the config,
+        "min" or "max"; a name that does not say it is an error. `checkpoint_epoch_1` and so on are written every
+        `save_freq` epochs. Callbacks are called as `callback(trainer, epoch, metrics)` after each epoch, counted from
+        0. SIGTERM, SIGINT and SIGUSR1 write `checkpoint_latest`, inside an epoch too.
 
         After `load_checkpoint` the run that wrote it goes on, exactly: epochs are counted from there, early stopping
         and the best model know what came before, and `num_epochs` is what is left.
@@ -154,6 +154,7 @@ class Trainer:
         )
         if ends.watches_metric:
             check_metric(self, best_model_metric, eval_dataloader)
+        ends.begin(self._loaded)
         self._ends, self._loaded = ends, None
         ends.catch_up()
         if ends.has_stopped:

@@ -19,6 +19,7 @@ from loopwright._version import __version__
 from loopwright.checkpoint.atomic import staged_file, write_bytes
 from loopwright.checkpoint.strictjson import parse_json
 from loopwright.errors import CheckpointError, ConfigurationError
+from loopwright.metrics.direction import Mode
 from loopwright.run.git import WorkTree
 from loopwright.run.provenance import describe_hardware, describe_platform, installed_packages
 
@@ -26,7 +27,7 @@ State = Literal["running", "finished", "stopped", "failed", "interrupted"]
 FORMAT = 1
 OPTIONAL = frozenset(
     ("git_commit", "git_dirty", "reason", "progress", "format", "name", "tags", "packages", "hardware", "data")
-)
+) | {"metric_modes", "eval_keys"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,8 @@ class RunManifest:
     packages: dict[str, str] = field(default_factory=dict)
     hardware: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)  # by data set: what it is, its length and fingerprint
+    metric_modes: dict[str, Mode] = field(default_factory=dict)  # by metric of the epochs: "min" or "max" is better
+    eval_keys: list[str] = field(default_factory=list)  # what names begin with that callbacks' evaluations measured
 
     @classmethod
     def collect(
@@ -96,6 +99,8 @@ class RunManifest:
         reason: str | None = None,
         progress: Mapping[str, int | float] | None = None,
         git_dirty: bool | None = None,
+        metric_modes: Mapping[str, Mode] | None = None,
+        eval_keys: Iterable[str] = (),
     ) -> Self:
         """The same run, further on; a state comes with its own reason, the rest adds to what is known."""
         if state is not None and state not in get_args(State):
@@ -107,6 +112,8 @@ class RunManifest:
             reason=reason if state is not None or reason is not None else self.reason,
             progress={**self.progress, **(progress or {})},
             git_dirty=self.git_dirty if git_dirty is None else git_dirty,
+            metric_modes={**self.metric_modes, **(metric_modes or {})},
+            eval_keys=sorted({*self.eval_keys, *eval_keys}),
         )
 
     def write(self, path: str | os.PathLike[str]) -> None:
@@ -131,9 +138,18 @@ def update_manifest(
     reason: str | None = None,
     progress: Mapping[str, int | float] | None = None,
     git_dirty: bool | None = None,
+    metric_modes: Mapping[str, Mode] | None = None,
+    eval_keys: Iterable[str] = (),
 ) -> RunManifest:
     """Note how a run goes on in its `run.json`."""
-    manifest = RunManifest.read(path).changed(state=state, reason=reason, progress=progress, git_dirty=git_dirty)
+    manifest = RunManifest.read(path).changed(
+        state=state,
+        reason=reason,
+        progress=progress,
+        git_dirty=git_dirty,
+        metric_modes=metric_modes,
+        eval_keys=eval_keys,
+    )
     manifest.write(path)
     return manifest
 

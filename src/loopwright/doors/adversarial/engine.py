@@ -75,6 +75,8 @@ class DoorState(Callback):
 class Engine(CoreTrainer):
     """Trains whatever networks, optimizers and schedulers the door has as attributes, under their names."""
 
+    plateau_metric = None
+
     def __init__(self, door: Trainer, settings: Common) -> None:
         guard = NonFiniteGuard()
         super().__init__(
@@ -197,7 +199,8 @@ class Engine(CoreTrainer):
         returned = self._epoch.step(x, y, self.progress.epoch_step, **self._epoch.keywords.get("train_step", {}))
         result = StepResult.of(returned, self.window.size)
         measured = {} if losses is None else losses.end_step()
-        return StepResult(result.loss, self.window.size, measured | dict(result.metrics), result.count)
+        metrics = measured | dict(result.metrics)
+        return StepResult(result.loss, self.window.size, metrics, result.count, losses=tuple(measured))
 
     def on_log(self, rows: list[dict[str, float]]) -> None:
         """A log point, where all processes are: what each of them measured becomes what they measured together."""

@@ -37,6 +37,8 @@ class Core(CoreTrainer):
     resumed run takes up an epoch exactly where it was.
     """
 
+    plateau_metric = None
+
     def __init__(
         self, door: Trainer, runtime: Runtime, *, accumulate: int = 1, clip_value: float | None = None
     ) -> None:

@@ -64,7 +64,7 @@ class Engine(CoreTrainer):
             run_dir=config.run_dir,
             progress=config.progress,
         )
-        self.door, self.config = door, config
+        self.door, self.config, self.plateau_metric = door, config, config.monitor
         self.events = Dispatch(Callback, door, own, base=Hooks)
         self.loaders: tuple[Any, Any] = (None, None)
         self.gradients = Gradients(self.optimization)
@@ -372,4 +372,5 @@ def _default_callbacks(config: DreamTrainerConfig, given: list[CoreCallback]) ->
     is_wanted = config.monitor is not None
     metric = config.monitor or "val_loss"
     keeping = BestModel(metric, config.monitor_mode, keep=config.keep_best, required=is_wanted)
+    keeping.watched.argument = "monitor_mode"
     return [new for new in (keeping, saving) if not any(isinstance(other, type(new)) for other in given)]

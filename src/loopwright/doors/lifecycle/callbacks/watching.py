@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ....errors import ConfigurationError
+from ....metrics.direction import direction_of
 from .events import StopTrainingError, TrainerCallback
 
 if TYPE_CHECKING:
@@ -49,13 +50,16 @@ class TerminateOnNaNCallback(TrainerCallback):
 
 
 class MetricWatcher(TrainerCallback):
-    """The best value of a metric so far, where an improvement is more than `threshold` better; NaN never is one."""
+    """The best value of a metric so far, where an improvement is more than `threshold` better; NaN never is one.
+
+    Without `greater_is_better`, smaller values are, of a metric whose name says so; of others it has to be said.
+    """
 
     def __init__(
-        self, watch_metric: str, greater_is_better: bool, reset_on_train: bool, threshold: float = 0.0
+        self, watch_metric: str, greater_is_better: bool | None, reset_on_train: bool, threshold: float = 0.0
     ) -> None:
         self.watch_metric = watch_metric
-        self.greater_is_better = greater_is_better
+        self.greater_is_better = _is_greater_better(watch_metric, greater_is_better, type(self).__name__)
         self.reset_on_train = reset_on_train
         self.threshold = threshold
         self.best_metric: float | None = None
@@ -102,7 +106,7 @@ class EarlyStoppingCallback(MetricWatcher):
         early_stopping_patience: int = 1,
         early_stopping_threshold: float = 0.01,
         watch_metric: str = "eval_loss_epoch",
-        greater_is_better: bool = False,
+        greater_is_better: bool | None = None,
         reset_on_train: bool = True,
     ) -> None:
         if early_stopping_patience < 1:
@@ -142,7 +146,7 @@ class SaveBestModelCallback(MetricWatcher):
         self,
         save_path: str | Path = "best_model.pt",
         watch_metric: str = "eval_loss_epoch",
-        greater_is_better: bool = False,
+        greater_is_better: bool | None = None,
         reset_on_train: bool = True,
         save_optimizer: bool = True,
         load_saved_checkpoint: bool = True,
@@ -166,3 +170,21 @@ class SaveBestModelCallback(MetricWatcher):
                 f"Loading the model of epoch {self.best_metric_epoch}, {self.watch_metric}: {self.best_metric:.6g}"
             )
             trainer.load_checkpoint(self.save_path, load_optimizer=self.save_optimizer)
+
+
+def _is_greater_better(metric: str, given: bool | None, owner: str) -> bool:
+    """As the user said; where nothing is said, smaller values are better, unless the name of the metric says more."""
+    if given is not None:
+        return given
+    direction = direction_of(metric)
+    if direction == "min":
+        return False
+    if direction == "max":
+        raise ConfigurationError(
+            f"{owner} watches {metric!r}, of which larger values are better by its name, and without greater_is_better "
+            "it would look for the smallest: say greater_is_better=True, or False if that is meant."
+        )
+    raise ConfigurationError(
+        f"{owner} watches {metric!r}, a name that does not say whether smaller or larger values are better: say "
+        "greater_is_better=True or greater_is_better=False."
+    )
