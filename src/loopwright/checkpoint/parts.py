@@ -7,15 +7,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from ..errors import CheckpointError
 from .capture import compare_groups, compare_model, load_optimizer
 from .files import read_checkpoint
-from .weights import PICKLED, load_weights
+from .weights import is_safetensors, load_weights, read_pickle, state_dict_in
 
 if TYPE_CHECKING:
     from ..trainer import Trainer
+
+
+# What people call these entries of a file that they write with `torch.save`.
+OPTIMIZER = ("optimizer_state_dict", "optimizer")
+SCHEDULER = ("scheduler_state_dict", "lr_scheduler_state_dict", "scheduler", "lr_scheduler")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +33,16 @@ class Parts:
 
 
 def read_parts(path: str | Path) -> Parts:
-    """Read a checkpoint directory, or a foreign file of weights with or without `optimizer_state_dict` and the like."""
+    """Read a checkpoint directory, or a file of weights with or without `optimizer_state_dict` and the like."""
     source = Path(path)
     if source.is_dir():
         rest = dict(read_checkpoint(source).tree)
         models, optimizers, schedules = (rest.pop(part, {}) for part in ("models", "optimizers", "schedules"))
         return Parts(source, models, optimizers, schedules, rest)
-    weights = load_weights(source)
-    rest = _beside_weights(source)
-    optimizer, scheduler = rest.pop("optimizer_state_dict", None), rest.pop("scheduler_state_dict", None)
+    if is_safetensors(source):
+        return Parts(source, {"model": load_weights(source)})
+    weights, rest = state_dict_in(read_pickle(source), source)
+    optimizer, scheduler = (_first(rest, names) for names in (OPTIMIZER, SCHEDULER))
     return Parts(
         source,
         {"model": weights},
@@ -48,14 +52,10 @@ def read_parts(path: str | Path) -> Parts:
     )
 
 
-def _beside_weights(source: Path) -> dict[str, Any]:
-    """The other entries of a `.pt` file whose weights are under `model_state_dict`, as people write them."""
-    if source.suffix not in PICKLED:
-        return {}
-    content = torch.load(source, map_location="cpu", weights_only=True)
-    if "model_state_dict" not in content:
-        return {}
-    return {str(name): value for name, value in content.items() if name != "model_state_dict"}
+def _first(entries: dict[str, Any], names: tuple[str, ...]) -> Any:
+    """Take the entry out that has the first of these names; None where there is none."""
+    found = [name for name in names if entries.get(name) is not None]
+    return entries.pop(found[0]) if found else None
 
 
 def load_parts(trainer: Trainer, parts: Parts, *, optimizers: bool = True, schedules: bool = True) -> None:

@@ -100,7 +100,7 @@ def read_state(directory: Path, epoch: int | str) -> Checkpoint | None:
 def _resumable(directory: Path) -> list[Entry]:
     """Saved epochs and resume points, in the order they were written: whoever went back to an epoch means that."""
     entries = [*list_entries(directory / EPOCHS), *list_entries(directory / "checkpoints")]
-    return sorted(entries, key=lambda entry: entry.manifest.created)
+    return sorted((entry for entry in entries if not entry.is_copy), key=lambda entry: entry.manifest.created)
 
 
 def epochs_behind(tree: Mapping[str, Any]) -> int:
