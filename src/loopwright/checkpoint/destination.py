@@ -51,14 +51,17 @@ def check_directory(path: str | os.PathLike[str], what: str = "path") -> None:
         )
 
 
-def check_inside(folder: str | os.PathLike[str], names: re.Pattern[str], what: str) -> None:
-    """Raise unless checkpoints with such names may be written to a folder, which need not be there yet."""
+def check_inside(folder: str | os.PathLike[str], names: re.Pattern[str] | None, what: str) -> None:
+    """Raise unless checkpoints with such names may be written to a folder, which need not be there yet.
+
+    Without names only the folder itself is looked at: what is in it is for code of the user's own to write.
+    """
     home = local_path(folder, what)
     blocking = next((place for place in (home, *home.absolute().parents) if place.exists()), home)
     if blocking.exists() and not blocking.is_dir():
         raise ConfigurationError(f"{blocking} is a file, so {what}={str(folder)!r} cannot be a folder: choose another.")
-    for path in sorted(home.iterdir()) if home.is_dir() else ():
-        if names.fullmatch(path.name):
+    for path in sorted(home.iterdir()) if home.is_dir() and names is not None else ():
+        if names is not None and names.fullmatch(path.name):
             check_directory(path, what)
 
 

@@ -75,10 +75,11 @@ def write_checkpoint(
 ) -> None:
     """Write a state tree as a checkpoint directory, which appears complete or not at all.
 
-    A checkpoint that is there already is replaced in one step; anything else is refused and left as it is. Where tensors are spread over the processes of a
-    `group`, all of them call this, with trees of one form and one `token` (see `new_token`): the process of rank 0
-    returns when the checkpoint is there, or raises `group.patience` seconds later or once `stop` is set; the others
-    return when their part is written. Otherwise the process of rank 0 writes all of it, and the others nothing.
+    A checkpoint that is there already is replaced in one step; anything else is refused and left as it is. Where
+    tensors are spread over the processes of a `group`, all of them call this, with trees of one form and one `token`
+    (see `new_token`): the process of rank 0 returns when the checkpoint is there, or raises `group.patience` seconds
+    later or once `stop` is set; the others return when their part is written. Otherwise the process of rank 0 writes
+    all of it, and the others nothing.
     """
     check_token(group, token)
     destination = Path(os.path.realpath(path))  # what a link leads to is written, and the link stays

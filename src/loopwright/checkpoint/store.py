@@ -26,6 +26,7 @@ from loopwright.errors import CheckpointError, ConfigurationError
 
 logger = logging.getLogger("loopwright")
 
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A checkpoint in a directory, as its manifest describes it."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..callbacks.early_stopping import EarlyStopping
 from ..callbacks.watching import metric_of, resolve_mode
+from ..checkpoint.destination import check_inside
 from ..checkpoint.policy import KeepPolicy
 from ..errors import ConfigurationError
 from ..hooks import check_arguments, named_hook
@@ -16,6 +18,7 @@ from ..hooks import check_arguments, named_hook
 if TYPE_CHECKING:
     from .simple import Trainer
 
+SAVED = re.compile(r"best_model|checkpoint_latest|checkpoint_epoch_\d+")
 EpochCallback = Callable[["Trainer", int, dict[str, float]], Any]
 
 
@@ -45,6 +48,8 @@ class EpochEnds:
         self._stopping: EarlyStopping | None = None
         if patience is not None:
             EarlyStopping(patience=patience)  # refuses a wrong number before the first step
+        if save_dir is not None:
+            check_inside(save_dir, None if trainer._overrides("_save_checkpoint") else SAVED, "save_dir")
         if trainer._loaded is not None:
             self._go_on(trainer._loaded)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...checkpoint import Checkpoint, read_checkpoint
+from ...checkpoint.destination import local_path
 from ...checkpoint.store import Entry, list_entries
 from ...errors import CheckpointError, ConfigurationError
 from .config import Config
@@ -58,7 +59,10 @@ def discard_unused(directory: Path) -> None:
 
 def directory_of(config: Config) -> Path:
     common = config.common
-    return Path(common.output_directory) / f"{common.experiment_name}_v{common.experiment_version}"
+    return (
+        local_path(common.output_directory, "common.output_directory")
+        / f"{common.experiment_name}_v{common.experiment_version}"
+    )
 
 
 def versions(config: Config) -> list[int]:
