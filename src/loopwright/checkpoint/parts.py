@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckpointError
-from .capture import compare_groups, compare_model, load_optimizer
+from .capture import load_optimizer
 from .files import read_checkpoint
+from .fitting import compare_components, listed
+from .undoing import undone_on_error
 from .weights import is_safetensors, load_weights, read_pickle, state_dict_in
 
 if TYPE_CHECKING:
@@ -63,22 +65,22 @@ def load_parts(trainer: Trainer, parts: Parts, *, optimizers: bool = True, sched
 
     Everything is compared first: either all of it fits, or nothing is changed.
     """
-    wanted = parts.optimizers if optimizers else {}
-    problems = [f"the trainer has no model {name!r}" for name in parts.models if name not in trainer.models]
-    for name, model in trainer.models.items():
-        if name in parts.models:
-            problems += [f"{name}: {p}" for p in compare_model(model, parts.models[name])]
-    for name, optimizer in trainer.optimizers.items():
-        if name in wanted:
-            problems += [f"{name}: {p}" for p in compare_groups(optimizer, wanted[name])]
+    states = parts.optimizers if optimizers else {}
+    schedulers = parts.schedules if schedules else {}
+    models = parts.models if isinstance(parts.models, Mapping) else {}
+    problems = [f"the trainer has no model {name!r}" for name in models if name not in trainer.models]
+    problems += compare_components(trainer, parts.models, states, schedulers, partly=True)
     if problems:
-        listed = "".join(f"\n  - {problem}" for problem in problems[:20])
-        raise CheckpointError(f"{parts.path} does not fit this trainer; nothing was loaded:{listed}")
-    for name, state in parts.models.items():
-        trainer.models[name].load_state_dict(state)
-    for name, optimizer in trainer.optimizers.items():
-        if name in wanted:
-            load_optimizer(optimizer, wanted[name])
-    for name, schedule in trainer.schedules.items():
-        if schedules and name in parts.schedules:
-            schedule.scheduler.load_state_dict(parts.schedules[name])
+        raise CheckpointError(f"{parts.path} does not fit this trainer; nothing was loaded:{listed(problems)}")
+    with undone_on_error(trainer, str(parts.path)) as at:
+        for name, optimizer in trainer.optimizers.items():
+            if name in states:
+                at.part = f"optimizers: {name}"
+                load_optimizer(optimizer, states[name])
+        for name, schedule in trainer.schedules.items():
+            if name in schedulers:
+                at.part = f"schedules: {name}"
+                schedule.scheduler.load_state_dict(schedulers[name])
+        at.part = "models"
+        for name, state in models.items():
+            trainer.models[name].load_state_dict(state)

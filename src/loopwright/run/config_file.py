@@ -63,7 +63,7 @@ class _Expansion:
         import yaml
 
         for event in events:
-            line = event.start_mark.line + 1
+            line = event.start_mark.line + 1 if event.start_mark is not None else 0
             if isinstance(event, yaml.CollectionStartEvent):
                 self.open.append(_Collection(event.anchor, isinstance(event, yaml.MappingStartEvent)))
                 if len(self.open) > MAX_DEPTH:
@@ -74,7 +74,7 @@ class _Expansion:
             elif isinstance(event, yaml.AliasEvent):
                 if event.anchor not in self.sizes:
                     yield f"*{event.anchor} in line {line} stands for what contains it, or for nothing"
-                self.add(None, self.sizes.get(event.anchor, 1))
+                self.add(None, self.sizes.get(str(event.anchor), 1))
             elif isinstance(event, yaml.ScalarEvent):
                 parent = self.open[-1]
                 if parent.expects_key and event.value in parent.keys:

@@ -11,7 +11,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ...checkpoint import read_checkpoint, write_checkpoint
-from ...checkpoint.capture import compare_groups, compare_model, load_optimizer
+from ...checkpoint.capture import load_optimizer
+from ...checkpoint.fitting import compare_groups, compare_model, listed
 from ...checkpoint.weights import read_pickle, state_dict_in
 from ...errors import CheckpointError
 from .experiment import epochs_behind, read_state, saved_epochs
@@ -44,10 +45,9 @@ def load_network(
     if optimizer is not None and state is not None:
         problems += [f"optimizer of {kind}: {problem}" for problem in compare_groups(optimizer, state)]
     if problems:
-        listed = "".join(f"\n  - {problem}" for problem in problems[:20])
         raise CheckpointError(
-            f"{source} does not fit this network; nothing was loaded:{listed}\nBuild it with the settings of the run "
-            "that wrote it, which are in its train1_config.json."
+            f"{source} does not fit this network; nothing was loaded:{listed(problems)}\nBuild it with the settings of "
+            "the run that wrote it, which are in its train1_config.json."
         )
     network.load_state_dict(weights)
     if optimizer is not None and state is not None:
