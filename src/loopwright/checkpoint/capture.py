@@ -45,6 +45,9 @@ PARTS = (
 )
 
 
+RUN = ("progress", "history", "meter", "data", "stop_reason", "rng", "lanes")
+
+
 def capture(trainer: Trainer) -> dict[str, Tree]:
     """Everything that a run needs in order to go on exactly where it is."""
     trainer.flush()
@@ -147,7 +150,17 @@ def _compare(trainer: Trainer, tree: Mapping[str, Any], small: Mapping[str, Any]
     return [
         *compare_components(trainer, tree["models"], tree["optimizers"], small["schedules"]),
         *compare_callbacks(_named_callbacks(trainer), small["callbacks"]),
-        *compare_rest(small),
+        *compare_run(trainer, small),
+    ]
+
+
+def compare_run(trainer: Trainer, small: Mapping[str, Any]) -> list[str]:
+    """What of the counters, histories, positions and generators of a saved run cannot be used."""
+    missing = [part for part in RUN if part not in small]
+    if missing:
+        return [f"{', '.join(missing)}: not in the checkpoint"]
+    return [
+        *compare_rest(small, trainer.optimizers),
         *tried("history", lambda: try_history(small["history"])),
         *tried("meter", lambda: try_meter(own_process(trainer, small["meter"]))),
         *tried("rng", lambda: try_random_state(lambda: set_rng_state(own_rng(small["rng"], trainer)))),

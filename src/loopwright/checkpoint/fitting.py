@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -145,6 +145,8 @@ def _compare_options(own: Mapping[str, Any], saved: Mapping[str, Any]) -> Iterat
     if missing:
         yield f"{', '.join(missing)} of a group: not in the checkpoint, which may be of another kind of optimizer"
     for name in own:
+        if own[name] is None and isinstance(saved.get(name), Mapping | list | Tensor):
+            yield f"of a group, {name} is {_kind(saved[name])} in the checkpoint"
         if name in saved and name != "params":
             yield from (f"of a group, {p}" for p in differing_kinds(own[name], saved[name], name, none_fits=False))
 
@@ -157,7 +159,7 @@ def _compare_entry(optimizer: Optimizer, number: Any, entry: Any, params: Mappin
         return
     if not kind.__module__.startswith("torch.optim"):
         return
-    if entry and (missing := [name for name in REQUIRED.get(kind.__name__, ()) if name not in entry]):
+    if entry and (missing := [name for name in REQUIRED.get(kind.__name__, ()) if entry.get(name) is None]):
         yield f"the state of parameter {number} has no {', '.join(missing)}"
     for name, value in entry.items():
         if name in LIKE_PARAMETER and value is not None and (problem := _misfit(params[number], value)) is not None:
@@ -173,7 +175,8 @@ def compare_schedule(scheduler: Any, saved: Any) -> list[str]:
     own = scheduler.state_dict()
     if not type(scheduler).__module__.startswith(("torch.", "loopwright.")):
         return []
-    missing = [f"{key} is not in the checkpoint" for key in own if key not in saved and not str(key).startswith("_")]
+    needed = [key for key in own if not str(key).startswith("_") or key in ("_step_count", "_last_lr")]
+    missing = [f"{key} is not in the checkpoint" for key in needed if key not in saved]
     return missing + list(differing_kinds(own, saved, none_fits=False))
 
 
@@ -196,9 +199,11 @@ def _compare_callback(callback: Callback, saved: Any) -> Iterator[str]:
         yield from differing_kinds(callback.state_dict(), saved)
 
 
-def compare_rest(tree: Mapping[str, Any]) -> list[str]:
+def compare_rest(tree: Mapping[str, Any], optimizers: Iterable[str]) -> list[str]:
     """What of the counters and positions in a state could not be used."""
-    problems = [*_wrong_progress(tree["progress"]), *_wrong_optimization(tree["lanes"])]
+    problems = list(_wrong_progress(tree["progress"]))
+    has_updates = not problems and tree["progress"]["update"] > 0
+    problems += _wrong_optimization(tree["lanes"], optimizers, has_updates)
     if not isinstance(tree["stop_reason"], str | None):
         problems.append(f"stop_reason is {_kind(tree['stop_reason'])} instead of text")
     if type(tree.get("num_pieces", 1)) is not int:
@@ -221,14 +226,19 @@ def try_history(saved: Any) -> None:
     history = History()
     history.load_state_dict(saved)
     for row in history.epochs:
-        if not all(_is_number(value) for value in row.values()):
+        if not all(isinstance(value, int | float) for value in row.values()):
             raise TypeError(f"a row is {row!r:.60}")
+    for name, series in history.steps.items():
+        if not (type(series.stride) is type(series.num_seen) is int and len(series.steps) == len(series.values)):
+            raise TypeError(f"the values of {name!r:.40} do not belong together")
 
 
 def try_meter(states: Sequence[Any]) -> None:
     meter = Meter()
     for state in states:
         meter.add_state_dict(state)
+        if set(state["sums"]) != set(state["counts"]) or not isinstance(state["logged"], Mapping):
+            raise TypeError("it does not have a sum and a count of each metric")
 
 
 def try_random_state(set_state: Callable[[], None]) -> None:
@@ -242,12 +252,15 @@ def _wrong_progress(saved: Any) -> Iterator[str]:
         return
     for field in fields(Progress):
         value: Any = saved.get(field.name)
-        is_right = _is_number(value) if field.type == "float" else type(value).__name__ == field.type
+        is_right = isinstance(value, int | float) if field.type == "float" else type(value).__name__ == field.type
         if not is_right or value < 0:
             yield f"progress: {field.name} is {value!r:.40}"
 
 
-def _wrong_optimization(saved: Any) -> Iterator[str]:
+def _wrong_optimization(saved: Any, optimizers: Iterable[str], has_updates: bool) -> Iterator[str]:
+    """Before the first `train` call there is nothing; from then on each optimizer has its entry."""
+    if isinstance(saved, Mapping) and (saved or has_updates):
+        yield from (f"lanes: {name!r} is not in the checkpoint" for name in optimizers if name not in saved)
     for name, state in saved.items() if isinstance(saved, Mapping) else [("lanes", saved)]:
         updates, scaler = (state.get("updates"), state.get("scaler")) if isinstance(state, Mapping) else (None, None)
         if type(updates) is not int or updates < 0:
@@ -263,9 +276,11 @@ def _wrong_position(part: str, saved: Any) -> Iterator[str]:
     if not isinstance(saved, Mapping):
         yield f"{part} is {_kind(saved)} instead of a position in the data"
         return
+    if not isinstance(saved.get("kind"), str):
+        yield f"{part}: kind is {saved.get('kind')!r:.40}"
     for name in ("epoch", "position"):
-        if name in saved and not (type(saved[name]) is int and saved[name] >= 0):
-            yield f"{part}: {name} is {saved[name]!r:.40}"
+        if not (type(saved.get(name)) is int and saved[name] >= 0):
+            yield f"{part}: {name} is {saved.get(name)!r:.40}"
 
 
 def differing_kinds(own: Any, saved: Any, path: str = "", *, none_fits: bool = True) -> Iterator[str]:
@@ -273,7 +288,7 @@ def differing_kinds(own: Any, saved: Any, path: str = "", *, none_fits: bool = T
 
     What this trainer has not set yet (its own None) may be anything in the checkpoint.
     """
-    is_none = saved is None and own is not None and not none_fits
+    is_none = saved is None and not none_fits and not (own is None or isinstance(own, bool))  # a choice left open
     if is_none or not _is_alike(own, saved):
         yield f"{path or 'it'} is {_kind(own)}, the checkpoint's {_kind(saved)}"
     elif isinstance(own, Mapping) and isinstance(saved, Mapping):

@@ -12,10 +12,12 @@ from ..callbacks.early_stopping import EarlyStopping
 from ..callbacks.watching import metric_of, resolve_mode
 from ..checkpoint.destination import check_inside
 from ..checkpoint.policy import KeepPolicy
-from ..errors import ConfigurationError
+from ..errors import CheckpointError, ConfigurationError
 from ..hooks import check_arguments, named_hook
 
 if TYPE_CHECKING:
+    from ..checkpoint.parts import Parts
+    from ._simple_engine import Engine
     from .simple import Trainer
 
 SAVED = re.compile(r"best_model|checkpoint_latest|checkpoint_epoch_\d+")
@@ -158,6 +160,23 @@ def as_lists(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
     """A list for each metric with an entry for each row; NaN where a row does not have it."""
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name, float("nan")) for row in rows] for name in names}
+
+
+def read_run(parts: Parts, engine: Engine | None) -> dict[str, Any]:
+    """What a checkpoint notes of the epochs so far, once it is known that `engine`, if given, can go on from it."""
+    from ..checkpoint.capture import compare_run
+    from ..checkpoint.fitting import differing_kinds, listed
+
+    noted = parts.rest.get("simple", {}) if parts.path.is_dir() else {}
+    problems = list(differing_kinds({"run": {"rows": [{}], "best": {}}}, noted, "simple"))
+    run = {} if problems else noted.get("run") or {}
+    if run and not {"rows", "stopping", "best"} <= set(run):
+        problems.append("simple: run is not complete")
+    if engine is not None:
+        problems += compare_run(engine, parts.rest)
+    if problems:
+        raise CheckpointError(f"{parts.path} does not fit this trainer; nothing was loaded:{listed(problems)}")
+    return dict(run)
 
 
 def check_metric(trainer: Trainer, name: str | None, eval_dataloader: Any) -> None:
