@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .data.seeding import set_rng_state
-from .errors import ConfigurationError
+from .errors import CheckpointError, ConfigurationError, LoopwrightError
 
 if TYPE_CHECKING:
     from .data.stream import Stream
@@ -25,10 +25,23 @@ class Mark:
 
     def enter(self, stream: Stream, eval_stream: Stream | None = None) -> None:
         if self.data is not None:
-            stream.load_state_dict(self.data)
+            seek(stream, self.data)
         if self.eval_data is not None and eval_stream is not None:
-            eval_stream.load_state_dict(self.eval_data)
+            seek(eval_stream, self.eval_data)
         set_rng_state(self.rng)
+
+
+def seek(stream: Stream, state: dict[str, Any]) -> None:
+    """Take up a saved position in the data."""
+    try:
+        stream.load_state_dict(state)
+    except LoopwrightError:
+        raise
+    except Exception as error:  # a saved state is not ours to trust, nor is a user's own load_state_dict
+        raise CheckpointError(
+            f"The position in the data that the checkpoint holds cannot be used ({type(error).__name__}: {error}): use "
+            "another checkpoint, or start a new run."
+        ) from error
 
 
 def restore_run(trainer: Trainer, stream: Stream, resume: bool | str | Path) -> None:

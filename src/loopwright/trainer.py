@@ -68,7 +68,7 @@ class Trainer(TrainerHooks):
         self.clip_norm, self.clip_value = clip_norm, clip_value
         self.runtime = resolve_runtime(runtime, precision)
         self.seed = seed
-        self.run_dir = None if run_dir is None else Path(run_dir)
+        self.run_dir = None if run_dir is None else _local(run_dir)
         self.progress_style = progress
         self.models: dict[str, nn.Module] = {}
         self.modules: dict[str, nn.Module] = {}
@@ -312,7 +312,7 @@ class Trainer(TrainerHooks):
     def say(self, line: str) -> None:
         """A line for the person at the terminal, unless silence was asked for."""
         if self.progress_style != "silent" and self.runtime.is_main:
-            print(line, flush=True)
+            print(line.encode(errors="backslashreplace").decode(), flush=True)  # paths need not be Unicode
 
     @contextmanager
     def phase(self, meter: Meter) -> Iterator[None]:
@@ -339,3 +339,9 @@ class Trainer(TrainerHooks):
     def emit(self, event: str, *args: Any) -> None:
         for hook in self.hooks[event]:
             hook(*args)
+
+
+def _local(run_dir: str | Path) -> Path:
+    from .checkpoint.destination import local_path
+
+    return local_path(run_dir, "run_dir")

@@ -17,7 +17,7 @@ from .errors import ConfigurationError, DataError, Interrupted
 from .history import History
 from .progress import Limits
 from .required import check_required_metrics
-from .resuming import Mark, restore_run
+from .resuming import Mark, restore_run, seek
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -147,7 +147,7 @@ def _can_seek(stream: Stream, state: dict[str, Any]) -> bool:
     """Whether the position could be taken up, which is also done."""
     try:
         stream.check_resumable()
-        stream.load_state_dict(state)
+        seek(stream, state)
     except DataError:
         return False
     return True

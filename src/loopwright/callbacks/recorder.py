@@ -40,12 +40,13 @@ class RunRecorder(Callback):
         from ..run.git import WorkTree
 
         assert trainer.run is not None
-        if trainer.run.has_run:
-            update_manifest(trainer.run.manifest_path, state="running")
-        else:
-            self._tree = WorkTree(Path.cwd()).ask()
-            manifest = RunManifest.collect(device=str(trainer.runtime.device), seed=trainer.seed, tree=self._tree)
-            manifest.write(trainer.run.manifest_path)
+        with trainer.run.starting():
+            if trainer.run.has_run:
+                update_manifest(trainer.run.manifest_path, state="running")
+            else:
+                self._tree = WorkTree(Path.cwd()).ask()
+                manifest = RunManifest.collect(device=str(trainer.runtime.device), seed=trainer.seed, tree=self._tree)
+                manifest.write(trainer.run.manifest_path)
         self._waiting, self._modes = [], {}
         self._metrics = MetricsStore(trainer.run.metrics_path)
         if trainer.run.metrics_path.exists():

@@ -32,6 +32,7 @@ from torch import Tensor
 
 from loopwright.checkpoint.atomic import FileRecord, shared_staging, staged_directory, write_bytes
 from loopwright.checkpoint.decoding import decode
+from loopwright.checkpoint.destination import check_directory
 from loopwright.checkpoint.encoding import HEADER_KEY, encode_with_pieces
 from loopwright.checkpoint.gathering import check_token, gather_parts, part_name, write_part
 from loopwright.checkpoint.history_parts import Part, files_in, read_history
@@ -78,14 +79,14 @@ def write_checkpoint(
 ) -> None:
     """Write a state tree as a checkpoint directory, which appears complete or not at all.
 
-    An existing checkpoint of that name is replaced in one step. Where tensors are spread over the processes of a
-    `group`, all of them call this, with trees of one form and one `token` (see `new_token`): the process of rank 0
-    returns when the checkpoint is there, or raises `group.patience` seconds later or once `stop` is set; the others
-    return when their part is written. Otherwise the process of rank 0 writes all of it, and the others nothing.
-    `parts` are those of the history, where the tree has a note of them in its place.
+    A checkpoint that is there already is replaced in one step; anything else is refused and left as it is. Where
+    tensors are spread over the processes of a `group`, all of them call this, with trees of one form and one `token`
+    (see `new_token`): the process of rank 0 returns when the checkpoint is there, or raises `group.patience` seconds
+    later or once `stop` is set; the others return when their part is written. Otherwise the process of rank 0 writes
+    all of it, and the others nothing. `parts` are those of the history, where the tree has a note of them in its place.
     """
     check_token(group, token)
-    destination = Path(path)
+    destination = Path(os.path.realpath(path))  # what a link leads to is written, and the link stays
     structure, tensors, pieces = encode_with_pieces(tree)
     shared = shared_staging(destination, token, group.rank) if pieces and group.world > 1 else None
     with _explained(destination, group):
@@ -94,6 +95,7 @@ def write_checkpoint(
                 shared.mkdir(parents=True, exist_ok=True)
                 write_part(shared, group.rank, pieces)
             return
+        check_directory(path)
         taken = {part_name(rank) for rank in range(group.world)} if pieces else set()
         models = _model_files(tree, taken | {part.name for part in parts})
         with staged_directory(destination, shared) as staging:
@@ -102,7 +104,9 @@ def write_checkpoint(
             if pieces:
                 write_part(staging, group.rank, pieces)
                 files |= gather_parts(staging, group, pieces, stop or threading.Event())
-            write_bytes(staging / MANIFEST, manifest_bytes(meta or {}, files, models, FORMAT if parts else 1))
+            version = FORMAT if parts else 1
+            write_bytes(staging / MANIFEST, manifest_bytes(meta or {}, files, models, destination.name, version))
+            check_directory(destination)  # once more: writing takes its time
 
 
 @contextmanager

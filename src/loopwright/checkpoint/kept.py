@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from loopwright.checkpoint.atomic import clean_leftovers, remove_directory
+from loopwright.checkpoint.destination import UPDATE_NAME
 from loopwright.checkpoint.files import Checkpoint, read_checkpoint
 from loopwright.checkpoint.policy import Candidate, KeepPolicy
-from loopwright.checkpoint.store import UPDATE_NAME, checked_path, list_entries
+from loopwright.checkpoint.store import checked_path, list_own
 from loopwright.checkpoint.tree import Tree
 from loopwright.checkpoint.writer import AsyncWriter
 from loopwright.errors import CheckpointError
@@ -127,7 +128,7 @@ class KeptModels:
     def models(self) -> list[KeptModel]:
         """What is kept, best first."""
         models = {}
-        for entry in list_entries(self.directory):
+        for entry in list_own(self.directory):
             value = _metric(entry.meta, self.policy.metric)
             if entry.problem is None and value is not None:
                 update = int(entry.meta.get("update", 0))

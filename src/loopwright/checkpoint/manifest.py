@@ -14,7 +14,7 @@ from typing import Any
 
 from loopwright._version import __version__
 from loopwright.checkpoint.atomic import CHUNK, FileRecord
-from loopwright.checkpoint.layout import PIECES, read_layouts, table_of
+from loopwright.checkpoint.layout import PIECES, read_layouts, table_of, text_of
 from loopwright.checkpoint.strictjson import Json, parse_json
 from loopwright.errors import CheckpointError
 
@@ -41,6 +41,7 @@ class Manifest:
     created: str
     loopwright: str
     format: int
+    name: str | None = None  # that it was written under; None where an earlier version wrote it
 
     @property
     def size(self) -> int:
@@ -56,7 +57,7 @@ class Manifest:
 
 
 def manifest_bytes(
-    meta: dict[str, Any], files: dict[str, FileRecord], models: dict[str, str], version: int = 1
+    meta: dict[str, Any], files: dict[str, FileRecord], models: dict[str, str], name: str, version: int = 1
 ) -> bytes:
     """A manifest that also vouches for itself, as it is written."""
     from loopwright.checkpoint.encoding import encode_plain  # torch, which reading a manifest does without
@@ -64,12 +65,18 @@ def manifest_bytes(
     content: dict[str, Json] = {
         "format": version,
         "loopwright": __version__,
+        "name": plain_name(name),
         "created": datetime.now(UTC).isoformat(timespec="microseconds"),
         "meta": encode_plain(meta, "The metadata of a checkpoint"),
         "files": {name: asdict(record) for name, record in files.items()},
         "models": dict(models),
     }
     return json.dumps(content | {"sha256": _digest(content)}, indent=1).encode()
+
+
+def plain_name(name: str) -> str:
+    """The name of a directory as JSON can hold it, whatever its bytes are."""
+    return os.fsencode(name).decode(errors="backslashreplace")
 
 
 def read_manifest(path: str | os.PathLike[str]) -> Manifest:
@@ -173,6 +180,7 @@ def _parse(content: dict[str, Json], number: int, name: Path) -> Manifest:
         files = {file: record_of(entry) for file, entry in table_of(content["files"]).items()}
         models = {model: str(file) for model, file in table_of(content["models"]).items()}
         created, version = str(content["created"]), str(content["loopwright"])
+        noted = None if "name" not in content else text_of(content["name"])
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{name} is malformed ({error!r}); {REMEDY}.") from None
     for file in (*files, *models.values()):
@@ -180,7 +188,7 @@ def _parse(content: dict[str, Json], number: int, name: Path) -> Manifest:
             raise CheckpointError(f"{name} was refused: {file!r} is not a plain file name inside {name.parent}.")
     if not isinstance(meta, dict) or {STATE, TENSORS, *models.values()} - set(files):
         raise CheckpointError(f"{name} does not list every file of a checkpoint; {REMEDY}.")
-    return Manifest(meta, files, models, created, version, number)
+    return Manifest(meta, files, models, created, version, number, noted)
 
 
 def _decoded(meta: Json) -> Any:

@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..checkpoint.destination import local_path
 from ..errors import ConfigurationError
 from ..metrics.direction import Mode, direction_of
 from .adding import add_command
@@ -211,6 +212,6 @@ def default_metric(config: Config) -> str:
 def folder_of(config: Config, given: str | None) -> Path:
     output_path = given or config.get("output_path")
     if output_path is not None:
-        return Path(output_path)
+        return local_path(output_path, "output_path")
     name = config.get("name") or Path(config.place("")[0]).stem
     return Path("runs") / name / "sweep"

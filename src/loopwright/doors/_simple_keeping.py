@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..callbacks.early_stopping import EarlyStopping
 from ..callbacks.watching import metric_of
+from ..checkpoint.destination import check_inside
 from ..checkpoint.policy import KeepPolicy
-from ..errors import ConfigurationError
+from ..errors import CheckpointError, ConfigurationError
 from ..hooks import check_arguments, named_hook
 from ..metrics.direction import Mode, WatchedMetric
 
 if TYPE_CHECKING:
+    from ..checkpoint.parts import Parts
+    from ._simple_engine import Engine
     from .simple import Trainer
 
+SAVED = re.compile(r"best_model|checkpoint_latest|checkpoint_epoch_\d+")
 EpochCallback = Callable[["Trainer", int, dict[str, float]], Any]
 
 
@@ -48,6 +53,8 @@ class EpochEnds:
         self._watched = WatchedMetric(metric or "eval_loss", mode, "best_model_metric", "training.best_model_mode")
         if patience is not None:
             EarlyStopping(patience=patience)  # refuses a wrong number before the first step
+        if save_dir is not None:
+            check_inside(save_dir, None if trainer._overrides("_save_checkpoint") else SAVED, "save_dir")
 
     @property
     def watches_metric(self) -> bool:
@@ -167,6 +174,23 @@ def as_lists(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
     """A list for each metric with an entry for each row; NaN where a row does not have it."""
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name, float("nan")) for row in rows] for name in names}
+
+
+def read_run(parts: Parts, engine: Engine | None) -> dict[str, Any]:
+    """What a checkpoint notes of the epochs so far, once it is known that `engine`, if given, can go on from it."""
+    from ..checkpoint.capture import compare_run
+    from ..checkpoint.fitting import differing_kinds, listed
+
+    noted = parts.rest.get("simple", {}) if parts.path.is_dir() else {}
+    problems = list(differing_kinds({"run": {"rows": [{}], "best": {}}}, noted, "simple"))
+    run = {} if problems else noted.get("run") or {}
+    if run and not {"rows", "stopping", "best"} <= set(run):
+        problems.append("simple: run is not complete")
+    if engine is not None:
+        problems += compare_run(engine, parts.rest)
+    if problems:
+        raise CheckpointError(f"{parts.path} does not fit this trainer; nothing was loaded:{listed(problems)}")
+    return dict(run)
 
 
 def check_metric(trainer: Trainer, name: str | None, eval_dataloader: Any) -> None:

@@ -21,7 +21,7 @@ from ..step import StepResult
 from ..supervised import TARGET_NAMES, call_model, loss_of, split_supervised
 from ._simple_config import Settings
 from ._simple_engine import Engine
-from ._simple_keeping import EpochCallback, EpochEnds, as_lists, check_metric
+from ._simple_keeping import EpochCallback, EpochEnds, as_lists, check_metric, read_run
 
 __all__ = ["Trainer"]
 
@@ -183,11 +183,13 @@ class Trainer:
         from ..checkpoint.parts import load_parts, read_parts
 
         parts = read_parts(path)
+        goes_on = load_optimizer and "progress" in parts.rest and not self._engine.is_running
+        run = read_run(parts, self._engine if goes_on else None)
         load_parts(self._engine, parts, optimizers=load_optimizer, schedules=load_scheduler)
         is_foreign = not parts.path.is_dir()
         noted = dict(parts.rest if is_foreign else parts.rest.get("simple", {}))
-        run = {} if is_foreign else noted.pop("run", {})
-        if load_optimizer and "progress" in parts.rest and not self._engine.is_running:
+        noted.pop("run", None)
+        if goes_on:
             self._engine.continue_from(parts.rest)
             self._loaded = run or None
         rows = run.get("rows", [])

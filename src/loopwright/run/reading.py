@@ -15,6 +15,7 @@ from loopwright.checkpoint.strictjson import parse_json
 from loopwright.errors import CheckpointError, ConfigurationError
 from loopwright.metrics.direction import Mode, direction_of
 from loopwright.metrics.headline import headline
+from loopwright.run.config_file import read_config
 from loopwright.run.reading_lock import is_locked, lock_host
 from loopwright.run.reading_metrics import BestValue, MetricsView, Point
 
@@ -118,7 +119,7 @@ class RunView:
     def config(self) -> dict[str, Any] | None:
         """The resolved config it was started from, as it stands in the file; None where it had none."""
         try:
-            return _read_config(self.path / CONFIG)
+            return read_config(self.path / CONFIG)
         except (CheckpointError, OSError) as error:
             self.problems.append(str(error))
             return None
@@ -294,18 +295,6 @@ def _walk(folder: Path, seen: set[str]) -> Iterator[Path]:
         return
     for path in sorted(inside):
         yield from _walk(Path(path), seen)
-
-
-def _read_config(path: Path) -> dict[str, Any] | None:
-    if not path.is_file():
-        return None
-    import yaml
-
-    try:
-        content = yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read as YAML: {error}") from error
-    return content if isinstance(content, dict) else None
 
 
 def _raise_to(counts: dict[str, float], others: Mapping[str, object]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...checkpoint.destination import local_path
 from ...errors import ConfigurationError
 from ...run.reading import RunView
 from .config import UNITS
@@ -33,7 +34,7 @@ def choose(
     output_path: str | None, name: str, run_id: str, resume: bool | str | Path, config: Mapping[str, Any]
 ) -> Destination:
     """The directory for this config. A run that another process writes, or of another config, is never continued."""
-    home = Path(output_path) if output_path is not None else Path(ROOT) / name / run_id
+    home = local_path(output_path, "output_path") if output_path is not None else Path(ROOT) / name / run_id
     if resume is False:
         return Destination(home, is_new=True)
     if resume not in ("auto", True):

@@ -212,12 +212,13 @@ class Experiment:
             engine.say(destination.remark)
         if not destination.is_new:
             run = RunDirectory(destination.path)
-            with run:
+            with run, run.starting():
                 for remark in record_continuation(run, config, text, data):
                     engine.say(remark)
             return destination
         run = RunDirectory.fresh(destination.path)
-        record_start(run, config, text, manifest)
+        with run.starting():
+            record_start(run, config, text, manifest)
         run.unlock()
         return Destination(run.path, is_new=True, resume=destination.resume)
 

@@ -324,6 +324,10 @@ class Trainer(Stages):
                 return model
             model = inner
 
+    def _overrides(self, name: str) -> bool:
+        """Whether a subclass, or whoever assigned to this object, has a method of their own."""
+        return getattr(getattr(self, name), "__func__", None) is not getattr(Trainer, name)
+
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Print once per machine, however many processes it runs."""
         if run_config.is_local_process_zero():

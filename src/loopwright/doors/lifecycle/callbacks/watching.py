@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from ....checkpoint.destination import check_directory
 from ....errors import ConfigurationError
 from ....metrics.direction import direction_of
 from .events import StopTrainingError, TrainerCallback
@@ -155,6 +156,11 @@ class SaveBestModelCallback(MetricWatcher):
         self.save_path = save_path
         self.save_optimizer = save_optimizer
         self.load_saved_checkpoint = load_saved_checkpoint
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        super().on_training_run_start(trainer)
+        if not trainer._overrides("save_checkpoint"):
+            check_directory(self.save_path, "save_path")
 
     def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         if self.improves(trainer):
