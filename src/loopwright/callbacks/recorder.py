@@ -47,7 +47,7 @@ class RunRecorder(Callback):
                 self._tree = WorkTree(Path.cwd()).ask()
                 manifest = RunManifest.collect(device=str(trainer.runtime.device), seed=trainer.seed, tree=self._tree)
                 manifest.write(trainer.run.manifest_path)
-        self._waiting, self._modes = [], {}
+        self._waiting = []
         self._metrics = MetricsStore(trainer.run.metrics_path)
         if trainer.run.metrics_path.exists():
             self._metrics.truncate(step=trainer.progress.step, epoch=trainer.progress.epoch)
