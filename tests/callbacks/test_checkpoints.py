@@ -110,6 +110,10 @@ def test_impossible_cadences_are_refused(mistake):
     ):
         Checkpoints(min_seconds=-1)
     with mistake(
+        "Arguments", '`Checkpoints(min_seconds="5")`', ConfigurationError, match=r"min_seconds='5'.*0 or more"
+    ):
+        Checkpoints(min_seconds="5")
+    with mistake(
         "Arguments",
         '`Checkpoints(every_epochs="always")`',
         ConfigurationError,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Literal
 
 from loopwright.errors import ConfigurationError
@@ -29,9 +30,9 @@ class ResumePolicy:
             value = getattr(self, name)
             if value is not None and not (_is_number(value) and value > 0):
                 raise ConfigurationError(f"Checkpoints({name}={value!r}): give a number above 0, or None.")
-        seconds = min(self.min_seconds_updates, self.min_seconds_epochs)
-        if not seconds >= 0:
-            raise ConfigurationError(f"Checkpoints(min_seconds={seconds!r}): give a number of seconds, 0 or more.")
+        for seconds in (self.min_seconds_updates, self.min_seconds_epochs):
+            if not (_is_number(seconds) and seconds >= 0):
+                raise ConfigurationError(f"Checkpoints(min_seconds={seconds!r}): give a number of seconds, 0 or more.")
         _check_keep("Checkpoints", self.keep)
 
     def is_due(self, *, update: int, epoch_end: int | None = None, minutes_since_last: float = 0.0) -> bool:
@@ -95,7 +96,7 @@ class KeepPolicy:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _check_keep(policy: str, keep: int) -> None:
