@@ -145,12 +145,7 @@ def take_windows(trainer: Trainer, stream: Stream, until: Limits) -> Iterator[li
     """The epoch's batches in groups of `accumulate`, the last one perhaps shorter."""
     progress = trainer.progress
     while True:
-        try:
-            batches = stream.take(trainer.accumulate, until.samples_left(progress))
-        except Exception:
-            if trainer.is_interrupted:  # the signal reached the loader's workers too, and ended them
-                return
-            raise
+        batches = stream.take(trainer.accumulate, until.samples_left(progress))
         if not batches:
             break
         yield batches
