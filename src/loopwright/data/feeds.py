@@ -4,6 +4,7 @@ import signal
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
+from multiprocessing.connection import wait
 from typing import Any, Protocol
 
 import torch
@@ -86,10 +87,8 @@ class WorkerFeed:
             self._batches = self._open()
         try:
             batch: Batch = next(self._batches)
-        except Exception as error:  # torch may only have noticed that a connection is gone
-            for worker in self._batches._workers:
-                if not worker.is_alive() and worker.exitcode:
-                    raise DataError(_end_of_worker(worker.pid, worker.exitcode)) from error
+        except Exception as error:
+            _check_workers(self._batches._workers, error)
             raise
         return batch
 
@@ -154,6 +153,15 @@ class _WorkerStart:
         object.__setattr__(info, "dataset", info.dataset.dataset)  # the info is frozen
         if self.function is not None:
             self.function(worker_id)
+
+
+def _check_workers(workers: list[Any], error: Exception) -> None:
+    """Name the worker that was killed, of which torch may only have noticed that the connection is gone."""
+    if isinstance(error, ConnectionError | EOFError):
+        wait([worker.sentinel for worker in workers], timeout=5.0)  # its connections are closed before it is gone
+    for worker in workers:
+        if not worker.is_alive() and worker.exitcode:
+            raise DataError(_end_of_worker(worker.pid, worker.exitcode)) from error
 
 
 def _end_of_worker(pid: int, code: int) -> str:
