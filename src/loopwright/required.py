@@ -83,8 +83,8 @@ def _measured_by_callbacks(trainer: Trainer) -> set[str]:
 
 
 def _measured_on(trainer: Trainer, stream: Stream) -> set[str]:
-    stream.begin(0)
     before = stream.state_dict() if stream.spans_epochs else None
+    stream.begin(0)
     names = _names(trainer, stream, trainer.eval_step)
     if before is not None:  # or the first evaluation would lack this batch
         stream.load_state_dict(before)
@@ -102,11 +102,12 @@ def _measured_in_training(trainer: Trainer) -> set[str] | None:
         stream.check_resumable()
     except DataError:
         return None
+    before = stream.state_dict() if trainer.progress.in_epoch or stream.spans_epochs else None
     if not trainer.progress.in_epoch:
         stream.begin(trainer.progress.epoch)
-    before = stream.state_dict()
     names = _names(trainer, stream, lambda batch: Trainer.eval_step(trainer, batch))
-    stream.load_state_dict(before)
+    if before is not None:
+        stream.load_state_dict(before)
     return names or None
 
 
