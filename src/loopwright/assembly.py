@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -66,6 +67,8 @@ def assemble_training(trainer: Trainer) -> None:
         trainer.optimization = Optimization(lanes, trainer.window, trainer.runtime.no_autocast)
         _attach_schedules(trainer)
     trainer.skips_nonfinite = guard is not None and not guard.is_final
+    trainer.meter.ignores_nonfinite = trainer.skips_nonfinite  # a resumed run goes on with this meter inside an epoch
+    trainer.meter.check = None if trainer.run_dir is None else partial(_check_saved, trainer)
     for lane in trainer.optimization.lanes.values():
         lane.listeners, lane.guard = trainer.hooks["on_optimizer_start"], guard
     trainer.optimization.refresh(trainer.modules.values())
@@ -89,6 +92,12 @@ def build_lane(trainer: Trainer, name: str, optimizer: Optimizer, guard: Any) ->
         reads_are_free=runtime.reads_are_free,
         peers=runtime if runtime.world > 1 else None,
     )
+
+
+def _check_saved(trainer: Trainer, name: str, metric: Any) -> None:
+    from .checkpoint.metric_state import check_saved
+
+    check_saved(trainer, name, metric)
 
 
 def _attach_schedules(trainer: Trainer) -> None:

@@ -62,8 +62,7 @@ def begin_epoch(trainer: Trainer, stream: Stream) -> None:
     trainer.optimization.refresh(trainer.modules.values())
     if not progress.in_epoch:
         stream.begin(progress.epoch)
-        trainer.meter.reset_computed()
-        trainer.meter = Meter(ignores_nonfinite=trainer.skips_nonfinite)
+        trainer.meter = trainer.meter.fresh()
         trainer.emit("on_epoch_start")
 
 

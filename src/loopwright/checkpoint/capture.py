@@ -16,7 +16,15 @@ from ..errors import CheckpointError
 from ..resuming import Mark
 from .atomic import new_token
 from .files import read_checkpoint, write_checkpoint
-from .metric_state import load_metric_states, metric_states
+from .metric_state import (
+    computed_paths,
+    load_computed,
+    load_metric_states,
+    load_object_states,
+    metric_states,
+    modules_with_metrics,
+    object_states,
+)
 from .pieces import Group, is_dtensor
 from .placing import load_stored, place_like
 from .stored import StoredTensor
@@ -50,7 +58,8 @@ def capture(trainer: Trainer) -> dict[str, Tree]:
         "progress": trainer.progress.state_dict(),
         "history": trainer.history.state_dict(),
         "meter": each_process(trainer, trainer.meter.state_dict()),
-        "metrics": each_process(trainer, metric_states(trainer.modules)),
+        "computed": computed_paths(trainer),
+        "metrics": each_process(trainer, metric_states(modules_with_metrics(trainer)) | object_states(trainer)),
         "data": data,
         "eval_data": eval_data,
         "stop_reason": trainer.stop_reason,
@@ -119,7 +128,10 @@ def restore(trainer: Trainer, tree: Mapping[str, Any], source: str) -> None:
     trainer.progress.load_state_dict(tree["progress"])
     trainer.history.load_state_dict(tree["history"])
     load_meter(trainer, tree["meter"])
-    load_metric_states(trainer.modules, own_process(trainer, tree.get("metrics", {})))
+    measured = own_process(trainer, tree.get("metrics", {}))
+    load_metric_states(modules_with_metrics(trainer), measured)
+    load_object_states(trainer, measured)
+    load_computed(trainer, tree.get("computed", {}))
     trainer.stop_reason = tree["stop_reason"]
     trainer.num_pieces = max(trainer.num_pieces, tree.get("num_pieces", 1))  # what did not fit will not fit
     trainer.optimization.load_state_dict(tree["lanes"])

@@ -30,10 +30,10 @@ class TrainingFlag:
 
     def __init__(self, memory: mmap.mmap | None = None) -> None:
         if memory is None:
-            self._file = TemporaryFile()  # noqa: SIM115  (open as long as the process, for workers to be given)
-            self._file.write(b"\0")
-            self._file.flush()
-            memory = mmap.mmap(self._file.fileno(), 1)
+            with TemporaryFile() as file:
+                file.truncate(1)
+                memory = mmap.mmap(file.fileno(), 1)
+                self._descriptor = os.dup(file.fileno())  # for spawned workers
         self._memory = memory
 
     def __bool__(self) -> bool:
@@ -45,7 +45,7 @@ class TrainingFlag:
     def __reduce__(self) -> tuple[Any, ...]:
         from multiprocessing.reduction import DupFd
 
-        return _attach, (DupFd(self._file.fileno()),)
+        return _attach, (DupFd(self._descriptor),)
 
 
 def _attach(duplicate: Any) -> TrainingFlag:
