@@ -29,6 +29,8 @@ def assemble_models(trainer: Trainer) -> dict[int, nn.Parameter]:
         seed_everything(trainer.seed)  # models that the trainer makes are part of the run
     trainer.configure_models()
     trainer.modules = found_on(trainer, nn.Module, trainer.models)
+    if trainer.runtime.world > 1:
+        _check_initialized(trainer)
     replaced: dict[int, nn.Parameter] = {}
     for module in trainer.modules.values():
         trainer.runtime.place(module)
@@ -36,6 +38,13 @@ def assemble_models(trainer: Trainer) -> dict[int, nn.Parameter]:
             replaced |= trainer.runtime.wrap(module)
     trainer.models = {name: module for name, module in trainer.modules.items() if module.state_dict()}
     return replaced
+
+
+def _check_initialized(trainer: Trainer) -> None:
+    from .lazy import refuse, uninitialized
+
+    if names := uninitialized(trainer.modules):
+        raise refuse(names, "every process would draw its own weights for them")
 
 
 def assemble_optimizers(trainer: Trainer, replaced: dict[int, nn.Parameter]) -> None:
