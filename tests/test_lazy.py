@@ -38,7 +38,8 @@ def build(
 
 def loader() -> DataLoader[Any]:
     generator = torch.Generator().manual_seed(0)
-    return DataLoader(TensorDataset(*torch.randn(2, 12, 3, generator=generator)), batch_size=4)
+    x, y = torch.randn(12, 3, generator=generator), torch.randn(12, 1, generator=generator)
+    return DataLoader(TensorDataset(x, y), batch_size=4)
 
 
 class StopAt(Callback):

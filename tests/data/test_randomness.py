@@ -102,13 +102,26 @@ def test_a_data_set_that_fetches_batches_gives_the_same_samples_anywhere():
 
 def test_a_data_set_that_fetches_batches_and_draws_nothing_is_asked_for_whole_batches():
     class Plain(Numbers):
-        def __getitems__(self, indices: list[int]) -> list[int]:
+        def __getitems__(self, indices: list[int]) -> list[Any]:
             self.asked.append(len(indices))
-            return indices
+            return [(index, index) for index in indices]
 
     dataset = Plain(12)
     values(open_stream(DataLoader(dataset, batch_size=4, collate_fn=add_noise), seed=2, shuffle=False))
-    assert dataset.asked == [4, 4, 4]
+    assert set(dataset.asked) == {4}
+
+
+def test_a_collate_function_that_changes_its_samples_and_draws_gets_them_as_they_were():
+    def collate(samples: list[Any]) -> Any:
+        return torch.tensor([sample.pop() for sample in samples]) + torch.rand(1)
+
+    class Lists(Numbers):
+        def __getitem__(self, index: int) -> Any:
+            return [index, index]
+
+    loader = DataLoader(Lists(8), batch_size=4, collate_fn=collate)
+    batches = values(open_stream(loader, seed=2, shuffle=False))
+    assert [[int(value) for value in batch] for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 @pytest.mark.parametrize("kind", [list, dict])

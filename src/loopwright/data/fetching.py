@@ -50,14 +50,15 @@ class Fetcher:
         self._can_split = True  # until `__getitems__` turns out to return something else than a list of samples
 
     def __getitem__(self, request: Request) -> Batch:
-        samples = self._draws.make(lambda: self._fetch(request)) if self._is_random else self._fetch(request)
         if self._is_random_collate:
-            value = self._collate_draws.make(lambda: self._collate_seeded(samples, request))
+            value = self._collate_draws.make(lambda: self._build(request))
         else:
-            value = self._collate(samples)
+            value = self._build(request)
         return Batch(value, self._size_of(value, request))
 
-    def _collate_seeded(self, samples: Any, request: Request) -> Any:
+    def _build(self, request: Request) -> Any:
+        """Samples and what the collate function makes of them, which may change them: so both, if it is called again."""
+        samples = self._draws.make(lambda: self._fetch(request)) if self._is_random else self._fetch(request)
         if self._collate_draws:
             self._collate_draws.seed(self._seed_of(request.epoch, COLLATE, request.indices[0]))
         return self._collate(samples)
