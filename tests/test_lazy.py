@@ -21,7 +21,7 @@ from loopwright.errors import ConfigurationError, Interrupted
 from .distributed.ranks import run_ranks
 from .mistakes import Mistakes
 
-adam = partial(torch.optim.Adam, lr=0.01)
+adam = partial(torch.optim.Adam, lr=0.01, foreach=False)
 
 
 def build_net() -> nn.Sequential:

@@ -57,7 +57,7 @@ class Fetcher:
         return Batch(value, self._size_of(value, request))
 
     def _build(self, request: Request) -> Any:
-        """Samples and what the collate function makes of them, which may change them: so both, if it is called again."""
+        """What the collate function makes of samples; they are fetched with it, since it may change them."""
         samples = self._draws.make(lambda: self._fetch(request)) if self._is_random else self._fetch(request)
         if self._collate_draws:
             self._collate_draws.seed(self._seed_of(request.epoch, COLLATE, request.indices[0]))
