@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +29,8 @@ def assemble_models(trainer: Trainer) -> dict[int, nn.Parameter]:
         seed_everything(trainer.seed)  # models that the trainer makes are part of the run
     trainer.configure_models()
     trainer.modules = found_on(trainer, nn.Module, trainer.models)
+    if trainer.runtime.world > 1:
+        _check_initialized(trainer)
     replaced: dict[int, nn.Parameter] = {}
     for module in trainer.modules.values():
         trainer.runtime.place(module)
@@ -35,6 +38,13 @@ def assemble_models(trainer: Trainer) -> dict[int, nn.Parameter]:
             replaced |= trainer.runtime.wrap(module)
     trainer.models = {name: module for name, module in trainer.modules.items() if module.state_dict()}
     return replaced
+
+
+def _check_initialized(trainer: Trainer) -> None:
+    from .lazy import refuse, uninitialized
+
+    if names := uninitialized(trainer.modules):
+        raise refuse(names, "every process would draw its own weights for them")
 
 
 def assemble_optimizers(trainer: Trainer, replaced: dict[int, nn.Parameter]) -> None:
@@ -66,6 +76,8 @@ def assemble_training(trainer: Trainer) -> None:
         trainer.optimization = Optimization(lanes, trainer.window, trainer.runtime.no_autocast)
         _attach_schedules(trainer)
     trainer.skips_nonfinite = guard is not None and not guard.is_final
+    trainer.meter.ignores_nonfinite = trainer.skips_nonfinite  # a resumed run goes on with this meter inside an epoch
+    trainer.meter.check = None if trainer.run_dir is None else partial(_check_saved, trainer)
     for lane in trainer.optimization.lanes.values():
         lane.listeners, lane.guard = trainer.hooks["on_optimizer_start"], guard
     trainer.optimization.refresh(trainer.modules.values())
@@ -89,6 +101,12 @@ def build_lane(trainer: Trainer, name: str, optimizer: Optimizer, guard: Any) ->
         reads_are_free=runtime.reads_are_free,
         peers=runtime if runtime.world > 1 else None,
     )
+
+
+def _check_saved(trainer: Trainer, name: str, metric: Any) -> None:
+    from .checkpoint.metric_state import check_saved
+
+    check_saved(trainer, name, metric)
 
 
 def _attach_schedules(trainer: Trainer) -> None:

@@ -62,8 +62,7 @@ def begin_epoch(trainer: Trainer, stream: Stream) -> None:
     trainer.optimization.refresh(trainer.modules.values())
     if not progress.in_epoch:
         stream.begin(progress.epoch)
-        trainer.meter.reset_computed()
-        trainer.meter = Meter(ignores_nonfinite=trainer.skips_nonfinite)
+        trainer.meter = trainer.meter.fresh()
         trainer.emit("on_epoch_start")
 
 
@@ -145,12 +144,7 @@ def take_windows(trainer: Trainer, stream: Stream, until: Limits) -> Iterator[li
     """The epoch's batches in groups of `accumulate`, the last one perhaps shorter."""
     progress = trainer.progress
     while True:
-        try:
-            batches = stream.take(trainer.accumulate, until.samples_left(progress))
-        except Exception:
-            if trainer.is_interrupted:  # the signal reached the loader's workers too, and ended them
-                return
-            raise
+        batches = stream.take(trainer.accumulate, until.samples_left(progress))
         if not batches:
             break
         yield batches

@@ -15,6 +15,7 @@ from .data.seeding import seed_everything
 from .data.stream import Stream
 from .errors import ConfigurationError, DataError, Interrupted
 from .history import History
+from .lazy import materialise
 from .progress import Limits
 from .required import check_required_metrics
 from .resuming import Mark, restore_run, seek
@@ -58,6 +59,7 @@ def _train(
         if not _begin(trainer, stream, data, limits, resume):
             return trainer.history
         trainer.until = limits.from_call(trainer.progress)
+        materialise(trainer)
         check_required_metrics(trainer)
         _run(trainer, stream)
     finally:

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from ..data.order import derive_seed
 from ..data.seeding import preserved_rng, rng_state, seed_everything, set_rng_state
 from ..errors import CheckpointError
+from ..progress import Progress
 from ..resuming import Mark
 from .atomic import new_token
 from .files import read_checkpoint, write_checkpoint
@@ -26,7 +27,15 @@ from .fitting import (
     try_meter,
     try_random_state,
 )
-from .metric_state import load_metric_states, metric_states
+from .metric_state import (
+    computed_paths,
+    load_computed,
+    load_metric_states,
+    load_object_states,
+    metric_states,
+    modules_with_metrics,
+    object_states,
+)
 from .pieces import Group, is_dtensor
 from .placing import load_stored, place_like
 from .stored import StoredTensor
@@ -64,7 +73,8 @@ def capture(trainer: Trainer, *, has_history: bool = True) -> dict[str, Tree]:
         "progress": trainer.progress.state_dict(),
         "history": trainer.history.state_dict() if has_history else None,
         "meter": each_process(trainer, trainer.meter.state_dict()),
-        "metrics": each_process(trainer, metric_states(trainer.modules)),
+        "computed": computed_paths(trainer),
+        "metrics": each_process(trainer, metric_states(modules_with_metrics(trainer)) | object_states(trainer)),
         "data": data,
         "eval_data": eval_data,
         "stop_reason": trainer.stop_reason,
@@ -118,11 +128,14 @@ def restore(trainer: Trainer, tree: Any, source: str) -> None:
             f"({trainer.start_over})."
         )
     rng = own_rng(small["rng"], trainer)
+    measured = own_process(trainer, small.get("metrics", {}))
+    progress = Progress()
+    progress.load_state_dict(small["progress"])
     with undone_on_error(trainer, source, _named_callbacks(trainer).values()) as at:
         for name, optimizer in trainer.optimizers.items():
             at.part = f"optimizers: {name}"
             load_optimizer(optimizer, tree["optimizers"][name])
-        note_steps(trainer, small["progress"]["update"])
+        note_steps(trainer, progress.update)
         for name, schedule in trainer.schedules.items():
             at.part = f"schedules: {name}"
             schedule.scheduler.load_state_dict(small["schedules"][name])
@@ -132,13 +145,15 @@ def restore(trainer: Trainer, tree: Any, source: str) -> None:
         at.part = "lanes"
         trainer.optimization.load_state_dict(small["lanes"])
         at.part = "metrics"
-        load_metric_states(trainer.modules, own_process(trainer, small.get("metrics", {})))
+        load_metric_states(modules_with_metrics(trainer), measured)
+        load_object_states(trainer, measured, is_in_epoch=progress.in_epoch)
         at.part = "models"
         for name, model in trainer.models.items():
             load_model(model, tree["models"][name])
     trainer.progress.load_state_dict(small["progress"])
     trainer.history.load_state_dict(small["history"])
     load_meter(trainer, small["meter"])
+    load_computed(trainer, small.get("computed", {}))
     trainer.stop_reason = small["stop_reason"]
     trainer.num_pieces = max(trainer.num_pieces, small.get("num_pieces", 1))  # what did not fit will not fit
     trainer.mark = Mark(small["data"], rng, small["lanes"], small.get("eval_data"))

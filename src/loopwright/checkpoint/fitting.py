@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from ..data.seeding import preserved_rng
@@ -90,6 +91,8 @@ def _misfit(own: Any, saved: Any) -> str | None:
         return None
     if not isinstance(saved, Tensor | StoredTensor):
         return f"is a tensor, the checkpoint's is {_kind(saved)}"
+    if is_lazy(own):  # gets its size from the checkpoint
+        return None
     if own.shape != saved.shape:
         return f"has shape {tuple(own.shape)}, the checkpoint's {tuple(saved.shape)}"
     if _family(own.dtype) != _family(saved.dtype):

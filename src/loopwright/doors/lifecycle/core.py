@@ -135,7 +135,7 @@ class Core(CoreTrainer):
             return False
         self.train_stream = self.stream(loader, is_training=True)
         self.train_stream.begin(progress.epoch)
-        self.meter = Meter()
+        self.meter = self.meter.fresh()
         return True
 
     def run_steps(self) -> float:
