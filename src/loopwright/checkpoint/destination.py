@@ -66,7 +66,7 @@ def check_inside(folder: str | os.PathLike[str], names: re.Pattern[str] | None, 
 
 
 def check_file(path: str | os.PathLike[str], what: str = "path", *, force: bool = False) -> None:
-    """Raise unless a file of weights may be written to this path: nothing or a file of weights (`force`: any) is there."""
+    """Raise unless weights may be written here: where nothing or a file of weights is; with `force`, any file."""
     destination = local_path(path, what)
     if destination.is_dir():
         raise ConfigurationError(f"{destination} is a directory, and weights are written to a file: name a file in it.")
