@@ -47,14 +47,21 @@ def is_safetensors(path: Path) -> bool:
 
 
 def save_weights(
-    path: str | os.PathLike[str], state_dict: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+    path: str | os.PathLike[str],
+    state_dict: Mapping[str, Tensor],
+    metadata: Mapping[str, str] | None = None,
+    *,
+    force: bool = False,
 ) -> None:
-    """Write a state dict as plain safetensors, or with torch's own format where the name ends in `.pt`."""
+    """Write a state dict as plain safetensors, or with torch's own format where the name ends in `.pt`.
+
+    Of what may be there already, only a file of weights is replaced; with `force` any file, never a directory.
+    """
     destination = Path(path)
     if destination.suffix not in (SAFE, *PICKLED):
         raise CheckpointError(f"Weights are saved as {SAFE} or {', '.join(PICKLED)}, not as {destination}.")
     tensors = {name: _checked(name, tensor) for name, tensor in state_dict.items()}
-    check_file(destination)
+    check_file(destination, force=force)
     try:
         with staged_file(destination) as staging:
             if destination.suffix == SAFE:
