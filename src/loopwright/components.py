@@ -97,7 +97,8 @@ def check_options(optimizers: Mapping[str, Optimizer]) -> None:
 
 def check_shared(modules: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]) -> None:
     """Refuse a parameter of two optimizers where gradients are accumulated: it has room for one sum of them only."""
-    names = {id(p): f"{name}.{key}" for name, module in modules.items() for key, p in module.named_parameters()}
+    named = [(p, f"{name}.{key}") for name, module in modules.items() for key, p in module.named_parameters()]
+    names = {id(p): name for p, name in reversed(named)}
     owners: dict[int, str] = {}
     for name, optimizer in optimizers.items():
         for param in {id(p): p for group in optimizer.param_groups for p in group["params"]}.values():

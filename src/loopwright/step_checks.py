@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -175,9 +175,15 @@ def refuse_update(trainer: Trainer, loss: Any, count: Any) -> None:
 
 def mistake_in_loss(loss: Any, count: Any) -> str | None:
     """What is wrong with a loss that could not be trained, or with its count; None if nothing is."""
+    if loss is None:
+        return "is None: look at what should have computed and returned it"
+    if isinstance(loss, Mapping):
+        return (
+            f"is a {type(loss).__name__} ({', '.join(map(str, loss))}): give one tensor, such as the sum of its losses"
+        )
     if not isinstance(loss, Tensor):
-        shown = "None" if loss is None else f"a {type(loss).__name__}" + (f" ({loss:g})" if type(loss) is float else "")
-        return f"is {shown} and no tensor: give the loss itself, without `.item()`, `float()` or `.tolist()`"
+        shown = f" ({loss:g})" if type(loss) is float else ""
+        return f"is a {type(loss).__name__}{shown}: give the tensor itself, without `.item()`, `float()` or `.tolist()`"
     if loss.is_complex():
         return f"is complex ({loss.dtype}): give a real number, such as `loss.abs()` or `loss.real`"
     if loss.numel() != 1:
@@ -186,8 +192,8 @@ def mistake_in_loss(loss: Any, count: Any) -> str | None:
         )
     if not loss.requires_grad:
         return (
-            "has no graph, so there is nothing to train: was it made with `.detach()`, `torch.tensor(...)` or inside "
-            "`torch.no_grad()`, or is all that it was computed with frozen?"
+            "has no graph, so there is nothing to train: compute it from the model's outputs, without `.detach()`, "
+            "`torch.tensor(...)` or `torch.no_grad()`, and with something that is not frozen"
         )
     if count is None:
         return None
