@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from copy import deepcopy
 from math import inf
 from time import monotonic
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .data.seeding import preserved_rng
-from .errors import DataError
+from .errors import ConfigurationError, DataError
 from .hooks import Rewinding
 from .meter import Meter
 from .micro import redo_window, step_function
@@ -21,11 +22,13 @@ from .step import StepResult
 if TYPE_CHECKING:
     from .data.stream import Batch, Stream
     from .progress import Limits, Progress
+    from .step_checks import StepWatch
     from .trainer import Trainer
 
 NOTHING = StepResult(size=0)  # what was measured by a process that had no sample of a batch
 FLUSH_STEPS = 512
 FLUSH_SECONDS = 0.25
+MEASURING = ("on_eval_step_end", "on_eval_end")  # where metrics can be logged besides `eval_step`
 
 
 def train(trainer: Trainer, stream: Stream, until: Limits) -> None:
@@ -59,11 +62,12 @@ def train_epoch(trainer: Trainer, stream: Stream, until: Limits) -> None:
 def begin_epoch(trainer: Trainer, stream: Stream) -> None:
     """Start an epoch, unless a resumed run is in it already."""
     progress = trainer.progress
-    trainer.optimization.refresh(trainer.modules.values())
     if not progress.in_epoch:
         stream.begin(progress.epoch)
         trainer.meter = trainer.meter.fresh()
         trainer.emit("on_epoch_start")
+    trainer.adopt_replaced()
+    trainer.optimization.refresh(trainer.modules.values())
 
 
 def record_epoch(trainer: Trainer, measured: Mapping[str, float]) -> None:
@@ -83,16 +87,22 @@ def record_epoch(trainer: Trainer, measured: Mapping[str, float]) -> None:
 
 def take_steps(trainer: Trainer, stream: Stream, until: Limits) -> None:
     """The steps of an epoch to its end or a limit; where a callback asks to go back, again from there."""
-    while True:
-        try:
-            deque(train_steps(trainer, stream, until), maxlen=0)
-            return
-        except Rewinding as rewinding:
-            undo = rewinding.undo
-        undo()
+    watch = trainer.watch_steps()
+    with watch or nullcontext():
+        while True:
+            try:
+                deque(train_steps(trainer, stream, until, watch), maxlen=0)
+                break
+            except Rewinding as rewinding:
+                undo = rewinding.undo
+            undo()
+    if watch is not None:
+        watch.end_epoch()
 
 
-def train_steps(trainer: Trainer, stream: Stream, until: Limits) -> Iterator[StepResult]:
+def train_steps(
+    trainer: Trainer, stream: Stream, until: Limits, watch: StepWatch | None = None
+) -> Iterator[StepResult]:
     """One result per batch; an update after every window of `accumulate` batches."""
     progress, meter, window = trainer.progress, trainer.meter, trainer.window
     step_starts, step_ends = trainer.hooks["on_train_step_start"], trainer.hooks["on_train_step_end"]
@@ -120,6 +130,8 @@ def train_steps(trainer: Trainer, stream: Stream, until: Limits) -> Iterator[Ste
             except torch.OutOfMemoryError as error:
                 result = redo_window(trainer, batches, position, error)
                 train_step = step_function(trainer)
+            if watch is not None:
+                watch.after_step(result, position)
             progress.next_step(size if total is None else total)
             meter.add(result if size or total is None else NOTHING)
             for hook in step_ends:
@@ -195,10 +207,11 @@ def evaluate(trainer: Trainer, stream: Stream) -> dict[str, float]:
     step_ends, autocast = trainer.hooks["on_eval_step_end"], trainer.runtime.autocast
     with trainer.phase(meter), trainer.eval_mode(), torch.no_grad(), preserved_rng():
         trainer.emit("on_eval_start", stream)
+        trainer.adopt_replaced()
         start = stream.state_dict() if stream.spans_epochs else None
         stream.begin(0)
         steps = 0
-        for steps, (batch, size, total) in enumerate(stream, start=1):  # noqa: B007  (looked at after the loop)
+        for steps, (batch, size, total) in enumerate(stream, start=1):
             if trainer.is_interrupted:
                 break
             trainer.window.size = size
@@ -209,6 +222,8 @@ def evaluate(trainer: Trainer, stream: Stream) -> dict[str, float]:
             batch = trainer.prepare_batch(batch)
             with autocast:
                 result = StepResult.of(trainer.eval_step(batch), size)
+            if steps == 1 and result.is_empty and meter.is_empty and not any(trainer.hooks[name] for name in MEASURING):
+                raise _nothing_measured(trainer)
             meter.add(result)
             for hook in step_ends:
                 hook(batch, result)
@@ -224,7 +239,17 @@ def evaluate(trainer: Trainer, stream: Stream) -> dict[str, float]:
                 stream.load_state_dict(start)
             return {}
         trainer.directions.losses |= meter.losses
-        return meter.compute(trainer.runtime.sum_table, gather=trainer.runtime.gather_samples)
+        measured = meter.compute(trainer.runtime.sum_table, gather=trainer.runtime.gather_samples)
+        if not measured:
+            raise _nothing_measured(trainer)
+        return measured
+
+
+def _nothing_measured(trainer: Trainer) -> ConfigurationError:
+    return ConfigurationError(
+        f"The evaluation measured nothing: `{trainer.eval_name}` returned no loss and no metrics, and none were "
+        "logged. Return the loss, or a dict of named values such as {'loss': loss, 'accuracy': accuracy}."
+    )
 
 
 def _stand_in(trainer: Trainer, batch: Any) -> None:

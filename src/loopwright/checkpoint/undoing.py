@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from ..errors import CheckpointError
@@ -76,7 +77,12 @@ def _state_undone(owner: Any, copied: Callable[[Any], Any]) -> Callable[[], None
 
 
 def _may_refuse(model: nn.Module) -> bool:
-    """Whether a state dict that has the right tensors may still fail: where loading is not torch's own alone."""
+    """Whether a state dict that has the right tensors may still fail: where loading is not torch's own alone.
+
+    Layers without sizes get theirs when they are loaded; there is nothing yet that could be put back.
+    """
+    if any(is_lazy(value) for value in (*model.parameters(), *model.buffers())):
+        return False
     return any(_loads_its_own_way(type(module)) or module._load_state_dict_pre_hooks for module in model.modules())
 
 

@@ -93,6 +93,9 @@ class Core(CoreTrainer):
         self.optimization = Optimization({"optimizer": lane}, self.window)
         self.optimization.refresh(self.modules.values())
 
+    def watch_steps(self) -> None:
+        """Nothing: an update is stages here, any of which may be the user's own."""
+
     # Data
 
     def open(self, data: Any, batch_size: int | None, *, shuffle: bool) -> Stream:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from ...components import check_accumulation, check_clipping
 from ...errors import ConfigurationError
 from ...progress import Limits
 from ...runtime import resolve_runtime
@@ -148,10 +149,8 @@ class Trainer(Stages):
         """Begin a run of its own, so that nothing of an earlier one takes part in it."""
         if self._is_training:
             raise ConfigurationError("train() was called while this trainer is training: call it when that has ended.")
-        if not isinstance(accumulation_steps, int) or accumulation_steps < 1:
-            raise ConfigurationError(
-                f"gradient_accumulation_steps={accumulation_steps!r}: use a number of batches, 1 or more."
-            )
+        check_accumulation(accumulation_steps, "gradient_accumulation_steps")
+        check_clipping("gradient_clip_value", clip_value)
         earlier = self._core.progress
         self._core = Core(self, self._runtime, accumulate=accumulation_steps, clip_value=clip_value)
         self._core.progress.epoch = earlier.epoch + earlier.in_epoch  # the order of samples goes on changing
