@@ -28,6 +28,8 @@ def assemble_models(trainer: Trainer) -> dict[int, nn.Parameter]:
         seed_everything(trainer.seed)  # models that the trainer makes are part of the run
     trainer.configure_models()
     trainer.modules = found_on(trainer, nn.Module, trainer.models)
+    if dry_run.current is None:
+        _compare_models(trainer)
     replaced: dict[int, nn.Parameter] = {}
     for module in trainer.modules.values():
         trainer.runtime.place(module)
@@ -35,6 +37,14 @@ def assemble_models(trainer: Trainer) -> dict[int, nn.Parameter]:
             replaced |= trainer.runtime.wrap(module)
     trainer.models = {name: module for name, module in trainer.modules.items() if module.state_dict()}
     return replaced
+
+
+def _compare_models(trainer: Trainer) -> None:
+    """Note what the models are, and see that processes have the same before any of them waits for another."""
+    from .identity import check_ranks, describe_models
+
+    trainer.structure = describe_models(trainer.modules)
+    check_ranks(trainer, trainer.structure)
 
 
 def assemble_optimizers(trainer: Trainer, replaced: dict[int, nn.Parameter]) -> None:

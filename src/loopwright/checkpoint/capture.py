@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from ..data.order import derive_seed
 from ..data.seeding import preserved_rng, rng_state, seed_everything, set_rng_state
 from ..errors import CheckpointError
-from ..resuming import Mark
+from ..resuming import Kept, Mark
 from .atomic import new_token
 from .files import read_checkpoint, write_checkpoint
 from .metric_state import load_metric_states, metric_states
@@ -32,6 +32,7 @@ PARTS = (
     *("models", "optimizers", "schedules", "lanes", "callbacks", "progress"),
     *("history", "meter", "data", "stop_reason", "rng"),
 )
+NOTHING_KEPT = Kept()
 
 
 def capture(trainer: Trainer) -> dict[str, Tree]:
@@ -56,6 +57,7 @@ def capture(trainer: Trainer) -> dict[str, Tree]:
         "stop_reason": trainer.stop_reason,
         "num_pieces": trainer.num_pieces,
         "rng": trainer.runtime.gather_each(rng_state()),
+        "fingerprint": trainer.fingerprint,
     }
 
 
@@ -85,8 +87,8 @@ def meta_of(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def restore(trainer: Trainer, tree: Mapping[str, Any], source: str) -> None:
-    """Put the state back. Everything is compared first: either all of it fits, or nothing is changed.
+def restore(trainer: Trainer, tree: Mapping[str, Any], source: str, *, kept: Kept = NOTHING_KEPT) -> None:
+    """Put the state back, but for what is `kept`. Everything is compared first: all of it fits, or nothing is changed.
 
     The position in the data is left in `trainer.mark`, for whoever opens the data to go on from here.
     """
@@ -96,7 +98,7 @@ def restore(trainer: Trainer, tree: Mapping[str, Any], source: str) -> None:
             f"Checkpoint {source} is no complete state of a trainer: it holds no {', '.join(missing)}. For the weights "
             "alone, as of a kept model, use loopwright.checkpoint.load_weights."
         )
-    problems = _compare(trainer, tree)
+    problems = _compare(trainer, tree, kept)
     if problems:
         listed = "".join(f"\n  - {problem}" for problem in problems[:20])
         more = f"\n  - and {len(problems) - 20} more" if len(problems) > 20 else ""
@@ -110,10 +112,12 @@ def restore(trainer: Trainer, tree: Mapping[str, Any], source: str) -> None:
         "optimizers": tree["optimizers"]
     }
     for name, optimizer in trainer.optimizers.items():
-        load_optimizer(optimizer, tree["optimizers"][name])
+        if name not in kept.optimizers:
+            load_optimizer(optimizer, tree["optimizers"][name])
     note_steps(trainer, tree["progress"]["update"])
     for name, schedule in trainer.schedules.items():
-        schedule.scheduler.load_state_dict(tree["schedules"][name])
+        if name not in kept.schedules:
+            schedule.scheduler.load_state_dict(tree["schedules"][name])
     for name, callback in _named_callbacks(trainer).items():
         callback.load_state_dict(tree["callbacks"].get(name) or callback.state_dict())
     trainer.progress.load_state_dict(tree["progress"])
@@ -236,22 +240,23 @@ def _named_callbacks(trainer: Trainer) -> dict[str, Callback]:
     return named
 
 
-def _compare(trainer: Trainer, tree: Mapping[str, Any]) -> list[str]:
+def _compare(trainer: Trainer, tree: Mapping[str, Any], kept: Kept) -> list[str]:
     """Every disagreement between the trainer and the saved state, in words."""
     problems = []
-    for part, own in (
-        ("models", trainer.models),
-        ("optimizers", trainer.optimizers),
-        ("schedules", trainer.schedules),
+    for part, own, left in (
+        ("models", trainer.models, ()),
+        ("optimizers", trainer.optimizers, kept.optimizers),
+        ("schedules", trainer.schedules, kept.schedules),
     ):
-        saved = tree[part]
-        problems += [f"{part}: {name!r} is not in the checkpoint" for name in own if name not in saved]
-        problems += [f"{part}: the checkpoint has {name!r}, the trainer has not" for name in saved if name not in own]
+        saved = set(tree[part]) - set(left)
+        mine = set(own) - set(left)
+        problems += [f"{part}: {name!r} is not in the checkpoint" for name in own if name in mine - saved]
+        problems += [f"{part}: the checkpoint has {name!r}, the trainer has not" for name in sorted(saved - mine)]
     for name, model in trainer.models.items():
         if name in tree["models"]:
             problems += [f"{name}: {p}" for p in compare_model(model, tree["models"][name])]
     for name, optimizer in trainer.optimizers.items():
-        if name in tree["optimizers"]:
+        if name in tree["optimizers"] and name not in kept.optimizers:
             problems += [f"{name}: {p}" for p in compare_groups(optimizer, tree["optimizers"][name])]
     return problems
 

@@ -5,7 +5,7 @@ not change it. A data set that defines `__getitems__` is asked for whole batches
 first index; so is a collate function.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from hashlib import blake2b
 from operator import index as as_int
 from typing import Any, NamedTuple
@@ -46,6 +46,19 @@ class Fetcher:
         self._is_random = not draws_nothing(dataset)
         self._is_random_collate = collate is not default_collate and collate is not default_convert
         self._draws = Draws()
+
+    def describe(self) -> dict[str, Any]:
+        """Its length, where it has one, and how samples become a batch where that is not as torch does it."""
+        length = len(self.dataset) if isinstance(self.dataset, Sized) else None
+        return {"length": length} | ({"collate": self._collate} if self._is_random_collate else {})
+
+    def apart(self, dataset: Any) -> "Fetcher":
+        """One of its own over another data set, for a look at samples."""
+        return Fetcher(dataset, self._collate, self.seed, self._single)
+
+    def sample(self, index: Any) -> Any:
+        """One sample as the first epoch has it, before it is collated."""
+        return self._draws.make(lambda: self._fetch(Request(0, [index])))
 
     def __getitem__(self, request: Request) -> Batch:
         if self._is_random or self._is_random_collate:

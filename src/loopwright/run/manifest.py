@@ -25,7 +25,10 @@ from loopwright.run.provenance import describe_hardware, describe_platform, inst
 State = Literal["running", "finished", "stopped", "failed", "interrupted"]
 FORMAT = 1
 OPTIONAL = frozenset(
-    ("git_commit", "git_dirty", "reason", "progress", "format", "name", "tags", "packages", "hardware", "data")
+    (
+        *("git_commit", "git_dirty", "reason", "progress", "format", "name", "tags", "packages", "hardware", "data"),
+        *("fingerprint", "changes"),
+    )
 )
 
 
@@ -54,6 +57,8 @@ class RunManifest:
     packages: dict[str, str] = field(default_factory=dict)
     hardware: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)  # by data set: what it is, its length and fingerprint
+    fingerprint: dict[str, Any] = field(default_factory=dict)  # what the program gave the run to be, by name
+    changes: list[dict[str, Any]] = field(default_factory=list)  # of the program, that the run went on with
 
     @classmethod
     def collect(
@@ -65,6 +70,7 @@ class RunManifest:
         tags: Iterable[str] = (),
         data: Mapping[str, Any] | None = None,
         tree: WorkTree | None = None,
+        fingerprint: Mapping[str, Any] | None = None,
     ) -> Self:
         """The manifest of a run that starts now, in this process; whether a `tree` given is dirty is left for later."""
         asked = tree or WorkTree(Path.cwd())
@@ -87,6 +93,7 @@ class RunManifest:
             packages=installed_packages(),
             hardware=describe_hardware(),
             data=dict(data or {}),
+            fingerprint=dict(fingerprint or {}),
         )
 
     def changed(
@@ -96,6 +103,8 @@ class RunManifest:
         reason: str | None = None,
         progress: Mapping[str, int | float] | None = None,
         git_dirty: bool | None = None,
+        fingerprint: Mapping[str, Any] | None = None,
+        change: Mapping[str, Any] | None = None,
     ) -> Self:
         """The same run, further on; a state comes with its own reason, the rest adds to what is known."""
         if state is not None and state not in get_args(State):
@@ -107,6 +116,8 @@ class RunManifest:
             reason=reason if state is not None or reason is not None else self.reason,
             progress={**self.progress, **(progress or {})},
             git_dirty=self.git_dirty if git_dirty is None else git_dirty,
+            fingerprint=self.fingerprint if fingerprint is None else dict(fingerprint),
+            changes=[*self.changes, {"at": _now(), **change}] if change else self.changes,
         )
 
     def write(self, path: str | os.PathLike[str]) -> None:
@@ -131,9 +142,12 @@ def update_manifest(
     reason: str | None = None,
     progress: Mapping[str, int | float] | None = None,
     git_dirty: bool | None = None,
+    fingerprint: Mapping[str, Any] | None = None,
+    change: Mapping[str, Any] | None = None,
 ) -> RunManifest:
     """Note how a run goes on in its `run.json`."""
-    manifest = RunManifest.read(path).changed(state=state, reason=reason, progress=progress, git_dirty=git_dirty)
+    noted = {"state": state, "reason": reason, "progress": progress, "git_dirty": git_dirty}
+    manifest = RunManifest.read(path).changed(**noted, fingerprint=fingerprint, change=change)  # type: ignore[arg-type]
     manifest.write(path)
     return manifest
 
