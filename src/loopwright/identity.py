@@ -14,7 +14,7 @@ import math
 import platform
 from collections.abc import Mapping
 from functools import partial
-from types import CodeType, FunctionType, MethodType
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -264,14 +264,17 @@ def _code_text(function: FunctionType) -> str:
     """A hash of what a function does and of the plain values around it; comments and places do not count."""
     digest = hashlib.sha256()
     _add_code(digest, function.__code__, function.__doc__)
-    around = [*(function.__defaults__ or ()), *(cell for cell in function.__closure__ or ())]
-    for value in around:
-        try:
-            content = value.cell_contents if type(value).__name__ == "cell" else value
-            digest.update(json.dumps(plain(content)).encode())
-        except (NotPlainError, ValueError):  # an object, or a cell that is not filled yet
-            digest.update(b"?")
+    for value in [*(function.__defaults__ or ()), *map(_content, function.__closure__ or ())]:
+        is_fixed = value is None or isinstance(value, (bool, int, float, str))  # a list or dict may be a counter
+        digest.update(repr(value).encode() if is_fixed else b"?")
     return f"{digest.hexdigest()[:LENGTH]} (Python {'.'.join(platform.python_version_tuple()[:2])})"
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not filled yet
+        return cell
 
 
 def _add_code(digest: Any, code: CodeType, doc: str | None = None) -> None:

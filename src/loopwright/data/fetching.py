@@ -53,8 +53,8 @@ class Fetcher:
         return {"length": length} | ({"collate": self._collate} if self._is_random_collate else {})
 
     def apart(self, dataset: Any) -> "Fetcher":
-        """One of its own over another data set, for a look at samples."""
-        return Fetcher(dataset, self._collate, self.seed, self._single)
+        """One of its own over another data set, for a look at samples, which is the same whatever the run's seed."""
+        return Fetcher(dataset, self._collate, 0, self._single)
 
     def sample(self, index: Any) -> Any:
         """One sample as the first epoch has it, before it is collated."""
