@@ -41,7 +41,7 @@ class NotPlainError(Exception):
 
 def describe_program(trainer: Trainer, stream: Stream, *, looks_at_samples: bool) -> dict[str, Any]:
     """What a trainer is to train, with which data; samples are looked at only where that is asked for."""
-    flat: dict[str, Any] = dict(trainer.structure)
+    flat: dict[str, Any] = trainer.describe_more() | trainer.structure
     for name, optimizer in trainer.optimizers.items():
         flat |= describe_optimizer(key_of("optimizer", name), optimizer)
     for name, schedule in trainer.schedules.items():
@@ -51,7 +51,6 @@ def describe_program(trainer: Trainer, stream: Stream, *, looks_at_samples: bool
     for name in ("accumulate", "clip_norm", "clip_value", "seed"):
         flat[name] = plain(getattr(trainer, name))
     flat["precision"] = trainer.runtime.precision
-    flat |= trainer.describe_more()
     flat |= _describe_data("data", stream, looks_at_samples)
     if trainer.eval_stream is not None:
         eval_data = _describe_data("eval_data", trainer.eval_stream, looks_at_samples)
@@ -177,11 +176,11 @@ def _describe_data(prefix: str, stream: Stream, looks_at_samples: bool) -> dict[
             flat |= describe_object(f"{prefix}.{name}", value)
         else:
             flat["batch_size" if name == "batch_size" else f"{prefix}.{name}"] = value
-    flat[f"{prefix}.samples"] = _hash_samples(stream.peek() if looks_at_samples else None)
+    flat[f"{prefix}.samples"] = hash_samples(stream.peek() if looks_at_samples else None)
     return flat
 
 
-def _hash_samples(samples: list[Any] | None) -> str:
+def hash_samples(samples: list[Any] | None) -> str:
     """A hash of the samples, unless the first is another when it is fetched again."""
     if not samples:
         return UNKNOWN
