@@ -17,6 +17,7 @@ from functools import partial
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -50,7 +51,7 @@ def describe_program(trainer: Trainer, stream: Stream, *, looks_at_samples: bool
     flat |= _describe_steps(trainer)
     for name in ("accumulate", "clip_norm", "clip_value", "seed"):
         flat[name] = plain(getattr(trainer, name))
-    flat["precision"] = trainer.runtime.precision
+    flat["precision"], flat["torch"] = trainer.runtime.precision, torch.__version__.partition("+")[0]
     flat |= _describe_data("data", stream, looks_at_samples)
     if trainer.eval_stream is not None:
         eval_data = _describe_data("eval_data", trainer.eval_stream, looks_at_samples)

@@ -78,12 +78,23 @@ def is_same_program(first: object, second: object) -> bool:
 def program_changes(first: Mapping[str, object], second: Mapping[str, object]) -> list[Change]:
     """In what a program differs from another by their descriptions; what follows from another difference is left out.
 
-    An option of torch's that only one of them has is torch's doing: another version of it has other options.
-    Evaluation data that only one of them has changes nothing in the training.
+    An option of torch's that only one of them has is torch's doing: another version of it has other options, and says
+    those of layers in other words. Evaluation data that only one of them has changes nothing in the training.
     """
+    if first.get("torch") != second.get("torch"):
+        first, second = _without_options(first), _without_options(second)
     changes = find_changes(first, second, is_same_program)
     changed = {change.key for change in changes}
     return [change for change in changes if not _is_implied(change, changed, first, second)]
+
+
+def _without_options(description: Mapping[str, object]) -> dict[str, object]:
+    """A description with the names of layers only."""
+    return {
+        key: value.partition("(")[0] if isinstance(value, str) and key.startswith("model") else value
+        for key, value in description.items()
+        if key != "torch"
+    }
 
 
 def _is_implied(change: Change, changed: set[str], first: Mapping[str, object], second: Mapping[str, object]) -> bool:
@@ -154,7 +165,7 @@ def _ranks_text(ranks: Sequence[int]) -> str:
 
 def differing_by_rank(descriptions: Sequence[Mapping[str, object]]) -> dict[str, dict[int, object]]:
     """The keys in which the descriptions of several processes differ, with the value of each rank."""
-    keys = dict.fromkeys(key for description in descriptions for key in description)
+    keys = dict.fromkeys(key for description in descriptions for key in description if key != "torch")
     found = {}
     for key in keys:
         values = [description.get(key, MISSING) for description in descriptions]
