@@ -42,6 +42,15 @@ class NotPlainError(Exception):
 
 def describe_program(trainer: Trainer, stream: Stream, *, looks_at_samples: bool) -> dict[str, Any]:
     """What a trainer is to train, with which data; samples are looked at only where that is asked for."""
+    flat = describe_components(trainer) | _describe_data("data", stream, looks_at_samples)
+    if trainer.eval_stream is not None:
+        eval_data = _describe_data("eval_data", trainer.eval_stream, looks_at_samples)
+        flat |= {key: eval_data[key] for key in ("eval_data.length", "eval_data.samples") if key in eval_data}
+    return flat
+
+
+def describe_components(trainer: Trainer) -> dict[str, Any]:
+    """What a trainer is to train, whatever the data."""
     flat: dict[str, Any] = trainer.describe_more() | trainer.structure
     for name, optimizer in trainer.optimizers.items():
         flat |= describe_optimizer(key_of("optimizer", name), optimizer)
@@ -52,10 +61,6 @@ def describe_program(trainer: Trainer, stream: Stream, *, looks_at_samples: bool
     for name in ("accumulate", "clip_norm", "clip_value", "seed"):
         flat[name] = plain(getattr(trainer, name))
     flat["precision"], flat["torch"] = trainer.runtime.precision, torch.__version__.partition("+")[0]
-    flat |= _describe_data("data", stream, looks_at_samples)
-    if trainer.eval_stream is not None:
-        eval_data = _describe_data("eval_data", trainer.eval_stream, looks_at_samples)
-        flat |= {key: eval_data[key] for key in ("eval_data.length", "eval_data.samples") if key in eval_data}
     return flat
 
 

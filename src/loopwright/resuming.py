@@ -124,18 +124,13 @@ def _load(trainer: Trainer, origin: Origin) -> Resumed | None:
     if origin.path is None and not _finds_any(trainer):
         return None
     from .checkpoint import CheckpointStore
-    from .checkpoint.capture import restore
     from .checkpoint.manifest import read_manifest
 
     store = CheckpointStore(trainer.run.checkpoints) if trainer.run is not None else None
     checkpoint = _find_newest(trainer, store) if origin.path is None else _read_named(trainer, origin.path)
     if checkpoint is None:
         return None
-    changed = _compare(trainer, checkpoint, origin)
-    if changed:
-        _restore_changed(trainer, checkpoint, changed)
-    else:
-        restore(trainer, checkpoint.tree, str(checkpoint.path))
+    take_up(trainer, checkpoint, origin)
     trainer.runtime.barrier("resuming")
     if store is not None and trainer.runtime.is_main:
         store.discard(after_update=trainer.progress.update)
@@ -143,9 +138,15 @@ def _load(trainer: Trainer, origin: Origin) -> Resumed | None:
     return Resumed(checkpoint.path, datetime.fromisoformat(read_manifest(checkpoint.path).created))
 
 
-def _restore_changed(trainer: Trainer, checkpoint: Checkpoint, changed: dict[str, Change]) -> None:
-    from .accepting import NewValues
+def take_up(trainer: Trainer, checkpoint: Checkpoint, origin: Origin) -> None:
+    """Restore a checkpoint of the same program, or of another one where that is accepted, with the new values."""
     from .checkpoint.capture import restore
+
+    changed = _compare(trainer, checkpoint, origin)
+    if not changed:
+        restore(trainer, checkpoint.tree, str(checkpoint.path))
+        return
+    from .accepting import NewValues
 
     values = NewValues(trainer, checkpoint.tree, changed)
     restore(trainer, checkpoint.tree, str(checkpoint.path), kept=values.kept)
