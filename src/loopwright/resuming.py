@@ -66,10 +66,11 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The checkpoint that a run goes on from, and when it was written."""
+    """The checkpoint that a run goes on from, when it was written, and whether the program was another one then."""
 
     path: Path
     created: datetime
+    is_changed: bool = False
 
 
 def restore_run(trainer: Trainer, stream: Stream, origin: Origin) -> Resumed | None:
@@ -94,13 +95,13 @@ def restore_run(trainer: Trainer, stream: Stream, origin: Origin) -> Resumed | N
 def _identify(trainer: Trainer, stream: Stream, *, is_later: bool) -> None:
     """Note what this run is; several processes compare it in every call, before any waits for another."""
     is_shared = trainer.runtime.world > 1
-    if dry_run.current is not None or (is_later and not is_shared):
+    if dry_run.current is not None or (is_later and not is_shared and trainer.fingerprint is not None):
         return
     from .identity import check_ranks, describe_program
 
     description = describe_program(trainer, stream, looks_at_samples=trainer.run_dir is not None or is_shared)
     check_ranks(trainer, description)
-    if not is_later:
+    if not is_later or trainer.fingerprint is None:
         trainer.fingerprint = description
 
 
@@ -130,27 +131,29 @@ def _load(trainer: Trainer, origin: Origin) -> Resumed | None:
     checkpoint = _find_newest(trainer, store) if origin.path is None else _read_named(trainer, origin.path)
     if checkpoint is None:
         return None
-    take_up(trainer, checkpoint, origin)
+    is_changed = take_up(trainer, checkpoint, origin)
     trainer.runtime.barrier("resuming")
     if store is not None and trainer.runtime.is_main:
         store.discard(after_update=trainer.progress.update)
         store.discard_damaged()
-    return Resumed(checkpoint.path, datetime.fromisoformat(read_manifest(checkpoint.path).created))
+    created = datetime.fromisoformat(read_manifest(checkpoint.path).created)
+    return Resumed(checkpoint.path, created, is_changed)
 
 
-def take_up(trainer: Trainer, checkpoint: Checkpoint, origin: Origin) -> None:
-    """Restore a checkpoint of the same program, or of another one where that is accepted, with the new values."""
+def take_up(trainer: Trainer, checkpoint: Checkpoint, origin: Origin) -> bool:
+    """Restore a checkpoint of the same program, or of another one where that is accepted; whether it was another."""
     from .checkpoint.capture import restore
 
     changed = _compare(trainer, checkpoint, origin)
     if not changed:
         restore(trainer, checkpoint.tree, str(checkpoint.path))
-        return
+        return False
     from .accepting import NewValues
 
     values = NewValues(trainer, checkpoint.tree, changed)
     restore(trainer, checkpoint.tree, str(checkpoint.path), kept=values.kept)
     values.apply(trainer)
+    return True
 
 
 def _find_newest(trainer: Trainer, store: CheckpointStore | None) -> Checkpoint | None:
@@ -192,6 +195,7 @@ def _compare(trainer: Trainer, checkpoint: Checkpoint, origin: Origin) -> dict[s
     from .run.changes import listed, program_changes, refusal
 
     now, saved = trainer.fingerprint, checkpoint.tree.get("fingerprint")
+    saved = saved if isinstance(saved, dict) else None
     recorded = (_recorded(trainer) if origin.path is None else None) or saved
     if now is None or recorded is None:
         trainer.say(
@@ -241,7 +245,7 @@ def starting_line(trainer: Trainer, resumed: Resumed | None) -> str:
 def _place_text(trainer: Trainer, resumed: Resumed | None) -> str:
     place = None if trainer.run_dir is None else shown(trainer.run_dir)
     if resumed is None:
-        return "Training without a run directory" if place is None else f"New run in {place}"
+        return trainer.without_place if place is None else f"New run in {place}"
     progress = trainer.progress
     at = f"at epoch {progress.epoch + 1}, update {progress.update} ({age_text(resumed.created)})"
     if trainer.run is not None and trainer.run.checkpoints in resumed.path.parents:

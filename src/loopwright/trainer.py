@@ -38,6 +38,7 @@ class Trainer(TrainerHooks):
 
     start_over = "resume=False"  # what messages call the way to a new run, where it is another one
     accept_changes = 'changes="accept"'  # and the way to go on with a run although the program has changed
+    without_place = "Training without a run directory"  # how the line at the start begins where there is none
     step_methods: tuple[str, ...] = ("train_step", "compute_loss")  # what a user writes that decides what is learnt
 
     def __init__(

@@ -112,19 +112,19 @@ def _begin(trainer: Trainer, stream: Stream, data: Any, limits: Limits, origin: 
                 callback.finish_again(trainer)
         return False
     elif mark is not None:
-        _enter(trainer, stream, mark)
+        _enter(trainer, stream, mark, is_changed=resumed is not None and resumed.is_changed)
     if is_start or resumed is not None:
         trainer.say(starting_line(trainer, resumed))
     trainer.train_data, trainer.train_stream = data, stream
     return True
 
 
-def _enter(trainer: Trainer, stream: Stream, mark: Mark) -> None:
+def _enter(trainer: Trainer, stream: Stream, mark: Mark, *, is_changed: bool) -> None:
     """Take up the position in the data; in data that was changed on purpose there may be none."""
     try:
         mark.enter(stream, trainer.eval_stream)
     except DataError as error:
-        if not trainer.accepted:
+        if not is_changed:
             raise
         trainer.say(f"The rest of epoch {trainer.progress.epoch + 1} is left out: {error}")
         trainer.progress.next_epoch()

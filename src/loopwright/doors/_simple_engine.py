@@ -32,6 +32,8 @@ EpochListener = Callable[[int, dict[str, float]], None]
 class Engine(CoreTrainer):
     """Maps the core's names onto the door's; batches reach the door's steps as the loader gave them."""
 
+    without_place = "Training"
+
     def __init__(
         self,
         door: Trainer,

@@ -158,6 +158,8 @@ def _checked(content: object, path: object, known: set[str]) -> dict[str, Any]:
         raise CheckpointError(f"{path} is not a run's manifest: it lacks some of {sorted(required)}.")
     if content["state"] not in get_args(State) or not isinstance(content.get("progress", {}), dict):
         raise CheckpointError(f"{path} is not a run's manifest: its state is {content['state']!r:.60}.")
+    if not isinstance(content.get("fingerprint", {}), dict) or not isinstance(content.get("changes", []), list):
+        raise CheckpointError(f"{path} is not a run's manifest: what it says of the program is malformed.")
     unknown: dict[str, Any] = dict.fromkeys(known - OPTIONAL)
     return unknown | {key: value for key, value in content.items() if key in known}
 
