@@ -18,6 +18,7 @@ from .history import History
 from .progress import Limits
 from .required import check_required_metrics
 from .resuming import Mark, Origin, restore_run, starting_line
+from .runtime import dry_run
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -113,7 +114,7 @@ def _begin(trainer: Trainer, stream: Stream, data: Any, limits: Limits, origin: 
         return False
     elif mark is not None:
         _enter(trainer, stream, mark, is_changed=resumed is not None and resumed.is_changed)
-    if is_start or resumed is not None:
+    if (is_start or resumed is not None) and dry_run.current is None:
         trainer.say(starting_line(trainer, resumed))
     trainer.train_data, trainer.train_stream = data, stream
     return True
