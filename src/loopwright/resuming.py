@@ -28,6 +28,7 @@ class Mark:
     rng: dict[str, Any]
     lanes: dict[str, Any]
     eval_data: dict[str, Any] | None = None
+    fingerprint: dict[str, Any] | None = None
 
     def enter(self, stream: Stream, eval_stream: Stream | None = None) -> None:
         if self.data is not None:

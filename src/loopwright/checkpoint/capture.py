@@ -40,8 +40,10 @@ def capture(trainer: Trainer) -> dict[str, Tree]:
     trainer.flush()
     lanes = {name: lane.state_dict() for name, lane in trainer.optimization.lanes.items()}
     data, eval_data = capture_data(trainer)
+    program = trainer.fingerprint
     if trainer.mark is not None:  # loaded and not trained since
         lanes, data, eval_data = trainer.mark.lanes, trainer.mark.data, trainer.mark.eval_data
+        program = trainer.mark.fingerprint
     return {
         "models": capture_models(trainer),
         "optimizers": {name: optimizer.state_dict() for name, optimizer in trainer.optimizers.items()},
@@ -57,7 +59,7 @@ def capture(trainer: Trainer) -> dict[str, Tree]:
         "stop_reason": trainer.stop_reason,
         "num_pieces": trainer.num_pieces,
         "rng": trainer.runtime.gather_each(rng_state()),
-        "fingerprint": trainer.fingerprint,
+        "fingerprint": program,
     }
 
 
@@ -128,7 +130,7 @@ def restore(trainer: Trainer, tree: Mapping[str, Any], source: str, *, kept: Kep
     trainer.num_pieces = max(trainer.num_pieces, tree.get("num_pieces", 1))  # what did not fit will not fit
     trainer.optimization.load_state_dict(tree["lanes"])
     rng = own_rng(tree["rng"], trainer)
-    trainer.mark = Mark(tree["data"], rng, tree["lanes"], tree.get("eval_data"))
+    trainer.mark = Mark(tree["data"], rng, tree["lanes"], tree.get("eval_data"), tree.get("fingerprint"))
     set_rng_state(rng)
 
 
