@@ -43,6 +43,8 @@ def assemble_models(trainer: Trainer) -> dict[int, nn.Parameter]:
     trainer.modules = found_on(trainer, nn.Module, trainer.models)
     if trainer.runtime.world > 1:
         _check_initialized(trainer)
+    if dry_run.current is None:
+        _compare_models(trainer)
     replaced: dict[int, nn.Parameter] = {}
     for module in trainer.modules.values():
         replaced |= prepare_model(trainer, module)
@@ -55,6 +57,14 @@ def _check_initialized(trainer: Trainer) -> None:
 
     if names := uninitialized(trainer.modules):
         raise refuse(names, "every process would draw its own weights for them")
+
+
+def _compare_models(trainer: Trainer) -> None:
+    """Note what the models are, and see that processes have the same before any of them waits for another."""
+    from .identity import check_ranks, describe_models
+
+    trainer.structure = describe_models(trainer.modules)
+    check_ranks(trainer, trainer.structure)
 
 
 def prepare_model(trainer: Trainer, module: nn.Module) -> dict[int, nn.Parameter]:

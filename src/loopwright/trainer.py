@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .agreeing import Accord
     from .resuming import Mark
     from .run import RunDirectory
+    from .run.changes import Change
     from .step_checks import StepWatch
 
 
@@ -41,6 +42,9 @@ class Trainer(TrainerHooks):
     start_over = "resume=False"  # what messages call the way to a new run, where it is another one
     step_name, eval_name = "train_step", "eval_step"  # and the steps
     update_call, accumulate_name = "self.update(loss)", "accumulate"
+    accept_changes = 'changes="accept"'  # and the way to go on with a run although the program has changed
+    without_place = "Training without a run directory"  # how the line at the start begins where there is none
+    step_methods: tuple[str, ...] = ("train_step", "compute_loss")  # what a user writes that decides what is learnt
 
     def __init__(
         self,
@@ -94,6 +98,9 @@ class Trainer(TrainerHooks):
         self.datasets: Mapping[str, Any] = {}  # by name, for callbacks that look at more than the evaluation data
         self.train_stream: Stream | None = None
         self.mark: Mark | None = None
+        self.structure: dict[str, Any] = {}  # of the models, before they are wrapped
+        self.fingerprint: dict[str, Any] | None = None  # what the program gave this run to be
+        self.accepted: list[Change] = []  # in which the program differs from the run that it goes on with
         self.token = ""  # what processes that write a checkpoint together call the place
         self._phases: list[Meter] = []
         self._replaced: dict[int, nn.Parameter] = {}
@@ -205,12 +212,17 @@ class Trainer(TrainerHooks):
         max_time: float | None = None,
         batch_size: int | None = None,
         resume: bool | str | Path = "auto",
+        changes: str = "refuse",
     ) -> History:
-        """Train until the first limit is reached (one epoch, if none is given) and return the history."""
+        """Train until the first limit is reached (one epoch, if none is given) and return the history.
+
+        A run in `run_dir` goes on where it was. If the program is not the one it was started with, that is an error;
+        `changes="accept"` goes on with the new values.
+        """
         from .training import run_training
 
         limits = Limits(num_epochs, num_updates, num_samples, max_time)
-        return run_training(self, data, eval_data, limits, batch_size=batch_size, resume=resume)
+        return run_training(self, data, eval_data, limits, batch_size=batch_size, resume=resume, changes=changes)
 
     def evaluate(self, data: Any, *, batch_size: int | None = None) -> dict[str, float]:
         """The averages of what `eval_step` returns, over every sample once."""
@@ -318,6 +330,10 @@ class Trainer(TrainerHooks):
     def epoch_length(self) -> int | None:
         """Batches in an epoch, where that is known."""
         return None if self.train_stream is None else self.train_stream.num_batches
+
+    def describe_more(self) -> dict[str, Any]:
+        """Further entries of what makes this run another one, besides components and data; for doors."""
+        return {}
 
     def schedule_epoch(self, row: Mapping[str, float]) -> None:
         """Step the schedulers that count epochs."""

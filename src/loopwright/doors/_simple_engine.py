@@ -35,6 +35,7 @@ class Engine(CoreTrainer):
     """Maps the core's names onto the door's; batches reach the door's steps as the loader gave them."""
 
     update_call = "super().train_step(batch)"
+    without_place = "Training"
 
     def __init__(
         self,
