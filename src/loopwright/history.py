@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .errors import ConfigurationError, MissingExtraError
+from .progress import counted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,7 +61,11 @@ class Series:
 
 
 class History:
-    """Epoch rows (`history.epochs`, `history["eval_loss"]`) and step series (`history.steps["loss"]`)."""
+    """Epoch rows (`history.epochs`, `history["eval_loss"]`) and step series (`history.steps["loss"]`).
+
+    It is iterated as a mapping of epoch metrics: `for name, values in history.items()`, `list(history)` is the names,
+    `dict(history)` all of it. `len(history)` is the number of epochs, and `history.epochs` their rows.
+    """
 
     def __init__(self) -> None:
         self.epochs: list[dict[str, float]] = []
@@ -87,7 +92,10 @@ class History:
 
     def __getitem__(self, name: str) -> list[float]:
         if name not in self.names:
-            raise KeyError(f"No metric {name!r} in this history; there is: {', '.join(self.names) or 'nothing yet'}.")
+            hint = " The rows of epochs are in `history.epochs`." if isinstance(name, int) else ""
+            raise KeyError(
+                f"No metric {name!r} in this history; there is: {', '.join(self.names) or 'nothing yet'}.{hint}"
+            )
         return [row[name] for row in self.epochs if name in row]
 
     def __contains__(self, name: object) -> bool:
@@ -95,6 +103,25 @@ class History:
 
     def __len__(self) -> int:
         return len(self.epochs)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def keys(self) -> KeysView[str]:
+        """The names of the epoch metrics, so that `dict(history)` is `history.to_dict()`."""
+        return self.to_dict().keys()
+
+    def values(self) -> ValuesView[list[float]]:
+        """One list per epoch metric, in the order of `names`."""
+        return self.to_dict().values()
+
+    def items(self) -> ItemsView[str, list[float]]:
+        """Each epoch metric with its list of values."""
+        return self.to_dict().items()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The values of a metric, or the default where there is no metric of that name."""
+        return self[name] if name in self else default
 
     def last(self, name: str) -> float:
         return self[name][-1]
@@ -137,4 +164,4 @@ class History:
 
     def __repr__(self) -> str:
         latest = ", ".join(f"{name} {value:.4g}" for name, value in self.epochs[-1].items()) if self.epochs else "empty"
-        return f"History({len(self.epochs)} epochs; {latest})"
+        return f"History({counted(len(self.epochs), 'epoch')}; {latest})"

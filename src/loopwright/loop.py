@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from math import inf
 from time import monotonic
@@ -98,7 +99,7 @@ def train_steps(trainer: Trainer, stream: Stream, until: Limits) -> Iterator[Ste
     progress, meter, window = trainer.progress, trainer.meter, trainer.window
     step_starts, step_ends = trainer.hooks["on_train_step_start"], trainer.hooks["on_train_step_end"]
     update_ends, autocast, train_step = trainer.hooks["on_update_end"], trainer.runtime.autocast, step_function(trainer)
-    started, seconds, flushed = monotonic(), progress.seconds, progress.seconds
+    started, seconds, flushed = monotonic() - trainer.eval_seconds, progress.seconds, progress.seconds
     num_shares, accord = trainer.runtime.num_shares, trainer.accord
     if trainer.is_done(until):
         progress.is_exhausted = _has_given_all(progress, stream)
@@ -128,7 +129,7 @@ def train_steps(trainer: Trainer, stream: Stream, until: Limits) -> Iterator[Ste
             yield result
             del result
         progress.next_update()
-        progress.seconds = seconds + monotonic() - started
+        progress.seconds = seconds + monotonic() - trainer.eval_seconds - started
         if accord is not None:
             accord.after_update(trainer)
         for hook in update_ends:
@@ -199,7 +200,7 @@ def evaluate(trainer: Trainer, stream: Stream) -> dict[str, float]:
     """
     meter = Meter()
     step_ends, autocast = trainer.hooks["on_eval_step_end"], trainer.runtime.autocast
-    with trainer.phase(meter), trainer.eval_mode(), torch.no_grad(), preserved_rng():
+    with trainer.phase(meter), trainer.eval_mode(), torch.no_grad(), preserved_rng(), _timed(trainer):
         trainer.emit("on_eval_start", stream)
         start = stream.state_dict() if stream.spans_epochs else None
         stream.begin(0)
@@ -230,6 +231,16 @@ def evaluate(trainer: Trainer, stream: Stream) -> dict[str, float]:
                 stream.load_state_dict(start)
             return {}
         return meter.compute(trainer.runtime.sum_table, gather=trainer.runtime.gather_samples)
+
+
+@contextmanager
+def _timed(trainer: Trainer) -> Iterator[None]:
+    """Count the seconds of an evaluation, so that the clock of training can leave them out; a nested one counts once."""
+    began, before = monotonic(), trainer.eval_seconds
+    try:
+        yield
+    finally:
+        trainer.eval_seconds = before + monotonic() - began
 
 
 def _stand_in(trainer: Trainer, batch: Any) -> None:

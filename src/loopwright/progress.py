@@ -7,6 +7,12 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 
+def counted(count: float, noun: str) -> str:
+    """ "1 epoch", "2 epochs"."""
+    number = count if isinstance(count, int) else f"{count:.4g}"
+    return f"{number} {noun}" if count == 1 else f"{number} {noun}s"
+
+
 @dataclass(slots=True)
 class Progress:
     """Counters of a run. A step is one batch; an update is one window of steps that ends in optimizer steps."""
@@ -94,11 +100,11 @@ class Limits:
     def reached(self, progress: Progress) -> str | None:
         """The limit that has been reached, in words, or None."""
         if self.updates is not None and progress.update >= self.updates:
-            return f"{progress.update} updates done"
+            return f"{counted(progress.update, 'update')} done"
         if self.samples is not None and progress.sample >= self.samples:
-            return f"{progress.sample} samples seen"
+            return f"{counted(progress.sample, 'sample')} seen"
         if self.epochs is not None and progress.epoch >= self.epochs:
-            return f"{progress.epoch} epochs done"
+            return f"{counted(progress.epoch, 'epoch')} done"
         if self.seconds is not None and progress.seconds >= self.seconds:
             return f"{self.seconds:g} s passed"
         return None

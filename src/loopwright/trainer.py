@@ -80,6 +80,7 @@ class Trainer(TrainerHooks):
         self.signals = Signals()
         self.skips_nonfinite = False
         self.num_calls = 0
+        self.eval_seconds = 0.0  # spent in evaluations, which the clock of training leaves out
         self.num_pieces = 1  # that a step is taken in, since memory ran out
         self.run: RunDirectory | None = None
         self.until = Limits()

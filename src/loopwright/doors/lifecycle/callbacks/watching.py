@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ....errors import ConfigurationError
+from ....progress import counted
 from .events import StopTrainingError, TrainerCallback
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ class EarlyStoppingCallback(MetricWatcher):
             best = "never a number" if self.best_metric is None else f"best {self.best_metric:.6g}"
             raise StopTrainingError(
                 f"Stopping training: {self.watch_metric} has not improved for "
-                f"{self.early_stopping_patience_counter} epochs ({best}, in epoch {self.best_metric_epoch})"
+                f"{counted(self.early_stopping_patience_counter, 'epoch')} ({best}, in epoch {self.best_metric_epoch})"
             )
 
     def state_dict(self) -> dict[str, Any]:
