@@ -9,6 +9,7 @@ from ._version import __version__
 
 if TYPE_CHECKING:
     from .building import Schedule
+    from .checkpoint.weights import load_weights
     from .errors import (
         CheckpointError,
         ConfigurationError,
@@ -46,6 +47,7 @@ __all__ = [
     "Trainer",
     "__version__",
     "launch",
+    "load_weights",
 ]
 
 _HOMES = {
@@ -66,6 +68,7 @@ _HOMES = {
     "StepResult": "step",
     "Trainer": "trainer",
     "launch": "runtime.launch",
+    "load_weights": "checkpoint.weights",
 }
 
 __getattr__, __dir__ = lazily(__name__, _HOMES)

@@ -42,7 +42,7 @@ def check_trainable(modules: Mapping[str, nn.Module]) -> None:
     if not any(p.requires_grad for module in modules.values() for p in module.parameters()):
         raise ConfigurationError(
             f"Nothing to train: none of the models ({', '.join(modules) or 'there is none'}) has a parameter with "
-            "requires_grad=True. Unfreeze some, or use `evaluate`."
+            "requires_grad=True. Unfreeze some, pass a model that has some, or use `evaluate`."
         )
 
 

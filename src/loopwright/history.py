@@ -92,7 +92,7 @@ class History:
 
     def __getitem__(self, name: str) -> list[float]:
         if name not in self.names:
-            hint = " The rows of epochs are in `history.epochs`." if isinstance(name, int) else ""
+            hint = "" if isinstance(name, str) else " The rows of epochs are in `history.epochs`."
             raise KeyError(
                 f"No metric {name!r} in this history; there is: {', '.join(self.names) or 'nothing yet'}.{hint}"
             )
@@ -121,7 +121,7 @@ class History:
 
     def get(self, name: str, default: Any = None) -> Any:
         """The values of a metric, or the default where there is no metric of that name."""
-        return self[name] if name in self else default
+        return self.to_dict().get(name, default)
 
     def last(self, name: str) -> float:
         return self[name][-1]

@@ -235,7 +235,7 @@ def evaluate(trainer: Trainer, stream: Stream) -> dict[str, float]:
 
 @contextmanager
 def _timed(trainer: Trainer) -> Iterator[None]:
-    """Count the seconds of an evaluation, so that the clock of training can leave them out; a nested one counts once."""
+    """Count the seconds of an evaluation, so that the clock of training leaves them out; a nested one counts once."""
     began, before = monotonic(), trainer.eval_seconds
     try:
         yield

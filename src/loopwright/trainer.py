@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +14,12 @@ from torch.optim import Optimizer
 
 from . import loop
 from .assembly import assemble_models, assemble_optimizers, assemble_training
-from .building import Schedule, build_optimizer, build_schedule, named
+from .building import Schedule, build_optimizer, build_schedule, check_given, named
 from .components import evaluating
-from .data.stream import Stream, open_stream
-from .errors import ConfigurationError
+from .data.stream import Stream, as_dataset, open_stream
+from .errors import ConfigurationError, public
 from .history import History
-from .hooks import Callback, Dispatch, TrainerHooks, as_callback, check_hooks
+from .hooks import Callback, Dispatch, TrainerHooks, as_callbacks, check_hooks
 from .meter import Meter, average_rows
 from .optimization import Optimization, Window
 from .progress import Limits, Progress
@@ -37,6 +38,7 @@ class Trainer(TrainerHooks):
 
     start_over = "resume=False"  # what messages call the way to a new run, where it is another one
 
+    @public
     def __init__(
         self,
         model: nn.Module | Mapping[str, nn.Module] | None = None,
@@ -44,27 +46,33 @@ class Trainer(TrainerHooks):
         loss_fn: Any = None,
         *,
         scheduler: Any = None,
-        callbacks: Iterable[Any] = (),
+        callbacks: Any = (),
         accumulate: int = 1,
         clip_norm: float | None = None,
         clip_value: float | None = None,
         precision: str = "fp32",
+        device: str | torch.device | None = None,
         runtime: Runtime | str | torch.device | None = None,
         seed: int | None = 0,
         run_dir: str | Path | None = None,
         progress: str = "auto",
     ) -> None:
         check_hooks(self, TrainerHooks, allow_other=True)
+        if type(self) is not Trainer:
+            from .foreign import check_subclass
+
+            check_subclass(self, Trainer)
+        check_given(model, optimizer, loss_fn, run_dir=run_dir, seed=seed)
         if not isinstance(accumulate, int) or accumulate < 1:
             raise ConfigurationError(f"accumulate={accumulate!r}: use the number of batches per update, 1 or more.")
         self._given = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
         if isinstance(model, nn.Module):
             self.model: nn.Module = model
         self.loss_fn = loss_fn
-        self.callbacks = [as_callback(callback) for callback in callbacks]
+        self.callbacks = as_callbacks(callbacks)
         self.accumulate = accumulate
         self.clip_norm, self.clip_value = clip_norm, clip_value
-        self.runtime = resolve_runtime(runtime, precision)
+        self.runtime = resolve_runtime(runtime, precision, device)
         self.seed = seed
         self.run_dir = None if run_dir is None else Path(run_dir)
         self.progress_style = progress
@@ -177,6 +185,7 @@ class Trainer(TrainerHooks):
 
     # Running
 
+    @public
     def train(
         self,
         data: Any = None,
@@ -185,22 +194,29 @@ class Trainer(TrainerHooks):
         *,
         num_updates: int | None = None,
         num_samples: int | None = None,
-        max_time: float | None = None,
+        max_time: float | str | timedelta | None = None,
         batch_size: int | None = None,
         resume: bool | str | Path = "auto",
     ) -> History:
-        """Train until the first limit is reached (one epoch, if none is given) and return the history."""
+        """Train until the first limit is reached (one epoch, if none is given) and return the history.
+
+        `data` is a data set, a DataLoader, inputs and targets as one argument `(x, y)`, or a list of batches.
+        `max_time` is in seconds of training, without evaluations: a number, a text such as "1h30m", or a `timedelta`.
+        """
         from .training import run_training
 
-        limits = Limits(num_epochs, num_updates, num_samples, max_time)
+        data, eval_data = as_dataset(data), as_dataset(eval_data)
+        limits = Limits.given(num_epochs, num_updates, num_samples, max_time)
         return run_training(self, data, eval_data, limits, batch_size=batch_size, resume=resume)
 
+    @public
     def evaluate(self, data: Any, *, batch_size: int | None = None) -> dict[str, float]:
         """The averages of what `eval_step` returns, over every sample once."""
         self.setup()
         stream = data if isinstance(data, Stream) else self.open(data, batch_size, shuffle=False)
         return loop.evaluate(self, stream)
 
+    @public
     def predict(self, data: Any, *, batch_size: int | None = None) -> Any:
         """The model's outputs for all samples, in order: concatenated if they are tensors, else a list of batches."""
         self.setup()
@@ -210,6 +226,7 @@ class Trainer(TrainerHooks):
         """Ask for the end of training after the current update."""
         self.stop_reason = self.stop_reason or reason
 
+    @public
     def log(self, values: Mapping[str, Any]) -> None:
         """Add metrics to the evaluation or epoch under way: numbers, or objects with `compute` and `reset`."""
         (self._phases[-1] if self._phases else self.meter).log(values)
@@ -220,6 +237,7 @@ class Trainer(TrainerHooks):
 
     # Files
 
+    @public
     def save(self, path: str | Path) -> None:
         """Write the complete state of this trainer to a checkpoint directory."""
         from .checkpoint.capture import save_trainer
@@ -227,6 +245,7 @@ class Trainer(TrainerHooks):
         self.setup()
         save_trainer(self, path)
 
+    @public
     def load(self, path: str | Path) -> None:
         """Take the complete state from a checkpoint; whatever does not fit is listed and nothing is changed."""
         from .checkpoint.capture import load_trainer
@@ -234,6 +253,18 @@ class Trainer(TrainerHooks):
         self.setup()
         load_trainer(self, path)
 
+    @public
+    def load_weights(self, path: str | Path, *, model: str | None = None) -> None:
+        """Take the weights of the best kept model of a run (or its newest state), of a checkpoint or of a file.
+
+        Everything has to fit, and a line says what was loaded. `model` names the one to load where there are several.
+        """
+        from .initializers import FromCheckpoint
+
+        self.setup()
+        FromCheckpoint(path, use="any", model=model, source_model=model).initialize(self)
+
+    @public
     def export(self, path: str | Path) -> None:
         """Write the weights alone, as safetensors (or `.pt`)."""
         from .checkpoint.capture import export_weights

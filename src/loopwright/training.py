@@ -107,7 +107,8 @@ def _begin(trainer: Trainer, stream: Stream, data: Any, limits: Limits, resume: 
     elif trainer.num_calls < progress.call or _is_finished(trainer, limits):
         trainer.say(
             f"Nothing to train: the run in {trainer.run_dir} is finished ({counted(progress.epoch, 'epoch')}, "
-            f"{counted(progress.update, 'update')}). Raise the limit to go on, or pass {trainer.start_over} to start over."
+            f"{counted(progress.update, 'update')}). Raise the limit to go on, or pass {trainer.start_over} to start "
+            "over."
         )
         trainer.mark = mark
         if trainer.num_calls == progress.call:

@@ -5,35 +5,72 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from loopwright.checkpoint.atomic import staged_file
 from loopwright.checkpoint.files import check_files, weight_path
+from loopwright.checkpoint.inspect import best_by, find_checkpoint, is_checkpoint, list_checkpoints
 from loopwright.checkpoint.layout import PIECES
 from loopwright.checkpoint.manifest import read_manifest
 from loopwright.checkpoint.stored import read_pieces
 from loopwright.checkpoint.tensorfile import DTYPES, read_tensors, write_tensors
 from loopwright.checkpoint.tree import plain_tensor, unescape
-from loopwright.errors import CheckpointError
+from loopwright.errors import CheckpointError, ConfigurationError
 
 SAFE = ".safetensors"
 PICKLED = (".pt", ".pth", ".bin")
+Choice = Literal["any", "best", "newest"]
 WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "weights")
 
 
-def load_weights(path: str | os.PathLike[str], *, model: str | None = None) -> dict[str, Tensor]:
-    """The tensors of one model; `model` says which, where a checkpoint holds several.
+def load_weights(path: str | os.PathLike[str], *, model: str | None = None, use: Choice = "any") -> dict[str, Tensor]:
+    """The tensors of one model: `model.load_state_dict(load_weights("runs/first"))`.
 
-    A `.pt` file is read with torch's restricted reader, which runs no code, and only with that one.
+    Of a run directory, the best kept model is taken, or the newest resume point where no model was kept, and a line
+    says which; `use` "best" or "newest" asks for one of them. A checkpoint, a kept model, a safetensors file and a
+    `.pt` file are taken as they are. `model` says which, where a checkpoint holds several. A `.pt` file is read with
+    torch's restricted reader, which runs no code, and only with that one.
     """
-    source = Path(path)
+    if not isinstance(path, (str, os.PathLike)):
+        raise CheckpointError(
+            f"load_weights was given a {type(path).__name__}, and takes a path: write "
+            "`model.load_state_dict(load_weights('runs/first'))`."
+        )
+    source = find_weights(path, use=use)
+    if use == "any" and source != Path(path):
+        print(f"Weights of {Path(path)}: {_label(source)}.", flush=True)
     if source.is_dir():
         return _from_checkpoint(source, model)
     if not source.is_file():
         raise CheckpointError(f"There is no checkpoint and no file of weights at {source}.")
     return read_tensors(source) if source.suffix == SAFE else _from_pickle(source)
+
+
+def find_weights(path: str | os.PathLike[str], *, use: Choice = "any") -> Path:
+    """The checkpoint or file at a path; of a run, its best kept model or its newest resume point."""
+    source = Path(path)
+    if not source.is_dir() or is_checkpoint(source):
+        return source
+    if use not in ("any", "best", "newest"):
+        raise ConfigurationError(f"use={use!r}: say 'best', 'newest' or 'any'.")
+    kept = [] if use == "newest" else [i for i in list_checkpoints(source) if i.kind == "kept" and i.is_sound]
+    names = [info.metric[0] for info in kept if info.metric is not None]
+    if names:  # where models were kept by several metrics, the newest one's metric counts
+        return best_by(names[-1], kept).path
+    if use == "best":
+        raise CheckpointError(f"{source} holds no kept model: train with BestModel, or use='newest'.")
+    return find_checkpoint(source)
+
+
+def _label(checkpoint: Path) -> str:
+    """ "the best kept model, update-00000040 (eval_loss 0.31)"."""
+    (info,) = list_checkpoints(checkpoint)
+    if info.metric is None:
+        return f"the newest resume point, {info.name}"
+    return f"the best kept model, {info.name} ({info.metric[0]} {info.metric[1]:.4g})"
 
 
 def save_weights(

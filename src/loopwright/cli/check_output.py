@@ -36,9 +36,8 @@ def print_report(report: Report, world: int, *, is_full: bool) -> None:
 
 def _print_mesh(mesh: Mesh, precision: str) -> None:
     sizes = (mesh.replicate, mesh.shard, mesh.tensor)
-    print(
-        f"{mesh.size} process{'' if mesh.size == 1 else 'es'}, {precision}: Mesh(replicate={sizes[0]}, shard={sizes[1]}, tensor={sizes[2]})"
-    )
+    count = f"{mesh.size} process{'' if mesh.size == 1 else 'es'}"
+    print(f"{count}, {precision}: Mesh(replicate={sizes[0]}, shard={sizes[1]}, tensor={sizes[2]})")
     if mesh.size <= MAX_PICTURE and sum(size > 1 for size in sizes) > 1:
         _print_ranks(mesh)
     print()
