@@ -20,8 +20,8 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
 import loopwright
-from loopwright import Callback, ConfigurationError, DataError, Trainer
-from loopwright.callbacks import Throughput
+from loopwright import Callback, CheckpointError, ConfigurationError, DataError, Trainer
+from loopwright.callbacks import BestModel, Checkpoints, EarlyStopping, Throughput
 
 from .loops import assert_same_model, build_linear
 
@@ -206,6 +206,41 @@ CALLED: dict[str, tuple[Callable[[Trainer, Any], Any], type[Exception], str]] = 
     "`trainer.test(loader)`": (lambda t, d: t.test(d), AttributeError, r"write `trainer.evaluate\(data\)`"),
     "`trainer.save_checkpoint(path)`": (lambda t, d: t.save_checkpoint("x"), AttributeError, r"`trainer.save\(path\)`"),
     "`trainer.current_epoch`": (lambda t, d: t.current_epoch, AttributeError, "`trainer.progress.epoch`"),
+    "`EarlyStopping(monitor='val_loss')`": (
+        lambda t, d: EarlyStopping(monitor="val_loss"),
+        TypeError,
+        "write `metric=`",
+    ),
+    "`BestModel(monitor='val_loss')`": (lambda t, d: BestModel(monitor="val_loss"), TypeError, "write `metric=`"),
+    "`Checkpoints('folder')`": (
+        lambda t, d: Checkpoints("folder"),
+        ConfigurationError,
+        "give a number above 0, or None",
+    ),
+    "`loopwright.callbacks.ModelCheckpoint`": (
+        lambda t, d: loopwright.callbacks.ModelCheckpoint,
+        AttributeError,
+        "`callbacks.BestModel` keeps the best models",
+    ),
+    "`history['val_loss']`": (lambda t, d: t.train(d, 1, d)["val_loss"], KeyError, "Did you mean 'eval_loss'?"),
+    "`history[-1]`": (lambda t, d: t.train(d, 1)[-1], KeyError, "rows of epochs are in `history.epochs`"),
+    "`export('model')` without a suffix": (
+        lambda t, d: t.export("model"),
+        CheckpointError,
+        "write 'model.safetensors'",
+    ),
+    "`export('model.onnx')`": (lambda t, d: t.export("model.onnx"), CheckpointError, "export_module"),
+    "`Trainer()` without a model": (lambda t, d: Trainer().train(d), ConfigurationError, "has no model: pass `model=`"),
+    "`Trainer([first, second], ...)`": (
+        lambda t, d: build([build_linear()]),
+        ConfigurationError,
+        "a dict of several by name",
+    ),
+    "several models and no step": (
+        lambda t, d: build({"a": build_linear(), "b": build_linear()}).train(d),
+        ConfigurationError,
+        "the models are a, b: override `train_step`",
+    ),
     "`scheduler=StepLR`, which needs a step size": (
         lambda t, d: build(scheduler=StepLR).train(d),
         ConfigurationError,
@@ -287,6 +322,11 @@ def test_a_dict_of_tensors_resumes_exactly(points, tmp_path):
     assert_same_model(resumed.model, straight.model)
 
 
+class Unsized:
+    def __getitem__(self, index: int) -> Any:
+        return torch.zeros(6), 0
+
+
 def samples(points: TensorDataset) -> list[Any]:
     return [(row, int(label)) for row, label in points]
 
@@ -308,8 +348,11 @@ DATA: dict[str, tuple[Callable[[TensorDataset], Any], str]] = {
     "`train('data/train.csv')`": (lambda d: "data/train.csv", "nothing is read from a path"),
     "`train(Path('data'))`": (lambda d: Path("data"), "nothing is read from a path"),
     "`train(TensorDataset)`, the class": (lambda d: TensorDataset, r"make an object of it, `TensorDataset\(...\)`"),
-    "`train(3, loader)`": (lambda d: 3, "Data is a int, which cannot be iterated"),
-    "an array of texts": (lambda d: np.array(["a", "b"]), "of which torch knows none"),
+    "`train(3, loader)`": (lambda d: 3, "Data is an int, which cannot be iterated"),
+    "an array of texts": (lambda d: np.array([["a"], ["b"]]), "of which torch knows none"),
+    "a tensor of one dimension": (lambda d: d.tensors[0][0], r"for one sample write `x\[None\]`"),
+    "`list(zip(x, y))` without `batch_size`": (lambda d: list(zip(*d.tensors, strict=True)), "pass `batch_size=`"),
+    "a data set without `__len__`": (lambda d: Unsized(), "give it `__len__`, and it is a data set"),
     "a tensor of no dimension": (lambda d: torch.tensor(1.0), "the first dimension is that of samples"),
 }
 
@@ -386,6 +429,23 @@ def test_a_method_of_another_framework_that_is_called_is_fine(points):
     trainer = Mine(build_linear(), sgd, cross_entropy, progress="silent")
     trainer.train(points, 1, batch_size=8)
     assert trainer.progress.update == 5
+
+
+def test_a_constructor_that_forgets_the_trainers_says_so(mistake, points):
+    class Mine(Trainer):
+        def __init__(self) -> None:
+            self.net = build_linear()
+
+    with mistake("Arguments", "`__init__` without `super().__init__()`", AttributeError, match="call `super"):
+        Mine().train(points, 1)
+
+
+def test_targets_that_do_not_fit_are_shown_beside_the_outputs(points):
+    inputs, targets = points.tensors
+    for wrong in (targets.float(), targets + 7):
+        with pytest.raises((RuntimeError, IndexError)) as caught:
+            build().train((inputs, wrong), 1)
+        assert "a float32 tensor of shape (32, 3) as outputs and" in "".join(caught.value.__notes__)
 
 
 # Tracebacks

@@ -13,7 +13,6 @@ from typing import ParamSpec, TypeVar
 P = ParamSpec("P")
 R = TypeVar("R")
 
-PACKAGE = os.path.dirname(__file__) + os.sep
 VARIABLE = "LOOPWRIGHT_TRACEBACK"  # in the environment: "full" keeps every frame
 
 
@@ -39,6 +38,10 @@ class NonFiniteLossError(LoopwrightError, FloatingPointError):
 
 class Interrupted(SystemExit):
     """A signal ended training after the update it came in. Leaves the program with 130 (SIGINT) or 143 (SIGTERM)."""
+
+
+class CallError(LoopwrightError, TypeError):
+    """A public function was called with arguments that it does not take."""
 
 
 class MissingExtraError(LoopwrightError, ImportError):
@@ -87,4 +90,4 @@ def shortened(traceback: TracebackType, error: BaseException) -> TracebackType:
 
 
 def _is_ours(entry: TracebackType) -> bool:
-    return entry.tb_frame.f_code.co_filename.startswith(PACKAGE)
+    return str(entry.tb_frame.f_globals.get("__name__")).startswith("loopwright.")

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from .errors import ConfigurationError
+from .errors import CallError, ConfigurationError
 from .hooks import check_arguments
 
 EPOCHS = "write `num_epochs=`"
@@ -23,10 +23,14 @@ RATE = "the learning rate belongs to the optimizer: `optimizer=partial(torch.opt
 METRICS = "use `callbacks=[loopwright.callbacks.TorchMetrics(...)]`, or return a dict from `eval_step`"
 PRECISION = "write `precision='bf16'` (or 'fp16', 'fp32')"
 RUN_DIR = "write `run_dir=`, where metrics and checkpoints go"
+METRIC = "write `metric=`, such as `metric='eval_loss'`"
+KEEP = "write `keep=`, the number of models to keep"
+BEST = "the best models are kept by `BestModel(metric, keep=)`"
+WHERE = "files go to the `run_dir` of the trainer"
 SHOWN = "write `Trainer(progress='silent')` (or 'bar', 'lines')"
 
 KEYWORDS: dict[str, dict[str, str]] = {
-    "train": {
+    "Trainer.train": {
         **dict.fromkeys(("epochs", "max_epochs", "n_epochs", "nb_epochs", "num_train_epochs", "epoch"), EPOCHS),
         **dict.fromkeys(("steps", "max_steps", "num_steps", "total_steps", "iterations", "max_iters"), UPDATES),
         **dict.fromkeys(("val_data", "validation_data", "valid_data", "test_data", "eval_dataset", "val_loader"), EVAL),
@@ -47,7 +51,7 @@ KEYWORDS: dict[str, dict[str, str]] = {
         "metrics": METRICS,
         "num_workers": "pass a DataLoader with `num_workers=` instead of the data set",
     },
-    "__init__": {
+    "Trainer.__init__": {
         **dict.fromkeys(("loss", "criterion", "loss_function", "objective", "loss_func"), "write `loss_fn=`"),
         **dict.fromkeys(("optim", "optimizers", "opt"), "write `optimizer=`, for several a dict by name"),
         **dict.fromkeys(("lr", "learning_rate"), RATE),
@@ -70,13 +74,15 @@ KEYWORDS: dict[str, dict[str, str]] = {
         **dict.fromkeys(("random_state", "random_seed"), "write `seed=`"),
         "args": "there is no object of arguments: pass them one by one",
     },
-    "log": {},
+    "EarlyStopping.__init__": {"monitor": METRIC},
+    "BestModel.__init__": {"monitor": METRIC, "save_best_only": KEEP, "save_top_k": KEEP, "filepath": WHERE},
+    "Checkpoints.__init__": {"monitor": BEST, "save_top_k": BEST, "dirpath": WHERE, "filepath": WHERE},
 }
-KEYWORDS["evaluate"] = KEYWORDS["predict"] = {
+KEYWORDS["Trainer.evaluate"] = KEYWORDS["Trainer.predict"] = {
     **dict.fromkeys(("dataloader", "dataloaders", "loader", "dataset", "test_data", "eval_data", "x"), DATA),
     "y": "pass inputs and targets as one argument: `data=(x, y)`",
 }
-CALLS = {"log": "pass a dict: `trainer.log({'accuracy': value})`"}
+CALLS = {"Trainer.log": "pass a dict: `trainer.log({'accuracy': value})`"}
 
 ATTRIBUTES = {
     **dict.fromkeys(("fit", "fit_generator", "run", "start", "train_model"), "`trainer.train(data, num_epochs)`"),
@@ -116,18 +122,18 @@ STEPS = {  # methods of other frameworks that would never be called, and the ove
 }
 
 
-def explain_call(error: TypeError, function: Callable[..., Any]) -> TypeError:
+def explain_call(error: TypeError, function: Callable[..., Any]) -> CallError:
     """The same error with what to write instead: another framework's name, a near one, or how it is called."""
-    name, said = function.__name__, str(error)
+    name, said = function.__qualname__, str(error)
     unknown = re.search(r"unexpected keyword argument '(\w+)'", said)
     if unknown is None:
-        return TypeError(f"{said}: {CALLS.get(name, f'it is called as {call_of(function)}')}.")
+        return CallError(f"{said}: {CALLS.get(name, f'it is called as {call_of(function)}')}.")
     known = list(inspect.signature(function).parameters)[1:]
     hint = KEYWORDS.get(name, {}).get(unknown[1])
     if hint is None:
         near = difflib.get_close_matches(unknown[1], known, n=1, cutoff=0.6)
         hint = f"did you mean `{near[0]}=`?" if near else f"it is called as {call_of(function)}"
-    return TypeError(f"{said.split('. Did you mean')[0]}: {hint}{'' if hint.endswith('?') else '.'}")
+    return CallError(f"{said.split('. Did you mean')[0]}: {hint}{'' if hint.endswith('?') else '.'}")
 
 
 def call_of(function: Callable[..., Any]) -> str:
@@ -135,12 +141,19 @@ def call_of(function: Callable[..., Any]) -> str:
     parameters = list(inspect.signature(function).parameters.values())[1:]
     names = [f"{p.name}" for p in parameters if p.kind is not p.KEYWORD_ONLY]
     named = [f"{p.name}=" for p in parameters if p.kind is p.KEYWORD_ONLY]
-    label = "Trainer" if function.__name__ == "__init__" else function.__name__
+    label = function.__qualname__.removesuffix(".__init__").removeprefix("Trainer.")
     return f"`{label}({', '.join([*names, *named])})`"
 
 
 def explain_attribute(owner: object, name: str) -> None:
     """Say what to write instead of an attribute that other frameworks have, unless this class has one, which failed."""
+    if "callbacks" not in vars(owner) and not name.startswith("_"):
+        raise AttributeError(
+            f"{type(owner).__name__} has no attribute {name!r}, since the trainer was never set up: call "
+            "`super().__init__(...)` in `__init__`, before anything else of the trainer is used.",
+            name=name,
+            obj=owner,
+        )
     if name in ATTRIBUTES and not hasattr(type(owner), name):
         message = f"{type(owner).__name__} has no attribute {name!r}: write {ATTRIBUTES[name]}."
         raise AttributeError(message, name=name, obj=owner)

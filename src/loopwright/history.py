@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from array import array
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from pathlib import Path
@@ -92,7 +93,9 @@ class History:
 
     def __getitem__(self, name: str) -> list[float]:
         if name not in self.names:
-            hint = "" if isinstance(name, str) else " The rows of epochs are in `history.epochs`."
+            near = difflib.get_close_matches(str(name), self.names, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            hint = hint if isinstance(name, str) else " The rows of epochs are in `history.epochs`."
             raise KeyError(
                 f"No metric {name!r} in this history; there is: {', '.join(self.names) or 'nothing yet'}.{hint}"
             )

@@ -14,7 +14,7 @@ from .errors import ConfigurationError
 TARGET_NAMES = ("labels", "label", "targets", "target", "y")
 ABOUT_INPUTS = re.compile(  # messages about shapes, types and indices
     r"\b(shapes?|sizes?|dim(ension)?s?|d?types?|scalar type|channels?|inputs?|expected|arguments?|index|indices|unpack"
-    r"|broadcast(able)?|mat[12]|multiplied|\dd)\b",
+    r"|broadcast(able)?|bounds|mat[12]|multiplied|\dd)\b",
     re.IGNORECASE,
 )
 
@@ -83,8 +83,13 @@ def loss_of(outputs: Any, targets: Any, loss_fn: Callable[..., Any] | None, *, o
         )
     try:
         return loss_fn(outputs) if targets is None else loss_fn(outputs, targets)
-    except TypeError as error:
-        if targets is not None and (error.__traceback__ is None or error.__traceback__.tb_next is not None):
+    except (TypeError, RuntimeError, ValueError, IndexError) as error:
+        is_call = isinstance(error, TypeError) and (error.__traceback__ is None or error.__traceback__.tb_next is None)
+        if not is_call:
+            if is_about_inputs(error):
+                error.add_note(
+                    f"The loss was called with {describe(outputs)} as outputs and {describe(targets)} as targets."
+                )
             raise
         how = "(outputs), since the batches have no targets" if targets is None else "(outputs, targets)"
         raise ConfigurationError(

@@ -285,6 +285,13 @@ class Trainer(TrainerHooks):
     def setup_training(self) -> None:
         """Everything that is worked out once per `train` call."""
         self.setup()
+        if self.has_default_step and type(self).forward is Trainer.forward and not hasattr(self, "model"):
+            raise ConfigurationError(
+                f"The default step trains `self.model`, and the models are {', '.join(self.models)}: override "
+                "`train_step` and `eval_step`, or `forward`."
+                if self.models
+                else "Trainer has no model: pass `model=` or override `configure_models`."
+            )
         assemble_training(self)
 
     @property

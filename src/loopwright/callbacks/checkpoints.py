@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, public
 from ..hooks import Callback
 from .watching import metric_of, resolve_mode
 
@@ -24,6 +24,7 @@ class Checkpoints(Callback):
 
     precedence = 2  # to see what all others did
 
+    @public
     def __init__(
         self,
         every_updates: int | None = None,
@@ -119,6 +120,7 @@ class BestModel(Callback):
     writes, as that of `Checkpoints`.
     """
 
+    @public
     def __init__(
         self,
         metric: str = "eval_loss",

@@ -94,7 +94,7 @@ def restore(trainer: Trainer, tree: Mapping[str, Any], source: str) -> None:
     if missing:
         raise CheckpointError(
             f"Checkpoint {source} is no complete state of a trainer: it holds no {', '.join(missing)}. For the weights "
-            "alone, as of a kept model, use loopwright.checkpoint.load_weights."
+            "alone, as of a kept model, use `trainer.load_weights(path)`."
         )
     problems = _compare(trainer, tree)
     if problems:

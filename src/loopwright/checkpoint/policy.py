@@ -27,8 +27,8 @@ class ResumePolicy:
     def __post_init__(self) -> None:
         for name in ("every_updates", "every_epochs", "every_minutes"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigurationError(f"ResumePolicy({name}={value}): give a number above 0, or None.")
+            if value is not None and not (isinstance(value, int | float) and value > 0):
+                raise ConfigurationError(f"ResumePolicy({name}={value!r}): give a number above 0, or None.")
         _check_keep("ResumePolicy", self.keep)
 
     def is_due(self, *, update: int, epoch_end: int | None = None, minutes_since_last: float = 0.0) -> bool:

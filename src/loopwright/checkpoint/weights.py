@@ -79,7 +79,11 @@ def save_weights(
     """Write a state dict as plain safetensors, or with torch's own format where the name ends in `.pt`."""
     destination = Path(path)
     if destination.suffix not in (SAFE, *PICKLED):
-        raise CheckpointError(f"Weights are saved as {SAFE} or {', '.join(PICKLED)}, not as {destination}.")
+        onnx = " (For ONNX, use `loopwright.onnx_files.export_module(model, inputs, path)`.)"
+        raise CheckpointError(
+            f"Weights are saved as {SAFE} or {', '.join(PICKLED)}, and {destination} ends in none of these: write "
+            f"{destination.stem + SAFE!r}.{onnx if destination.suffix == '.onnx' else ''}"
+        )
     tensors = {name: _checked(name, tensor) for name, tensor in state_dict.items()}
     try:
         with staged_file(destination) as staging:

@@ -37,6 +37,11 @@ def from_columns(data: Any) -> Any:
         _check_names(data)
         return NamedColumns(dict(zip(data, _columns(data.values(), "a dict", list(data)), strict=True)))
     if not isinstance(data, tuple):
+        if data.ndim == 1:
+            raise DataError(
+                f"Data is a {type(data).__name__} of one dimension, whose rows are single numbers: for one sample "
+                "write `x[None]`, for samples of one number each `x[:, None]`, for inputs and targets `(x, y)`."
+            )
         return TensorDataset(*_columns([data], f"a {type(data).__name__}", [""]))
     if any(isinstance(part, (Dataset, DataLoader)) for part in data):
         raise DataError(
@@ -63,8 +68,8 @@ def check_list(data: list[Any]) -> None:
             f"Data is a list of {_kinds(data[:8])}, and a list is one of batches: for inputs and targets pass a tuple, "
             "`(x, y)`."
         )
-    is_sample = isinstance(first, (tuple, list)) and any(isinstance(part, (int, float, str)) for part in first)
-    if is_sample and any(isinstance(part, Tensor) for part in first):
+    is_sample = isinstance(first, (tuple, list)) and any(map(_is_single, first))
+    if is_sample and any(isinstance(part, Tensor) and part.ndim for part in first):
         raise DataError(
             f"Data is a list, which is one of batches, but its first entry is a {type(first).__name__} of "
             f"{_kinds(first)}, which looks like a sample: pass `batch_size=` to have samples put together."
@@ -87,9 +92,13 @@ def refuse(data: Any) -> None:
         hint = f"nothing is read from a path; {WRITE}"
     elif isinstance(data, type):
         kind, hint = f"class {data.__name__}", f"make an object of it, `{data.__name__}(...)`"
+    elif hasattr(data, "__getitem__") and not hasattr(data, "__len__"):
+        hint = "give it `__len__`, and it is a data set"
     else:
         hint = WRITE
-    raise DataError(f"Data is a {kind}, which cannot be iterated in batches: {hint}.")
+    raise DataError(
+        f"Data is {'an' if kind[0].lower() in 'aeiou' else 'a'} {kind}, which cannot be iterated in batches: {hint}."
+    )
 
 
 def _check_names(data: Mapping[Any, Any]) -> None:
@@ -129,6 +138,11 @@ def _tensor(array: Any, name: str) -> Tensor:
 
 def _is_column(part: Any) -> bool:
     return isinstance(part, (Tensor, np.ndarray))
+
+
+def _is_single(part: Any) -> bool:
+    """Whether it is one value, such as the target of a sample."""
+    return isinstance(part, (int, float, str)) or (isinstance(part, Tensor) and part.ndim == 0)
 
 
 def _row_of(part: Any) -> tuple[Any, ...]:

@@ -144,7 +144,7 @@ def _check(report: LoadReport, strict: bool, offered: Mapping[str, Tensor], mode
         raise CheckpointError(
             f"{report.source} does not fit the model, and nothing was changed.\n{report}\nName what is not to be taken "
             "from the source in `remove`, and what is to stay as the model has it in `reinit`; map names with "
-            "`rename`; or say strict=False to take what fits."
+            "`rename`; or say strict=False to take what fits (arguments of `loopwright.initializers.load_matching`)."
         )
 
 
