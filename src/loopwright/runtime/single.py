@@ -249,7 +249,9 @@ def resolve_runtime(given: Any, precision: str, device: Any = None) -> Runtime:
     An object as it is; a device; "ddp", "fsdp" or a `Mesh`; or None: several processes if there are, else the best
     device there is. `device` says the device where `given` does not, and has to be the same where it does.
     """
-    runtime = _resolve(given, precision, device)
+    if dry_run.current is not None:
+        device = None  # a rehearsal is on the machine that there is
+    runtime = _resolve(given, precision, None if device is None else checked_device(device))
     if device is not None and not _is_same(checked_device(device), runtime.device):
         raise ConfigurationError(
             f"device={str(device)!r} was given together with a runtime on {str(runtime.device)!r}: say it once."
@@ -262,7 +264,16 @@ def _is_same(device: torch.device, other: torch.device) -> bool:
     return device.type == other.type and (device.index == other.index or None in (device.index, other.index))
 
 
-def _resolve(given: Any, precision: str, device: Any) -> Runtime:
+def _device_of_each(device: torch.device | None) -> torch.device | None:
+    """The device of one of several processes; None where each takes its own of that kind."""
+    if device is not None and device.index is not None and device.type != "cpu":
+        raise ConfigurationError(
+            f"device={str(device)!r} was given to several processes, which have a device each: write {device.type!r}."
+        )
+    return device if device is None or device.type == "cpu" else None
+
+
+def _resolve(given: Any, precision: str, device: torch.device | None) -> Runtime:
     if dry_run.current is not None:
         given = dry_run.current.strategy_for(given)
     if isinstance(given, Runtime):
@@ -276,7 +287,7 @@ def _resolve(given: Any, precision: str, device: Any) -> Runtime:
     if (given is None or is_strategy) and is_launched():
         from .distributed import DistributedRuntime
 
-        return DistributedRuntime(given or "ddp", device=device, precision=precision)
+        return DistributedRuntime(given or "ddp", device=_device_of_each(device), precision=precision)
     if isinstance(given, Mesh):
         given.check(1)
     return Runtime(device if is_strategy or given is None else given, precision)
