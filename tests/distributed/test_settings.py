@@ -273,6 +273,6 @@ def test_a_device_that_is_said_is_that_of_every_process():
 
 
 def test_one_device_for_several_processes_is_refused():
-    with pytest.raises(ConfigurationError, match="'cuda:1' was given to several processes, .*: write 'cuda'"):
+    with pytest.raises(ConfigurationError, match=r"'cuda:1' was given to several processes, .*: write 'cuda'"):
         _device_of_each(torch.device("cuda:1"))
     assert _device_of_each(torch.device("cuda")) is None  # each takes its own
