@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from math import inf
 from time import monotonic
@@ -107,7 +107,7 @@ def train_steps(
     progress, meter, window = trainer.progress, trainer.meter, trainer.window
     step_starts, step_ends = trainer.hooks["on_train_step_start"], trainer.hooks["on_train_step_end"]
     update_ends, autocast, train_step = trainer.hooks["on_update_end"], trainer.runtime.autocast, step_function(trainer)
-    started, seconds, flushed = monotonic(), progress.seconds, progress.seconds
+    started, seconds, flushed = monotonic() - trainer.eval_seconds, progress.seconds, progress.seconds
     num_shares, accord = trainer.runtime.num_shares, trainer.accord
     if trainer.is_done(until):
         progress.is_exhausted = _has_given_all(progress, stream)
@@ -139,7 +139,7 @@ def train_steps(
             yield result
             del result
         progress.next_update()
-        progress.seconds = seconds + monotonic() - started
+        progress.seconds = seconds + monotonic() - trainer.eval_seconds - started
         if accord is not None:
             accord.after_update(trainer)
         for hook in update_ends:
@@ -205,7 +205,7 @@ def evaluate(trainer: Trainer, stream: Stream) -> dict[str, float]:
     """
     meter = Meter()
     step_ends, autocast = trainer.hooks["on_eval_step_end"], trainer.runtime.autocast
-    with trainer.phase(meter), trainer.eval_mode(), torch.no_grad(), preserved_rng():
+    with trainer.phase(meter), trainer.eval_mode(), torch.no_grad(), preserved_rng(), _timed(trainer):
         trainer.emit("on_eval_start", stream)
         trainer.adopt_replaced()
         start = stream.state_dict() if stream.spans_epochs else None
@@ -250,6 +250,16 @@ def _nothing_measured(trainer: Trainer) -> ConfigurationError:
         f"The evaluation measured nothing: `{trainer.eval_name}` returned no loss and no metrics, and none were "
         "logged. Return the loss, or a dict of named values such as {'loss': loss, 'accuracy': accuracy}."
     )
+
+
+@contextmanager
+def _timed(trainer: Trainer) -> Iterator[None]:
+    """Count the seconds of an evaluation, so that the clock of training leaves them out; a nested one counts once."""
+    began, before = monotonic(), trainer.eval_seconds
+    try:
+        yield
+    finally:
+        trainer.eval_seconds = before + monotonic() - began
 
 
 def _stand_in(trainer: Trainer, batch: Any) -> None:
