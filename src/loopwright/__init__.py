@@ -9,7 +9,6 @@ from ._version import __version__
 
 if TYPE_CHECKING:
     from .building import Schedule
-    from .checkpoint.weights import load_weights
     from .data.seeding import seed_everything
     from .errors import (
         CheckpointError,
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from .history import History
     from .hooks import Callback
     from .progress import Progress
+    from .run.weights import load_weights
     from .runtime import Mesh, Runtime
     from .runtime.distributed import DistributedRuntime
     from .runtime.launch import launch
@@ -71,7 +71,7 @@ _HOMES = {
     "Trainer": "trainer",
     "launch": "runtime.launch",
     "seed_everything": "data.seeding",
-    "load_weights": "checkpoint.weights",
+    "load_weights": "run.weights",
 }
 
 __getattr__, __dir__ = lazily(__name__, _HOMES)

@@ -5,7 +5,9 @@ to do, and a traceback shows the user's own lines.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import wraps
 from types import TracebackType
 from typing import ParamSpec, TypeVar
@@ -13,6 +15,7 @@ from typing import ParamSpec, TypeVar
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_is_full: ContextVar[bool] = ContextVar("full_tracebacks", default=False)
 VARIABLE = "LOOPWRIGHT_TRACEBACK"  # in the environment: "full" keeps every frame
 
 
@@ -62,11 +65,21 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
                 from .foreign import explain_call
 
                 raise explain_call(error, function) from None
-            if os.environ.get(VARIABLE) != "full":
+            if os.environ.get(VARIABLE) != "full" and not _is_full.get():
                 error.__traceback__ = shortened(first, error)
             raise
 
     return call
+
+
+@contextmanager
+def full_tracebacks() -> Iterator[None]:
+    """Keep every frame of what is raised inside, for whoever looks for its cause."""
+    token = _is_full.set(True)
+    try:
+        yield
+    finally:
+        _is_full.reset(token)
 
 
 def shortened(traceback: TracebackType, error: BaseException) -> TracebackType:

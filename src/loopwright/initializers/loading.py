@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from ..checkpoint.placing import place_like
-from ..checkpoint.weights import Choice, find_weights, load_weights
 from ..errors import CheckpointError, ConfigurationError
 from ..param_groups import matches_any
+from ..run.weights import Choice, find_weights, load_weights
 
 SHOWN = 8
 
