@@ -66,13 +66,15 @@ class Peers(Protocol):
 class Window:
     """The current step within its accumulation window: how the loss is divided, whether it is the last, its samples.
 
-    `is_spent` says that an optimizer has used the window's gradients.
+    `is_spent` says that an optimizer has used the window's gradients. `total` counts the samples of an evaluation step on
+    all processes, where they share it.
     """
 
     divisor: float = 1.0
     is_last: bool = True
     size: int = 0
     is_spent: bool = False
+    total: int | None = None
 
 
 class Lane:
@@ -168,7 +170,7 @@ class Lane:
     def finish(self) -> None:
         """The window is over: clip, step, schedule, and drop the gradients."""
         if not self.is_spoilt:
-            self._sync()
+            self.sync()
         if self.is_spoilt or not self._is_agreed():
             self.reset()
             return
@@ -186,12 +188,13 @@ class Lane:
         They are averaged over all processes, unscaled, and divided by the items counted; the guard hears of a loss
         that is not finite on any process.
         """
-        self._sync()
+        self.sync()
         if not self._is_agreed():
             self.zero()
         self._scale()
 
-    def _sync(self) -> None:
+    def sync(self) -> None:
+        """Average the gradients over all processes; those that are averaged already stay as they are."""
         if self.peers is not None:
             self._flag = self.peers.sync_gradients(self.params, self._flag)
 
@@ -278,6 +281,11 @@ class Lane:
         self._seen = flag if self._seen is None else torch.maximum(self._seen, flag)
         if self.guard is not None and not self.guard.is_final:
             self._flag = None
+
+    def check_flag(self) -> None:
+        """Read at once what was noted of the window under way, for a step that nothing but this can leave out."""
+        if self._flag is not None and self.guard is not None and float(self._flag):
+            self.guard.refuse(f"the loss of optimizer {self.name!r} is not finite")
 
     def check(self) -> None:
         """At a log point: read what the device noted, if anything, and let the guard act on it."""

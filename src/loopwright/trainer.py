@@ -160,6 +160,11 @@ class Trainer(TrainerHooks):
         outputs = self.forward(inputs)
         return StepResult.of_loss(self.compute_loss(outputs, targets), self.window.size, outputs)
 
+    def stand_in(self, batch: Any) -> None:
+        """An evaluation step of which no sample is this process's; `batch` is a part of another's."""
+        if self.runtime.forwards_together:
+            loop.stand_in(self, batch)
+
     def update(
         self,
         loss: Tensor,

@@ -35,6 +35,10 @@ def loader_options(
 def build_loader(dataset: Any, options: Mapping[str, Any]) -> DataLoader[Any]:
     if dataset is None:
         raise ConfigurationError("There is no data set: pass it to `train` or `evaluate`.")
+    if isinstance(options.get("batch_size"), bool) or options.get("batch_size", 1) == 0:
+        raise ConfigurationError(
+            f"per_device_batch_size={options['batch_size']!r}: use a number of samples, 1 or more."
+        )
     if isinstance(dataset, DataLoader):
         raise ConfigurationError(
             "A DataLoader was passed as the data set: pass `loader.dataset`, with the loader's options as dataloader "
@@ -64,9 +68,6 @@ def planned_updates(num_batches: int | None, accumulation_steps: int) -> int | N
 
 def smaller_limit(num_epochs: int, max_updates: int | None, updates_per_epoch: int | None) -> int:
     """The number of epochs, the last one perhaps not whole, that the two limits leave."""
-    for name, value in (("num_epochs", num_epochs), ("max_num_train_steps", max_updates)):
-        if value is not None and (not isinstance(value, int) or value < 0):
-            raise ConfigurationError(f"{name}={value!r}: use a whole number, 0 or more.")
     if max_updates is None or not updates_per_epoch:
         return num_epochs
     return min(num_epochs, -(-max_updates // updates_per_epoch))

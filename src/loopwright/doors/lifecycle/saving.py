@@ -77,7 +77,7 @@ def load_run(door: Trainer, directory: str | Path) -> dict[str, Any]:
     own, core = tree[OWN], door._core
     core.order_seed = own["seed"]
     core.close_streams()
-    door._prepare_dataloaders()
+    core.prepare_loaders()
     restore(core, tree, str(directory))
     mark, core.mark = core.mark, None
     assert mark is not None

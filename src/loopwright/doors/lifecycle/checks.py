@@ -1,0 +1,74 @@
+"""Mistakes in what a user gives or returns, found where they are made and named in the words of this door."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from ...errors import ConfigurationError
+
+LIMITS = ("num_epochs", "max_num_train_steps", "gradient_accumulation_steps", "gradient_clip_value")
+
+
+def check_limits(
+    num_epochs: Any, max_num_train_steps: Any, gradient_accumulation_steps: Any, gradient_clip_value: Any
+) -> None:
+    """Refuse numbers that no run can have, whether `train` or a run config of the user's has them."""
+    for name, value in (("num_epochs", num_epochs), ("max_num_train_steps", max_num_train_steps)):
+        is_missing = value is None and name == "max_num_train_steps"
+        if not is_missing and (not isinstance(value, int) or value < 0):
+            raise ConfigurationError(f"{name}={value!r}: use a whole number, 0 or more.")
+    if not isinstance(gradient_accumulation_steps, int) or gradient_accumulation_steps < 1:
+        raise ConfigurationError(
+            f"gradient_accumulation_steps={gradient_accumulation_steps!r}: use a number of batches, 1 or more."
+        )
+    clip = gradient_clip_value
+    if clip is not None and (not isinstance(clip, int | float) or isinstance(clip, bool) or not clip > 0):
+        raise ConfigurationError(
+            f"gradient_clip_value={clip!r}: gradients are limited to the range from minus this value to this value, so "
+            "use a number above 0, or None for no limit."
+        )
+
+
+def checked_config(config: Any) -> Any:
+    """A run config of the user's, with everything in it that a run goes by."""
+    missing = [name for name in LIMITS if not hasattr(config, name)]
+    if missing:
+        raise ConfigurationError(
+            f"`_create_run_config` returned {_kind(config)} without {', '.join(missing)}: return a TrainerRunConfig, such "
+            "as `dataclasses.replace(super()._create_run_config(**kwargs), num_epochs=1)`."
+        )
+    check_limits(*(getattr(config, name) for name in LIMITS))
+    return config
+
+
+def checked_output(output: Any, method: str) -> Mapping[str, Any]:
+    """What a `calculate_..._batch_loss` returned, if it is what the rest of a step needs."""
+    expected = 'return {"loss": loss, "model_outputs": outputs, "batch_size": len(targets)}'
+    if not isinstance(output, Mapping):
+        raise ConfigurationError(f"`{method}` returned {_kind(output)}: {expected}.")
+    if "loss" not in output:
+        raise ConfigurationError(f'`{method}` returned no "loss", only {", ".join(map(repr, output))}: {expected}.')
+    if not isinstance(output["loss"], Tensor):
+        raise ConfigurationError(f'`{method}` returned {_kind(output["loss"])} as "loss": return a tensor.')
+    return output
+
+
+def call_by_name(method: Callable[..., Any], **arguments: Any) -> Any:
+    """Call a method of the user's with its arguments by name, as overrides of the published system expect them."""
+    try:
+        inspect.signature(method).bind(**arguments)
+    except TypeError as error:
+        name = getattr(method, "__name__", "the method")
+        raise ConfigurationError(
+            f"`{name}` does not take the arguments it is called with ({error}): define it as "
+            f"`def {name}(self, {', '.join(arguments)})`."
+        ) from None
+    return method(**arguments)
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
