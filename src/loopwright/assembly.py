@@ -12,7 +12,15 @@ from torch.optim.lr_scheduler import LRScheduler
 from .building import Schedule, build_schedule
 from .callbacks.defaults import with_defaults
 from .callbacks.nonfinite import NonFiniteGuard
-from .components import check_owners, check_trainable, found_on, is_trained, start_training_mode, swap_parameters
+from .components import (
+    check_owners,
+    check_trainable,
+    found_on,
+    is_trained,
+    replaced_in,
+    start_training_mode,
+    swap_parameters,
+)
 from .data.seeding import seed_everything
 from .errors import ConfigurationError
 from .optimization import Lane, Optimization
@@ -30,11 +38,15 @@ def assemble_models(trainer: Trainer) -> dict[int, nn.Parameter]:
     trainer.modules = found_on(trainer, nn.Module, trainer.models)
     replaced: dict[int, nn.Parameter] = {}
     for module in trainer.modules.values():
-        trainer.runtime.place(module)
-        if is_trained(module):
-            replaced |= trainer.runtime.wrap(module)
+        replaced |= prepare_model(trainer, module)
     trainer.models = {name: module for name, module in trainer.modules.items() if module.state_dict()}
     return replaced
+
+
+def prepare_model(trainer: Trainer, module: nn.Module) -> dict[int, nn.Parameter]:
+    """Place and wrap a model; one that was prepared before stays as it is."""
+    trainer.runtime.place(module)
+    return trainer.runtime.wrap(module) if is_trained(module) else {}
 
 
 def assemble_optimizers(trainer: Trainer, replaced: dict[int, nn.Parameter]) -> None:
@@ -44,12 +56,80 @@ def assemble_optimizers(trainer: Trainer, replaced: dict[int, nn.Parameter]) -> 
     for optimizer in trainer.optimizers.values():
         swap_parameters(optimizer, replaced)
         trainer.runtime.adapt_optimizer(optimizer)
+    trainer.known_optimizers = dict(trainer.optimizers)
     taken = {id(schedule.scheduler) for schedule in trainer.schedules.values()}
     only = next(iter(trainer.optimizers.values())) if len(trainer.optimizers) == 1 else None
     for name, scheduler in found_on(trainer, (LRScheduler, Schedule), {}).items():
         schedule = build_schedule(scheduler, only)
         if id(schedule.scheduler) not in taken:
             trainer.schedules[name] = schedule
+
+
+def adopt_replaced(trainer: Trainer) -> None:
+    """Take over models, optimizers and schedulers that were assigned in the place of those that the trainer had."""
+    owner = trainer.component_owner
+    models = replaced_in(owner, trainer.modules, trainer.models, nn.Module)
+    optimizers = replaced_in(owner, trainer.known_optimizers, trainer.optimizers, Optimizer)
+    for name, module in models.items():
+        trainer._replaced |= prepare_model(trainer, module)
+        if trainer.is_evaluating:
+            module.eval()
+        if vars(owner).get(name) is trainer.modules[name]:
+            setattr(owner, name, module)
+        trainer.modules[name] = module
+    if models:
+        trainer.models = {name: module for name, module in trainer.modules.items() if module.state_dict()}
+    for name, optimizer in optimizers.items():
+        swap_parameters(optimizer, trainer._replaced)
+        trainer.runtime.adapt_optimizer(optimizer)
+        if vars(owner).get(name) is trainer.known_optimizers[name]:
+            setattr(owner, name, optimizer)
+        trainer.optimizers[name] = trainer.known_optimizers[name] = optimizer
+    for name, schedule in trainer.schedules.items():
+        given = vars(owner).get(name)
+        if isinstance(given, (LRScheduler, Schedule)) and given not in (schedule, schedule.scheduler):
+            trainer.schedules[name] = build_schedule(given, trainer.optimizers.get(name))
+
+
+def adopt_in_training(trainer: Trainer) -> None:
+    """Go on with what was replaced since the `train` call began, or refuse what could not be trained or resumed."""
+    adopt_replaced(trainer)
+    current = _trained_by(trainer)
+    changed = [name for name, value in current.items() if trainer.trained.get(name) is not value]
+    if not changed:
+        return
+    if trainer.run is not None:
+        raise ConfigurationError(
+            f"Replaced while a run with a run directory was training: {', '.join(changed)}. Were that run resumed, its "
+            "weights and states would go into what it starts with: replace it before `train`, or build it in "
+            "`configure_models` and `configure_optimizers`."
+        )
+    check_owners(trainer.modules, trainer.optimizers)
+    _renew_lanes(trainer)
+    trainer.trained = current
+    start_training_mode(trainer.modules.values(), trainer.optimizers.values())
+
+
+def _trained_by(trainer: Trainer) -> dict[str, Any]:
+    """What of a trainer is trained and saved, by names that tell models, optimizers and schedulers apart."""
+    kinds: dict[str, dict[str, Any]] = {
+        "model": trainer.models,
+        "optimizer": trainer.optimizers,
+        "schedule": trainer.schedules,
+    }
+    return {f"{kind} {name!r}": value for kind, held in kinds.items() for name, value in held.items()}
+
+
+def _renew_lanes(trainer: Trainer) -> None:
+    """A lane for each optimizer that took the place of another, and schedulers to the lanes of their optimizers."""
+    optimization = trainer.optimization
+    for name, lane in list(optimization.lanes.items()):
+        if lane.optimizer is not trainer.optimizers.get(name):
+            lane.reset()
+            optimization.replace(build_lane(trainer, name, trainer.optimizers[name], lane.guard))
+            optimization.lanes[name].listeners = lane.listeners
+    _attach_schedules(trainer)
+    optimization.refresh(trainer.modules.values())
 
 
 def assemble_training(trainer: Trainer) -> None:
@@ -64,11 +144,11 @@ def assemble_training(trainer: Trainer) -> None:
     if not trainer.optimization.lanes:
         lanes = {name: build_lane(trainer, name, optimizer, guard) for name, optimizer in trainer.optimizers.items()}
         trainer.optimization = Optimization(lanes, trainer.window, trainer.runtime.no_autocast)
-        _attach_schedules(trainer)
+    _renew_lanes(trainer)
     trainer.skips_nonfinite = guard is not None and not guard.is_final
     for lane in trainer.optimization.lanes.values():
         lane.listeners, lane.guard = trainer.hooks["on_optimizer_start"], guard
-    trainer.optimization.refresh(trainer.modules.values())
+    trainer.trained = _trained_by(trainer)
     start_training_mode(trainer.modules.values(), trainer.optimizers.values())
 
 
@@ -94,6 +174,8 @@ def build_lane(trainer: Trainer, name: str, optimizer: Optimizer, guard: Any) ->
 def _attach_schedules(trainer: Trainer) -> None:
     """Schedules that count updates go to the lane of their optimizer; one of a stranger is a mistake."""
     lanes = trainer.optimization.lanes
+    for lane in lanes.values():
+        lane.schedulers = []
     for name, schedule in trainer.schedules.items():
         target = getattr(schedule.scheduler, "optimizer", None)
         own = [lane for lane in lanes.values() if lane.optimizer is target or (target is None and len(lanes) == 1)]

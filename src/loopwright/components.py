@@ -25,6 +25,23 @@ def found_on(owner: object, kind: type[T] | tuple[type[T], ...], known: Mapping[
     return result
 
 
+def replaced_in(
+    owner: object, known: Mapping[str, T], entries: Mapping[str, Any], kind: type[T] | tuple[type[T], ...]
+) -> dict[str, T]:
+    """What stands under the names of `known` by now, as attribute or entry, and is another object."""
+    result: dict[str, T] = {}
+    for name, old in known.items():
+        for value in (vars(owner).get(name), entries.get(name)):
+            if not isinstance(value, kind) or value is old:
+                continue
+            if result.setdefault(name, value) is not value:
+                raise ConfigurationError(
+                    f"{name!r} was replaced twice, by `trainer.{name} = ...` and by the entry of that name, with two "
+                    "different objects: assign one of them."
+                )
+    return result
+
+
 def is_trained(module: nn.Module) -> bool:
     return any(param.requires_grad for param in module.parameters())
 
@@ -56,7 +73,8 @@ def check_owners(modules: Mapping[str, nn.Module], optimizers: Mapping[str, Opti
             raise ConfigurationError(
                 f"Optimizer {name!r} holds {strangers} of {len(params)} parameters that belong to none of the models "
                 f"({', '.join(modules)}): build it from the parameters of the model that the trainer has, or pass it "
-                "as a factory such as `partial(torch.optim.Adam, lr=1e-3)`."
+                "as a factory such as `partial(torch.optim.Adam, lr=1e-3)`. After `trainer.model = ...` assign an "
+                f"optimizer of the new model too: `trainer.{name} = ...`."
             )
 
 

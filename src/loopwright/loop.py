@@ -75,12 +75,13 @@ def train_epoch(trainer: Trainer, stream: Stream, until: Limits) -> None:
 def begin_epoch(trainer: Trainer, stream: Stream) -> None:
     """Start an epoch, unless a resumed run is in it already."""
     progress = trainer.progress
-    trainer.optimization.refresh(trainer.modules.values())
     if not progress.in_epoch:
         stream.begin(progress.epoch)
         trainer.meter.reset_computed()
         trainer.meter = Meter(ignores_nonfinite=trainer.skips_nonfinite)
         trainer.emit("on_epoch_start")
+    trainer.adopt_replaced()
+    trainer.optimization.refresh(trainer.modules.values())
 
 
 def record_epoch(trainer: Trainer, measured: Mapping[str, float]) -> None:
@@ -232,6 +233,7 @@ def evaluate(trainer: Trainer, stream: Stream) -> dict[str, float]:
     step_ends, autocast = trainer.hooks["on_eval_step_end"], trainer.runtime.autocast
     with trainer.phase(meter), trainer.eval_mode(), torch.no_grad(), preserved_rng():
         trainer.emit("on_eval_start", stream)
+        trainer.adopt_replaced()
         start = stream.state_dict() if stream.spans_epochs else None
         stream.begin(0)
         steps = 0

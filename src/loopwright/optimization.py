@@ -345,6 +345,11 @@ class Optimization:
             if self._no_autocast is not None:
                 torch.clear_autocast_cache()  # it holds weights as they were before the step
 
+    def replace(self, lane: Lane) -> None:
+        """Put a lane in the place of the one of that name."""
+        self.lanes[lane.name] = lane
+        self._only = lane if len(self.lanes) == 1 else None
+
     def lane(self, optimizer: Optimizer | str) -> Lane:
         if isinstance(optimizer, str) and optimizer in self.lanes:
             return self.lanes[optimizer]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from . import loop
-from .assembly import assemble_models, assemble_optimizers, assemble_training
+from .assembly import adopt_in_training, adopt_replaced, assemble_models, assemble_optimizers, assemble_training
 from .building import Schedule, build_optimizer, build_schedule, named
 from .components import evaluating
 from .data.stream import Stream, open_stream
@@ -90,6 +90,9 @@ class Trainer(TrainerHooks):
         self.token = ""  # what processes that write a checkpoint together call the place
         self._phases: list[Meter] = []
         self._replaced: dict[int, nn.Parameter] = {}
+        self.known_optimizers: dict[str, Optimizer] = {}  # as they were when they were last looked at
+        self.trained: dict[str, Any] = {}  # what the `train` call under way trains
+        self.is_evaluating = False
         self.accord: Accord | None = None
         self.signals.is_shared = self.runtime.world > 1
         self._is_set_up = False
@@ -252,6 +255,7 @@ class Trainer(TrainerHooks):
         if not self._is_set_up:
             self._replaced = assemble_models(self)
             self._is_set_up = True
+        adopt_replaced(self)
         if not self.optimizers and any(True for _ in self.parameters()):  # a frozen model can still be evaluated
             assemble_optimizers(self, self._replaced)
 
@@ -259,6 +263,18 @@ class Trainer(TrainerHooks):
         """Everything that is worked out once per `train` call."""
         self.setup()
         assemble_training(self)
+
+    def adopt_replaced(self) -> None:
+        """Go on with what a hook has put in the place of a model or optimizer, or say why that cannot be."""
+        if self.is_evaluating or not self.trained:
+            adopt_replaced(self)
+        else:
+            adopt_in_training(self)
+
+    @property
+    def component_owner(self) -> object:
+        """The object whose attributes are the models and optimizers."""
+        return self
 
     @property
     def has_default_step(self) -> bool:
@@ -296,6 +312,7 @@ class Trainer(TrainerHooks):
         if self.runtime.world > 1:
             rows = average_rows(rows, self.meter.weights, self.runtime.sum_table)
         self.optimization.check()
+        self.adopt_replaced()
         if rows:
             self.history.add_steps(first, rows)
             self.emit("on_log", rows)
@@ -329,8 +346,14 @@ class Trainer(TrainerHooks):
     @contextmanager
     def eval_mode(self) -> Iterator[None]:
         """Eval mode for the models, and everything as it was afterwards."""
-        with evaluating(self.modules.values(), self.optimizers.values()):
-            yield
+        adopt_replaced(self)
+        before, self.is_evaluating = self.is_evaluating, True
+        try:
+            with evaluating(self.modules.values(), self.optimizers.values()):
+                yield
+                adopt_replaced(self)  # a model put in for the evaluation alone is out again
+        finally:
+            self.is_evaluating = before
         self.runtime.settle()
 
     def bind_hooks(self, callbacks: Iterable[Callback]) -> None:

@@ -125,6 +125,7 @@ class Engine(CoreTrainer):
         """What a single step needs, outside of `train` as well as inside."""
         if not self.optimization.lanes:
             self.setup_training()
+        self.adopt_replaced()
         self.optimization.refresh(self.modules.values())
         start_training_mode(self.modules.values(), self.optimizers.values())
 
