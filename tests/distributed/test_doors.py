@@ -89,13 +89,9 @@ def test_the_lifecycle_door_trains_as_one_process_with_batches_of_all(world: int
     alone[str(tmp_path / "several" / "epoch_1")] = alone.pop(str(tmp_path / "one" / "epoch_1"))
     del alone["gathered"]
     for results in together:
-        assert results.pop("gathered") == [value for rank in range(world) for value in fill(rank, world)]
+        assert results.pop("gathered") == [value for rank in range(world) for value in range(rank + 1)]
         assert_same({name: results[name] for name in alone}, alone)
         assert results["None"]["last rate"] == pytest.approx(0.0, abs=1e-12)  # the cosine covers its whole range
-
-
-def fill(rank: int, world: int) -> list[int]:
-    return [*range(rank + 1), *([-1] * (world - rank - 1))]
 
 
 def norm_and_stop(rank: int) -> dict[str, Any]:

@@ -99,6 +99,11 @@ class Components(CoreTrainer):
     def adopt_replaced(self) -> None:
         """Go on with the model and the optimizer that the door has now, where one was put in another's place."""
         models = self._current_models()
+        if self._phases:  # perhaps put in for an evaluation alone, such as an average of the weights
+            if models["model"] is not self.modules.get("model"):
+                self.runtime.place(models["model"])
+                models["model"].eval()
+            return
         known = {name: self.modules.get(name) for name in models}
         if any(module is not known[name] for name, module in models.items()):
             for module in models.values():
