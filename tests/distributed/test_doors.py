@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import DataLoader, TensorDataset
 
+from loopwright import NonFiniteLossError
 from loopwright.doors import simple
 from loopwright.doors.lifecycle import (
     ConvertSyncBatchNormCallback,
@@ -104,7 +105,8 @@ def norm_and_stop(rank: int) -> dict[str, Any]:
     stopped = build_model()
     before = weights_of(stopped)
     second = Trainer(stopped, nn.MSELoss(), torch.optim.SGD(stopped.parameters(), 0.1), [TerminateOnNaNCallback])
-    second.train(poisoned(12, at=0), num_epochs=3, per_device_batch_size=size)
+    with pytest.raises(NonFiniteLossError):
+        second.train(poisoned(12, at=0), num_epochs=3, per_device_batch_size=size)
     return {
         "state": weights_of(model),
         "is as before": all(map(torch.equal, before, weights_of(stopped))),

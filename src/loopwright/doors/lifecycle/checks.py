@@ -6,11 +6,25 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ...errors import ConfigurationError
 
 LIMITS = ("num_epochs", "max_num_train_steps", "gradient_accumulation_steps", "gradient_clip_value")
+
+
+def check_components(model: Any, loss_func: Any, optimizer: Any) -> None:
+    """Refuse components in each other's place, and classes where objects are meant."""
+    expected = "the order is Trainer(model, loss_func, optimizer)"
+    for name, value in (("model", model), ("loss_func", loss_func), ("optimizer", optimizer)):
+        if name != "optimizer" and isinstance(value, Optimizer):
+            raise ConfigurationError(f"{name} is an optimizer ({type(value).__name__}): {expected}.")
+        if isinstance(value, type):
+            made = f"{value.__name__}({'model.parameters(), lr=0.01' if name == 'optimizer' else ''})"
+            raise ConfigurationError(f"{name} is the class {value.__name__}: pass an object of it, as in `{made}`.")
+    if isinstance(optimizer, nn.Module):
+        raise ConfigurationError(f"optimizer is a {type(optimizer).__name__}, which is a module: {expected}.")
 
 
 def check_limits(

@@ -15,21 +15,12 @@ from ...runtime import resolve_runtime
 from . import run_config, saving
 from .accelerator import Accelerator, unwrapped
 from .building import planned_updates, smaller_limit
-from .callbacks import (
-    CallbackHandler,
-    LimitBatchesCallback,
-    LogMetricsCallback,
-    MoveModulesToDeviceCallback,
-    PrintProgressCallback,
-    ProgressBarCallback,
-    TerminateOnNaNCallback,
-    TrainerCallback,
-)
-from .checks import call_by_name, check_limits, checked_config
+from .callbacks import CallbackHandler, LimitBatchesCallback, TrainerCallback, get_default_callbacks
+from .checks import call_by_name, check_components, check_limits, checked_config
 from .core import Core
 from .epochs import Epochs
 from .loaders import length_of
-from .placeholders import TrainerPlaceholderValues, TrainerPlaceHolderValues, replace_trainer_placeholder_values
+from .placeholders import TrainerPlaceHolderValues, TrainerPlaceholderValues, replace_trainer_placeholder_values
 from .run_config import TrainerRunConfig
 from .stages import DlKwargs
 from .tracking import InMemoryRunHistory, LossTracker, RunHistory
@@ -42,13 +33,7 @@ __all__ = [
     "replace_trainer_placeholder_values",
 ]
 
-DEFAULT_CALLBACKS: tuple[type[TrainerCallback], ...] = (
-    MoveModulesToDeviceCallback,
-    TerminateOnNaNCallback,
-    PrintProgressCallback,
-    ProgressBarCallback,
-    LogMetricsCallback,
-)
+DEFAULT_CALLBACKS = get_default_callbacks()
 PRECISIONS = {"no": "fp32", "bf16": "bf16", "fp16": "fp16"}
 PRECISION_VARIABLE = "ACCELERATE_MIXED_PRECISION"
 
@@ -69,6 +54,7 @@ class Trainer(Epochs):
         *,
         mixed_precision: str | None = None,
     ) -> None:
+        check_components(model, loss_func, optimizer)
         self.model, self.loss_func, self.optimizer, self.scheduler = model, loss_func, optimizer, None
         self.run_history = InMemoryRunHistory() if run_history is None else run_history
         self.run_config = TrainerRunConfig()
