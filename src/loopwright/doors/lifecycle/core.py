@@ -141,7 +141,7 @@ class Core(Components):
 
     def _end_steps(self) -> None:
         self._batches = self._step = None
-        self.is_in_window = False
+        self._has_begun = self.is_in_window = False
         self._after_update.clear()
         self.flush()
         self.leave_if_interrupted()

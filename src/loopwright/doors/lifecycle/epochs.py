@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import nan
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -109,7 +110,7 @@ class Epochs(Stages):
                 self._perform_forward_and_backward_passes(batch, step)
                 if core.window.is_last:
                     self._update_weights()
-        self._record(core.mean_loss(), "train_loss_epoch")
+        self.run_history.update_metric("train_loss_epoch", core.mean_loss())
         self.train_epoch_end()
         self.callback_handler.call_event("on_train_epoch_end", self)
         return core.has_reached_max_steps
@@ -120,7 +121,8 @@ class Epochs(Stages):
         self.callback_handler.call_event("on_train_step_end", self, batch=batch, batch_output=output, step=step)
         loss = output["loss"]
         self._core.report(loss, output.get("batch_size", self._core.window.size))
-        if self._has_own_backward:
+        self._loss_tracker.is_reported = True
+        if self._has_own_backward and self._core.divisor is not None:
             self._core.gradients.note(loss)
         self.backward_step(self._share_of_update(loss, "num_items_in_batch" in output))
 
@@ -184,10 +186,10 @@ class Epochs(Stages):
             self._loss_tracker.update(batch_loss.detach().mean().item(), batch_size)
 
     def _add_epoch_loss_to_run_history(self, metric_name: str) -> None:
-        """Record the mean of the losses that were added, over all processes."""
+        """Record the mean of the losses that were added, or of the steps that were taken, over all processes."""
         tracker = self._loss_tracker
+        if tracker.is_reported:
+            self.run_history.update_metric(metric_name, self._core.mean_loss())
+            return
         total, count = self._runtime.sum_table({"loss": (tracker.total_loss, tracker.running_count)})["loss"]
-        self._record(total / count if count else float("nan"), metric_name)
-
-    def _record(self, value: float, name: str) -> None:
-        self.run_history.update_metric(name, value)
+        self.run_history.update_metric(metric_name, total / count if count else nan)

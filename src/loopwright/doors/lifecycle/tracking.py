@@ -138,7 +138,10 @@ class InMemoryRunHistory(RunHistory):
 
 
 class LossTracker:
-    """Adds losses up, each as the mean of so many samples; for an epoch of the user's own."""
+    """Adds losses up, each as the mean of so many samples; for an epoch of the user's own.
+
+    `is_reported` says that the steps of this epoch reported their losses to the run, which adds them up itself.
+    """
 
     def __init__(self) -> None:
         self.reset()
@@ -146,6 +149,7 @@ class LossTracker:
     def reset(self) -> None:
         self.loss_value = self.total_loss = 0.0
         self.running_count = 0
+        self.is_reported = False
 
     def update(self, loss_batch_value: float, batch_size: int = 1) -> None:
         self.loss_value = loss_batch_value

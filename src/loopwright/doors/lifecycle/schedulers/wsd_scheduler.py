@@ -115,6 +115,12 @@ class WSDLrScheduler(StatefulSchedulerBase):
     def get_current_phase_info(self) -> dict[str, int]:
         return self.get_phase_info(self.get_current_step())
 
+    @property
+    def previous_checkpoint_step(self) -> int | None:
+        """The last update before the decay that was reached last."""
+        begun = [info["pre_decay_step"] for info in self.get_decay_info() if info["pre_decay_step"] <= self._num_updates]
+        return begun[-1] if begun else None
+
     def get_current_step(self) -> int:
         """The number of the last update, counted from 0; -1 before the first."""
         return self._num_updates - 1
