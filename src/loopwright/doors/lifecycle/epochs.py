@@ -45,6 +45,8 @@ class Epochs(Stages):
             self._run_training()
             return
         if resume_from is not None:
+            if core.stage != "steps":
+                core.end_epoch()
             self.print(
                 f"Resumed in epoch {self.run_history.current_epoch} with a `_run_training` of its own: its epochs are "
                 "range(self.run_history.current_epoch - 1, self.run_config.num_epochs)."
