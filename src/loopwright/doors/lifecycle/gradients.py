@@ -142,9 +142,8 @@ class Gradients:
             return
         self.complete()
         self.lane.check_flag()
-        self.was_skipped = False
-        if self.lane.scaler is not None and not self._are_finite():
-            self.was_skipped = True
+        self.was_skipped = self._overflowed(optimizer)
+        if self.was_skipped:
             self.lane.zero()  # an optimizer leaves parameters without gradients alone
         self._no_autocast = self.runtime.no_autocast
         if self._no_autocast is not None:
@@ -160,5 +159,7 @@ class Gradients:
             self.lane.scaler.update()
         self._forget()
 
-    def _are_finite(self) -> bool:
-        return all(bool(torch.isfinite(p.grad).all()) for p in self.lane.params if p.grad is not None)
+    def _overflowed(self, optimizer: Optimizer) -> bool:
+        """Whether the loss scaler saw a gradient that is not finite when it took the scale out; clipping hides that."""
+        scaler = self.lane.scaler
+        return scaler is not None and any(flag.item() for flag in scaler._found_inf_per_device(optimizer).values())
