@@ -56,7 +56,9 @@ def test_replaced_stages_in_bf16_train_as_the_default_ones(points: TensorDataset
     "name", ["accelerator", "step", "zero", "clip", "loss", "published epoch", "published epoch and run"]
 )
 def test_replaced_stages_in_fp16_train_as_the_default_ones(points: TensorDataset, name: str) -> None:
-    own = train(build_trainer(kind=replaced(**STAGES[name]), mixed_precision="fp16"), points, 2, gradient_clip_value=0.02)
+    own = train(
+        build_trainer(kind=replaced(**STAGES[name]), mixed_precision="fp16"), points, 2, gradient_clip_value=0.02
+    )
     assert_same_model(own.model, by_hand(points, "fp16", clip_value=0.02))
 
 

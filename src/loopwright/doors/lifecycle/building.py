@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, IterableDataset
 
 from ...errors import ConfigurationError
 from .placeholders import TrainerPlaceholderValues, resolve
+
+_KNOWN = [name for name in inspect.signature(DataLoader.__init__).parameters if name not in ("self", "dataset")]
 
 
 def loader_options(
@@ -35,15 +40,20 @@ def loader_options(
 def build_loader(dataset: Any, options: Mapping[str, Any]) -> DataLoader[Any]:
     if dataset is None:
         raise ConfigurationError("There is no data set: pass it to `train` or `evaluate`.")
-    if isinstance(options.get("batch_size"), bool) or options.get("batch_size", 1) == 0:
-        raise ConfigurationError(
-            f"per_device_batch_size={options['batch_size']!r}: use a number of samples, 1 or more."
-        )
     if isinstance(dataset, DataLoader):
         raise ConfigurationError(
             "A DataLoader was passed as the data set: pass `loader.dataset`, with the loader's options as dataloader "
             "kwargs, or override `create_train_dataloader` and `create_eval_dataloader`."
         )
+    if isinstance(dataset, tuple) and len(dataset) > 1 and all(isinstance(part, Tensor) for part in dataset):
+        raise ConfigurationError(
+            f"The data set is a tuple of {len(dataset)} tensors: make one of them, as in `TensorDataset(inputs, targets)`."
+        )
+    unknown = next((name for name in options if name not in _KNOWN), None)
+    if unknown is not None:
+        near = difflib.get_close_matches(unknown, _KNOWN, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there is: {', '.join(_KNOWN)}."
+        raise ConfigurationError(f"A DataLoader has no option {unknown!r}, which the dataloader kwargs hold; {hint}")
     return DataLoader(dataset, **options)
 
 
@@ -58,7 +68,16 @@ def build_scheduler(
             f"create_scheduler_fn is a {type(factory).__name__}: pass a function of the optimizer that makes a "
             "scheduler, such as `functools.partial(StepLR, step_size=7)`."
         )
-    return resolve(factory, values)(optimizer)
+    try:
+        scheduler = resolve(factory, values)(optimizer)
+    except TypeError as error:
+        error.add_note("create_scheduler_fn is called with the optimizer alone: fix the rest with `functools.partial`.")
+        raise
+    if scheduler is None:
+        raise ConfigurationError(
+            "create_scheduler_fn returned None: return the scheduler that it makes, or pass None for no scheduler."
+        )
+    return scheduler
 
 
 def planned_updates(num_batches: int | None, accumulation_steps: int) -> int | None:

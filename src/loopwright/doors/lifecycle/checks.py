@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
+from types import FunctionType
 from typing import Any
 
 from torch import Tensor, nn
@@ -23,6 +25,10 @@ def check_components(model: Any, loss_func: Any, optimizer: Any) -> None:
         if isinstance(value, type):
             made = f"{value.__name__}({'model.parameters(), lr=0.01' if name == 'optimizer' else ''})"
             raise ConfigurationError(f"{name} is the class {value.__name__}: pass an object of it, as in `{made}`.")
+    if isinstance(optimizer, partial | FunctionType):
+        raise ConfigurationError(
+            "optimizer is a function that makes one: pass the optimizer itself, as in `SGD(model.parameters(), lr=0.01)`."
+        )
     if isinstance(optimizer, nn.Module):
         raise ConfigurationError(f"optimizer is a {type(optimizer).__name__}, which is a module: {expected}.")
 
@@ -47,6 +53,24 @@ def check_limits(
         )
 
 
+def check_start(trainer: object, per_device_batch_size: Any) -> None:
+    """Refuse what neither `train` nor `evaluate` can begin with."""
+    if "_core" not in vars(trainer):
+        raise ConfigurationError(
+            f"{type(trainer).__name__}.__init__ did not set the trainer up: call `super().__init__(model, loss_func, "
+            "optimizer)` in it."
+        )
+    size = per_device_batch_size
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise ConfigurationError(f"per_device_batch_size={size!r}: use a number of samples, 1 or more.")
+
+
+def checked_loader(loader: Any, method: str) -> Any:
+    if loader is None:
+        raise ConfigurationError(f"`{method}` returned None: return a DataLoader, or another iterable of batches.")
+    return loader
+
+
 def checked_config(config: Any) -> Any:
     """A run config of the user's, with everything in it that a run goes by."""
     missing = [name for name in LIMITS if not hasattr(config, name)]
@@ -68,6 +92,9 @@ def checked_output(output: Any, method: str) -> Mapping[str, Any]:
         raise ConfigurationError(f'`{method}` returned no "loss", only {", ".join(map(repr, output))}: {expected}.')
     if not isinstance(output["loss"], Tensor):
         raise ConfigurationError(f'`{method}` returned {_kind(output["loss"])} as "loss": return a tensor.')
+    size = output.get("batch_size", 0)
+    if not isinstance(size, int | Tensor):
+        raise ConfigurationError(f'`{method}` returned {_kind(size)} as "batch_size": return a number of samples.')
     return output
 
 

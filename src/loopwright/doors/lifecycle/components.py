@@ -155,6 +155,7 @@ class Components(CoreTrainer):
         """Take what watches over the optimizer's steps off it."""
         if self._gradients is not None:
             self._gradients.close()
+            self._gradients = None
 
     # Data
 

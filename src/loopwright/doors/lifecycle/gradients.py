@@ -69,6 +69,11 @@ class Gradients:
                 f'The loss has shape {tuple(loss.shape)}: return one number as "loss" from '
                 "`calculate_train_batch_loss`, such as `loss.mean()`."
             )
+        if not loss.requires_grad:
+            raise ConfigurationError(
+                'The "loss" of `calculate_train_batch_loss` has no gradients: it was detached, computed under '
+                "`torch.no_grad()`, made anew from a number, or from frozen layers alone. Return the loss as it was computed."
+            )
         with self._exact():
             if self._is_complete:  # a second loss for gradients that are averaged and unscaled already
                 loss.backward()  # type: ignore[no-untyped-call]

@@ -116,6 +116,8 @@ def _core_of(door: Trainer) -> Core:
 
 
 def _read_state(directory: str | Path) -> dict[str, Any]:
+    if not Path(directory).exists():
+        raise CheckpointError(f"There is no training state at {directory}: pass one that `save_training_state` wrote.")
     tree: dict[str, Any] = read_checkpoint(directory).tree
     if "stage" not in tree.get(OWN, {}):
         raise CheckpointError(

@@ -16,7 +16,7 @@ from . import run_config, saving
 from .accelerator import Accelerator, unwrapped
 from .building import planned_updates, smaller_limit
 from .callbacks import CallbackHandler, LimitBatchesCallback, TrainerCallback, get_default_callbacks
-from .checks import call_by_name, check_components, check_limits, checked_config
+from .checks import call_by_name, check_components, check_limits, check_start, checked_config, checked_loader
 from .core import Core
 from .epochs import Epochs
 from .loaders import length_of
@@ -55,6 +55,10 @@ class Trainer(Epochs):
         mixed_precision: str | None = None,
     ) -> None:
         check_components(model, loss_func, optimizer)
+        if isinstance(run_history, type):
+            raise ConfigurationError(
+                f"run_history is the class {run_history.__name__}: pass `{run_history.__name__}()`."
+            )
         self.model, self.loss_func, self.optimizer, self.scheduler = model, loss_func, optimizer, None
         self.run_history = InMemoryRunHistory() if run_history is None else run_history
         self.run_config = TrainerRunConfig()
@@ -96,6 +100,7 @@ class Trainer(Epochs):
         absolute value. `resume_from` is a directory that `save_training_state` wrote: the run goes on from there, and
         the limits count from where it began.
         """
+        check_start(self, per_device_batch_size)
         check_limits(num_epochs, max_num_train_steps, gradient_accumulation_steps, gradient_clip_value)
         self._start_core()
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
@@ -132,6 +137,7 @@ class Trainer(Epochs):
 
         The loss is recorded in the run history as `evaluation_loss`.
         """
+        check_start(self, per_device_batch_size)
         if dataset is None and self.eval_dataset is None:
             raise ConfigurationError("evaluate() has no data: pass `dataset=`, or train with `eval_dataset=` before.")
         before = self._evaluated_state()
@@ -176,17 +182,15 @@ class Trainer(Epochs):
         self._is_training = True
 
     def _create_dataloaders(self, batch_size: int, train_kwargs: DlKwargs, eval_kwargs: DlKwargs) -> None:
-        self._train_dataloader = call_by_name(
-            self.create_train_dataloader, batch_size=batch_size, train_dl_kwargs=train_kwargs
-        )
+        loader = call_by_name(self.create_train_dataloader, batch_size=batch_size, train_dl_kwargs=train_kwargs)
+        self._train_dataloader = checked_loader(loader, "create_train_dataloader")
         self._eval_dataloader, self._eval_dl_kwargs = None, {}
         if self.eval_dataset is not None:
             self._create_eval_dataloader(batch_size, eval_kwargs)
 
     def _create_eval_dataloader(self, batch_size: int, eval_kwargs: DlKwargs) -> None:
-        self._eval_dataloader = call_by_name(
-            self.create_eval_dataloader, batch_size=batch_size, eval_dl_kwargs=eval_kwargs
-        )
+        loader = call_by_name(self.create_eval_dataloader, batch_size=batch_size, eval_dl_kwargs=eval_kwargs)
+        self._eval_dataloader = checked_loader(loader, "create_eval_dataloader")
 
     def _set_up(self, **settings: Any) -> None:
         """Prepare what a run needs, also where the user's methods leave that out, and work out its config."""

@@ -118,7 +118,9 @@ class WSDLrScheduler(StatefulSchedulerBase):
     @property
     def previous_checkpoint_step(self) -> int | None:
         """The last update before the decay that was reached last."""
-        begun = [info["pre_decay_step"] for info in self.get_decay_info() if info["pre_decay_step"] <= self._num_updates]
+        begun = [
+            info["pre_decay_step"] for info in self.get_decay_info() if info["pre_decay_step"] <= self._num_updates
+        ]
         return begun[-1] if begun else None
 
     def get_current_step(self) -> int:
