@@ -13,7 +13,11 @@ from .building import Schedule, build_schedule
 from .callbacks.defaults import with_defaults
 from .callbacks.nonfinite import NonFiniteGuard
 from .components import (
+    check_accumulation,
+    check_clipping,
+    check_options,
     check_owners,
+    check_shared,
     check_trainable,
     found_on,
     is_trained,
@@ -95,7 +99,7 @@ def adopt_in_training(trainer: Trainer) -> None:
     """Go on with what was replaced since the `train` call began, or refuse what could not be trained or resumed."""
     adopt_replaced(trainer)
     current = _trained_by(trainer)
-    changed = [name for name, value in current.items() if trainer.trained.get(name) is not value]
+    changed = [name for name, value in trainer.trained.items() if current.get(name) is not value]
     if not changed:
         return
     if trainer.run is not None:
@@ -104,10 +108,21 @@ def adopt_in_training(trainer: Trainer) -> None:
             "weights and states would go into what it starts with: replace it before `train`, or build it in "
             "`configure_models` and `configure_optimizers`."
         )
-    check_owners(trainer.modules, trainer.optimizers)
+    check_components(trainer)
     _renew_lanes(trainer)
     trainer.trained = current
     start_training_mode(trainer.modules.values(), trainer.optimizers.values())
+
+
+def check_components(trainer: Trainer) -> None:
+    """Refuse optimizers and settings that would train the wrong thing, or the wrong way."""
+    check_accumulation(trainer.accumulate)
+    check_clipping("clip_norm", trainer.clip_norm)
+    check_clipping("clip_value", trainer.clip_value)
+    check_owners(trainer.modules, trainer.optimizers)
+    check_options(trainer.optimizers)
+    if trainer.accumulate > 1:
+        check_shared(trainer.modules, trainer.optimizers)
 
 
 def _trained_by(trainer: Trainer) -> dict[str, Any]:
@@ -134,10 +149,10 @@ def _renew_lanes(trainer: Trainer) -> None:
 
 def assemble_training(trainer: Trainer) -> None:
     """Everything that is worked out once per `train` call: callbacks, lanes, modes."""
-    check_trainable(trainer.modules)
+    check_trainable(trainer.modules, trainer.optimizers)
     if not trainer.optimizers:
         raise ConfigurationError("Trainer has no optimizer: pass `optimizer=` or override `configure_optimizers`.")
-    check_owners(trainer.modules, trainer.optimizers)
+    check_components(trainer)
     callbacks = with_defaults(trainer) if dry_run.current is None else dry_run.current.watch(trainer)
     trainer.bind_hooks(callbacks)
     guard = next((c for c in callbacks if isinstance(c, NonFiniteGuard) and c.action != "off"), None)
@@ -148,6 +163,7 @@ def assemble_training(trainer: Trainer) -> None:
     trainer.skips_nonfinite = guard is not None and not guard.is_final
     for lane in trainer.optimization.lanes.values():
         lane.listeners, lane.guard = trainer.hooks["on_optimizer_start"], guard
+        lane.clip_norm, lane.clip_value = trainer.clip_norm, trainer.clip_value
     trainer.trained = _trained_by(trainer)
     start_training_mode(trainer.modules.values(), trainer.optimizers.values())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from math import inf
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .data.seeding import preserved_rng
-from .errors import DataError
+from .errors import ConfigurationError, DataError
 from .hooks import Rewinding
 from .meter import Meter
 from .micro import redo_window, step_function
@@ -22,11 +23,13 @@ from .step import StepResult
 if TYPE_CHECKING:
     from .data.stream import Batch, Stream
     from .progress import Limits, Progress
+    from .step_checks import StepWatch
     from .trainer import Trainer
 
 NOTHING = StepResult(size=0)  # what was measured by a process that had no sample of a batch
 FLUSH_STEPS = 512
 FLUSH_SECONDS = 0.25
+MEASURING = ("on_eval_step_end", "on_eval_end")  # where metrics can be logged besides `eval_step`
 
 
 @dataclass(slots=True)
@@ -101,16 +104,22 @@ def record_epoch(trainer: Trainer, measured: Mapping[str, float]) -> None:
 
 def take_steps(trainer: Trainer, stream: Stream, until: Limits) -> None:
     """The steps of an epoch to its end or a limit; where a callback asks to go back, again from there."""
-    while True:
-        try:
-            deque(train_steps(trainer, stream, until), maxlen=0)
-            return
-        except Rewinding as rewinding:
-            undo = rewinding.undo
-        undo()
+    watch = trainer.watch_steps()
+    with watch or nullcontext():
+        while True:
+            try:
+                deque(train_steps(trainer, stream, until, watch), maxlen=0)
+                break
+            except Rewinding as rewinding:
+                undo = rewinding.undo
+            undo()
+    if watch is not None:
+        watch.end_epoch()
 
 
-def train_steps(trainer: Trainer, stream: Stream, until: Limits) -> Iterator[StepResult]:
+def train_steps(
+    trainer: Trainer, stream: Stream, until: Limits, watch: StepWatch | None = None
+) -> Iterator[StepResult]:
     """One result per batch, each computed by `train_step`."""
     autocast, train_step = trainer.runtime.autocast, step_function(trainer)
     for step in open_steps(trainer, stream, until):
@@ -120,13 +129,15 @@ def train_steps(trainer: Trainer, stream: Stream, until: Limits) -> Iterator[Ste
         except torch.OutOfMemoryError as error:
             step.result = redo_window(trainer, step.window, step.position, error)
             train_step = step_function(trainer)
+        if watch is not None:
+            watch.after_step(step.result, step.position)
         yield step.result
 
 
 def open_steps(trainer: Trainer, stream: Stream, until: Limits) -> Iterator[Step]:
-    """The steps of an epoch to its end or a limit, for whoever computes them: a step is over when the next is asked for.
+    """The steps of an epoch to its end or a limit, for whoever computes them.
 
-    An update follows every window of `accumulate` batches. After a step with `is_left` there are no more.
+    A step is over when the next one is asked for. An update follows every window of `accumulate` batches. After a step with `is_left` there are no more.
     """
     progress, meter, window = trainer.progress, trainer.meter, trainer.window
     step_starts, step_ends = trainer.hooks["on_train_step_start"], trainer.hooks["on_train_step_end"]
@@ -237,7 +248,7 @@ def evaluate(trainer: Trainer, stream: Stream) -> dict[str, float]:
         start = stream.state_dict() if stream.spans_epochs else None
         stream.begin(0)
         steps = 0
-        for steps, (batch, size, total) in enumerate(stream, start=1):  # noqa: B007  (looked at after the loop)
+        for steps, (batch, size, total) in enumerate(stream, start=1):
             if trainer.is_interrupted:
                 break
             trainer.window.size, trainer.window.total = size, total
@@ -247,6 +258,8 @@ def evaluate(trainer: Trainer, stream: Stream) -> dict[str, float]:
                 continue
             with autocast:
                 result = StepResult.of(trainer.eval_step(batch), size)
+            if steps == 1 and result.is_empty and meter.is_empty and not any(trainer.hooks[name] for name in MEASURING):
+                raise _nothing_measured(trainer)
             meter.add(result)
             for hook in step_ends:
                 hook(batch, result)
@@ -261,7 +274,17 @@ def evaluate(trainer: Trainer, stream: Stream) -> dict[str, float]:
             if start is not None:
                 stream.load_state_dict(start)
             return {}
-        return meter.compute(trainer.runtime.sum_table, gather=trainer.runtime.gather_samples)
+        measured = meter.compute(trainer.runtime.sum_table, gather=trainer.runtime.gather_samples)
+        if not measured:
+            raise _nothing_measured(trainer)
+        return measured
+
+
+def _nothing_measured(trainer: Trainer) -> ConfigurationError:
+    return ConfigurationError(
+        f"The evaluation measured nothing: `{trainer.eval_name}` returned no loss and no metrics, and none were "
+        "logged. Return the loss, or a dict of named values such as {'loss': loss, 'accuracy': accuracy}."
+    )
 
 
 def stand_in(trainer: Trainer, batch: Any) -> None:

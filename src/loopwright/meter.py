@@ -71,6 +71,11 @@ class Meter:
                 )
 
     @property
+    def is_empty(self) -> bool:
+        """Whether nothing was added or logged."""
+        return not (self._pending or self.sums or self._computed or self._logged)
+
+    @property
     def num_pending(self) -> int:
         return len(self._pending)
 
@@ -104,6 +109,8 @@ class Meter:
         weights = _to_host([cell[2] for cell in cells], f"count of {name}")
         total, count = self.sums.get(name, 0.0), self.counts.get(name, 0.0)
         for (at, _, _, is_sum), value, weight in zip(cells, values, weights, strict=True):
+            if is_sum and not weight >= 0:
+                raise ConfigurationError(f"The {name} of a step has the count {weight:g}: give a number, 0 or more.")
             rows[at][name] = (value / weight if weight else 0.0) if is_sum else value
             self.weights[at][name] = weight
             if self.ignores_nonfinite and not isfinite(value):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .components import check_reached
 from .errors import ConfigurationError
 from .hooks import Hook
 
@@ -66,8 +67,8 @@ class Peers(Protocol):
 class Window:
     """The current step within its accumulation window: how the loss is divided, whether it is the last, its samples.
 
-    `is_spent` says that an optimizer has used the window's gradients. `total` counts the samples of an evaluation step on
-    all processes, where they share it.
+    `is_spent` says that an optimizer has used the window's gradients. `total` counts the samples of an evaluation step
+    on all processes, where they share it.
     """
 
     divisor: float = 1.0
@@ -100,6 +101,9 @@ class Lane:
         self.listeners: Sequence[Hook] = ()
         self.norm: Tensor | None = None
         self.updates = 0
+        self.calls = 0  # of `update`
+        self.own_steps = 0  # that the optimizer took without `update`
+        self.is_stepping = False
         self.params: list[nn.Parameter] = []
         self.holds_all = False
         self._count: Any = None
@@ -159,6 +163,8 @@ class Lane:
         return self.guard is not None and (self._on_device or self.peers is not None)
 
     def _share_of_sum(self, loss: Tensor, count: Any, window: Window) -> Tensor:
+        if (self._reads_are_free or not isinstance(count, Tensor)) and not count >= 0:
+            raise ValueError(f"count={count}")
         if window.size == 0:  # a stand-in for a process that got no sample
             loss, count = loss * 0.0, count * 0
         if window.is_last and window.divisor == 1.0 and self.peers is None:
@@ -175,6 +181,8 @@ class Lane:
             self.reset()
             return
         self._scale()
+        if not self.updates and self.peers is None:
+            check_reached(self.params, self.name)
         for listener in self.listeners:
             listener(self.name)
         if self.clip():
@@ -240,6 +248,7 @@ class Lane:
         return True
 
     def step(self) -> None:
+        self.is_stepping = True
         if self.scaler is not None:
             self.scaler.step(self.optimizer)
             self.scaler.update()
@@ -247,6 +256,7 @@ class Lane:
             self._step_unless_flagged()
         else:
             self.optimizer.step()
+        self.is_stepping = False
         self.updates += 1
 
     def schedule(self) -> None:
@@ -328,11 +338,14 @@ class Optimization:
     ) -> None:
         lane = self._only if optimizer is None else self.lane(optimizer)
         if lane is None:
+            if not self.lanes:
+                raise ConfigurationError("update(loss) was called and no training is under way: call it in a step.")
             raise ConfigurationError(
                 f"update(loss) is ambiguous: there are the optimizers {', '.join(self.lanes)}. "
                 "Say which: update(loss, self.<name>)."
             )
         self.calls += 1
+        lane.calls += 1
         window = self.window
         if self._no_autocast is None:
             lane.backward(loss, window, count, retain_graph)
@@ -389,8 +402,7 @@ def _at_least_one(count: Any) -> Any:
 
 def _only_number(loss: Tensor) -> float:
     if loss.numel() != 1:
-        raise ConfigurationError(
-            f"The loss given to update has shape {tuple(loss.shape)}: reduce it to one number, such as its mean, or "
-            "give its sum with `count=`."
-        )
+        from .step_checks import mistake_in_loss
+
+        raise ConfigurationError(f"The loss to be trained {mistake_in_loss(loss, None)}.")
     return loss.item()

@@ -27,6 +27,11 @@ class StepResult:
     count: Tensor | float | None = None
     outputs: Any = None
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was measured."""
+        return self.loss is None and not self.metrics
+
     @staticmethod
     def of(returned: Any, size: int, outputs: Any = None) -> StepResult:
         """Normalise what `train_step` or `eval_step` returned."""

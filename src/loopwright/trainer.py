@@ -14,13 +14,13 @@ from torch.optim import Optimizer
 from . import loop
 from .assembly import adopt_in_training, adopt_replaced, assemble_models, assemble_optimizers, assemble_training
 from .building import Schedule, build_optimizer, build_schedule, named
-from .components import evaluating
+from .components import check_accumulation, check_clipping, evaluating
 from .data.stream import Stream, open_stream
 from .errors import ConfigurationError
 from .history import History
 from .hooks import Callback, Dispatch, TrainerHooks, as_callback, check_hooks
 from .meter import Meter, average_rows
-from .optimization import Optimization, Window
+from .optimization import Lane, Optimization, Window
 from .progress import Limits, Progress
 from .runtime import Runtime, Signals, resolve_runtime
 from .step import StepResult
@@ -30,12 +30,15 @@ if TYPE_CHECKING:
     from .agreeing import Accord
     from .resuming import Mark
     from .run import RunDirectory
+    from .step_checks import StepWatch
 
 
 class Trainer(TrainerHooks):
     """Trains one or several models. Constructor arguments are the default `configure_*`; override what differs."""
 
     start_over = "resume=False"  # what messages call the way to a new run, where it is another one
+    step_name, eval_name = "train_step", "eval_step"  # and the steps
+    update_call, accumulate_name = "self.update(loss)", "accumulate"
 
     def __init__(
         self,
@@ -55,8 +58,9 @@ class Trainer(TrainerHooks):
         progress: str = "auto",
     ) -> None:
         check_hooks(self, TrainerHooks, allow_other=True)
-        if not isinstance(accumulate, int) or accumulate < 1:
-            raise ConfigurationError(f"accumulate={accumulate!r}: use the number of batches per update, 1 or more.")
+        check_accumulation(accumulate)
+        check_clipping("clip_norm", clip_norm)
+        check_clipping("clip_value", clip_value)
         self._given = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
         if isinstance(model, nn.Module):
             self.model: nn.Module = model
@@ -114,6 +118,8 @@ class Trainer(TrainerHooks):
             params = owner.parameters if owner is not None else self.parameters
             models = self.modules if owner is None else {name: owner}
             self.optimizers[name] = build_optimizer(given, params, name, models=models)
+            if not hasattr(self, name):
+                setattr(self, name, self.optimizers[name])
         only = next(iter(self.optimizers.values())) if len(self.optimizers) == 1 else None
         for name, given in named(self._given["scheduler"], "scheduler").items():
             self.schedules[name] = build_schedule(given, self.optimizers.get(name, only))
@@ -180,7 +186,13 @@ class Trainer(TrainerHooks):
 
         Gradients go to that optimizer's parameters only. `count` says that `loss` is a sum over so many items.
         """
-        self.optimization.update(loss, optimizer, count=count, retain_graph=retain_graph)
+        if self.is_evaluating:
+            self.check_update(loss, count)
+        try:
+            self.optimization.update(loss, optimizer, count=count, retain_graph=retain_graph)
+        except (AttributeError, RuntimeError, TypeError, ValueError):
+            self.check_update(loss, count)
+            raise
 
     # Running
 
@@ -266,10 +278,27 @@ class Trainer(TrainerHooks):
 
     def adopt_replaced(self) -> None:
         """Go on with what a hook has put in the place of a model or optimizer, or say why that cannot be."""
-        if self.is_evaluating or not self.trained:
-            adopt_replaced(self)
-        else:
-            adopt_in_training(self)
+        (adopt_replaced if self.is_evaluating or not self.trained else adopt_in_training)(self)
+
+    def watch_steps(self) -> StepWatch | None:
+        """What looks at the steps of an epoch, where they are not the default ones."""
+        if self.has_default_step:
+            return None
+        from .step_checks import StepWatch
+
+        return StepWatch(self)
+
+    def check_own_step(self, lane: Lane) -> None:
+        """Refuse an optimizer step that a `train_step` takes without `update`, where it would be a wrong one."""
+        from .step_checks import refuse_own_step
+
+        refuse_own_step(self, lane)
+
+    def check_update(self, loss: Any, count: Any = None) -> None:
+        """Refuse an update that is made in an evaluation, or with something that is no loss."""
+        from .step_checks import refuse_update
+
+        refuse_update(self, loss, count)
 
     @property
     def component_owner(self) -> object:
@@ -278,7 +307,7 @@ class Trainer(TrainerHooks):
 
     @property
     def has_default_step(self) -> bool:
-        return type(self).train_step is Trainer.train_step
+        return getattr(self.train_step, "__func__", None) is Trainer.train_step
 
     @property
     def builds_models(self) -> bool:

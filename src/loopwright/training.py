@@ -79,7 +79,8 @@ def _checked(limits: Limits) -> Limits:
     for field in fields(limits):
         value = getattr(limits, field.name)
         is_time = field.name == "seconds"
-        if value is not None and not (isinstance(value, (int, float) if is_time else int) and value >= 0):
+        is_number = isinstance(value, (int, float) if is_time else int) and not isinstance(value, bool)
+        if value is not None and not (is_number and value >= 0):
             name, kind = ("max_time", "number") if is_time else (f"num_{field.name}", "whole number")
             raise ConfigurationError(f"{name}={value!r}: use a {kind} of {field.name}, 0 or more.")
     return Limits(epochs=1) if limits == Limits() else limits

@@ -108,7 +108,6 @@ def mistakes(points: TensorDataset, folder: Path) -> dict[str, tuple[type[Except
         "a tuple of tensors as the data set": (wrong, r"TensorDataset\(inputs, targets\)", lambda: plain.train(pair, 1)),
         "`per_device_batch_size=0`": (wrong, "1 or more", lambda: plain.train(points, 1, per_device_batch_size=0)),
         "`num_epochs=1.5`": (wrong, "whole number", lambda: plain.train(points, 1.5)),  # type: ignore[arg-type]
-        "`gradient_clip_value=-1`": (wrong, "above 0", lambda: plain.train(points, 1, gradient_clip_value=-1)),
         "`gradient_accumulation_steps=0`": (
             wrong, "number of batches", lambda: plain.train(points, 1, gradient_accumulation_steps=0),
         ),

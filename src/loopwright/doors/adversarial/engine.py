@@ -21,12 +21,13 @@ from ...components import found_on
 from ...data.stream import Stream
 from ...errors import ConfigurationError, DataError
 from ...hooks import Callback
-from ...optimization import Optimization
+from ...optimization import Lane, Optimization
 from ...step import StepResult
+from ...step_checks import watch_own_steps
 from ...trainer import Trainer as CoreTrainer
 from .config import Common, Saving
 from .experiment import epochs_behind
-from .processes import StepsTogether, runtime_of
+from .processes import runtime_of
 from .recording import EpochRecorder, ExperimentRun, ResumePoints
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class Engine(CoreTrainer):
         self.door = door
         self._epoch: EpochHooks | None = None
         self._adopted: dict[str, int] = {}
-        self._steps = StepsTogether() if self.runtime.world > 1 else None
+        self._handles: list[Any] = []
 
     def use_directory(self, directory: Path, settings: Saving) -> None:
         """Let the run write to a directory: metrics, resume points, what ran and how it ended."""
@@ -130,9 +131,11 @@ class Engine(CoreTrainer):
                 if id(lane.optimizer) in before:
                     old = before[id(lane.optimizer)]
                     lane.scaler, lane.updates = old.scaler, old.updates
-            if self._steps is not None:
-                for optimizer in self.optimizers.values():
-                    self._steps.watch(optimizer)
+            for handle in self._handles:
+                handle.remove()
+            if self.runtime.world > 1:  # outside of epochs too
+                lanes = self.optimization.lanes.values()
+                self._handles = [handle for lane in lanes for handle in watch_own_steps(lane, self.check_own_step)]
 
     def setup_training(self) -> None:
         """As the core does it; a door whose hooks train nothing that it knows of has no lanes."""
@@ -142,16 +145,17 @@ class Engine(CoreTrainer):
         else:
             self.bind_hooks(with_defaults(self))
 
-    def update(self, loss: Tensor, optimizer: Optimizer | str | None = None, **options: Any) -> None:
-        """As the core does it; with several processes, optimizers take no other steps."""
-        if self._steps is None:
-            super().update(loss, optimizer, **options)
-            return
-        self._steps.is_open = True
-        try:
-            super().update(loss, optimizer, **options)
-        finally:
-            self._steps.is_open = False
+    def watch_steps(self) -> None:
+        """Nothing: what a hook of one call does with the optimizers, if anything, is its own affair."""
+
+    def check_own_step(self, lane: Lane) -> None:
+        """Steps of the hooks' own are the door's way; on several processes each would take one by its own part."""
+        if self.runtime.world > 1:
+            raise ConfigurationError(
+                f"{type(lane.optimizer).__name__}.step() was called on one of several processes, which would take it "
+                "with the gradients of its own part of the batch: call self.update(loss, optimizer), which is backward "
+                "and the step on all of them together, or train with one process."
+            )
 
     def schedule_epoch(self, row: Mapping[str, float]) -> None:
         """Nothing: when its schedulers are stepped is the door's own affair."""

@@ -45,6 +45,8 @@ class Collating(Protocol):
 class Engine(CoreTrainer):
     """Maps the core's names onto the door's. `datasets` is what callbacks find data sets in, by their keys."""
 
+    accumulate_name = "max_batch_size"
+
     def __init__(
         self,
         door: BaseTrainer,

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ...components import check_accumulation, check_clipping
 from ...errors import ConfigurationError
 
 LIMITS = ("num_epochs", "max_num_train_steps", "gradient_accumulation_steps", "gradient_clip_value")
@@ -41,16 +42,8 @@ def check_limits(
         is_missing = value is None and name == "max_num_train_steps"
         if not is_missing and (not isinstance(value, int) or value < 0):
             raise ConfigurationError(f"{name}={value!r}: use a whole number, 0 or more.")
-    if not isinstance(gradient_accumulation_steps, int) or gradient_accumulation_steps < 1:
-        raise ConfigurationError(
-            f"gradient_accumulation_steps={gradient_accumulation_steps!r}: use a number of batches, 1 or more."
-        )
-    clip = gradient_clip_value
-    if clip is not None and (not isinstance(clip, int | float) or isinstance(clip, bool) or not clip > 0):
-        raise ConfigurationError(
-            f"gradient_clip_value={clip!r}: gradients are limited to the range from minus this value to this value, so "
-            "use a number above 0, or None for no limit."
-        )
+    check_accumulation(gradient_accumulation_steps, "gradient_accumulation_steps")
+    check_clipping("gradient_clip_value", gradient_clip_value)
 
 
 def check_start(trainer: object, per_device_batch_size: Any) -> None:
