@@ -137,7 +137,8 @@ def train_steps(
 def open_steps(trainer: Trainer, stream: Stream, until: Limits) -> Iterator[Step]:
     """The steps of an epoch to its end or a limit, for whoever computes them.
 
-    A step is over when the next one is asked for. An update follows every window of `accumulate` batches. After a step with `is_left` there are no more.
+    A step is over when the next one is asked for. An update follows every window of `accumulate` batches. After a step
+    with `is_left` there are no more.
     """
     progress, meter, window = trainer.progress, trainer.meter, trainer.window
     step_starts, step_ends = trainer.hooks["on_train_step_start"], trainer.hooks["on_train_step_end"]

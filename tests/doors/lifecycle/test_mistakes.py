@@ -1,5 +1,7 @@
 """The commonest mistakes with this door, and what is said about each: in the door's own words."""
 
+# ruff: noqa: E501  (a table with a row for each mistake)
+
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -193,7 +193,7 @@ def test_a_model_put_in_without_its_optimizer_is_refused(points: TensorDataset) 
     def put_in(self: Any) -> None:
         self.model = build_net(7)
 
-    with pytest.raises(ConfigurationError, match="has to replace `trainer.optimizer` too"):
+    with pytest.raises(ConfigurationError, match=r"has to replace `trainer\.optimizer` too"):
         train(build_trainer(kind=replaced(training_run_start=put_in)), points, 1)
 
 

@@ -47,7 +47,8 @@ def build_loader(dataset: Any, options: Mapping[str, Any]) -> DataLoader[Any]:
         )
     if isinstance(dataset, tuple) and len(dataset) > 1 and all(isinstance(part, Tensor) for part in dataset):
         raise ConfigurationError(
-            f"The data set is a tuple of {len(dataset)} tensors: make one of them, as in `TensorDataset(inputs, targets)`."
+            f"The data set is a tuple of {len(dataset)} tensors: make one data set of them, as in "
+            "`TensorDataset(inputs, targets)`."
         )
     unknown = next((name for name in options if name not in _KNOWN), None)
     if unknown is not None:

@@ -28,7 +28,8 @@ def check_components(model: Any, loss_func: Any, optimizer: Any) -> None:
             raise ConfigurationError(f"{name} is the class {value.__name__}: pass an object of it, as in `{made}`.")
     if isinstance(optimizer, partial | FunctionType):
         raise ConfigurationError(
-            "optimizer is a function that makes one: pass the optimizer itself, as in `SGD(model.parameters(), lr=0.01)`."
+            "optimizer is a function that makes one: pass the optimizer itself, as in "
+            "`SGD(model.parameters(), lr=0.01)`."
         )
     if isinstance(optimizer, nn.Module):
         raise ConfigurationError(f"optimizer is a {type(optimizer).__name__}, which is a module: {expected}.")
@@ -69,8 +70,8 @@ def checked_config(config: Any) -> Any:
     missing = [name for name in LIMITS if not hasattr(config, name)]
     if missing:
         raise ConfigurationError(
-            f"`_create_run_config` returned {_kind(config)} without {', '.join(missing)}: return a TrainerRunConfig, such "
-            "as `dataclasses.replace(super()._create_run_config(**kwargs), num_epochs=1)`."
+            f"`_create_run_config` returned {_kind(config)} without {', '.join(missing)}: return a TrainerRunConfig, "
+            "such as `dataclasses.replace(super()._create_run_config(**kwargs), num_epochs=1)`."
         )
     check_limits(*(getattr(config, name) for name in LIMITS))
     return config

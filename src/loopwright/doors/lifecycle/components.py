@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Components(CoreTrainer):
-    """A core trainer whose components are the attributes of the door, looked at again whenever they may have changed."""
+    """A core trainer whose components are the door's attributes, looked at again whenever they may have changed."""
 
     def __init__(self, door: Trainer, runtime: Runtime, *, trains: bool = False) -> None:
         super().__init__(

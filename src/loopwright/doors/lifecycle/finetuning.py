@@ -11,9 +11,9 @@ from ...errors import ConfigurationError
 
 
 class Layer(NamedTuple):
-    """A module without modules in it, the index of its group (from the first and from the last), and whether it is frozen.
+    """A module without modules in it, the index of its group (from the first and from the last), and its state.
 
-    One without parameters counts as frozen in eval mode.
+    A module without parameters counts as frozen in eval mode.
     """
 
     layer_group_idx: tuple[int, int]

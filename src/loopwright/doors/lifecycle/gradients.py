@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Gradients:
-    """Keeps gradients right where a stage was replaced: averaged over processes and unscaled, once, before they are used.
+    """Keeps gradients right where a stage was replaced: averaged over processes and unscaled, once, before their use.
 
     They are complete after the `backward_step` of a window's last batch, and at the latest when the optimizer steps:
     hooks on the optimizer see to that for a plain `optimizer.step()`.
@@ -28,7 +28,7 @@ class Gradients:
         self.runtime, self.lane, self.window = runtime, lane, window
         self.was_skipped = False  # whether the loss scaler left out the last optimizer step
         self._plain = Window()
-        self._is_complete = self._is_scaled = self._is_own_step = False
+        self._is_complete = self._is_scaled = self._is_own_step = self._has_trained = False
         self._kept: list[tuple[nn.Parameter, Tensor | None]] | None = None
         self._no_autocast: AbstractContextManager[Any] | None = None
         self._handles: list[Any] = []
@@ -72,7 +72,8 @@ class Gradients:
         if not loss.requires_grad:
             raise ConfigurationError(
                 'The "loss" of `calculate_train_batch_loss` has no gradients: it was detached, computed under '
-                "`torch.no_grad()`, made anew from a number, or from frozen layers alone. Return the loss as it was computed."
+                "`torch.no_grad()`, made anew from a number, or from frozen layers alone. Return the loss as it was "
+                "computed."
             )
         with self._exact():
             if self._is_complete:  # a second loss for gradients that are averaged and unscaled already
@@ -99,6 +100,13 @@ class Gradients:
             )
         self.lane.complete()
         self._is_complete = True
+        if not self._has_trained and all(param.grad is None for param in self.lane.params):
+            raise ConfigurationError(
+                "There are no gradients to change the weights by: `backward_step` computed none for the parameters of "
+                "the optimizer. Call `loss.backward()` or `super().backward_step(loss)` in it, with a loss of the "
+                "trainer's model."
+            )
+        self._has_trained = True
 
     def clip(self) -> None:
         self.complete()

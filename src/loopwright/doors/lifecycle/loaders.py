@@ -64,8 +64,10 @@ def prepared(core: Core, loader: Any, kind: type[PreparedLoader]) -> Any:
 
 def inner_of(loader: Any) -> PreparedLoader | None:
     """The prepared loader that this is, or that it holds, as a slice of a loader does."""
-    if isinstance(loader, PreparedLoader) or isinstance(loader, DataLoader):
-        return loader if isinstance(loader, PreparedLoader) else None
+    if isinstance(loader, PreparedLoader):
+        return loader
+    if isinstance(loader, DataLoader):
+        return None
     held = vars(loader).values() if hasattr(loader, "__dict__") else ()
     return next((value for value in held if isinstance(value, PreparedLoader)), None)
 

@@ -45,8 +45,8 @@ class RunHistory(ABC):
         """Change the prefix; without an argument there is none."""
         if prefix:
             raise ConfigurationError(
-                f"{type(self).__name__} puts no prefix before the names of metrics, so that those with {prefix!r} would "
-                "be mixed up with the others: give it `set_metric_name_prefix(prefix)` and `metric_name_prefix`."
+                f"{type(self).__name__} puts no prefix before the names of metrics, so that those with {prefix!r} "
+                "would be mixed up with the others: give it `set_metric_name_prefix(prefix)` and `metric_name_prefix`."
             )
 
     @property

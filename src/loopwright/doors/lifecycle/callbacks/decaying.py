@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class WSDCheckpointCallback(TrainerCallback):
     """Saves before each decay of a `WSDLrScheduler` (a training state, to go on from) and after it (a checkpoint).
 
-    `initial_checkpoint` is loaded when training starts: a training state from before a decay, or a checkpoint from after
-    one; a path that does not exist is an error.
+    `initial_checkpoint` is loaded when training starts: a training state from before a decay, or a checkpoint from
+    after one; a path that does not exist is an error.
     """
 
     save_dir: Path = Path("checkpoints")  # values here are for subclasses that do not call `super().__init__()`

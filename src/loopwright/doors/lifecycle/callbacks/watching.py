@@ -44,8 +44,9 @@ class TerminateOnNaNCallback(TrainerCallback):
         """The program must not go on as if the model were trained."""
         if self.triggered:
             raise NonFiniteLossError(
-                f"Training was stopped: {self.triggered}. The weights are those of the update before. Lower the learning "
-                "rate, pass `gradient_clip_value=`, or look at the data; without TerminateOnNaNCallback training goes on."
+                f"Training was stopped: {self.triggered}. The weights are those of the update before. Lower the "
+                "learning rate, pass `gradient_clip_value=`, or look at the data; without TerminateOnNaNCallback "
+                "training goes on."
             )
 
     def on_evaluation_run_end(self, trainer: Trainer, **kwargs: Any) -> None:

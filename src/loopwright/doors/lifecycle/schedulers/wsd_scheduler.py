@@ -18,9 +18,9 @@ class WSDLrScheduler(StatefulSchedulerBase):
     """Warm-up, a long stable phase, and a quick decay at the end.
 
     With `num_checkpoints` above 1 the learning rate also decays before earlier points, each at half the updates of
-    the next, and is back at its peak after them: models saved there are as good as those of a shorter run. `lr_min` is a
-    part of each group's own rate. `num_warmup_steps=None` warms up for a hundredth of the updates; a run that continues
-    from a checkpoint (`is_continuation_from_checkpoint`) does not warm up.
+    the next, and is back at its peak after them: models saved there are as good as those of a shorter run. `lr_min` is
+    a part of each group's own rate. `num_warmup_steps=None` warms up for a hundredth of the updates; a run that
+    continues from a checkpoint (`is_continuation_from_checkpoint`) does not warm up.
     """
 
     def __init__(
@@ -42,8 +42,8 @@ class WSDLrScheduler(StatefulSchedulerBase):
         if num_checkpoints < 1 or not 0 < decay_phase_ratio <= 1 or lr_min <= 0 or self.total_steps < 1:
             raise ConfigurationError(
                 f"WSDLrScheduler(total_steps={self.total_steps}, num_checkpoints={num_checkpoints}, "
-                f"decay_phase_ratio={decay_phase_ratio}, lr_min={lr_min}): use at least 1 step and 1 checkpoint, a ratio "
-                "up to 1, and a minimum above 0."
+                f"decay_phase_ratio={decay_phase_ratio}, lr_min={lr_min}): use at least 1 step and 1 checkpoint, a "
+                "ratio up to 1, and a minimum above 0."
             )
         self.num_warmup_steps = self.total_steps // 100 if num_warmup_steps is None else num_warmup_steps
         self.decay_phase_ratio, self.lr_min, self.warmup_starting_lr = decay_phase_ratio, lr_min, warmup_starting_lr
