@@ -149,6 +149,13 @@ def mistakes(points: TensorDataset, folder: Path) -> dict[str, tuple[type[Except
         "a loss that is not reduced": (
             wrong, r"such as `loss.mean\(\)`", lambda: run(calculate_train_batch_loss=loss_of(lambda x: {"loss": x.repeat(2)}))(1),
         ),
+        "a `backward_step` in `calculate_eval_batch_loss`": (
+            wrong, "would train on its data",
+            lambda: run(calculate_eval_batch_loss=lambda self, batch: self.backward_step(torch.zeros(())))(1, eval_dataset=points),
+        ),
+        "a `backward_step` that does nothing": (
+            wrong, "There are no gradients", lambda: run(backward_step=lambda self, loss: None)(1),
+        ),
         "batches without targets": (
             wrong, "override both methods", lambda: run(data=TensorDataset(pair[0]))(1),
         ),

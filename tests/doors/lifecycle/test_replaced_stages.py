@@ -281,6 +281,27 @@ def test_a_loop_that_is_left_early_counts_its_steps_and_goes_on_with_the_next_ep
     assert trainer._core.progress.step == 6
 
 
+def test_further_passes_over_the_data_do_not_count_as_epochs(points: TensorDataset) -> None:
+    def twice(self: Any, train_dl: Any) -> None:
+        assert sum(len(targets) for _, targets in train_dl) == 37
+        torch_train_epoch(self, train_dl)
+
+    trainer = train(build_trainer(kind=replaced(_run_train_epoch=twice)), points, 3)
+    assert trainer.run_history.current_epoch == 4
+    assert trainer._core.progress.step == 30
+
+
+def test_looking_at_the_loader_before_the_first_epoch_changes_nothing(points: TensorDataset) -> None:
+    seen: list[int] = []
+
+    def look(self: Any) -> None:
+        seen.extend(len(targets) for _, targets in self._train_dataloader)
+
+    trainer = train(build_trainer(kind=replaced(training_run_start=look)), points, 3)
+    assert sum(seen) == 37
+    assert_same_model(trainer.model, train(build_trainer(), points, 3).model)
+
+
 def test_the_loss_reported_is_not_divided_by_the_accumulation(points: TensorDataset) -> None:
     seen: list[float] = []
 

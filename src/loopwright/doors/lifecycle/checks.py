@@ -80,7 +80,7 @@ def checked_config(config: Any) -> Any:
 def checked_output(output: Any, method: str) -> Mapping[str, Any]:
     """What a `calculate_..._batch_loss` returned, if it is what the rest of a step needs."""
     expected = 'return {"loss": loss, "model_outputs": outputs, "batch_size": len(targets)}'
-    if not isinstance(output, Mapping):
+    if not isinstance(output, dict) and not isinstance(output, Mapping):
         raise ConfigurationError(f"`{method}` returned {_kind(output)}: {expected}.")
     if "loss" not in output:
         raise ConfigurationError(f'`{method}` returned no "loss", only {", ".join(map(repr, output))}: {expected}.')

@@ -86,6 +86,11 @@ class Components(CoreTrainer):
 
     @property
     def gradients(self) -> Gradients:
+        if self._phases:
+            raise ConfigurationError(
+                "`backward_step`, `optimizer_step` and `optimizer_zero_grad` are for training: in an evaluation they "
+                "would train on its data. Leave them out of `calculate_eval_batch_loss` and the other stages of it."
+            )
         if self._gradients is None:
             raise ConfigurationError(
                 "There are no gradients outside of `train`: call this in a stage of a training run."

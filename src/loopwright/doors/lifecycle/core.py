@@ -46,7 +46,8 @@ class Core(Components):
         self.waiting_state: Any = None  # of a resumed run, for callbacks that have not started yet
         self.is_in_window = False
         self.eval_metric = ""
-        self._has_begun = False
+        self._has_begun = self._is_looking = False
+        self._num_passes = 0  # over the training data, since the last epoch was counted
         self._batches: Iterator[Any] | None = None
         self._step: loop.Step | None = None
         self._after_update: list[Callable[[], None]] = []
@@ -78,6 +79,7 @@ class Core(Components):
         self._has_begun, self.stage = True, "steps"
         if progress.in_epoch:
             return False
+        self._num_passes += 1
         self.train_stream = self._stream_of(loader, is_training=True)
         self.train_stream.begin(progress.epoch)
         self.meter = Meter()
@@ -85,6 +87,8 @@ class Core(Components):
 
     def training_batches(self, loader: TrainingLoader) -> Iterator[Any]:
         """The batches of an epoch, or what is left of it, for whoever trains on them; one that is left is kept."""
+        if self._is_looking:
+            return self._look_at(loader)
         if self._batches is not None and self._step is not None:
             self.leave_steps()
         if not self._has_begun:
@@ -92,13 +96,35 @@ class Core(Components):
         self._batches = self._give_batches()
         return self._batches
 
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Whoever iterates the training loader in here only looks at its batches: no epoch has begun."""
+        self._is_looking = True
+        try:
+            yield
+        finally:
+            self._is_looking = False
+
+    def _look_at(self, loader: TrainingLoader) -> Iterator[Any]:
+        stream = self.open(loader.loader, None, shuffle=True)
+        try:
+            stream.begin(0)
+            for batch in stream:
+                yield self.prepare_batch(batch.value)
+        finally:
+            stream.close()
+
     def _give_batches(self) -> Iterator[Any]:
         assert self.train_stream is not None
         until = replace(self.until, epochs=None)  # this epoch was asked for
+        autocasts = self.runtime.precision != "fp32"
         for step in loop.open_steps(self, self.train_stream, until):
             self._step, self.is_in_window = step, True
             self.gradients.open_step(self.window.size == 0)
-            with self.runtime.autocast:
+            if autocasts:
+                with self.runtime.autocast:
+                    yield step.batch
+            else:
                 yield step.batch
             self.gradients.close_step()
         self._end_steps()
@@ -180,8 +206,12 @@ class Core(Components):
             self.runtime.finish_exchange()
 
     def end_epoch(self) -> None:
-        """Count the epoch, unless a limit cut it short."""
+        """Count the epoch, unless a limit cut it short; further passes over the data in it do not count."""
         self.stage = "steps"
+        extra, self._num_passes = max(self._num_passes - 1, 0), 0
+        if extra and self.until.epochs is not None:
+            self.progress.call_epoch += extra
+            self.until = replace(self.until, epochs=self.until.epochs + extra)
         self.progress.recorded_step = self.progress.step
         if self.progress.is_exhausted:
             self.progress.next_epoch()

@@ -58,8 +58,9 @@ class Epochs(Stages):
     def _run_training(self) -> None:
         """A training run: its start, epochs until a limit is reached or somebody stops it, and its end."""
         core, call = self._core, self.callback_handler.call_event
-        self.training_run_start()
-        call("on_training_run_start", self)
+        with core.looking():
+            self.training_run_start()
+            call("on_training_run_start", self)
         core.load_callbacks()
         with core.together():
             try:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +27,7 @@ class Gradients:
     def __init__(self, runtime: Runtime, lane: Lane, window: Window) -> None:
         self.runtime, self.lane, self.window = runtime, lane, window
         self.was_skipped = False  # whether the loss scaler left out the last optimizer step
+        self._autocasts = runtime.precision != "fp32"
         self._plain = Window()
         self._is_complete = self._is_scaled = self._is_own_step = self._has_trained = False
         self._kept: list[tuple[nn.Parameter, Tensor | None]] | None = None
@@ -75,16 +76,14 @@ class Gradients:
                 "`torch.no_grad()`, made anew from a number, or from frozen layers alone. Return the loss as it was "
                 "computed."
             )
-        with self._exact():
-            if self._is_complete:  # a second loss for gradients that are averaged and unscaled already
-                loss.backward()  # type: ignore[no-untyped-call]
-            else:
-                self._plain.is_last, self._plain.size = self.window.is_last, self.window.size
-                self.lane.backward(loss, self._plain)
-                self._is_scaled = self.lane.scaler is not None
-        if self.window.is_last and self._is_complete:
+        if self._is_complete:  # a second loss for gradients that are averaged and unscaled already
+            self._run_exactly(loss.backward)
             self.lane.sync()
-        elif self.window.is_last:
+            return
+        self._plain.is_last, self._plain.size = self.window.is_last, self.window.size
+        self._run_exactly(self.lane.backward, loss, self._plain)
+        self._is_scaled = self.lane.scaler is not None
+        if self.window.is_last:
             self.complete()
 
     def complete(self) -> None:
@@ -118,8 +117,7 @@ class Gradients:
         scale = None if scaler is None else scaler.get_scale()
         self._is_own_step = True
         try:
-            with self._exact():
-                self.lane.step()
+            self._run_exactly(self.lane.step)
         finally:
             self._is_own_step = False
         self.was_skipped = scaler is not None and scale is not None and scaler.get_scale() < scale
@@ -137,15 +135,13 @@ class Gradients:
     def _forget(self) -> None:
         self._is_complete = self._is_scaled = False
 
-    @contextmanager
-    def _exact(self) -> Iterator[None]:
+    def _run_exactly(self, function: Callable[..., None], *args: Any) -> None:
         """Backward passes and optimizer steps are outside of autocast."""
-        context = self.runtime.no_autocast
-        if context is None:
-            yield
+        if not self._autocasts:
+            function(*args)
             return
-        with context:
-            yield
+        with self.runtime.no_autocast or nullcontext():
+            function(*args)
         torch.clear_autocast_cache()  # it holds weights as they were before the step
 
     # `optimizer.step()` called by somebody else
