@@ -105,6 +105,9 @@ def mistakes(points: TensorDataset, folder: Path) -> dict[str, tuple[type[Except
             wrong, r"pass `InMemoryRunHistory\(\)`", lambda: build_trainer(run_history=InMemoryRunHistory),
         ),
         "`mixed_precision='bfloat16'`": (wrong, "use one of 'no', 'bf16'", lambda: build_trainer(mixed_precision="bfloat16")),
+        "an accelerator of one's own in `_create_accelerator`": (
+            wrong, "mixed_precision='bf16'", lambda: build_trainer(kind=replaced(_create_accelerator=lambda self: object())),
+        ),
         # arguments of train and evaluate
         "a DataLoader as the data set": (wrong, r"pass `loader.dataset`", lambda: plain.train(DataLoader(points), 1)),
         "a tuple of tensors as the data set": (wrong, r"TensorDataset\(inputs, targets\)", lambda: plain.train(pair, 1)),

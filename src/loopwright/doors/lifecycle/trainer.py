@@ -69,7 +69,7 @@ class Trainer(Epochs):
         self._loss_tracker = LossTracker()
         self._mixed_precision = _checked_precision(mixed_precision)
         self._runtime = resolve_runtime(None, PRECISIONS[self._mixed_precision])
-        self._accelerator = self._create_accelerator()
+        self._accelerator = _checked_accelerator(self._create_accelerator())
         self._core = Core(self, self._runtime)
         self._is_training = False
         self.callback_handler = CallbackHandler([*_limits_of_environment(), *_listed(callbacks)])
@@ -318,6 +318,17 @@ def _checked_precision(given: str | None) -> str:
         source, given = PRECISION_VARIABLE, os.environ.get(PRECISION_VARIABLE, "no")
     if given not in PRECISIONS:
         raise ConfigurationError(f"{source}={given!r}: use one of {', '.join(map(repr, PRECISIONS))}.")
+    return given
+
+
+def _checked_accelerator(given: Any) -> Any:
+    """Refuse settings of an accelerator of the user's own, which nothing would go by."""
+    if not isinstance(given, Accelerator):
+        raise ConfigurationError(
+            f"`_create_accelerator` returned a {type(given).__module__}.{type(given).__name__}, whose settings would "
+            "not be used: leave the method out and pass `Trainer(..., mixed_precision='bf16')`; processes are those of "
+            "torchrun."
+        )
     return given
 
 
