@@ -67,15 +67,14 @@ class Peers(Protocol):
 class Window:
     """The current step within its accumulation window: how the loss is divided, whether it is the last, its samples.
 
-    `is_spent` says that an optimizer has used the window's gradients. `total` counts the samples of an evaluation step
-    on all processes, where they share it.
+    `is_spent` says that an optimizer has used the window's gradients.
     """
 
     divisor: float = 1.0
     is_last: bool = True
     size: int = 0
     is_spent: bool = False
-    total: int | None = None
+    total: int | None = None  # samples of an evaluation step on all processes, where they share it
 
 
 class Lane:
@@ -193,8 +192,7 @@ class Lane:
     def complete(self) -> None:
         """Make the gradients what one big batch would have given.
 
-        They are averaged over all processes, unscaled, and divided by the items counted; the guard hears of a loss
-        that is not finite on any process.
+        They are averaged over all processes, unscaled, and divided by the items counted; the guard may refuse them.
         """
         self.sync()
         if not self._is_agreed():
@@ -202,7 +200,6 @@ class Lane:
         self._scale()
 
     def sync(self) -> None:
-        """Average the gradients over all processes; those that are averaged already stay as they are."""
         if self.peers is not None:
             self._flag = self.peers.sync_gradients(self.params, self._flag)
 
@@ -292,15 +289,10 @@ class Lane:
         if self.guard is not None and not self.guard.is_final:
             self._flag = None
 
-    def check_flag(self) -> None:
-        """Read at once what was noted of the window under way, for a step that nothing but this can leave out."""
-        if self._flag is not None and self.guard is not None and float(self._flag):
-            self.guard.refuse(f"the loss of optimizer {self.name!r} is not finite")
-
-    def check(self) -> None:
-        """At a log point: read what the device noted, if anything, and let the guard act on it."""
-        seen, self._seen = self._seen, None
-        if seen is not None and self.guard is not None and seen.item():
+    def check(self, at_once: bool = False) -> None:
+        """At a log point, or `at_once` before a step, read what the device noted and let the guard act on it."""
+        seen, self._seen = self._flag if at_once else self._seen, None
+        if seen is not None and self.guard is not None and float(seen):
             self.guard.refuse(f"a loss or gradient norm of optimizer {self.name!r} since the last log point")
 
     def state_dict(self) -> dict[str, Any]:

@@ -150,7 +150,7 @@ class Gradients:
         if self._is_own_step:
             return
         self.complete()
-        self.lane.check_flag()
+        self.lane.check(at_once=True)
         self.was_skipped = self._overflowed(optimizer)
         if self.was_skipped:
             self.lane.zero()  # an optimizer leaves parameters without gradients alone
