@@ -148,3 +148,28 @@ def test_where_reading_a_loss_would_wait_the_optimizer_step_is_guarded_instead(p
         train(trainer, points, 2)
     assert trainer._core.progress.update == 0
     assert all(param.isfinite().all() for param in trainer.model.parameters())
+
+
+def test_a_plain_optimizer_step_is_guarded_too_where_reading_a_loss_would_wait(points: TensorDataset) -> None:
+    class Slow(Runtime):
+        reads_are_free = False  # type: ignore[assignment]
+
+    class OnlyGuarding(TerminateOnNaNCallback):
+        def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:  # type: ignore[override]
+            """Not looked at here, as on an accelerator."""
+
+    class Plain(Trainer):
+        def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+            output = super().calculate_train_batch_loss(batch)
+            return output | {"loss": output["loss"] * math.nan}
+
+        def optimizer_step(self) -> None:
+            assert self.optimizer is not None
+            self.optimizer.step()
+
+    trainer = build_trainer(kind=Plain, callbacks=[OnlyGuarding])
+    trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.1, fused=True)
+    trainer._runtime = Slow("cpu")
+    with pytest.raises(NonFiniteLossError, match="Training was stopped"):
+        train(trainer, points, 2)
+    assert all(map(torch.equal, trainer.model.parameters(), build_net().parameters()))
