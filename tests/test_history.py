@@ -9,6 +9,7 @@ import pytest
 
 from loopwright import ConfigurationError, History, MissingExtraError
 from loopwright import history as history_module
+from loopwright.history import HistoryCopy
 
 
 def filled() -> History:
@@ -91,6 +92,65 @@ def test_a_thinned_series_goes_on_exactly_after_it_was_saved(monkeypatch):
         whole.steps["loss"].steps,
         whole.steps["loss"].values,
     )
+
+
+@pytest.mark.parametrize("sizes", [[1] * 90, [40, 3, 40, 7], [13, 14, 15, 16, 17, 18], [0, 93, 0]])
+def test_additions_one_after_the_other_are_the_history_itself(monkeypatch, sizes):
+    """Also where points are dropped in between, more than once; and where a row is replaced."""
+    monkeypatch.setattr(history_module, "MAX_POINTS", 16)
+    history, copy = History(), History()
+    for number, size in enumerate(sizes):
+        first = sum(sizes[:number]) + 1
+        history.add_steps(first, [{"loss": 1 / step, "lr": -0.0} for step in range(first, first + size)])
+        history.set_epoch(max(len(history) - number % 2, 0), {"loss": 1 / first, "late": math.nan})
+        copy.extend(history.since(copy.extent))
+        assert repr(copy.epochs) == repr(history.epochs)
+        for name, series in history.steps.items():
+            assert (copy.steps[name].stride, copy.steps[name].num_seen) == (series.stride, series.num_seen)
+            assert (copy.steps[name].steps, copy.steps[name].values) == (series.steps, series.values)
+
+
+def test_additions_that_leave_a_gap_are_refused():
+    history, copy = filled(), History()
+    with pytest.raises(ValueError, match="rows from epoch 3 on, after 0 epochs"):
+        copy.extend(history.since(history.extent))
+    added = history.since(history.extent)
+    copy.epochs = [{}, {}]
+    with pytest.raises(ValueError, match="0 points of 30 values"):
+        copy.extend(added)
+
+
+class Watched(dict[str, float]):
+    """A row that counts how often it is looked into."""
+
+    looks = 0
+
+    def __contains__(self, name: object) -> bool:
+        Watched.looks += 1
+        return super().__contains__(name)
+
+
+def test_the_latest_value_of_a_metric_is_found_without_looking_at_all_epochs():
+    history = History()
+    history.epochs = [Watched(loss=float(epoch)) for epoch in range(1000)]
+    assert history.last("loss") == 999.0
+    assert "loss" in history
+    assert Watched.looks == 2
+
+
+def test_a_copy_is_made_again_for_what_is_new_and_afresh_when_the_history_was_loaded():
+    history, copy = filled(), HistoryCopy()
+    copy.take(history)
+    history.set_epoch(3, {"loss": 0.1})
+    history.add_steps(31, [{"loss": 0.2}])
+    assert len(copy.state_dict()["epochs"]) == 3
+    copy.take(history)
+    other = History()
+    other.load_state_dict(copy.state_dict())
+    assert (other.epochs, other.steps["loss"].values) == (history.epochs, history.steps["loss"].values)
+    history.load_state_dict(filled().state_dict())
+    copy.take(history)
+    assert copy.state_dict()["epochs"] == filled().epochs
 
 
 def test_a_frame_has_a_row_for_each_epoch():

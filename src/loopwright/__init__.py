@@ -9,6 +9,7 @@ from ._version import __version__
 
 if TYPE_CHECKING:
     from .building import Schedule
+    from .data.seeding import seed_everything
     from .errors import (
         CheckpointError,
         ConfigurationError,
@@ -46,6 +47,7 @@ __all__ = [
     "Trainer",
     "__version__",
     "launch",
+    "seed_everything",
 ]
 
 _HOMES = {
@@ -66,6 +68,7 @@ _HOMES = {
     "StepResult": "step",
     "Trainer": "trainer",
     "launch": "runtime.launch",
+    "seed_everything": "data.seeding",
 }
 
 __getattr__, __dir__ = lazily(__name__, _HOMES)

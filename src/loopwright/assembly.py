@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,11 +41,30 @@ def assemble_models(trainer: Trainer) -> dict[int, nn.Parameter]:
         seed_everything(trainer.seed)  # models that the trainer makes are part of the run
     trainer.configure_models()
     trainer.modules = found_on(trainer, nn.Module, trainer.models)
+    if trainer.runtime.world > 1:
+        _check_initialized(trainer)
+    if dry_run.current is None:
+        _compare_models(trainer)
     replaced: dict[int, nn.Parameter] = {}
     for module in trainer.modules.values():
         replaced |= prepare_model(trainer, module)
     trainer.models = {name: module for name, module in trainer.modules.items() if module.state_dict()}
     return replaced
+
+
+def _check_initialized(trainer: Trainer) -> None:
+    from .lazy import refuse, uninitialized
+
+    if names := uninitialized(trainer.modules):
+        raise refuse(names, "every process would draw its own weights for them")
+
+
+def _compare_models(trainer: Trainer) -> None:
+    """Note what the models are, and see that processes have the same before any of them waits for another."""
+    from .identity import check_ranks, describe_models
+
+    trainer.structure = describe_models(trainer.modules)
+    check_ranks(trainer, trainer.structure)
 
 
 def prepare_model(trainer: Trainer, module: nn.Module) -> dict[int, nn.Parameter]:
@@ -161,6 +181,8 @@ def assemble_training(trainer: Trainer) -> None:
         trainer.optimization = Optimization(lanes, trainer.window, trainer.runtime.no_autocast)
     _renew_lanes(trainer)
     trainer.skips_nonfinite = guard is not None and not guard.is_final
+    trainer.meter.ignores_nonfinite = trainer.skips_nonfinite  # a resumed run goes on with this meter inside an epoch
+    trainer.meter.check = None if trainer.run_dir is None else partial(_check_saved, trainer)
     for lane in trainer.optimization.lanes.values():
         lane.listeners, lane.guard = trainer.hooks["on_optimizer_start"], guard
         lane.clip_norm, lane.clip_value = trainer.clip_norm, trainer.clip_value
@@ -185,6 +207,12 @@ def build_lane(trainer: Trainer, name: str, optimizer: Optimizer, guard: Any) ->
         reads_are_free=runtime.reads_are_free,
         peers=runtime if runtime.world > 1 else None,
     )
+
+
+def _check_saved(trainer: Trainer, name: str, metric: Any) -> None:
+    from .checkpoint.metric_state import check_saved
+
+    check_saved(trainer, name, metric)
 
 
 def _attach_schedules(trainer: Trainer) -> None:

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CyclicLR, OneCycleLR, ReduceLROnPlateau
 
 from .errors import ConfigurationError
+from .metrics.direction import Mode
 
 
 @runtime_checkable
@@ -57,12 +58,13 @@ class Schedule:
 
     By default a scheduler is stepped as its own documentation says: OneCycleLR and CyclicLR after every update, the
     others after every epoch. `metric` is what ReduceLROnPlateau watches ("eval_loss" if there is evaluation, "loss"
-    otherwise).
+    otherwise), and `mode` says which values of that are better, where its name does not.
     """
 
     scheduler: Any
     every: Interval | None = None
     metric: str | None = None
+    mode: Mode | None = None
 
     @property
     def interval(self) -> Interval:
@@ -135,10 +137,12 @@ def _fused(optimizer: Optimizer) -> Optimizer:
 
 def build_schedule(given: Any, optimizer: Optimizer | None) -> Schedule:
     """A scheduler with its cadence from a scheduler, a factory `optimizer -> scheduler`, or a `Schedule` of either."""
-    every, metric = (given.every, given.metric) if isinstance(given, Schedule) else (None, None)
+    every, metric, mode = (given.every, given.metric, given.mode) if isinstance(given, Schedule) else (None, None, None)
     scheduler = given.scheduler if isinstance(given, Schedule) else given
     if every not in (None, "update", "epoch"):
         raise ConfigurationError(f"Schedule(every={every!r}): use 'update' or 'epoch'.")
+    if mode not in (None, "min", "max"):
+        raise ConfigurationError(f"Schedule(mode={mode!r}): use 'min' or 'max'.")
     if isinstance(scheduler, type) or not hasattr(scheduler, "step"):
         is_curve = isinstance(scheduler, Curve) and not isinstance(scheduler, type)
         if not callable(scheduler) and not is_curve:
@@ -156,7 +160,7 @@ def build_schedule(given: Any, optimizer: Optimizer | None) -> Schedule:
         raise ConfigurationError(
             "ReduceLROnPlateau watches a metric of the epoch, so it cannot be stepped every update: leave out `every`."
         )
-    return Schedule(scheduler, every, metric)
+    return Schedule(scheduler, every, metric, mode)
 
 
 def named(given: Any, default: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,30 @@ class Series:
             self.stride *= 2
             self.steps, self.values = self.steps[::2], self.values[::2]
 
+    def since(self, num_seen: int) -> Series:
+        """The points among those after the first `num_seen` values, as a series of their own."""
+        added, first = Series(), self._num_points(num_seen, self.stride)
+        added.stride, added.num_seen = self.stride, self.num_seen
+        added.steps, added.values = self.steps[first:], self.values[first:]
+        return added
+
+    def extend(self, added: Series) -> None:
+        """Go on with what `since` returned of a longer series; points that it had dropped by then are dropped here."""
+        thinning = max(added.stride // self.stride, 1)
+        if thinning > 1:
+            self.steps, self.values = self.steps[::thinning], self.values[::thinning]
+        self.steps.extend(added.steps)
+        self.values.extend(added.values)
+        self.stride, self.num_seen = added.stride, added.num_seen
+        if not len(self.steps) == len(self.values) == self._num_points(self.num_seen, self.stride):
+            raise ValueError(
+                f"{len(self.values)} points of {self.num_seen} values, of which every {self.stride}th stays"
+            )
+
+    @staticmethod
+    def _num_points(num_seen: int, stride: int) -> int:
+        return -(-num_seen // stride)
+
     def __len__(self) -> int:
         return len(self.values)
 
@@ -59,6 +84,28 @@ class Series:
         self.values = array("d", state["values"].tolist())
 
 
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How far a history goes: its epochs, and the values that each series has seen."""
+
+    num_epochs: int = 0
+    num_seen: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """What a history has beyond an extent. The last row before is part of it, since that may have been replaced."""
+
+    first_epoch: int
+    epochs: list[dict[str, float]]
+    steps: dict[str, Series]
+
+    @property
+    def size(self) -> int:
+        """Rows and points in it."""
+        return len(self.epochs) + sum(map(len, self.steps.values()))
+
+
 class History:
     """Epoch rows (`history.epochs`, `history["eval_loss"]`) and step series (`history.steps["loss"]`)."""
 
@@ -77,8 +124,28 @@ class History:
 
     def set_epoch(self, epoch: int, row: Mapping[str, float]) -> None:
         """Record the row of an epoch (0-based); the row of an epoch that was cut short is replaced when it ends."""
+        if epoch < len(self.epochs) - 1:
+            self.epochs = self.epochs[:epoch]  # a new list: more than its end is another now (see `since`)
         del self.epochs[epoch:]
         self.epochs.append(dict(row))
+
+    @property
+    def extent(self) -> Extent:
+        return Extent(len(self.epochs), {name: series.num_seen for name, series in self.steps.items()})
+
+    def since(self, extent: Extent) -> Addition:
+        """What came after an earlier `extent`, as long as `epochs` and `steps` are the objects that they were then."""
+        first = max(extent.num_epochs - 1, 0)
+        steps = {name: series.since(extent.num_seen.get(name, 0)) for name, series in self.steps.items()}
+        return Addition(first, [dict(row) for row in self.epochs[first:]], steps)
+
+    def extend(self, added: Addition) -> None:
+        """Go on with what `since` returned of a longer history."""
+        if added.first_epoch > len(self.epochs):
+            raise ValueError(f"rows from epoch {added.first_epoch + 1} on, after {len(self.epochs)} epochs")
+        self.epochs[added.first_epoch :] = added.epochs
+        for name, series in added.steps.items():
+            self.steps.setdefault(name, Series()).extend(series)
 
     @property
     def names(self) -> list[str]:
@@ -86,18 +153,26 @@ class History:
         return list(dict.fromkeys(name for row in self.epochs for name in row))
 
     def __getitem__(self, name: str) -> list[float]:
-        if name not in self.names:
-            raise KeyError(f"No metric {name!r} in this history; there is: {', '.join(self.names) or 'nothing yet'}.")
-        return [row[name] for row in self.epochs if name in row]
+        values = [row[name] for row in self.epochs if name in row]
+        if not values:
+            raise self._unknown(name)
+        return values
 
     def __contains__(self, name: object) -> bool:
-        return name in self.names
+        return any(name in row for row in reversed(self.epochs))
 
     def __len__(self) -> int:
         return len(self.epochs)
 
     def last(self, name: str) -> float:
-        return self[name][-1]
+        """The latest value of an epoch metric; takes the same time however many epochs there are."""
+        row = next((row for row in reversed(self.epochs) if name in row), None)
+        if row is None:
+            raise self._unknown(name)
+        return row[name]
+
+    def _unknown(self, name: str) -> KeyError:
+        return KeyError(f"No metric {name!r} in this history; there is: {', '.join(self.names) or 'nothing yet'}.")
 
     def to_dict(self) -> dict[str, list[float]]:
         """One list per epoch metric."""
@@ -135,6 +210,33 @@ class History:
             self.steps[name] = Series()
             self.steps[name].load_state_dict(saved)
 
+    @property
+    def identity(self) -> tuple[object, object]:
+        """The objects that stay the same as long as nothing but the end of this history changes (see `since`)."""
+        return (self.epochs, self.steps)
+
     def __repr__(self) -> str:
         latest = ", ".join(f"{name} {value:.4g}" for name, value in self.epochs[-1].items()) if self.epochs else "empty"
         return f"History({len(self.epochs)} epochs; {latest})"
+
+
+class HistoryCopy:
+    """A copy of a history that is made again and again, each time for the price of what is new."""
+
+    def __init__(self) -> None:
+        self._history = History()
+        self._identity: tuple[object, ...] = ()
+
+    def take(self, history: History) -> None:
+        """Become a copy of this history as it is now."""
+        if not is_same(self._identity, history.identity):
+            self._history, self._identity = History(), history.identity
+        self._history.extend(history.since(self._history.extent))
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._history.state_dict()
+
+
+def is_same(first: Sequence[object], second: Sequence[object]) -> bool:
+    """Whether two sequences are of the same objects, not only of equal ones."""
+    return len(first) == len(second) and all(one is other for one, other in zip(first, second, strict=True))

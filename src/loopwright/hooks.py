@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 from .errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from .checkpoint import AsyncWriter
     from .data.stream import Stream
+    from .metrics.direction import WatchedMetric
     from .step import StepResult
     from .trainer import Trainer
 
@@ -89,6 +91,14 @@ class Callback:
 
     def finish_again(self, trainer: Trainer) -> None:
         """An earlier process finished this run, and there is nothing to train: leave the models as its end did."""
+
+    def write_before_save(self, trainer: Trainer) -> Collection[AsyncWriter]:
+        """Start writing what a resume point of now relies on: it is completed after what these writers write."""
+        return ()
+
+    def watched_metrics(self) -> Iterable[WatchedMetric]:
+        """Metrics of which it looks for the best values; before the first step each is settled, or refused."""
+        return ()
 
     def required_metrics(self) -> set[str]:
         """Names of epoch metrics that this callback cannot work without; checked before the first step."""

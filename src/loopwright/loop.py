@@ -80,8 +80,7 @@ def begin_epoch(trainer: Trainer, stream: Stream) -> None:
     progress = trainer.progress
     if not progress.in_epoch:
         stream.begin(progress.epoch)
-        trainer.meter.reset_computed()
-        trainer.meter = Meter(ignores_nonfinite=trainer.skips_nonfinite)
+        trainer.meter = trainer.meter.fresh()
         trainer.emit("on_epoch_start")
     trainer.adopt_replaced()
     trainer.optimization.refresh(trainer.modules.values())
@@ -189,12 +188,7 @@ def take_windows(trainer: Trainer, stream: Stream, until: Limits) -> Iterator[li
     """The epoch's batches in groups of `accumulate`, the last one perhaps shorter."""
     progress = trainer.progress
     while True:
-        try:
-            batches = stream.take(trainer.accumulate, until.samples_left(progress))
-        except Exception:
-            if trainer.is_interrupted:  # the signal reached the loader's workers too, and ended them
-                return
-            raise
+        batches = stream.take(trainer.accumulate, until.samples_left(progress))
         if not batches:
             break
         yield batches
@@ -275,6 +269,7 @@ def evaluate(trainer: Trainer, stream: Stream) -> dict[str, float]:
             if start is not None:
                 stream.load_state_dict(start)
             return {}
+        trainer.directions.losses |= meter.losses
         measured = meter.compute(trainer.runtime.sum_table, gather=trainer.runtime.gather_samples)
         if not measured:
             raise _nothing_measured(trainer)

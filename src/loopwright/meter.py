@@ -14,6 +14,7 @@ from .step import StepResult
 
 AddUp = Callable[[Mapping[str, tuple[float, float]]], Mapping[str, tuple[float, float]]]
 Gather = Callable[[Any], list[Any]]
+Check = Callable[[str, "ComputedMetric"], None]
 
 
 @runtime_checkable
@@ -29,22 +30,27 @@ class Meter:
     """Collects the results of a phase without touching the device's queue until `flush`.
 
     `ignores_nonfinite` leaves NaN and infinite values out of the averages, for runs that skip such steps. Values are
-    folded in the order they came, in float64 on the host, so when `flush` happens changes nothing.
+    folded in the order they came, in float64 on the host, so when `flush` happens changes nothing. `check` is asked
+    about every metric with state of its own when it first comes, and refuses it with an exception.
     """
 
-    def __init__(self, *, ignores_nonfinite: bool = False) -> None:
+    def __init__(self, *, ignores_nonfinite: bool = False, check: Check | None = None) -> None:
         self.ignores_nonfinite = ignores_nonfinite
+        self.check = check
         self.weights: list[dict[str, float]] = []
         self.sums: dict[str, float] = {}
         self.counts: dict[str, float] = {}
+        self.losses: set[str] = set()  # names of metrics that steps returned as losses
         self._pending: list[tuple[Any, Any, Any, Mapping[str, Any] | None]] = []
-        self._computed: dict[str, ComputedMetric] = {}
+        self.computed: dict[str, ComputedMetric] = {}
         self._logged: dict[str, float] = {}
 
     def add(self, result: StepResult) -> None:
         loss = result.loss
         if isinstance(loss, Tensor):
             loss = loss.detach()
+        if result.losses:
+            self.losses.update(result.losses)
         self._pending.append((loss, result.size, result.count, result.metrics or None))
 
     def add_to_last(self, values: Mapping[str, Any]) -> None:
@@ -63,7 +69,7 @@ class Meter:
             if isinstance(value, (int, float, Tensor)):
                 self._logged[name] = float(value)
             elif isinstance(value, ComputedMetric):
-                self._computed[name] = value
+                self._take(name, value)
             else:
                 raise ConfigurationError(
                     f"Cannot log {name!r}: it is a {type(value).__name__}; give a number, a one-element tensor, "
@@ -73,7 +79,7 @@ class Meter:
     @property
     def is_empty(self) -> bool:
         """Whether nothing was added or logged."""
-        return not (self._pending or self.sums or self._computed or self._logged)
+        return not (self._pending or self.sums or self.computed or self._logged)
 
     @property
     def num_pending(self) -> int:
@@ -100,9 +106,14 @@ class Meter:
             if isinstance(value, Tensor):
                 columns.setdefault(name, []).append((at, value.detach(), size, False))
             elif not isinstance(value, (int, float)) and isinstance(value, ComputedMetric):
-                self._computed[name] = value
+                self._take(name, value)
             else:
                 columns.setdefault(name, []).append((at, value, size, False))
+
+    def _take(self, name: str, metric: ComputedMetric) -> None:
+        if self.check is not None and self.computed.get(name) is not metric:
+            self.check(name, metric)
+        self.computed[name] = metric
 
     def _fold(self, name: str, cells: list[tuple[int, Any, Any, bool]], rows: list[dict[str, float]]) -> None:
         values = _to_host([cell[1] for cell in cells], name)
@@ -128,11 +139,11 @@ class Meter:
         table = add_up({name: (self.sums[name], self.counts[name]) for name in self.sums})
         result = {name: _ratio(total, count) for name, (total, count) in table.items()}
         if gather is None:
-            values = {name: metric.compute() for name, metric in self._computed.items()}
+            values = {name: metric.compute() for name, metric in self.computed.items()}
         else:
             from .merging import compute_together
 
-            values = compute_together(self._computed, gather)
+            values = compute_together(self.computed, gather)
         for name, value in values.items():
             result.update(
                 {k: float(v) for k, v in value.items()} if isinstance(value, Mapping) else {name: float(value)}
@@ -141,9 +152,14 @@ class Meter:
             self.reset_computed()
         return result | self._logged
 
+    def fresh(self) -> Meter:
+        """A meter for the next phase; what this one has measured is given up, also by metrics with their own state."""
+        self.reset_computed()
+        return Meter(ignores_nonfinite=self.ignores_nonfinite, check=self.check)
+
     def reset_computed(self) -> None:
         """Reset the metrics that keep their own state, where the phase they measured is given up."""
-        for metric in self._computed.values():
+        for metric in self.computed.values():
             metric.reset()
 
     def state_dict(self) -> dict[str, Any]:

@@ -105,7 +105,8 @@ def merge(results: Sequence[StepResult]) -> StepResult:
     elif all(value is not None for value in losses):
         loss = _mean(losses, sizes)
     metrics = {name: _mean([r.metrics.get(name) for r in results], sizes) for name in results[0].metrics}
-    return StepResult(loss, sum(sizes), metrics, count, join([result.outputs for result in results], sizes))
+    outputs = join([result.outputs for result in results], sizes)
+    return StepResult(loss, sum(sizes), metrics, count, outputs, results[0].losses)
 
 
 def _mean(values: Sequence[Any], sizes: Sequence[int]) -> Any:

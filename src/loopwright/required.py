@@ -11,10 +11,12 @@ import torch
 from .data.seeding import preserved_rng
 from .errors import ConfigurationError, DataError
 from .meter import Meter
+from .metrics.direction import Directions, WatchedMetric, settle_all
 from .step import StepResult
 
 if TYPE_CHECKING:
-    from .data.stream import Stream
+    from .building import Schedule
+    from .data.stream import Batch, Stream
     from .trainer import Trainer
 
 EVAL_HOOKS = ("on_eval_start", "on_eval_step_end", "on_eval_end")
@@ -22,13 +24,35 @@ TRAIN_HOOKS = ("on_epoch_start", "on_train_step_start", "on_train_step_end", "on
 
 
 def check_required_metrics(trainer: Trainer) -> None:
-    """Refuse a run in which somebody watches a metric that nobody measures."""
+    """Refuse a run in which a metric is watched that is not measured, or whose better values are not known."""
     wanted = {
         name: type(callback).__name__ for callback in trainer.active_callbacks for name in callback.required_metrics()
     }
     wanted |= {s.metric: "Schedule" for s in trainer.schedules.values() if s.watches and s.metric is not None}
-    if not wanted:
+    if wanted:
+        _check_measured(trainer, wanted)
+    watched = [metric for callback in trainer.active_callbacks for metric in callback.watched_metrics()]
+    plateaus = [s for s in trainer.schedules.values() if s.watches]
+    watched += [WatchedMetric(s.metric, s.mode, "Schedule") for s in plateaus if s.metric is not None and s.mode]
+    settle_all(watched, trainer.directions)
+    for schedule in plateaus:
+        _check_plateau(schedule, schedule.metric or trainer.plateau_metric, trainer.directions)
+
+
+def _check_plateau(schedule: Schedule, metric: str | None, directions: Directions) -> None:
+    """Refuse a scheduler that would take an improvement for its opposite."""
+    own = schedule.scheduler.mode
+    if metric is None or directions.of(metric) in (None, own):
         return
+    better, other = ("larger", "max") if own == "min" else ("smaller", "min")
+    raise ConfigurationError(
+        f'ReduceLROnPlateau(mode="{own}") watches {metric!r}, of which {better} values are better: it would lower the '
+        f'learning rate while that improves. Make it with mode="{other}"; or, if its mode is right, say '
+        f'Schedule(scheduler, metric={metric!r}, mode="{own}").'
+    )
+
+
+def _check_measured(trainer: Trainer, wanted: dict[str, str]) -> None:
     measured = {"loss"} | _measured_in_evaluation(trainer) | _measured_by_callbacks(trainer)
     known = _with_promised(measured, trainer)
     if missing := _missing(wanted, known, trainer):
@@ -83,9 +107,9 @@ def _measured_by_callbacks(trainer: Trainer) -> set[str]:
 
 
 def _measured_on(trainer: Trainer, stream: Stream) -> set[str]:
-    stream.begin(0)
     before = stream.state_dict() if stream.spans_epochs else None
-    names = _names(trainer, stream, trainer.eval_step)
+    stream.begin(0)
+    names = _names(trainer, stream.take(1), trainer.eval_step)
     if before is not None:  # or the first evaluation would lack this batch
         stream.load_state_dict(before)
     return names
@@ -95,22 +119,30 @@ def _measured_in_training(trainer: Trainer) -> set[str] | None:
     """Names of what the default `train_step` gives; None where only a step could tell, or the data cannot be reread."""
     from .trainer import Trainer
 
-    stream = trainer.train_stream
-    if stream is None or not trainer.has_default_step:
+    if not trainer.has_default_step:
         return None
+    return _names(trainer, peek(trainer), lambda batch: Trainer.eval_step(trainer, batch)) or None
+
+
+def peek(trainer: Trainer) -> list[Batch]:
+    """The next batch of the training data, which is still to come afterwards; none where it cannot be read again."""
+    stream, progress = trainer.train_stream, trainer.progress
+    if stream is None:
+        return []
     try:
         stream.check_resumable()
     except DataError:
-        return None
-    if not trainer.progress.in_epoch:
-        stream.begin(trainer.progress.epoch)
-    before = stream.state_dict()
-    names = _names(trainer, stream, lambda batch: Trainer.eval_step(trainer, batch))
-    stream.load_state_dict(before)
-    return names or None
+        return []
+    before = stream.state_dict() if progress.in_epoch or stream.spans_epochs else None
+    if not progress.in_epoch:
+        stream.begin(progress.epoch)
+    batches = stream.take(1)
+    if before is not None:
+        stream.load_state_dict(before)
+    return batches
 
 
-def _names(trainer: Trainer, stream: Stream, step: Callable[[Any], Any]) -> set[str]:
+def _names(trainer: Trainer, batches: list[Batch], step: Callable[[Any], Any]) -> set[str]:
     meter = Meter()
     with (
         trainer.phase(meter),
@@ -119,7 +151,8 @@ def _names(trainer: Trainer, stream: Stream, step: Callable[[Any], Any]) -> set[
         preserved_rng(),
         trainer.runtime.autocast,
     ):
-        for batch, size, _ in stream.take(1):
+        for batch, size, _ in batches:
             trainer.window.size = size
             meter.add(StepResult.of(step(trainer.prepare_batch(batch)), size))
+    trainer.directions.losses |= meter.losses
     return set(meter.compute())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +18,8 @@ class StepResult:
     """The loss of one step and what else it measured.
 
     With `count`, `loss` is a sum over that many items (tokens, say): it is optimised and reported as sum / count,
-    also across the batches of an accumulation window. Without it, `loss` is the mean over the batch.
+    also across the batches of an accumulation window. Without it, `loss` is the mean over the batch. `losses` names
+    those of the metrics that are losses too, so that smaller values of them are better whatever they are called.
     """
 
     loss: Tensor | float | None = None
@@ -26,6 +27,7 @@ class StepResult:
     metrics: Mapping[str, Any] = field(default_factory=dict)
     count: Tensor | float | None = None
     outputs: Any = None
+    losses: Collection[str] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -54,7 +56,7 @@ class StepResult:
         if isinstance(computed, Mapping) and "loss" not in computed:
             if not computed:
                 raise ConfigurationError("compute_loss returned an empty dict: return at least one named loss.")
-            return StepResult(sum(computed.values()), size, dict(computed), None, outputs)
+            return StepResult(sum(computed.values()), size, dict(computed), None, outputs, tuple(computed))
         result = StepResult.of(computed, size, outputs)
         if result.loss is None:
             raise ConfigurationError("compute_loss returned None: return the loss, or pass `loss_fn=`.")

@@ -20,6 +20,7 @@ from .errors import ConfigurationError
 from .history import History
 from .hooks import Callback, Dispatch, TrainerHooks, as_callback, check_hooks
 from .meter import Meter, average_rows
+from .metrics.direction import Directions
 from .optimization import Lane, Optimization, Window
 from .progress import Limits, Progress
 from .runtime import Runtime, Signals, resolve_runtime
@@ -30,15 +31,20 @@ if TYPE_CHECKING:
     from .agreeing import Accord
     from .resuming import Mark
     from .run import RunDirectory
+    from .run.changes import Change
     from .step_checks import StepWatch
 
 
 class Trainer(TrainerHooks):
     """Trains one or several models. Constructor arguments are the default `configure_*`; override what differs."""
 
+    plateau_metric: str | None = "loss"  # what ReduceLROnPlateau watches; None where only a subclass's user knows
     start_over = "resume=False"  # what messages call the way to a new run, where it is another one
     step_name, eval_name = "train_step", "eval_step"  # and the steps
     update_call, accumulate_name = "self.update(loss)", "accumulate"
+    accept_changes = 'changes="accept"'  # and the way to go on with a run although the program has changed
+    without_place = "Training without a run directory"  # how the line at the start begins where there is none
+    step_methods: tuple[str, ...] = ("train_step", "compute_loss")  # what a user writes that decides what is learnt
 
     def __init__(
         self,
@@ -70,13 +76,14 @@ class Trainer(TrainerHooks):
         self.clip_norm, self.clip_value = clip_norm, clip_value
         self.runtime = resolve_runtime(runtime, precision)
         self.seed = seed
-        self.run_dir = None if run_dir is None else Path(run_dir)
+        self.run_dir = None if run_dir is None else _local(run_dir)
         self.progress_style = progress
         self.models: dict[str, nn.Module] = {}
         self.modules: dict[str, nn.Module] = {}
         self.optimizers: dict[str, Optimizer] = {}
         self.schedules: dict[str, Schedule] = {}
         self.progress, self.history, self.meter = Progress(), History(), Meter()
+        self.directions = Directions()
         self.window = Window()
         self.optimization = Optimization({}, self.window)
         self.eval_stream: Stream | None = None
@@ -91,6 +98,9 @@ class Trainer(TrainerHooks):
         self.datasets: Mapping[str, Any] = {}  # by name, for callbacks that look at more than the evaluation data
         self.train_stream: Stream | None = None
         self.mark: Mark | None = None
+        self.structure: dict[str, Any] = {}  # of the models, before they are wrapped
+        self.fingerprint: dict[str, Any] | None = None  # what the program gave this run to be
+        self.accepted: list[Change] = []  # in which the program differs from the run that it goes on with
         self.token = ""  # what processes that write a checkpoint together call the place
         self._phases: list[Meter] = []
         self._replaced: dict[int, nn.Parameter] = {}
@@ -207,12 +217,17 @@ class Trainer(TrainerHooks):
         max_time: float | None = None,
         batch_size: int | None = None,
         resume: bool | str | Path = "auto",
+        changes: str = "refuse",
     ) -> History:
-        """Train until the first limit is reached (one epoch, if none is given) and return the history."""
+        """Train until the first limit is reached (one epoch, if none is given) and return the history.
+
+        A run in `run_dir` goes on where it was. If the program is not the one it was started with, that is an error;
+        `changes="accept"` goes on with the new values.
+        """
         from .training import run_training
 
         limits = Limits(num_epochs, num_updates, num_samples, max_time)
-        return run_training(self, data, eval_data, limits, batch_size=batch_size, resume=resume)
+        return run_training(self, data, eval_data, limits, batch_size=batch_size, resume=resume, changes=changes)
 
     def evaluate(self, data: Any, *, batch_size: int | None = None) -> dict[str, float]:
         """The averages of what `eval_step` returns, over every sample once."""
@@ -321,6 +336,10 @@ class Trainer(TrainerHooks):
         """Batches in an epoch, where that is known."""
         return None if self.train_stream is None else self.train_stream.num_batches
 
+    def describe_more(self) -> dict[str, Any]:
+        """Further entries of what makes this run another one, besides components and data; for doors."""
+        return {}
+
     def schedule_epoch(self, row: Mapping[str, float]) -> None:
         """Step the schedulers that count epochs."""
         for schedule in self.schedules.values():
@@ -338,6 +357,7 @@ class Trainer(TrainerHooks):
         """A log point: read the pending step metrics from the device and pass them on."""
         first = self.progress.step - self.meter.num_pending + 1
         rows = self.meter.flush()
+        self.directions.losses |= self.meter.losses
         if self.runtime.world > 1:
             rows = average_rows(rows, self.meter.weights, self.runtime.sum_table)
         self.optimization.check()
@@ -359,7 +379,7 @@ class Trainer(TrainerHooks):
     def say(self, line: str) -> None:
         """A line for the person at the terminal, unless silence was asked for."""
         if self.progress_style != "silent" and self.runtime.is_main:
-            print(line, flush=True)
+            print(line.encode(errors="backslashreplace").decode(), flush=True)  # paths need not be Unicode
 
     @contextmanager
     def phase(self, meter: Meter) -> Iterator[None]:
@@ -392,3 +412,9 @@ class Trainer(TrainerHooks):
     def emit(self, event: str, *args: Any) -> None:
         for hook in self.hooks[event]:
             hook(*args)
+
+
+def _local(run_dir: str | Path) -> Path:
+    from .checkpoint.destination import local_path
+
+    return local_path(run_dir, "run_dir")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from copy import deepcopy
+from itertools import pairwise
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,7 @@ import pytest
 from torch import nn
 
 from loopwright import Callback, ConfigurationError, Trainer
-from loopwright.callbacks import BestModel, Checkpoints
+from loopwright.callbacks import BestModel, Checkpoints, EarlyStopping
 from loopwright.checkpoint import CheckpointStore, KeepPolicy, KeptModels, read_checkpoint
 
 from ..loops import assert_same_model, build_net
@@ -45,9 +48,115 @@ def test_the_last_few_resume_points_are_kept(tmp_path, points):
     assert saved(tmp_path) == ["update-00000006", "update-00000008", "update-00000010"]
 
 
-def test_without_a_callback_every_epoch_is_a_resume_point(tmp_path, points):
+class Clock:
+    """Time as these tests want it: it stands still but for what is added."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1e6
+        monkeypatch.setattr("loopwright.callbacks.checkpoints.monotonic", lambda: self.now)
+
+
+class Evaluations(Callback):
+    """Lets every evaluation take so many seconds, and notes what is saved when an epoch begins."""
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        self.clock, self.seconds = clock, seconds
+        self.seen: list[list[str]] = []
+
+    def on_epoch_start(self, trainer: Trainer) -> None:
+        assert trainer.run is not None
+        self.seen.append([name[-2:] for name in sorted(os.listdir(trainer.run.checkpoints)) if name[0] != "."])
+
+    def on_eval_end(self, trainer: Trainer, data: Any) -> None:
+        self.clock.now += self.seconds
+
+
+@pytest.mark.parametrize(
+    ("options", "seconds", "expected"),
+    [
+        ({}, 6.0, [[], ["05"], ["05", "10"]]),  # longer epochs than the floor: one at each end, evaluations counted
+        ({}, 2.6, [[], [], ["10"]]),  # shorter ones: five seconds at least in between
+        ({}, 0.0, [[], [], []]),
+        ({"every_epochs": 1}, 0.0, [[], ["05"], ["05", "10"]]),  # what is asked for is obeyed
+        ({"every_updates": 4, "keep": 9}, 0.0, [[], ["04"], ["04", "08"]]),
+        ({"every_updates": 4, "keep": 9, "min_seconds": 2.0}, 2.6, [[], ["05"], ["05", "10"]]),
+        ({"every_epochs": 1, "min_seconds": 60.0}, 2.6, [[], [], []]),
+        ({"min_seconds": 0}, 0.0, [[], ["05"], ["05", "10"]]),
+    ],
+)
+def test_resume_points_have_a_floor_in_seconds_unless_a_cadence_was_asked_for(
+    tmp_path, points, monkeypatch, options, seconds, expected
+):
+    clock = Clock(monkeypatch)
+    evaluations = Evaluations(clock, seconds)
+    saving = Checkpoints(**options, asynchronous=False)
+    train(build_trainer([evaluations, saving], run_dir=tmp_path), points)
+    assert evaluations.seen == expected
+    assert saved(tmp_path)[-1] == "update-00000015"  # the end is saved in any case
+
+
+def test_without_a_callback_short_epochs_are_saved_at_the_end_only(tmp_path, points, monkeypatch):
+    Clock(monkeypatch)
     train(build_trainer(run_dir=tmp_path), points)
-    assert saved(tmp_path) == ["update-00000010", "update-00000015"]
+    assert saved(tmp_path) == ["update-00000015"]
+
+
+def test_impossible_cadences_are_refused(mistake):
+    with mistake(
+        "Arguments",
+        "`Checkpoints(min_seconds=-1)`",
+        ConfigurationError,
+        match=r"min_seconds=-1.*number of seconds, 0 or more",
+    ):
+        Checkpoints(min_seconds=-1)
+    with mistake(
+        "Arguments", '`Checkpoints(min_seconds="5")`', ConfigurationError, match=r"min_seconds='5'.*0 or more"
+    ):
+        Checkpoints(min_seconds="5")
+    with mistake(
+        "Arguments",
+        '`Checkpoints(every_epochs="always")`',
+        ConfigurationError,
+        match=r"every_epochs='always'.*number above 0, or None",
+    ):
+        Checkpoints(every_epochs="always")
+    with mistake(
+        "Arguments", "`Checkpoints(every_epochs=True)`", ConfigurationError, match=r"every_epochs=True.*number above 0"
+    ):
+        Checkpoints(every_epochs=True)
+
+
+def test_an_epoch_of_one_update_costs_as_many_files_and_bytes_late_in_a_run_as_early(tmp_path, points, monkeypatch):
+    """Opened files and written bytes of 50 epochs, with a resume point and a kept model after every tenth of them."""
+    clock, counts = Clock(monkeypatch), []
+
+    class Counting(Callback):
+        def on_epoch_start(self, trainer: Trainer) -> None:
+            clock.now += 0.5
+            if trainer.progress.epoch % 50 == 0:
+                counts.append((len(opened), written_bytes()))
+
+    def written_bytes() -> int:
+        return int(Path("/proc/self/io").read_text().split("wchar: ")[1].split()[0])
+
+    opened: list[str] = []
+    watch_opening(str(tmp_path), opened)
+    trainer = build_trainer([Counting(), EarlyStopping(patience=1000)], run_dir=tmp_path)
+    trainer.train(points, 301, batch_size=37, eval_data=points)
+    files, bytes_ = ([b - a for a, b in pairwise(column)] for column in zip(*counts, strict=True))
+    assert len(files) == 6
+    assert max(files[1:]) <= 1.5 * min(files[1:])
+    assert max(bytes_[1:]) <= 2 * min(bytes_[1:])
+
+
+def watch_opening(folder: str, opened: list[str]) -> None:
+    """Note every file below a folder that is opened from now on; hooks cannot be taken away, so it ends by its list."""
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(arguments[0], str) and arguments[0].startswith(folder):
+            opened.append(arguments[0])
+
+    sys.addaudithook(hook)
 
 
 def test_the_end_of_training_is_always_saved(tmp_path, points):

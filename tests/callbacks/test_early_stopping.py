@@ -9,7 +9,6 @@ import pytest
 
 from loopwright import Callback, ConfigurationError, Trainer
 from loopwright.callbacks import EarlyStopping, FixedEarlyStopping, OfflineLoss
-from loopwright.callbacks.watching import resolve_mode
 
 from .runs import assert_same_after_crash, build_trainer, train
 
@@ -83,7 +82,7 @@ def test_a_second_call_has_its_patience_back(points):
     ("metric", "mode"), [("eval_loss", "min"), ("error", "min"), ("eval_accuracy", "max"), ("score", "max")]
 )
 def test_the_direction_follows_from_the_name(metric, mode):
-    assert resolve_mode(metric, "auto") == mode
+    assert EarlyStopping(metric).mode == mode
 
 
 @pytest.mark.parametrize("options", [{"patience": 0}, {"mode": "up"}, {"min_delta": -1.0}])

@@ -86,7 +86,8 @@ def test_the_cursor_is_back_after_training_and_after_an_exception(points, monkey
 
 def test_without_a_terminal_there_is_one_plain_line_an_epoch(points, capsys):
     train(build_trainer(progress="auto"), points, num_epochs=2)
-    lines = capsys.readouterr().out.splitlines()
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first.startswith("Training without a run directory")
     assert len(lines) == 2
     for number, line in enumerate(lines, start=1):
         assert re.fullmatch(EPOCH_LINE.format(number), line)
@@ -95,7 +96,8 @@ def test_without_a_terminal_there_is_one_plain_line_an_epoch(points, capsys):
 def test_within_a_long_epoch_there_is_a_line_every_interval(points, capsys, monkeypatch):
     monkeypatch.setattr("loopwright.loop.FLUSH_SECONDS", -1.0)
     train(build_trainer([ProgressDisplay("lines", interval=0.0)], progress="lines"), points, num_epochs=1)
-    lines = capsys.readouterr().out.splitlines()
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first.startswith("Training without a run directory")
     assert [line.split("  ")[1] for line in lines[:-1]] == [f"step {n}/5" for n in range(1, 6)]
     assert lines[-1].startswith("epoch 1/1  loss ")
 
@@ -118,7 +120,7 @@ def test_data_without_a_length_shows_steps_without_a_total(points, capsys, monke
     monkeypatch.setattr("loopwright.loop.FLUSH_SECONDS", -1.0)
     batches = iter([list(points.tensors)] * 2)
     build_trainer([ProgressDisplay("lines", interval=0.0)], progress="lines").train(batches, 1)
-    assert capsys.readouterr().out.splitlines()[0].split("  ")[1] == "step 1"
+    assert capsys.readouterr().out.splitlines()[1].split("  ")[1] == "step 1"
 
 
 def test_metrics_with_brackets_are_shown_as_they_are(points, monkeypatch):

@@ -54,7 +54,7 @@ def test_metrics_of_other_callbacks_can_be_watched_in_any_order_of_the_callbacks
         EMA(0.9, name="slow"),
         EMA(0.5, name="fast"),
         GradientNormLog(),
-        EarlyStopping(metric),
+        EarlyStopping(metric, mode="min"),
     ]
     trainer = build_trainer(reversed(callbacks) if is_reversed else callbacks)
     assert metric in train(trainer, points, num_epochs=1).history

@@ -186,7 +186,7 @@ def read_or_refuse(path) -> None:
 
 
 def test_a_checkpoint_of_a_later_version_asks_for_an_upgrade(checkpoint):
-    resign(checkpoint, {"format": 2})
+    resign(checkpoint, {"format": 3})
     with pytest.raises(CheckpointError, match=r"newer version.*upgrade loopwright"):
         read_checkpoint(checkpoint)
 

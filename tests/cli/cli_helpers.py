@@ -32,7 +32,7 @@ def make_run(directory: Path, seed: int = 0) -> Trainer:
         nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3)),
         partial(torch.optim.Adam, lr=0.01),
         nn.functional.cross_entropy,
-        callbacks=[BestModel(keep=2), Checkpoints(keep=3)],
+        callbacks=[BestModel(keep=2), Checkpoints(every_epochs=1, keep=3)],
         seed=seed,
         run_dir=directory,
         progress="silent",

@@ -60,7 +60,7 @@ def train_run(path: Path, seed: int = 0, *, how: str = "finished", epochs: int =
     torch.manual_seed(1)
     model = nn.Linear(4, 1)
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
-    callbacks = [Ending(how), Checkpoints(asynchronous=False)]
+    callbacks = [Ending(how), Checkpoints(every_epochs=1, asynchronous=False)]
     trainer = Trainer(model, optimizer, nn.MSELoss(), seed=seed, run_dir=path, progress="silent", callbacks=callbacks)
     if how in ("finished", "stopped"):
         trainer.train(data, epochs, eval_data=data, batch_size=8)

@@ -13,7 +13,8 @@ from gallery_helpers import train_run
 from loopwright import ConfigurationError
 from loopwright.cli import main
 from loopwright.run import MetricsStore, RunView, find_runs
-from loopwright.run.comparing import compare_runs, flatten
+from loopwright.run.changes import flatten
+from loopwright.run.comparing import compare_runs
 
 
 def facts(printed: str) -> dict[str, str]:

@@ -18,8 +18,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from loopwright import Callback, ConfigurationError, Trainer
-from loopwright.callbacks.watching import resolve_mode
-from loopwright.checkpoint.policy import direction_of
+from loopwright.callbacks import EarlyStopping
 from loopwright.run import MetricsStore, RunManifest, RunView, find_runs, update_manifest
 from loopwright.run.reading_lock import is_locked
 from loopwright.run.reading_metrics import MetricsView
@@ -131,9 +130,9 @@ def test_best_is_the_smallest_loss_and_where_it_was(gallery):
     assert run.main_metric == "eval_loss"
 
 
-@pytest.mark.parametrize("name", ["loss", "eval_loss", "test_error", "accuracy", "eval_f1", "loss_scale"])
-def test_what_is_better_is_what_callbacks_take_for_better(name):
-    assert direction_of(name) == resolve_mode(name, "auto")
+@pytest.mark.parametrize("name", ["loss", "eval_loss", "test_error", "accuracy", "eval_f1", "rmse"])
+def test_what_is_better_is_what_callbacks_take_for_better(gallery, name):
+    assert RunView(gallery / "runs/finished").mode_of(name) == EarlyStopping(name).mode
 
 
 def test_values_are_read_bit_for_bit(tmp_path):
@@ -151,8 +150,8 @@ def test_nan_is_never_the_best(tmp_path):
         with_nan.add_epoch(epoch, epoch, {"loss": value, "other": float("nan")})
     with_nan.close()
     view = MetricsView(tmp_path / "metrics.sqlite")
-    assert view.best("loss").value == 1.0
-    assert view.best("other") is None
+    assert view.best("loss", "min").value == 1.0
+    assert view.best("other", "min") is None
 
 
 def test_rows_are_seen_while_a_writer_has_the_file_open_and_it_goes_on_writing(tmp_path):

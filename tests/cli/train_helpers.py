@@ -35,6 +35,7 @@ BEST = """\
   callbacks:
     - {kind: OfflineLoss, dataset_key: test, every_n_epochs: 1}
     - {kind: BestCheckpoint, metric: test_loss, every_n_epochs: 1}
+    - {kind: Checkpoints, every_epochs: 1}
 """
 
 

@@ -210,3 +210,31 @@ def keep_best(rank: int, runtime: str, folder: Path) -> list[tuple[bool, bool]]:
 @pytest.mark.parametrize("runtime", ["ddp", "fsdp"])
 def test_the_best_model_comes_back_on_all_processes(runtime: str, tmp_path: Path) -> None:
     assert run_ranks(keep_best, 2, runtime, tmp_path) == [[(True, False)] * 2] * 2
+
+
+def save_by_own_clock(rank: int, folder: Path) -> int:
+    """The first process's clock says that time has passed at every look, the second one's that none has."""
+    from loopwright.callbacks import checkpoints
+
+    seconds = [0.0]
+
+    def now() -> float:
+        seconds[0] += 10.0 if rank == 0 else 0.0
+        return seconds[0]
+
+    checkpoints.monotonic = now  # type: ignore[assignment]
+    torch.manual_seed(5)
+    model = nn.Linear(6, 2).double()
+    callbacks = [Checkpoints(keep=9), BestModel()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    trainer = Trainer(
+        model, optimizer, nn.MSELoss(), callbacks=callbacks, runtime="fsdp", run_dir=folder, progress="silent"
+    )
+    trainer.train(build_data(8), 3, eval_data=build_data(4), batch_size=8)
+    return len(trainer.history)
+
+
+def test_where_resume_points_have_a_floor_the_clock_of_the_first_process_decides_for_all(tmp_path: Path) -> None:
+    assert run_ranks(save_by_own_clock, 2, tmp_path, limit=60.0) == [3, 3]
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == [f"update-0000000{n}" for n in (1, 2, 3)]
+    assert sorted(os.listdir(tmp_path / "kept")) == ["update-00000003"]

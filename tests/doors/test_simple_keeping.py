@@ -15,6 +15,7 @@ import loopwright
 from loopwright import CheckpointError, ConfigurationError
 from loopwright.data.seeding import seed_everything
 from loopwright.doors.simple import Trainer
+from tests.mistakes import Mistakes
 
 from ..loops import assert_same_model, assert_same_optimizer, build_linear, build_net
 from .test_simple import AccuracyTrainer, adam, cross_entropy, in_order, shuffled
@@ -43,23 +44,25 @@ class Counted(Trainer):
         return {**super().eval_step(batch), "accuracy": 0.5}
 
 
-def scripted(name: str, values: list[float]) -> Scripted:
+def scripted(name: str, values: list[float], mode: str | None = None) -> Scripted:
     model = build_linear()
-    trainer = Scripted(model, adam(model), cross_entropy)
+    trainer = Scripted(model, adam(model), cross_entropy, {"training": {"best_model_mode": mode}})
     trainer.name, trainer.values = name, list(values)
     return trainer
 
 
-def best_epochs(name: str, values: list[float], points: TensorDataset, tmp_path: Path) -> list[int]:
+def best_epochs(
+    name: str, values: list[float], points: TensorDataset, tmp_path: Path, mode: str | None = None
+) -> list[int]:
     """The epochs after which `best_model` was another."""
     found: list[int] = []
 
     def look(trainer: Trainer, epoch: int, metrics: dict[str, float]) -> None:
         kept = Trainer(build_linear(), None, None).load_checkpoint(tmp_path / "best_model")
-        assert kept["metric_value"] == max(values[: epoch + 1]) or name.endswith(("loss", "error"))
+        assert kept["metric_value"] == max(values[: epoch + 1]) or name.endswith(("loss", "error", "rmse", "foo"))
         found.append(kept["epoch"])
 
-    trainer = scripted(name, values)
+    trainer = scripted(name, values, mode)
     metric = f"eval_{name}"
     trainer.train(
         shuffled(points), len(values), in_order(points), str(tmp_path), best_model_metric=metric, callbacks=[look]
@@ -67,14 +70,47 @@ def best_epochs(name: str, values: list[float], points: TensorDataset, tmp_path:
     return found
 
 
-@pytest.mark.parametrize("name", ["loss", "word_error"])
-def test_best_model_has_the_smallest_loss_or_error(name: str, points: TensorDataset, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["loss", "word_error", "rmse"])
+def test_best_model_has_the_smallest_of_what_is_to_fall(name: str, points: TensorDataset, tmp_path: Path) -> None:
     assert best_epochs(name, [3.0, 4.0, 2.0, 2.0], points, tmp_path) == [0, 0, 2, 2]
 
 
-@pytest.mark.parametrize("name", ["accuracy", "loss_gap"])
-def test_best_model_has_the_largest_of_any_other_metric(name: str, points: TensorDataset, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["accuracy", "f1"])
+def test_best_model_has_the_largest_of_what_is_to_rise(name: str, points: TensorDataset, tmp_path: Path) -> None:
     assert best_epochs(name, [0.1, 0.3, 0.2, 0.4], points, tmp_path) == [0, 1, 1, 3]
+
+
+def test_a_metric_whose_name_says_nothing_goes_by_best_model_mode(points: TensorDataset, tmp_path: Path) -> None:
+    assert best_epochs("foo", [3.0, 4.0, 2.0], points, tmp_path, "min") == [0, 0, 2]
+    trainer = scripted("foo", [3.0, 2.0, 1.0, 0.5], "min")
+    metrics = trainer.train(
+        shuffled(points), 4, in_order(points), best_model_metric="eval_foo", early_stopping_patience=1
+    )
+    assert len(metrics["eval_foo"]) == 4
+
+
+def test_without_best_model_mode_it_is_asked_for_before_the_first_step(
+    points: TensorDataset, tmp_path: Path, mistake: Mistakes
+) -> None:
+    trainer = scripted("foo", [3.0])
+    with mistake("Door: simple", '`best_model_metric="eval_foo"`, and nothing says whether it is to fall or to rise',
+                 ConfigurationError, match=r'training\.best_model_mode="min"'):  # fmt: skip
+        trainer.train(shuffled(points), 1, in_order(points), str(tmp_path), best_model_metric="eval_foo")
+    assert trainer._engine.progress.step == 0
+    with mistake("Door: simple", '`training.best_model_mode: "smallest"`', ConfigurationError, match="'smallest'"):
+        scripted("foo", [3.0], "smallest")
+
+
+def test_named_losses_are_minimised_whatever_they_are_called(points: TensorDataset, tmp_path: Path) -> None:
+    class Named(Trainer):
+        def _compute_loss(self, outputs: Any, targets: Any) -> Any:
+            return {"fit": cross_entropy(outputs, targets), "score": outputs.square().mean()}
+
+    model = build_linear()
+    trainer = Named(model, torch.optim.SGD(model.parameters(), 0.5), cross_entropy)
+    history = trainer.train(shuffled(points), 4, in_order(points), str(tmp_path), best_model_metric="eval_score")
+    kept = Trainer(build_linear(), None, None).load_checkpoint(tmp_path / "best_model")
+    assert kept["metric_value"] == min(history["eval_score"]) < max(history["eval_score"])
 
 
 def test_value_that_is_no_number_is_never_the_best(points: TensorDataset, tmp_path: Path) -> None:

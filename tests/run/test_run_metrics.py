@@ -89,6 +89,27 @@ def test_a_resumed_run_has_the_rows_of_one_that_was_not_interrupted(tmp_path):
     resumed.close()
 
 
+def test_cutting_back_looks_only_at_the_rows_that_it_removes(store):
+    """Counted in instructions of SQLite's own machine, hundreds at a time."""
+    counted = [0]
+
+    def count() -> int:
+        counted[0] += 1
+        return 0
+
+    costs = []
+    for first in (1, 20_001):
+        store.add_steps((step, step, "loss", 1.0) for step in range(first, first + 20_000))
+        store.add_epoch(first, first, {"loss": 1.0})
+        store._open().set_progress_handler(count, 100)
+        counted[0] = 0
+        store.truncate(step=first + 19_989, epoch=first)
+        costs.append(counted[0])
+        store._open().set_progress_handler(None, 0)
+    assert len(store.steps()) == 40_000 - 20
+    assert max(costs) <= 10
+
+
 def test_a_batch_that_fails_adds_nothing(store):
     def rows():
         yield (1, 1, "loss", 1.0)

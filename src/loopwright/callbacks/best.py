@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import ConfigurationError
 from .checkpoints import BestModel
 from .interval import Watching, logged_metrics
+from .watching import recall_mode
 
 if TYPE_CHECKING:
-    from ..checkpoint import KeptModels
+    from ..checkpoint import AsyncWriter, KeptModels
+    from ..run import RunDirectory
     from ..trainer import Trainer
 
 
@@ -135,27 +137,30 @@ class BestCheckpoint(Watching):
         self._kept: dict[int | None, KeptModels] = {}
 
     def on_train_start(self, trainer: Trainer) -> None:
-        from ..checkpoint import AsyncWriter, KeepPolicy, KeptModels
-        from ..checkpoint.capture import group_of
-
         super().on_train_start(trainer)
         if trainer.run is None:
             raise ConfigurationError("BestCheckpoint needs a place to write to: pass `run_dir=` to the trainer.")
         self._check_alone(trainer)
-        if not self._kept:
-            for tolerance in (None, *self.tolerances):
-                policy = KeepPolicy(self._label(tolerance), self.mode)
-                writer = AsyncWriter(self.on_error, group=group_of(trainer))
-                self._kept[tolerance] = KeptModels(trainer.run.kept, policy, writer=writer)
+        self._open(trainer, trainer.run)
         if trainer.runtime.is_main:
             for kept in self._kept.values():
                 kept.discard(after_update=trainer.progress.update)
+                kept.prune()
+
+    def _open(self, trainer: Trainer, run: RunDirectory) -> None:
+        from ..checkpoint import AsyncWriter, KeepPolicy, KeptModels
+        from ..checkpoint.capture import group_of
+
+        for tolerance in () if self._kept else (None, *self.tolerances):
+            policy = KeepPolicy(self._label(tolerance), self.mode)
+            writer = AsyncWriter(self.on_error, group=group_of(trainer))
+            self._kept[tolerance] = KeptModels(run.kept, policy, writer=writer, resume_points=run.checkpoints)
 
     def _check_alone(self, trainer: Trainer) -> None:
         """Two that keep models by one metric would each remove the other's."""
         for other in trainer.active_callbacks:
             is_twin = isinstance(other, BestCheckpoint) and other is not self and other.metric == self.metric
-            if is_twin or (isinstance(other, BestModel) and other.policy.metric == self.metric):
+            if is_twin or (isinstance(other, BestModel) and other.metric == self.metric):
                 raise ConfigurationError(
                     f"{type(other).__name__} and BestCheckpoint both keep models by {self.metric!r}: pass one of them."
                 )
@@ -177,10 +182,23 @@ class BestCheckpoint(Watching):
             kept.writer.wait()
             kept.discard(after_update=trainer.progress.update)
 
+    def write_before_save(self, trainer: Trainer) -> Collection[AsyncWriter]:
+        return [kept.writer for kept in self._kept.values()]
+
     def on_loop_end(self, trainer: Trainer) -> None:
         for kept in self._kept.values():
             kept.writer.wait()
         trainer.runtime.barrier("keeping the best checkpoint")
+
+    def on_train_end(self, trainer: Trainer) -> None:
+        for kept in self._kept.values():
+            kept.prune()
+
+    def finish_again(self, trainer: Trainer) -> None:
+        if trainer.run is not None:
+            recall_mode(trainer, self.watched)
+            self._open(trainer, trainer.run)
+            self.on_train_end(trainer)
 
     def on_exception(self, trainer: Trainer, error: BaseException) -> None:
         for kept in self._kept.values():

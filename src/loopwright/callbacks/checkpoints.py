@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import ConfigurationError
 from ..hooks import Callback
-from .watching import metric_of, resolve_mode
+from ..metrics.direction import WatchedMetric
+from .watching import metric_of, recall_mode
 
 if TYPE_CHECKING:
-    from ..checkpoint import CheckpointStore, KeepPolicy, KeptModels
+    from ..checkpoint import AsyncWriter, CheckpointStore, KeepPolicy, KeptModels
     from ..run import RunDirectory
     from ..trainer import Trainer
+
+
+MIN_SECONDS = 5.0  # between what is written at the ends of short epochs, where nothing else was asked for
 
 
 class Checkpoints(Callback):
     """Writes resume points to the run directory: every n updates, epochs or minutes, whichever comes first.
 
+    `every_epochs` "auto" is every epoch, but not more often than every `min_seconds` (5, if that is None). What is
+    given as a number is obeyed exactly, unless `min_seconds` is given too. The end of training is always saved.
     Saving is asynchronous: the step pays for a copy of the state. `on_error` says whether a failed write ends
     training at the next step ("raise") or is only reported ("warn").
     """
@@ -27,26 +34,36 @@ class Checkpoints(Callback):
     def __init__(
         self,
         every_updates: int | None = None,
-        every_epochs: int | None = 1,
+        every_epochs: int | Literal["auto"] | None = "auto",
         every_minutes: float | None = 5.0,
         *,
+        min_seconds: float | None = None,
         keep: int = 2,
         asynchronous: bool = True,
         on_error: Literal["raise", "warn"] = "raise",
     ) -> None:
         from ..checkpoint import ResumePolicy
 
-        self.policy = ResumePolicy(every_updates, every_epochs, every_minutes, keep)
+        is_auto = every_epochs == "auto"
+        self.policy = ResumePolicy(
+            every_updates,
+            1 if every_epochs == "auto" else every_epochs,
+            every_minutes,
+            keep,
+            min_seconds_updates=min_seconds or 0.0,
+            min_seconds_epochs=(MIN_SECONDS if is_auto else 0.0) if min_seconds is None else min_seconds,
+        )
         self.asynchronous = asynchronous
         self.on_error: Literal["raise", "warn"] = on_error
         self._store: CheckpointStore | None = None
         self._saved_at = 0.0
+        self._written_at = 0.0
         self._is_prepared = not asynchronous
 
     def on_train_start(self, trainer: Trainer) -> None:
         if trainer.run is None:
             raise ConfigurationError("Checkpoints needs a place to write to: pass `run_dir=` to the trainer.")
-        self._saved_at = trainer.progress.seconds
+        self._saved_at, self._written_at = trainer.progress.seconds, monotonic()
 
     def on_update_end(self, trainer: Trainer) -> None:
         store = self._store or self._open(trainer)
@@ -54,13 +71,22 @@ class Checkpoints(Callback):
         if not self._is_prepared:  # now there is optimizer state to make room for
             self._prepare(trainer)
         minutes = (trainer.progress.seconds - self._saved_at) / 60
-        is_due = self.policy.is_due(update=trainer.progress.update, minutes_since_last=minutes)
+        is_late = self.policy.is_late(minutes)
+        is_due = is_late or (
+            self.policy.is_due(update=trainer.progress.update)
+            and not self._is_early(trainer, self.policy.min_seconds_updates)
+        )
         if trainer.signals.take_save() or is_due:
             self.save(trainer)
 
     def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
-        if self.policy.is_due(update=trainer.progress.update, epoch_end=trainer.progress.epoch):
+        is_due = self.policy.is_due(update=trainer.progress.update, epoch_end=trainer.progress.epoch)
+        if is_due and not self._is_early(trainer, self.policy.min_seconds_epochs):
             self.save(trainer)
+
+    def _is_early(self, trainer: Trainer, min_seconds: float) -> bool:
+        """Whether the last save was too short a time ago, evaluations included; the first process's clock decides."""
+        return min_seconds > 0 and bool(trainer.runtime.broadcast_object(monotonic() - self._written_at < min_seconds))
 
     def on_rewind(self, trainer: Trainer) -> None:
         """What was saved since belongs to updates that are now taken differently."""
@@ -95,28 +121,31 @@ class Checkpoints(Callback):
 
         assert self._store is not None
         self._is_prepared = True
-        self._store.writer.prepare(capture(trainer))
+        self._store.writer.prepare(capture(trainer, has_history=False))
 
     def save(self, trainer: Trainer, *, wait: bool = False) -> None:
-        """Write a resume point now."""
+        """Write a resume point now; what other callbacks keep of this moment is on disk before it is complete."""
         from ..checkpoint import update_name
         from ..checkpoint.capture import capture, meta_of, token_of
 
         store = self._store or self._open(trainer)
         wait = wait or not self.asynchronous
         name, token = update_name(trainer.progress.update), token_of(trainer)
-        store.save(name, capture(trainer), meta_of(trainer), wait=wait, token=token)
-        self._saved_at = trainer.progress.seconds
+        tree = capture(trainer, has_history=False)
+        after = [writer for callback in trainer.active_callbacks for writer in callback.write_before_save(trainer)]
+        store.save(name, tree, meta_of(trainer), wait=wait, token=token, history=trainer.history, after=after)
+        self._saved_at, self._written_at = trainer.progress.seconds, monotonic()
 
 
 class BestModel(Callback):
     """Keeps the weights of the best epochs by a metric.
 
-    They go to the run directory; without one, the best are held in memory. `mode` "auto" minimises a metric whose
-    name ends in loss or error and maximises any other. `restore` puts the best weights back when training ends, and
-    when a finished run is started again. Several may keep models by different metrics.
+    They go to the run directory; without one, the best are held in memory. `mode` "auto" goes by what the steps return
+    as losses and by the metric's name; a name that does not say it is an error. `restore` puts the best weights back
+    when training ends, and when a finished run is started again. Several may keep models by different metrics.
     An epoch that does not measure the metric is an error, unless `required` is False. `on_error` is about failed
-    writes, as that of `Checkpoints`.
+    writes, as that of `Checkpoints`. Where epochs are short, the best is held in memory for up to 5 seconds before
+    it is written; it is always on disk before a resume point that relies on it, and when training ends.
     """
 
     def __init__(
@@ -131,17 +160,29 @@ class BestModel(Callback):
     ) -> None:
         from ..checkpoint import KeepPolicy
 
-        self.policy: KeepPolicy = KeepPolicy(metric, resolve_mode(metric, mode), keep)
+        KeepPolicy(metric, keep=keep)  # refuses a wrong number now
+        self.metric, self.keep = metric, keep
+        self.watched = WatchedMetric(metric, mode, type(self).__name__)
         self.restore = restore
         self.required = required
         self.on_error: Literal["raise", "warn"] = on_error
         self.best: float | None = None
         self._kept: KeptModels | None = None
+        self._written_at = 0.0
         self._label = ""  # what tells its models from those of others
         self._weights: dict[str, Any] | None = None
 
+    @property
+    def policy(self) -> KeepPolicy:
+        from ..checkpoint import KeepPolicy
+
+        return KeepPolicy(self.metric, self.watched.mode, self.keep)
+
+    def watched_metrics(self) -> Iterable[WatchedMetric]:
+        return (self.watched,)
+
     def required_metrics(self) -> set[str]:
-        return {self.policy.metric} if self.required else set()
+        return {self.metric} if self.required else set()
 
     def on_train_start(self, trainer: Trainer) -> None:
         if trainer.run is not None and self._kept is None:
@@ -149,6 +190,7 @@ class BestModel(Callback):
             if trainer.runtime.is_main:
                 self._kept.clean()
                 self._kept.discard(after_update=trainer.progress.update)
+                self._kept.prune()
 
     def _open(self, trainer: Trainer, run: RunDirectory) -> KeptModels:
         """The kept models of a run; two that keep them by one metric would each remove the other's."""
@@ -156,20 +198,21 @@ class BestModel(Callback):
         from ..checkpoint.capture import group_of
         from ..checkpoint.kept import metric_label
 
-        metric = self.policy.metric
+        metric = self.metric
         others = [c for c in trainer.active_callbacks if isinstance(c, BestModel) and c is not self]
-        if any(other.policy.metric == metric for other in others):
+        if any(other.metric == metric for other in others):
             raise ConfigurationError(f"Two BestModel callbacks keep models by {metric!r}: pass one of them.")
         self._label = f"-{metric_label(metric)}" if others else ""
-        return KeptModels(run.kept, self.policy, writer=AsyncWriter(self.on_error, group=group_of(trainer)))
+        writer = AsyncWriter(self.on_error, group=group_of(trainer))
+        return KeptModels(run.kept, self.policy, writer=writer, resume_points=run.checkpoints)
 
     def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         from ..checkpoint import snapshot
         from ..checkpoint.capture import capture_models
 
-        if not self.required and self.policy.metric not in metrics:
+        if not self.required and self.metric not in metrics:
             return
-        value = metric_of(metrics, self.policy.metric, type(self).__name__)
+        value = metric_of(metrics, self.metric, type(self).__name__)
         is_best = self.best is None or self.policy.better(value, self.best)
         if is_best:
             self.best = value
@@ -186,19 +229,43 @@ class BestModel(Callback):
         assert self._kept is not None
         name = f"{update_name(trainer.progress.update)}{self._label}"
         wants = trainer.runtime.is_main and self._kept.wants(name, value, trainer.progress.update)
-        if trainer.runtime.broadcast_object(wants):
+        is_time = monotonic() - self._written_at >= MIN_SECONDS
+        wants, is_time = trainer.runtime.broadcast_object((wants, is_time))
+        if wants:
             tree = {"models": capture_models(trainer)}
             meta = meta_of(trainer) | {"metrics": dict(metrics)}
-            self._kept.save(name, tree, meta, value=value, token=token_of(trainer))
+            self._kept.hold(name, tree, meta, value=value, token=token_of(trainer))
+        if is_time:
+            self._start()
+
+    def _start(self) -> None:
+        """Start writing the model that is held, if there is one."""
+        if self._kept is not None and self._kept.is_holding:
+            self._written_at = monotonic()
+            self._kept.start()
+
+    def write_before_save(self, trainer: Trainer) -> Collection[AsyncWriter]:
+        self._start()
+        return () if self._kept is None else (self._kept.writer,)
+
+    def on_loop_end(self, trainer: Trainer) -> None:
+        self._start()
+
+    def on_exception(self, trainer: Trainer, error: BaseException) -> None:
+        self._start()
+        if self._kept is not None:
+            if trainer.runtime.world > 1:  # others may be gone, and their parts with them
+                self._kept.writer.abandon()
+            self._kept.writer.wait()
 
     def on_train_end(self, trainer: Trainer) -> None:
         self._put_back(trainer)
 
     def finish_again(self, trainer: Trainer) -> None:
-        if self.restore:
-            if trainer.run is not None and self._kept is None:
-                self._kept = self._open(trainer, trainer.run)
-            self._put_back(trainer)
+        recall_mode(trainer, self.watched)
+        if trainer.run is not None and self._kept is None:
+            self._kept = self._open(trainer, trainer.run)
+        self._put_back(trainer)
 
     def _put_back(self, trainer: Trainer) -> None:
         """Wait for what is being written, and let the models have the best weights if that is wanted."""
@@ -207,6 +274,7 @@ class BestModel(Callback):
         weights = self._weights
         if self._kept is not None:
             self._kept.writer.wait()
+            self._kept.prune()  # the end of training is saved: nothing else is needed any more
             trainer.runtime.barrier("keeping the best model")
             found = self._kept.best() if self.restore else None
             weights = found.tree["models"] if found is not None else None

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 class EarlyStopping(Watching):
     """Stops training when a metric has not improved for `patience` looks in a row, by default one every epoch.
 
-    An improvement is more than `min_delta` better than the best so far; NaN never is one. `mode` "auto" minimises a
-    metric whose name ends in loss or error and maximises any other. After updates or samples, the metric has to be
-    one that a callback logs with the same interval, such as `OfflineLoss`.
+    An improvement is more than `min_delta` better than the best so far; NaN never is one. `mode` "auto" goes
+    by what the steps return as losses and by the metric's name; a name that does not say it is an error. After updates
+    or samples, the metric has to be one that a callback logs with the same interval, such as `OfflineLoss`.
     """
 
     def __init__(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import ConfigurationError
 from ..hooks import Callback
-from .watching import metric_of, resolve_mode
+from ..metrics.direction import Mode, WatchedMetric
+from .watching import metric_of
 
 if TYPE_CHECKING:
     from ..progress import Progress
@@ -143,13 +144,21 @@ class Watching(Callback):
         every_n_samples: int | None = None,
     ) -> None:
         self.metric = metric
-        self.mode = resolve_mode(metric, mode)
+        self.watched = WatchedMetric(metric, mode, type(self).__name__)
         self.interval = Interval(type(self).__name__, every_n_epochs, every_n_updates, every_n_samples)
         is_by_epoch = self.interval.unit == "epoch"
         self.unheard = ("on_update_end", "on_rewind") if is_by_epoch else ("on_epoch_end",)
 
     def look(self, trainer: Trainer, value: float, metrics: Mapping[str, float]) -> None:
         """The metric has this value now; `metrics` are all that there are."""
+
+    @property
+    def mode(self) -> Mode:
+        """Which values are better; with "auto", what the run knows of the metric, or else its name."""
+        return self.watched.mode
+
+    def watched_metrics(self) -> Iterable[WatchedMetric]:
+        return (self.watched,)
 
     def required_metrics(self) -> set[str]:
         return {self.metric}

@@ -78,6 +78,8 @@ class OfflineLoss(Periodic):
             self._stream.load_state_dict(self._position)
 
     def _open(self, trainer: Trainer) -> Stream:
+        if self.dataset_key != "train":
+            trainer.directions.eval_keys.add(self.prefix)
         if self._stream is None:
             data = named_data(trainer, self.dataset_key, type(self).__name__, self.datasets)
             if data is None:
@@ -154,7 +156,7 @@ class OnlineLoss(Periodic):
 
     def measure(self, trainer: Trainer) -> Mapping[str, float]:
         """Nothing, where no step was taken since the last time, as when the end of an epoch is repeated."""
-        means = self._meter.compute(trainer.runtime.sum_table)
+        means = self._meter.compute(trainer.runtime.sum_table, is_final=False)  # metrics go on measuring the epoch
         self._meter = Meter(ignores_nonfinite=trainer.skips_nonfinite)
         return {f"{self.prefix}_{name}": value for name, value in means.items()}
 

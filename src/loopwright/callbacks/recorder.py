@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,6 +12,7 @@ from ..errors import CheckpointError, Interrupted
 from ..hooks import Callback
 
 if TYPE_CHECKING:
+    from ..metrics.direction import Mode
     from ..run import MetricsStore
     from ..run.git import WorkTree
     from ..run.manifest import State
@@ -32,22 +33,47 @@ class RunRecorder(Callback):
         self._metrics: MetricsStore | None = None
         self._tree: WorkTree | None = None  # while git is at work
         self._waiting: list[Callable[[], None]] = []
+        self._modes: dict[str, Mode | None] = {}  # of the metrics that epochs have had so far
 
     def on_train_start(self, trainer: Trainer) -> None:
         from ..run import MetricsStore, RunManifest, update_manifest
         from ..run.git import WorkTree
 
         assert trainer.run is not None
-        if trainer.run.has_run:
-            update_manifest(trainer.run.manifest_path, state="running")
-        else:
-            self._tree = WorkTree(Path.cwd()).ask()
-            manifest = RunManifest.collect(device=str(trainer.runtime.device), seed=trainer.seed, tree=self._tree)
-            manifest.write(trainer.run.manifest_path)
+        with trainer.run.starting():
+            if trainer.run.has_run:
+                update_manifest(
+                    trainer.run.manifest_path,
+                    state="running",
+                    fingerprint=trainer.fingerprint,
+                    change=_accepted(trainer),
+                )
+            else:
+                self._tree = WorkTree(Path.cwd()).ask()
+                manifest = RunManifest.collect(
+                    device=str(trainer.runtime.device),
+                    seed=trainer.seed,
+                    tree=self._tree,
+                    fingerprint=trainer.fingerprint,
+                )
+                manifest.write(trainer.run.manifest_path)
         self._waiting = []
         self._metrics = MetricsStore(trainer.run.metrics_path)
         if trainer.run.metrics_path.exists():
             self._metrics.truncate(step=trainer.progress.step, epoch=trainer.progress.epoch)
+        self._tell_of_gap(trainer, self._metrics)
+
+    def _tell_of_gap(self, trainer: Trainer, metrics: MetricsStore) -> None:
+        """Say which metrics of a resumed run its history has and the file has not, since that was lost or is new."""
+        last = max((series.steps[-1] for series in trainer.history.steps.values() if series.steps), default=0)
+        recorded = metrics.last_step() if last and metrics.path.exists() else 0
+        if recorded < last:
+            logger.warning(
+                "%s has no metrics of steps %d to %d, which were recorded before this run was resumed. Its history has "
+                "them and training goes on exactly; what is read from the file (`loopwright show`, plots) lacks them. "
+                "If you have a copy of the file, put it back before you start the program.",
+                *(metrics.path, recorded + 1, last),
+            )
 
     def on_log(self, trainer: Trainer, rows: list[dict[str, float]]) -> None:
         """Log points fall on update boundaries, so which update a step belonged to follows from its place."""
@@ -71,6 +97,16 @@ class RunRecorder(Callback):
     def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         assert self._metrics is not None
         self._write(partial(self._metrics.add_epoch, trainer.progress.epoch, trainer.progress.update, dict(metrics)))
+        if not metrics.keys() <= self._modes.keys():
+            assert trainer.run is not None
+            self._write(partial(_note, trainer.run.manifest_path, **self._directions(trainer, metrics)))
+
+    def _directions(self, trainer: Trainer, metrics: Iterable[str]) -> dict[str, Any]:
+        """What readers have to know to rank by these metrics: which values are better, and what evaluations are."""
+        directions = trainer.directions
+        self._modes |= {name: directions.of(name) for name in (*directions.said, *metrics)}
+        known = {name: mode for name, mode in self._modes.items() if mode is not None}
+        return {"metric_modes": known, "eval_keys": sorted(directions.eval_keys)}
 
     def on_train_end(self, trainer: Trainer) -> None:
         assert self._metrics is not None
@@ -85,7 +121,7 @@ class RunRecorder(Callback):
         else:
             self._close(trainer, "failed", f"{type(error).__name__}: {error}")
 
-    def _found_by_git(self) -> dict[str, bool | None]:
+    def _found_by_git(self) -> dict[str, Any]:
         """What is to be noted of the working tree, once; waits for git if it has to."""
         tree, self._tree = self._tree, None
         return {} if tree is None else {"git_dirty": tree.is_dirty}
@@ -116,10 +152,19 @@ class RunRecorder(Callback):
             progress = {
                 name: getattr(trainer.progress, name) for name in ("epoch", "step", "update", "sample", "seconds")
             }
+            names = trainer.history.epochs[-1] if trainer.history.epochs else ()
+            found |= self._directions(trainer, names)
             changes = {"state": state, "reason": reason, "progress": progress, **found}
             self._write(partial(_note, trainer.run.manifest_path, **changes))
         if self._metrics is not None:
             self._metrics.close()
+
+
+def _accepted(trainer: Trainer) -> dict[str, Any] | None:
+    """What the program has changed in the run since it was last started, once, and from which update on."""
+    changes, trainer.accepted = trainer.accepted, []
+    values = {change.key: [change.first, change.second] for change in changes}
+    return {"update": trainer.progress.update, "values": values} if values else None
 
 
 def _note(path: Path, **changes: Any) -> None:

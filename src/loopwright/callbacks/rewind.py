@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..data.skipping import SkippingStream
 from ..errors import ConfigurationError, NonFiniteLossError
+from ..history import HistoryCopy
 from ..hooks import Rewinding
 from .nonfinite import NonFiniteGuard
 
@@ -57,6 +58,7 @@ class Rewind(NonFiniteGuard):
         self._stream: SkippingStream | None = None
         self._snapshot: dict[str, Any] | None = None
         self._buffers: SnapshotBuffers | None = None
+        self._history = HistoryCopy()
         self._taken_at = 0
         self._refused: str | None = None
         self._is_searching = False
@@ -160,8 +162,9 @@ class Rewind(NonFiniteGuard):
         assert trainer.train_stream is not None
         if self._buffers is None:
             self._buffers = SnapshotBuffers()
-        state = capture(trainer) | {"data": trainer.train_stream.state_dict()}  # also before the first batch
-        self._snapshot = self._buffers.take(state)
+        data = trainer.train_stream.state_dict()  # also before the first batch
+        self._snapshot = self._buffers.take(capture(trainer, has_history=False) | {"data": data})
+        self._history.take(trainer.history)
         self._taken_at = trainer.progress.update
         self._is_searching = False
 
@@ -188,7 +191,8 @@ class Rewind(NonFiniteGuard):
         assert trainer.train_stream is not None
         num_rewinds, seconds = self.num_rewinds, trainer.progress.seconds
         trainer.optimization.reset()
-        restore(trainer, snapshot(self._snapshot), "in memory")  # a copy: optimizers work on what they are given
+        state = snapshot(self._snapshot)  # a copy: optimizers work on what they are given
+        restore(trainer, state | {"history": self._history.state_dict()}, "in memory")
         assert trainer.mark is not None
         trainer.mark.enter(trainer.train_stream)
         trainer.mark = None
@@ -207,6 +211,7 @@ class Rewind(NonFiniteGuard):
     def _release(self) -> None:
         """Give the memory back."""
         self._snapshot = self._buffers = None
+        self._history = HistoryCopy()
 
 
 def _loss_of(result: StepResult) -> float | None:

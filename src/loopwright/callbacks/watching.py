@@ -1,24 +1,15 @@
-"""Watching a metric of the epochs: its value, its direction, and whether it improved."""
+"""Watching a metric of the epochs: its value, and which values are better where nothing is measured any more."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import TYPE_CHECKING
 
 from ..errors import ConfigurationError
 
-
-def resolve_mode(metric: str, mode: str) -> Literal["min", "max"]:
-    """Whether smaller or larger values of a metric are better, from its name if nobody says."""
-    from ..checkpoint.policy import direction_of
-
-    if mode == "auto":
-        return direction_of(metric)
-    if mode == "min":
-        return "min"
-    if mode == "max":
-        return "max"
-    raise ConfigurationError(f"mode={mode!r}: use 'min', 'max' or 'auto'.")
+if TYPE_CHECKING:
+    from ..metrics.direction import WatchedMetric
+    from ..trainer import Trainer
 
 
 def metric_of(metrics: Mapping[str, float], name: str, watcher: str) -> float:
@@ -26,3 +17,12 @@ def metric_of(metrics: Mapping[str, float], name: str, watcher: str) -> float:
     if name not in metrics:
         raise ConfigurationError(f"{watcher} watches {name!r}, but this epoch measured only {', '.join(metrics)}.")
     return metrics[name]
+
+
+def recall_mode(trainer: Trainer, watched: WatchedMetric) -> None:
+    """Settle a metric of a finished run by what the run noted when it was trained."""
+    if trainer.run is not None and trainer.run.has_run:
+        from ..run.reading import RunView
+
+        trainer.directions.said |= RunView(trainer.run.path).metric_modes
+    watched.settle(trainer.directions)

@@ -87,15 +87,18 @@ def sync_directory(path: Path) -> None:
 @contextmanager
 def staged_file(destination: Path) -> Iterator[Path]:
     """A path to write to, which replaces the destination in one step if nothing is raised."""
+    destination = Path(os.path.realpath(destination))  # what a link leads to is written, and the link stays
     destination.parent.mkdir(parents=True, exist_ok=True)
     clean_leftovers(destination.parent, destination.name)
     staging = _hidden_sibling(destination, "tmp")
+    _in_use.add(staging)
     try:
         yield staging
         os.replace(staging, destination)
         sync_directory(destination.parent)
     finally:
         staging.unlink(missing_ok=True)
+        _in_use.discard(staging)
 
 
 @contextmanager

@@ -13,14 +13,34 @@ from torch.optim import Optimizer
 from ..data.order import derive_seed
 from ..data.seeding import preserved_rng, rng_state, seed_everything, set_rng_state
 from ..errors import CheckpointError
-from ..resuming import Mark
+from ..progress import Progress
+from ..resuming import NOTHING_KEPT, Kept, Mark
 from .atomic import new_token
 from .files import read_checkpoint, write_checkpoint
-from .metric_state import load_metric_states, metric_states
+from .fitting import (
+    compare_callbacks,
+    compare_components,
+    compare_rest,
+    listed,
+    tried,
+    try_history,
+    try_meter,
+    try_random_state,
+)
+from .metric_state import (
+    computed_paths,
+    load_computed,
+    load_metric_states,
+    load_object_states,
+    metric_states,
+    modules_with_metrics,
+    object_states,
+)
 from .pieces import Group, is_dtensor
 from .placing import load_stored, place_like
 from .stored import StoredTensor
 from .tree import Tree
+from .undoing import undone_on_error
 from .weights import save_weights
 
 if TYPE_CHECKING:
@@ -34,13 +54,18 @@ PARTS = (
 )
 
 
-def capture(trainer: Trainer) -> dict[str, Tree]:
-    """Everything that a run needs in order to go on exactly where it is."""
+RUN = ("progress", "history", "meter", "data", "stop_reason", "rng", "lanes")
+
+
+def capture(trainer: Trainer, *, has_history: bool = True) -> dict[str, Tree]:
+    """Everything that a run needs in order to go on exactly where it is; perhaps without the history, which grows."""
     trainer.flush()
     lanes = {name: lane.state_dict() for name, lane in trainer.optimization.lanes.items()}
     data, eval_data = capture_data(trainer)
+    program = trainer.fingerprint
     if trainer.mark is not None:  # loaded and not trained since
         lanes, data, eval_data = trainer.mark.lanes, trainer.mark.data, trainer.mark.eval_data
+        program = trainer.mark.fingerprint
     return {
         "models": capture_models(trainer),
         "optimizers": {name: optimizer.state_dict() for name, optimizer in trainer.optimizers.items()},
@@ -48,14 +73,16 @@ def capture(trainer: Trainer) -> dict[str, Tree]:
         "lanes": lanes,
         "callbacks": {name: callback.state_dict() for name, callback in _named_callbacks(trainer).items()},
         "progress": trainer.progress.state_dict(),
-        "history": trainer.history.state_dict(),
+        "history": trainer.history.state_dict() if has_history else None,
         "meter": each_process(trainer, trainer.meter.state_dict()),
-        "metrics": each_process(trainer, metric_states(trainer.modules)),
+        "computed": computed_paths(trainer),
+        "metrics": each_process(trainer, metric_states(modules_with_metrics(trainer)) | object_states(trainer)),
         "data": data,
         "eval_data": eval_data,
         "stop_reason": trainer.stop_reason,
         "num_pieces": trainer.num_pieces,
         "rng": trainer.runtime.gather_each(rng_state()),
+        "fingerprint": program,
     }
 
 
@@ -85,47 +112,79 @@ def meta_of(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def restore(trainer: Trainer, tree: Mapping[str, Any], source: str) -> None:
-    """Put the state back. Everything is compared first: either all of it fits, or nothing is changed.
+def restore(trainer: Trainer, tree: Any, source: str, *, kept: Kept = NOTHING_KEPT) -> None:
+    """Put the state back, but for what is `kept`. Everything is compared first: all of it fits, or nothing is changed.
 
     The position in the data is left in `trainer.mark`, for whoever opens the data to go on from here.
     """
-    missing = [part for part in PARTS if part not in tree]
+    missing = [part for part in PARTS if not isinstance(tree, Mapping) or part not in tree]
     if missing:
         raise CheckpointError(
             f"Checkpoint {source} is no complete state of a trainer: it holds no {', '.join(missing)}. For the weights "
             "alone, as of a kept model, use loopwright.checkpoint.load_weights."
         )
-    problems = _compare(trainer, tree)
-    if problems:
-        listed = "".join(f"\n  - {problem}" for problem in problems[:20])
-        more = f"\n  - and {len(problems) - 20} more" if len(problems) > 20 else ""
+    small = load_stored({part: value for part, value in tree.items() if part not in ("models", "optimizers")})
+    if problems := _compare(trainer, tree, small, kept):
         raise CheckpointError(
-            f"Checkpoint {source} does not fit this trainer:{listed}{more}\nBuild the same models, optimizers and "
-            f"callbacks as the run that wrote it, or start a new run ({trainer.start_over})."
+            f"Checkpoint {source} does not fit this trainer, and nothing was loaded:{listed(problems)}\nBuild the same "
+            "models, optimizers and callbacks as the run that wrote it, or start a new run "
+            f"({trainer.start_over})."
         )
-    for name, model in trainer.models.items():
-        load_model(model, tree["models"][name])
-    tree = load_stored({part: value for part, value in tree.items() if part not in ("models", "optimizers")}) | {
-        "optimizers": tree["optimizers"]
-    }
-    for name, optimizer in trainer.optimizers.items():
-        load_optimizer(optimizer, tree["optimizers"][name])
-    note_steps(trainer, tree["progress"]["update"])
-    for name, schedule in trainer.schedules.items():
-        schedule.scheduler.load_state_dict(tree["schedules"][name])
-    for name, callback in _named_callbacks(trainer).items():
-        callback.load_state_dict(tree["callbacks"].get(name) or callback.state_dict())
-    trainer.progress.load_state_dict(tree["progress"])
-    trainer.history.load_state_dict(tree["history"])
-    load_meter(trainer, tree["meter"])
-    load_metric_states(trainer.modules, own_process(trainer, tree.get("metrics", {})))
-    trainer.stop_reason = tree["stop_reason"]
-    trainer.num_pieces = max(trainer.num_pieces, tree.get("num_pieces", 1))  # what did not fit will not fit
-    trainer.optimization.load_state_dict(tree["lanes"])
-    rng = own_rng(tree["rng"], trainer)
-    trainer.mark = Mark(tree["data"], rng, tree["lanes"], tree.get("eval_data"))
+    rng = own_rng(small["rng"], trainer)
+    measured = own_process(trainer, small.get("metrics", {}))
+    progress = Progress()
+    progress.load_state_dict(small["progress"])
+    with undone_on_error(trainer, source, _named_callbacks(trainer).values()) as at:
+        for name, optimizer in trainer.optimizers.items():
+            at.part = f"optimizers: {name}"
+            if name not in kept.optimizers:
+                load_optimizer(optimizer, tree["optimizers"][name])
+        note_steps(trainer, progress.update)
+        for name, schedule in trainer.schedules.items():
+            at.part = f"schedules: {name}"
+            if name not in kept.schedules:
+                schedule.scheduler.load_state_dict(small["schedules"][name])
+        for name, callback in _named_callbacks(trainer).items():
+            at.part = f"callbacks: {name}"
+            callback.load_state_dict(small["callbacks"].get(name) or callback.state_dict())
+        at.part = "lanes"
+        trainer.optimization.load_state_dict(small["lanes"])
+        at.part = "metrics"
+        load_metric_states(modules_with_metrics(trainer), measured)
+        load_object_states(trainer, measured, is_in_epoch=progress.in_epoch)
+        at.part = "models"
+        for name, model in trainer.models.items():
+            load_model(model, tree["models"][name])
+    trainer.progress.load_state_dict(small["progress"])
+    trainer.history.load_state_dict(small["history"])
+    load_meter(trainer, small["meter"])
+    load_computed(trainer, small.get("computed", {}))
+    trainer.stop_reason = small["stop_reason"]
+    trainer.num_pieces = max(trainer.num_pieces, small.get("num_pieces", 1))  # what did not fit will not fit
+    trainer.mark = Mark(small["data"], rng, small["lanes"], small.get("eval_data"), small.get("fingerprint"))
     set_rng_state(rng)
+
+
+def _compare(trainer: Trainer, tree: Mapping[str, Any], small: Mapping[str, Any], kept: Kept) -> list[str]:
+    """Every disagreement between the trainer and the saved state, in words."""
+    return [
+        *compare_components(trainer, tree["models"], tree["optimizers"], small["schedules"], kept=kept),
+        *compare_callbacks(_named_callbacks(trainer), small["callbacks"]),
+        *compare_run(trainer, small),
+    ]
+
+
+def compare_run(trainer: Trainer, small: Mapping[str, Any]) -> list[str]:
+    """What of the counters, histories, positions and generators of a saved run cannot be used."""
+    missing = [part for part in RUN if part not in small]
+    if missing:
+        return [f"{', '.join(missing)}: not in the checkpoint"]
+    return [
+        *compare_rest(small, trainer.optimizers),
+        *tried("history", lambda: try_history(small["history"])),
+        *tried("meter", lambda: try_meter(own_process(trainer, small["meter"]))),
+        *tried("rng", lambda: try_random_state(lambda: set_rng_state(own_rng(small["rng"], trainer)))),
+    ]
 
 
 def note_steps(trainer: Trainer, num_updates: int) -> None:
@@ -234,44 +293,6 @@ def _named_callbacks(trainer: Trainer) -> dict[str, Callback]:
             name = f"{base}-{number}"
         named[name] = callback
     return named
-
-
-def _compare(trainer: Trainer, tree: Mapping[str, Any]) -> list[str]:
-    """Every disagreement between the trainer and the saved state, in words."""
-    problems = []
-    for part, own in (
-        ("models", trainer.models),
-        ("optimizers", trainer.optimizers),
-        ("schedules", trainer.schedules),
-    ):
-        saved = tree[part]
-        problems += [f"{part}: {name!r} is not in the checkpoint" for name in own if name not in saved]
-        problems += [f"{part}: the checkpoint has {name!r}, the trainer has not" for name in saved if name not in own]
-    for name, model in trainer.models.items():
-        if name in tree["models"]:
-            problems += [f"{name}: {p}" for p in compare_model(model, tree["models"][name])]
-    for name, optimizer in trainer.optimizers.items():
-        if name in tree["optimizers"]:
-            problems += [f"{name}: {p}" for p in compare_groups(optimizer, tree["optimizers"][name])]
-    return problems
-
-
-def compare_model(model: nn.Module, saved: Mapping[str, Any]) -> list[str]:
-    """How a saved state dict differs from what the model has: missing, unexpected, and of another shape."""
-    own = model.state_dict()
-    problems = [f"{key} is missing in the checkpoint" for key in own if key not in saved]
-    problems += [f"{key} is in the checkpoint only" for key in saved if key not in own]
-    for key, value in own.items():
-        other = saved.get(key)
-        if isinstance(value, Tensor) and isinstance(other, Tensor | StoredTensor) and value.shape != other.shape:
-            problems.append(f"{key} has shape {tuple(value.shape)}, the checkpoint's {tuple(other.shape)}")
-    return problems
-
-
-def compare_groups(optimizer: Optimizer, saved: Mapping[str, Any]) -> list[str]:
-    own = [len(group["params"]) for group in optimizer.param_groups]
-    other = [len(group["params"]) for group in saved["param_groups"]]
-    return [] if own == other else [f"parameter groups of sizes {own}, the checkpoint's {other}"]
 
 
 def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ update-00000120/
   state.json          the state tree, with references to tensors
   state.safetensors   optimizers, schedulers and all other tensors
   model.safetensors   one per model, under the names of its state dict
+  history-1.safetensors   and others: parts of the history, in resume points of a run (`history_parts.py`)
 ```
 
 Where tensors are spread over several processes, there is beside it, from each of them and of all together,
@@ -21,7 +22,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,9 +32,12 @@ from torch import Tensor
 
 from loopwright.checkpoint.atomic import FileRecord, shared_staging, staged_directory, write_bytes
 from loopwright.checkpoint.decoding import decode
+from loopwright.checkpoint.destination import check_directory
 from loopwright.checkpoint.encoding import HEADER_KEY, encode_with_pieces
 from loopwright.checkpoint.gathering import check_token, gather_parts, part_name, write_part
+from loopwright.checkpoint.history_parts import Part, files_in, read_history
 from loopwright.checkpoint.manifest import (
+    FORMAT,
     MANIFEST,
     REMEDY,
     STATE,
@@ -71,16 +75,18 @@ def write_checkpoint(
     group: Group = SINGLE,
     token: str = "",
     stop: threading.Event | None = None,
+    parts: Sequence[Part] = (),
 ) -> None:
     """Write a state tree as a checkpoint directory, which appears complete or not at all.
 
-    An existing checkpoint of that name is replaced in one step. Where tensors are spread over the processes of a
-    `group`, all of them call this, with trees of one form and one `token` (see `new_token`): the process of rank 0
-    returns when the checkpoint is there, or raises `group.patience` seconds later or once `stop` is set; the others
-    return when their part is written. Otherwise the process of rank 0 writes all of it, and the others nothing.
+    A checkpoint that is there already is replaced in one step; anything else is refused and left as it is. Where
+    tensors are spread over the processes of a `group`, all of them call this, with trees of one form and one `token`
+    (see `new_token`): the process of rank 0 returns when the checkpoint is there, or raises `group.patience` seconds
+    later or once `stop` is set; the others return when their part is written. Otherwise the process of rank 0 writes
+    all of it, and the others nothing. `parts` are those of the history, where the tree has a note of them in its place.
     """
     check_token(group, token)
-    destination = Path(path)
+    destination = Path(os.path.realpath(path))  # what a link leads to is written, and the link stays
     structure, tensors, pieces = encode_with_pieces(tree)
     shared = shared_staging(destination, token, group.rank) if pieces and group.world > 1 else None
     with _explained(destination, group):
@@ -89,13 +95,18 @@ def write_checkpoint(
                 shared.mkdir(parents=True, exist_ok=True)
                 write_part(shared, group.rank, pieces)
             return
-        models = _model_files(tree, {part_name(rank) for rank in range(group.world)} if pieces else set())
+        check_directory(path)
+        taken = {part_name(rank) for rank in range(group.world)} if pieces else set()
+        models = _model_files(tree, taken | {part.name for part in parts})
         with staged_directory(destination, shared) as staging:
             files = _write_state(staging, structure, _split(tensors, models))
+            files |= {part.name: part.put_into(staging) for part in parts}
             if pieces:
                 write_part(staging, group.rank, pieces)
                 files |= gather_parts(staging, group, pieces, stop or threading.Event())
-            write_bytes(staging / MANIFEST, manifest_bytes(meta or {}, files, models))
+            version = FORMAT if parts else 1
+            write_bytes(staging / MANIFEST, manifest_bytes(meta or {}, files, models, destination.name, version))
+            check_directory(destination)  # once more: writing takes its time
 
 
 @contextmanager
@@ -133,8 +144,19 @@ def read_checkpoint(
     except OSError as error:
         raise CheckpointError(f"{directory / STATE} cannot be read: {error}") from error
     if lazy:
-        return Checkpoint(manifest.meta, decode(structure, dict(_all_stored(directory, manifest))), directory)
-    return Checkpoint(manifest.meta, decode(structure, dict(_all_tensors(directory, manifest, copies))), directory)
+        tree = decode(structure, dict(_all_stored(directory, manifest)))
+    else:
+        tree = decode(structure, dict(_all_tensors(directory, manifest, copies)))
+    if manifest.format > 1 and (names := files_in(tree)):
+        check_listed(directory, manifest, names)
+        tree["history"] = read_history(directory, names)
+    return Checkpoint(manifest.meta, tree, directory)
+
+
+def check_listed(directory: Path, manifest: Manifest, names: list[str]) -> None:
+    """Raise for a file that the state names and the manifest does not vouch for."""
+    if unknown := [name for name in names if name not in manifest.files]:
+        raise CheckpointError(f"Checkpoint {directory} does not list {', '.join(unknown)}, which its state names.")
 
 
 def check_files(directory: Path, manifest: Manifest, names: list[str], *, deep: bool) -> None:

@@ -25,8 +25,9 @@ from loopwright.checkpoint.manifest import (
     read_manifest,
     verify_checkpoint,
 )
-from loopwright.checkpoint.policy import Candidate, KeepPolicy, direction_of
+from loopwright.checkpoint.policy import Candidate, KeepPolicy
 from loopwright.errors import CheckpointError
+from loopwright.metrics.direction import Mode, direction_of
 
 logger = logging.getLogger("loopwright")
 
@@ -66,7 +67,7 @@ class CheckpointInfo:
         return str(noted.get("name")), noted["value"]
 
     @property
-    def mode(self) -> Literal["min", "max"] | None:
+    def mode(self) -> Mode | None:
         """Whether that metric is to be small or large, where the one who kept the model said so."""
         noted = self.meta.get("metric")
         mode = noted.get("mode") if isinstance(noted, dict) else None
@@ -93,12 +94,18 @@ class CheckpointContent:
 def best_by(metric: str, found: Iterable[CheckpointInfo]) -> CheckpointInfo:
     """The best of the models that were kept by a metric, of which there has to be one.
 
-    Whether it is to be small or large is what the one who kept the last of them said.
+    Which values are better was noted with the last of them; of one that was kept before that was done, its name says
+    it. Where it does not, and there are several, an error asks for the name of one.
     """
     infos = {info.name: (info, info.metric[1]) for info in found if info.metric and info.metric[0] == metric}
     mode = list(infos.values())[-1][0].mode or direction_of(metric)
+    if mode is None and len(infos) > 1:
+        raise CheckpointError(
+            f"Models were kept by {metric!r}, without a note whether smaller or larger values are better: name one "
+            f"of {', '.join(infos)}."
+        )
     candidates = [Candidate(name, value, int(info.meta.get("update") or 0)) for name, (info, value) in infos.items()]
-    return infos[KeepPolicy(metric, mode).ranked(candidates)[0].name][0]
+    return infos[KeepPolicy(metric, mode or "min").ranked(candidates)[0].name][0]
 
 
 def list_checkpoints(path: str | os.PathLike[str], *, verify: bool = False) -> list[CheckpointInfo]:

@@ -6,13 +6,15 @@ import logging
 import os
 import re
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from loopwright.checkpoint.atomic import clean_leftovers, remove_directory
+from loopwright.checkpoint.destination import UPDATE_NAME
 from loopwright.checkpoint.files import Checkpoint, read_checkpoint
 from loopwright.checkpoint.policy import Candidate, KeepPolicy
-from loopwright.checkpoint.store import checked_path, list_entries
+from loopwright.checkpoint.store import checked_path, list_own
 from loopwright.checkpoint.tree import Tree
 from loopwright.checkpoint.writer import AsyncWriter
 from loopwright.errors import CheckpointError
@@ -34,19 +36,33 @@ class KeptModel:
 
 
 class KeptModels:
-    """A directory of the best models; what is kept is read from the directory itself."""
+    """A directory of the best models; what is kept is read from the directory itself.
+
+    A run that is killed goes on from the newest of its `resume_points`, where models of later updates do not count:
+    those that were the best at that update stay until there is a newer resume point.
+    """
 
     def __init__(
-        self, directory: str | os.PathLike[str], policy: KeepPolicy, *, writer: AsyncWriter | None = None
+        self,
+        directory: str | os.PathLike[str],
+        policy: KeepPolicy,
+        *,
+        writer: AsyncWriter | None = None,
+        resume_points: Path | None = None,
     ) -> None:
         self.directory = Path(directory)
         self.policy = policy
         self.writer = writer or AsyncWriter()
+        self.resume_points = resume_points
+        self._held: Candidate | None = None
+        self._listed: tuple[int, list[Candidate]] | None = None  # what was there when the directory was last changed
 
     def wants(self, name: str, value: float, update: int) -> bool:
         """Whether a model with this metric would be kept; ask before putting its state together."""
         self.writer.wait()
-        kept = [_candidate(model) for model in self.models()]
+        kept = self._candidates()
+        if self._held is not None:
+            kept.append(self._held)
         return self.policy.is_worth_keeping(Candidate(name, value, update), kept)
 
     def offer(
@@ -76,15 +92,43 @@ class KeptModels:
         token: str = "",
     ) -> None:
         """Save a model that is known to be `wanted`; in a group that is for rank 0 to say, and for all to do."""
-        noted = {**meta, METRIC: {"name": self.policy.metric, "value": float(value), "mode": self.policy.mode}}
-        self.writer.save(checked_path(self.directory, name), tree, noted, then=self._prune, token=token)
+        self.hold(name, tree, meta, value=value, token=token)
+        self.start()
         if wait:
             self.writer.wait()
+
+    def hold(self, name: str, tree: Tree, meta: dict[str, Any], *, value: float, token: str = "") -> None:
+        """Take a copy of a model that is known to be wanted, which `start` writes.
+
+        Where one is kept, a better one that comes before that takes its place; of several, an earlier one is written.
+        """
+        if self.policy.keep > 1:
+            self.start()
+        noted = {**meta, METRIC: {"name": self.policy.metric, "value": float(value), "mode": self.policy.mode}}
+        self.writer.hold(checked_path(self.directory, name), tree, noted, then=self.prune, token=token)
+        self._held = Candidate(name, float(value), int(meta.get("update", 0)))
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether there is a model that nothing has been written of."""
+        return self._held is not None
+
+    def start(self) -> None:
+        """Start writing the model that is held, if there is one."""
+        self._held = self._listed = None
+        self.writer.start()
+
+    def _candidates(self) -> list[Candidate]:
+        """What is kept; the directory is read again only if something was written to it or removed from it."""
+        changed = self.directory.stat().st_mtime_ns if self.directory.is_dir() else 0
+        if self._listed is None or self._listed[0] != changed:
+            self._listed = (changed, [_candidate(model) for model in self.models()])
+        return list(self._listed[1])
 
     def models(self) -> list[KeptModel]:
         """What is kept, best first."""
         models = {}
-        for entry in list_entries(self.directory):
+        for entry in list_own(self.directory):
             value = _metric(entry.meta, self.policy.metric)
             if entry.problem is None and value is not None:
                 update = int(entry.meta.get("update", 0))
@@ -109,14 +153,29 @@ class KeptModels:
         """Remove the models of a future that is not taken: those after this update."""
         if not self.writer.group.is_main:
             return []
+        self._listed = None
         doomed = [model for model in self.models() if model.update > after_update]
         for model in doomed:
             remove_directory(model.path)
         return [model.name for model in doomed]
 
-    def _prune(self) -> None:
-        for model in self.models()[self.policy.keep :]:
-            remove_directory(model.path)
+    def prune(self) -> None:
+        """Remove all but the best few, and those that were the best few at the newest resume point."""
+        if not self.writer.group.is_main:
+            return
+        models, saved = self.models(), self._saved_update()
+        needed = models[: self.policy.keep] + [model for model in models if model.update <= saved][: self.policy.keep]
+        for model in models:
+            if model not in needed:
+                self._listed = None
+                remove_directory(model.path)
+
+    def _saved_update(self) -> float:
+        """The update of the newest resume point; where nothing is known of resume points, everything is saved."""
+        if self.resume_points is None:
+            return inf
+        names = [path.name for path in self.resume_points.glob("update-*") if UPDATE_NAME.fullmatch(path.name)]
+        return max((int(name.removeprefix("update-")) for name in names), default=0)
 
 
 def metric_label(metric: str) -> str:

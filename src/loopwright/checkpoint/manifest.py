@@ -14,11 +14,11 @@ from typing import Any
 
 from loopwright._version import __version__
 from loopwright.checkpoint.atomic import CHUNK, FileRecord
-from loopwright.checkpoint.layout import PIECES, read_layouts, table_of
+from loopwright.checkpoint.layout import PIECES, read_layouts, table_of, text_of
 from loopwright.checkpoint.strictjson import Json, parse_json
 from loopwright.errors import CheckpointError
 
-FORMAT = 1
+FORMAT = 2  # 2: the history may be in files of its own; what does without is still written as 1
 MANIFEST = "manifest.json"
 STATE = "state.json"
 TENSORS = "state.safetensors"
@@ -41,6 +41,7 @@ class Manifest:
     created: str
     loopwright: str
     format: int
+    name: str | None = None  # that it was written under; None where an earlier version wrote it
 
     @property
     def size(self) -> int:
@@ -55,19 +56,27 @@ class Manifest:
         return (update if is_number else -1, self.created)  # type: ignore[return-value]
 
 
-def manifest_bytes(meta: dict[str, Any], files: dict[str, FileRecord], models: dict[str, str]) -> bytes:
+def manifest_bytes(
+    meta: dict[str, Any], files: dict[str, FileRecord], models: dict[str, str], name: str, version: int = 1
+) -> bytes:
     """A manifest that also vouches for itself, as it is written."""
     from loopwright.checkpoint.encoding import encode_plain  # torch, which reading a manifest does without
 
     content: dict[str, Json] = {
-        "format": FORMAT,
+        "format": version,
         "loopwright": __version__,
+        "name": plain_name(name),
         "created": datetime.now(UTC).isoformat(timespec="microseconds"),
         "meta": encode_plain(meta, "The metadata of a checkpoint"),
         "files": {name: asdict(record) for name, record in files.items()},
         "models": dict(models),
     }
     return json.dumps(content | {"sha256": _digest(content)}, indent=1).encode()
+
+
+def plain_name(name: str) -> str:
+    """The name of a directory as JSON can hold it, whatever its bytes are."""
+    return os.fsencode(name).decode(errors="backslashreplace")
 
 
 def read_manifest(path: str | os.PathLike[str]) -> Manifest:
@@ -82,17 +91,18 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
     if problem := _unreadable(directory, MANIFEST):
         raise CheckpointError(f"{directory} is not a complete checkpoint: {problem}; {REMEDY}.")
     content = parse_json(_read(name), str(name))
-    if not isinstance(content, dict) or not isinstance(content.get("format"), int):
+    number = content.get("format") if isinstance(content, dict) else None
+    if not isinstance(content, dict) or not isinstance(number, int):
         raise CheckpointError(f"{name} is not a manifest: it states no format; {REMEDY}.")
     is_damaged = content.pop("sha256", None) != _digest(content)
-    if content["format"] != FORMAT:
+    if not 1 <= number <= FORMAT:
         raise (CheckpointError if is_damaged else NewerFormatError)(
-            f"{name} was written by a newer version of loopwright (format {content['format']}, "
-            f"this one reads {FORMAT}): upgrade loopwright."
+            f"{name} was written by a newer version of loopwright (format {number}, "
+            f"this one reads up to {FORMAT}): upgrade loopwright."
         )
     if is_damaged:
         raise CheckpointError(f"{name} does not match its own hash: it is damaged; {REMEDY}.")
-    return _parse(content, name)
+    return _parse(content, number, name)
 
 
 def verify_checkpoint(path: str | os.PathLike[str]) -> list[str]:
@@ -164,12 +174,13 @@ def _read(path: Path) -> bytes:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
-def _parse(content: dict[str, Json], name: Path) -> Manifest:
+def _parse(content: dict[str, Json], number: int, name: Path) -> Manifest:
     try:
         meta = _decoded(content["meta"])
         files = {file: record_of(entry) for file, entry in table_of(content["files"]).items()}
         models = {model: str(file) for model, file in table_of(content["models"]).items()}
         created, version = str(content["created"]), str(content["loopwright"])
+        noted = None if "name" not in content else text_of(content["name"])
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{name} is malformed ({error!r}); {REMEDY}.") from None
     for file in (*files, *models.values()):
@@ -177,7 +188,7 @@ def _parse(content: dict[str, Json], name: Path) -> Manifest:
             raise CheckpointError(f"{name} was refused: {file!r} is not a plain file name inside {name.parent}.")
     if not isinstance(meta, dict) or {STATE, TENSORS, *models.values()} - set(files):
         raise CheckpointError(f"{name} does not list every file of a checkpoint; {REMEDY}.")
-    return Manifest(meta, files, models, created, version, FORMAT)
+    return Manifest(meta, files, models, created, version, number, noted)
 
 
 def _decoded(meta: Json) -> Any:

@@ -7,15 +7,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from ..errors import CheckpointError
-from .capture import compare_groups, compare_model, load_optimizer
+from .capture import load_optimizer
 from .files import read_checkpoint
-from .weights import PICKLED, load_weights
+from .fitting import compare_components, listed
+from .undoing import undone_on_error
+from .weights import is_safetensors, load_weights, read_pickle, state_dict_in
 
 if TYPE_CHECKING:
     from ..trainer import Trainer
+
+
+# What people call these entries of a file that they write with `torch.save`.
+OPTIMIZER = ("optimizer_state_dict", "optimizer")
+SCHEDULER = ("scheduler_state_dict", "lr_scheduler_state_dict", "scheduler", "lr_scheduler")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +35,16 @@ class Parts:
 
 
 def read_parts(path: str | Path) -> Parts:
-    """Read a checkpoint directory, or a foreign file of weights with or without `optimizer_state_dict` and the like."""
+    """Read a checkpoint directory, or a file of weights with or without `optimizer_state_dict` and the like."""
     source = Path(path)
     if source.is_dir():
         rest = dict(read_checkpoint(source).tree)
         models, optimizers, schedules = (rest.pop(part, {}) for part in ("models", "optimizers", "schedules"))
         return Parts(source, models, optimizers, schedules, rest)
-    weights = load_weights(source)
-    rest = _beside_weights(source)
-    optimizer, scheduler = rest.pop("optimizer_state_dict", None), rest.pop("scheduler_state_dict", None)
+    if is_safetensors(source):
+        return Parts(source, {"model": load_weights(source)})
+    weights, rest = state_dict_in(read_pickle(source), source)
+    optimizer, scheduler = (_first(rest, names) for names in (OPTIMIZER, SCHEDULER))
     return Parts(
         source,
         {"model": weights},
@@ -48,14 +54,10 @@ def read_parts(path: str | Path) -> Parts:
     )
 
 
-def _beside_weights(source: Path) -> dict[str, Any]:
-    """The other entries of a `.pt` file whose weights are under `model_state_dict`, as people write them."""
-    if source.suffix not in PICKLED:
-        return {}
-    content = torch.load(source, map_location="cpu", weights_only=True)
-    if "model_state_dict" not in content:
-        return {}
-    return {str(name): value for name, value in content.items() if name != "model_state_dict"}
+def _first(entries: dict[str, Any], names: tuple[str, ...]) -> Any:
+    """Take the entry out that has the first of these names; None where there is none."""
+    found = [name for name in names if entries.get(name) is not None]
+    return entries.pop(found[0]) if found else None
 
 
 def load_parts(trainer: Trainer, parts: Parts, *, optimizers: bool = True, schedules: bool = True) -> None:
@@ -63,22 +65,22 @@ def load_parts(trainer: Trainer, parts: Parts, *, optimizers: bool = True, sched
 
     Everything is compared first: either all of it fits, or nothing is changed.
     """
-    wanted = parts.optimizers if optimizers else {}
-    problems = [f"the trainer has no model {name!r}" for name in parts.models if name not in trainer.models]
-    for name, model in trainer.models.items():
-        if name in parts.models:
-            problems += [f"{name}: {p}" for p in compare_model(model, parts.models[name])]
-    for name, optimizer in trainer.optimizers.items():
-        if name in wanted:
-            problems += [f"{name}: {p}" for p in compare_groups(optimizer, wanted[name])]
+    states = parts.optimizers if optimizers else {}
+    schedulers = parts.schedules if schedules else {}
+    models = parts.models if isinstance(parts.models, Mapping) else {}
+    problems = [f"the trainer has no model {name!r}" for name in models if name not in trainer.models]
+    problems += compare_components(trainer, parts.models, states, schedulers, partly=True)
     if problems:
-        listed = "".join(f"\n  - {problem}" for problem in problems[:20])
-        raise CheckpointError(f"{parts.path} does not fit this trainer; nothing was loaded:{listed}")
-    for name, state in parts.models.items():
-        trainer.models[name].load_state_dict(state)
-    for name, optimizer in trainer.optimizers.items():
-        if name in wanted:
-            load_optimizer(optimizer, wanted[name])
-    for name, schedule in trainer.schedules.items():
-        if schedules and name in parts.schedules:
-            schedule.scheduler.load_state_dict(parts.schedules[name])
+        raise CheckpointError(f"{parts.path} does not fit this trainer; nothing was loaded:{listed(problems)}")
+    with undone_on_error(trainer, str(parts.path)) as at:
+        for name, optimizer in trainer.optimizers.items():
+            if name in states:
+                at.part = f"optimizers: {name}"
+                load_optimizer(optimizer, states[name])
+        for name, schedule in trainer.schedules.items():
+            if name in schedulers:
+                at.part = f"schedules: {name}"
+                schedule.scheduler.load_state_dict(schedulers[name])
+        at.part = "models"
+        for name, state in models.items():
+            trainer.models[name].load_state_dict(state)

@@ -5,42 +5,50 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Literal
 
 from loopwright.errors import ConfigurationError
 
 
-def direction_of(metric: str) -> Literal["min", "max"]:
-    """Whether smaller or larger values are better, as far as a name says; the rule of all callbacks with "auto"."""
-    return "min" if metric.endswith(("loss", "error")) else "max"
-
-
 @dataclass(frozen=True, slots=True)
 class ResumePolicy:
-    """Save a resume point every so many updates, epochs or minutes, whichever comes; keep the last few."""
+    """Save a resume point every so many updates, epochs or minutes, whichever comes; keep the last few.
+
+    Those by updates and by epochs are not closer to the one before than so many seconds.
+    """
 
     every_updates: int | None = None
     every_epochs: int | None = None
     every_minutes: float | None = None
     keep: int = 2
+    min_seconds_updates: float = 0.0
+    min_seconds_epochs: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("every_updates", "every_epochs", "every_minutes"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigurationError(f"ResumePolicy({name}={value}): give a number above 0, or None.")
-        _check_keep("ResumePolicy", self.keep)
+            if value is not None and not (_is_number(value) and value > 0):
+                raise ConfigurationError(f"Checkpoints({name}={value!r}): give a number above 0, or None.")
+        for seconds in (self.min_seconds_updates, self.min_seconds_epochs):
+            if not (_is_number(seconds) and seconds >= 0):
+                raise ConfigurationError(f"Checkpoints(min_seconds={seconds!r}): give a number of seconds, 0 or more.")
+        _check_keep("Checkpoints", self.keep)
 
     def is_due(self, *, update: int, epoch_end: int | None = None, minutes_since_last: float = 0.0) -> bool:
         """Whether to save now; `epoch_end` is the number of epochs completed, where one has just ended.
 
         The end of an epoch is asked about apart from its last update, so updates do not count there.
         """
-        if self.every_minutes is not None and minutes_since_last >= self.every_minutes:
+        if self.is_late(minutes_since_last):
             return True
         if epoch_end is not None:
             return self.every_epochs is not None and epoch_end > 0 and epoch_end % self.every_epochs == 0
         return self.every_updates is not None and update > 0 and update % self.every_updates == 0
+
+    def is_late(self, minutes_since_last: float) -> bool:
+        """Whether so much time has passed that it is time in any case."""
+        return self.every_minutes is not None and minutes_since_last >= self.every_minutes
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +74,7 @@ class KeepPolicy:
     def __post_init__(self) -> None:
         if self.mode not in ("min", "max"):
             raise ConfigurationError(f"KeepPolicy(mode={self.mode!r}): say 'min' or 'max'.")
-        _check_keep("KeepPolicy", self.keep)
+        _check_keep("BestModel", self.keep)
 
     def better(self, first: float, second: float) -> bool:
         """Whether the first metric is truly better than the second."""
@@ -85,6 +93,10 @@ class KeepPolicy:
         if math.isnan(value):
             return (True, 0.0)
         return (False, value if self.mode == "min" else -value)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _check_keep(policy: str, keep: int) -> None:

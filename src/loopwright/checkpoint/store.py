@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import logging
 import os
-import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from loopwright.checkpoint.atomic import clean_leftovers, remove_directory
+from loopwright.checkpoint.destination import UPDATE_NAME, foreign_names
 from loopwright.checkpoint.files import Checkpoint, read_checkpoint
+from loopwright.checkpoint.history_parts import SharedHistory
 from loopwright.checkpoint.manifest import (
     FILE_NAME,
     Manifest,
     NewerFormatError,
     find_problem,
+    plain_name,
     read_manifest,
     verify_checkpoint,
 )
 from loopwright.checkpoint.tree import Tree
 from loopwright.checkpoint.writer import AsyncWriter
 from loopwright.errors import CheckpointError, ConfigurationError
+from loopwright.history import History
 
 logger = logging.getLogger("loopwright")
-
-UPDATE_NAME = re.compile(r"update-\d{8,}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,16 @@ class Entry:
     @property
     def meta(self) -> dict[str, Any]:
         return self.manifest.meta
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether it was written under another name: a copy, a link, or renamed; it belongs to the user."""
+        return self.manifest.name not in (None, plain_name(self.name)) or self.path.is_symlink()
+
+    @property
+    def may_be_removed(self) -> bool:
+        """Whether it stands under the name that we gave it; earlier versions did not note names."""
+        return not self.is_copy and (self.manifest.name is not None or UPDATE_NAME.match(self.name) is not None)
 
 
 def update_name(update: int) -> str:
@@ -59,18 +71,40 @@ class CheckpointStore:
         self.directory = Path(directory)
         self.keep = keep
         self.writer = writer or AsyncWriter()
+        self._history = SharedHistory(keep)
         self._passed_over: list[Path] = []
 
     def save(
-        self, name: str, tree: Tree, meta: dict[str, Any] | None = None, *, wait: bool = False, token: str = ""
+        self,
+        name: str,
+        tree: Tree,
+        meta: dict[str, Any] | None = None,
+        *,
+        wait: bool = False,
+        token: str = "",
+        history: History | None = None,
+        after: Sequence[AsyncWriter] = (),
     ) -> None:
         """Save the state as it is now; the writing goes on behind unless `wait`.
 
         In a group all processes save the same `name` under the same `token` (see `new_token`). Waiting is for what
-        this process writes: in that of rank 0 for the whole checkpoint, in the others for their part.
+        this process writes: in that of rank 0 for the whole checkpoint, in the others for their part. A `history` that
+        is not in the tree is saved with it, in files that it shares with earlier checkpoints of this store. Whatever
+        the writers `after` are writing is on disk before this checkpoint is complete.
         """
         path = checked_path(self.directory, name)
-        self.writer.save(path, tree, meta, then=lambda: self._prune(committed=name), token=token)
+        self.writer.wait()  # before the history is looked at, of which a failed write has saved nothing
+        plan = None if history is None or not self.writer.group.is_main else self._history.plan(history, path)
+
+        def settle() -> None:
+            if plan is not None:
+                self._history.settle(plan)
+            self._prune(committed=name)
+
+        if plan is not None:
+            tree = {**tree, "history": plan.note}
+        parts = () if plan is None else plan.parts
+        self.writer.save(path, tree, meta, then=settle, token=token, parts=parts, after=after)
         if wait:
             self.writer.wait()
 
@@ -83,8 +117,11 @@ class CheckpointStore:
         self.writer.wait()
 
     def entries(self) -> list[Entry]:
-        """The checkpoints that look complete, oldest first; sizes are compared, hashes are not."""
-        return [entry for entry in list_entries(self.directory) if entry.problem is None]
+        """The checkpoints that look complete, oldest first; sizes are compared, hashes are not.
+
+        A user's own copies in the directory are not among them, here and in what follows.
+        """
+        return [entry for entry in list_own(self.directory) if entry.problem is None]
 
     def newest(self, *, lazy: bool = False) -> Checkpoint | None:
         """The newest checkpoint that verifies; damaged ones are named in the log and passed over.
@@ -94,7 +131,10 @@ class CheckpointStore:
         """
         self.clean()
         self._passed_over = []
+        copies = {entry.path for entry in list_entries(self.directory) if entry.is_copy}
         for path in _newest_first(self.directory):
+            if path in copies:
+                continue
             try:
                 return read_checkpoint(path, lazy=lazy)
             except NewerFormatError:
@@ -102,11 +142,13 @@ class CheckpointStore:
             except CheckpointError as error:
                 logger.warning("Checkpoint %s is passed over: %s", path.name, error)
                 self._passed_over.append(path)
+        for path in sorted(copies):
+            logger.warning("Checkpoint %s is not resumed from by itself: it was written under another name.", path)
         return None
 
     def discard_damaged(self) -> list[str]:
         """Remove the resume points that `newest` passed over, now that a sound one has been taken; the names."""
-        doomed = [path for path in self._passed_over if UPDATE_NAME.fullmatch(path.name) and path.is_dir()]
+        doomed = [path for path in self._passed_over if UPDATE_NAME.fullmatch(path.name) and _is_plain(path)]
         for path in doomed:
             remove_directory(path)
         return [path.name for path in doomed]
@@ -127,11 +169,11 @@ class CheckpointStore:
         """Remove the checkpoints of a future that is not taken: those after this update."""
         if not self.writer.group.is_main:
             return []
-        return _remove([e for e in list_entries(self.directory) if e.manifest.order[0] > after_update])
+        return _remove([e for e in list_own(self.directory) if e.manifest.order[0] > after_update])
 
     def _prune(self, *, committed: str) -> list[str]:
         """Remove what is older than a sound checkpoint and no longer needed beside it, damaged ones too."""
-        entries = list_entries(self.directory)
+        entries = list_own(self.directory)
         position = next((i for i, entry in enumerate(entries) if entry.name == committed), 0)
         sound = [entry for entry in entries[:position] if entry.problem is None]
         spared = sound[max(len(sound) - self.keep + 1, 0) :]
@@ -142,6 +184,11 @@ def _remove(entries: list[Entry]) -> list[str]:
     for entry in entries:
         remove_directory(entry.path)
     return [entry.name for entry in entries]
+
+
+def _is_plain(path: Path) -> bool:
+    """Whether there is nothing but the files of a checkpoint, damaged or not."""
+    return path.is_dir() and not path.is_symlink() and not foreign_names(path)
 
 
 def checked_path(directory: Path, name: str) -> Path:
@@ -162,6 +209,11 @@ def list_entries(directory: Path) -> list[Entry]:
         problems = (find_problem(path, name, r, deep=False) for name, r in manifest.files.items())
         entries.append(Entry(path.name, path, manifest, next(filter(None, problems), None)))
     return sorted(entries, key=lambda entry: (entry.manifest.order, entry.name))
+
+
+def list_own(directory: Path) -> list[Entry]:
+    """Those of them that stand where they were written, which are all that may be removed."""
+    return [entry for entry in list_entries(directory) if entry.may_be_removed]
 
 
 def _newest_first(directory: Path) -> list[Path]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from loopwright.checkpoint.headers import read_header
 from loopwright.checkpoint.layout import PIECES, Box, Layout, StoredPiece, read_layouts, whole
 from loopwright.checkpoint.manifest import Manifest
-from loopwright.checkpoint.tensorfile import DTYPES
+from loopwright.checkpoint.tensorfile import DTYPES, open_tensors
 from loopwright.errors import CheckpointError
 
 DTYPE_NAMES = {name: dtype for dtype, name in DTYPES.items()}
@@ -28,12 +28,10 @@ class StoredFiles:
 
     def read(self, piece: StoredPiece, region: Box) -> Tensor:
         """A region of one entry, mapped: to be copied, since it changes if the file does."""
-        from safetensors import safe_open
-
         path = self.directory / piece.file
         try:
             if piece.file not in self._open:
-                self._open[piece.file] = safe_open(path, framework="pt", device="cpu")
+                self._open[piece.file] = open_tensors(path)
             tensor: Tensor = self._open[piece.file].get_slice(piece.name)[region.slices]
         except Exception as error:  # the reader has no common error type, and the file is untrusted
             raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error

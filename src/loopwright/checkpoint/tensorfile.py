@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,10 +57,8 @@ def read_tensors(path: Path, *, copies: bool = True) -> dict[str, Tensor]:
 
     Without `copies` they are mapped from the file: only to be looked at, and in no more memory than is looked at.
     """
-    from safetensors import safe_open
-
     try:
-        with safe_open(path, framework="pt", device="cpu") as file:
+        with open_tensors(path) as file:
             metadata: dict[str, str] = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             if copies:  # a mapped tensor would change under us if the file did
@@ -66,6 +66,27 @@ def read_tensors(path: Path, *, copies: bool = True) -> dict[str, Tensor]:
     except Exception as error:  # the reader has no common error type, and the file is untrusted
         raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
     return tensors | {name: tensors[kept] for name, kept in _tied(path, metadata, tensors).items()}
+
+
+def open_tensors(path: Path) -> Any:
+    """The file as safetensors maps it; its reader takes only paths that are UTF-8, which not every path is."""
+    from safetensors import safe_open
+
+    if _is_utf8(path):
+        return safe_open(path, framework="pt", device="cpu")
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return safe_open(f"/dev/fd/{descriptor}", framework="pt", device="cpu")
+    finally:
+        os.close(descriptor)
+
+
+def _is_utf8(path: Path) -> bool:
+    try:
+        os.fspath(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def split_tied(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from loopwright.checkpoint.atomic import staged_file
+from loopwright.checkpoint.destination import SAFE, check_file, weights_format
 from loopwright.checkpoint.files import check_files, weight_path
 from loopwright.checkpoint.layout import PIECES
 from loopwright.checkpoint.manifest import read_manifest
@@ -18,7 +20,6 @@ from loopwright.checkpoint.tensorfile import DTYPES, read_tensors, write_tensors
 from loopwright.checkpoint.tree import plain_tensor, unescape
 from loopwright.errors import CheckpointError
 
-SAFE = ".safetensors"
 PICKLED = (".pt", ".pth", ".bin")
 WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "weights")
 
@@ -26,24 +27,41 @@ WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "weights")
 def load_weights(path: str | os.PathLike[str], *, model: str | None = None) -> dict[str, Tensor]:
     """The tensors of one model; `model` says which, where a checkpoint holds several.
 
-    A `.pt` file is read with torch's restricted reader, which runs no code, and only with that one.
+    What a file is is told by its content, whatever its name ends in. One of torch's is read with torch's restricted
+    reader, which runs no code, and only with that one.
     """
     source = Path(path)
     if source.is_dir():
         return _from_checkpoint(source, model)
-    if not source.is_file():
-        raise CheckpointError(f"There is no checkpoint and no file of weights at {source}.")
-    return read_tensors(source) if source.suffix == SAFE else _from_pickle(source)
+    return read_tensors(source) if is_safetensors(source) else state_dict_in(read_pickle(source), source)[0]
+
+
+def is_safetensors(path: Path) -> bool:
+    """Whether a file holds safetensors, or at least claims to by its name."""
+    if not path.is_file():
+        raise CheckpointError(f"There is no checkpoint and no file of weights at {path}.")
+    try:
+        return path.suffix == SAFE or weights_format(path) == SAFE
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
 def save_weights(
-    path: str | os.PathLike[str], state_dict: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+    path: str | os.PathLike[str],
+    state_dict: Mapping[str, Tensor],
+    metadata: Mapping[str, str] | None = None,
+    *,
+    force: bool = False,
 ) -> None:
-    """Write a state dict as plain safetensors, or with torch's own format where the name ends in `.pt`."""
+    """Write a state dict as plain safetensors, or with torch's own format where the name ends in `.pt`.
+
+    Of what may be there already, only a file of weights is replaced; with `force` any file, never a directory.
+    """
     destination = Path(path)
     if destination.suffix not in (SAFE, *PICKLED):
         raise CheckpointError(f"Weights are saved as {SAFE} or {', '.join(PICKLED)}, not as {destination}.")
     tensors = {name: _checked(name, tensor) for name, tensor in state_dict.items()}
+    check_file(destination, force=force)
     try:
         with staged_file(destination) as staging:
             if destination.suffix == SAFE:
@@ -90,24 +108,28 @@ def _from_checkpoint(directory: Path, model: str | None) -> dict[str, Tensor]:
     return read_tensors(directory / file) | weights
 
 
-def _from_pickle(path: Path) -> dict[str, Tensor]:
+def read_pickle(path: Path) -> Any:
+    """What a file of torch's holds, as far as that is plain values and tensors."""
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # an untrusted file fails in any way it likes; none of them is ours
         raise CheckpointError(
             f"{path} was refused: it is damaged, or does not hold plain tensors only, and loading "
             "anything else could run code from it. Convert it where you trust it, with "
             f"`safetensors.torch.save_file(model.state_dict(), 'weights.safetensors')`. ({error})"
         ) from error
-    for candidate in (content, *_wrapped(content)):
-        if isinstance(candidate, Mapping) and _is_state_dict(candidate):
-            return dict(candidate)
+
+
+def state_dict_in(content: Any, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The state dict that such a file is, or has under one of the usual names, and what is beside it there."""
+    if isinstance(content, Mapping):
+        if _is_state_dict(content):
+            return dict(content), {}
+        for key in WRAPPERS:
+            if isinstance(content.get(key), Mapping) and _is_state_dict(content[key]):
+                return dict(content[key]), {str(name): value for name, value in content.items() if name != key}
     keys = sorted(map(str, content))[:8] if isinstance(content, Mapping) else type(content).__name__
     raise CheckpointError(f"{path} holds no state dict, only {keys}: save `model.state_dict()` alone.")
-
-
-def _wrapped(content: object) -> list[object]:
-    return [content[key] for key in WRAPPERS if key in content] if isinstance(content, Mapping) else []
 
 
 def _is_state_dict(content: Mapping[object, object]) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from ..checkpoint.destination import local_path
 from ..errors import ConfigurationError
 from .check_print import Outcome, print_outcome
 from .exits import FOUND, OK
@@ -124,6 +125,11 @@ class ConfigCheck:
         given = self.config.get("output_path")
         path = Path(given if isinstance(given, str) else "runs").absolute()
         key = "output_path" if given is not None else ""
+        try:
+            local_path(given if isinstance(given, str) else "runs", "output_path")
+        except ConfigurationError as error:
+            self.findings.mistake(key, str(error))
+            return
         place = next(parent for parent in (path, *path.parents) if parent.exists())
         if not place.is_dir():
             self.findings.mistake(key, f"{place} is a file, so {path} cannot be a folder for the run: choose another.")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError
-from ..run.reading import RunView
+from ..run.reading import RunView, best_kept
 from .adding import add_command
 from .exits import FOUND, OK
 from .finding import RUN, add_root, find_run
@@ -55,7 +55,7 @@ def export_command(options: argparse.Namespace) -> int:
     source = f"{info.path.parent.name}/{info.name}{metric}"
     if options.format == "onnx":
         return _export_onnx(run, weights, out, options, source)
-    save_weights(out, weights)
+    save_weights(out, weights, force=options.force)
     print(printable(f"{len(weights)} tensors of {source} written to {out} ({size_text(out.stat().st_size)})."))
     return OK
 
@@ -67,7 +67,7 @@ def pick_checkpoint(run: RunView, which: str | None) -> CheckpointInfo:
     kept = [info for info in sound if info.kind == "kept"]
     resume = [info for info in sound if info.kind == "resume"]
     if which == "best" or (which is None and kept):
-        return _best(run, kept)
+        return _best(run)
     if which in (None, "newest"):
         if resume or kept:
             return (resume or kept)[-1]
@@ -75,13 +75,11 @@ def pick_checkpoint(run: RunView, which: str | None) -> CheckpointInfo:
     return _named(run, found, str(which))
 
 
-def _best(run: RunView, kept: list[CheckpointInfo]) -> CheckpointInfo:
-    from ..checkpoint.inspect import best_by
-
-    names = [info.metric[0] for info in kept if info.metric is not None]
-    if not names:
+def _best(run: RunView) -> CheckpointInfo:
+    info = best_kept(run.path)
+    if info is None:
         raise ConfigurationError(f"{run.path} kept no best model: use --checkpoint newest.")
-    return best_by(run.main_metric if run.main_metric in names else names[0], kept)
+    return info
 
 
 def _named(run: RunView, found: list[CheckpointInfo], which: str) -> CheckpointInfo:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from ..metrics.direction import Mode
 from ..run.reading import COUNTS, RunProgress, RunView
-from ..run.reading_metrics import Mode
+from ..run.reading_metrics import Point
 from .output import number_text
 
 MANY = {"epoch": "epochs", "step": "steps", "update": "updates", "sample": "samples"}
@@ -28,10 +30,13 @@ def progress_text(progress: RunProgress) -> str:
 
 
 def best_text(run: RunView, metric: str | None = None, mode: Mode | None = None) -> str:
-    """The best value of a metric and where it was; "-" where it was not measured."""
+    """The best value of a metric and where it was; the last, where it is not known what is better; "-" without any."""
     name = metric or run.main_metric
     best = None if name is None else run.best_of(name, mode)
-    return "-" if best is None else f"{best.name} {number_text(best.value)} @{best.epoch}"
+    if best is not None:
+        return f"{best.name} {number_text(best.value)} @{best.epoch}"
+    last = None if name is None or run.mode_of(name) else run.last_of(name)
+    return "-" if last is None else f"{name} {number_text(last.value)} @{last.at} (last)"
 
 
 def time_text(seconds: float | None) -> str:
@@ -47,8 +52,9 @@ def run_as_json(run: RunView, *, metric: str | None = None, mode: Mode | None = 
     """What `runs` and `show` say of a run."""
     progress = run.progress
     name = metric or run.main_metric
-    values = {known: run.best_of(known, mode) for known in run.best}
+    values = {known: run.best_of(known, mode if known == name else None) for known in run.epoch_names}
     best = {known: {"value": b.value, "epoch": b.epoch, "mode": b.mode} for known, b in values.items() if b is not None}
+    last = run.last_of(name) if name is not None and name not in best and run.mode_of(name) is None else None
     return {
         "path": str(run.path),
         "id": run.id,
@@ -61,7 +67,7 @@ def run_as_json(run: RunView, *, metric: str | None = None, mode: Mode | None = 
             "limit": None if progress.limit is None else {progress.limit[0]: progress.limit[1]},
             "fraction": progress.fraction,
         },
-        "metric": None if name is None or name not in best else {"name": name, **best[name]},
+        "metric": _metric_as_json(name, best.get(name or ""), last),
         "best": best,
         "started": None if run.started is None else run.started.isoformat(),
         "ended": None if run.ended is None else run.ended.isoformat(),
@@ -69,3 +75,10 @@ def run_as_json(run: RunView, *, metric: str | None = None, mode: Mode | None = 
         "age_seconds": age_of(run),
         "problems": list(run.problems),
     }
+
+
+def _metric_as_json(name: str | None, best: Mapping[str, Any] | None, last: Point | None) -> dict[str, Any] | None:
+    """The metric that stands for the run; without a mode it is the last value, since which is best is not known."""
+    if best is not None:
+        return {"name": name, **best}
+    return None if last is None else {"name": name, "value": last.value, "epoch": last.at, "mode": None}

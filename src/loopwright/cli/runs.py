@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigurationError
+from ..metrics.direction import Mode
 from ..run.reading import STATES, RunView
-from ..run.reading_metrics import Mode
+from ..run.reading_metrics import BestValue
 from .adding import add_command
 from .exits import OK
 from .finding import ROOT, all_runs, short_path
@@ -24,8 +25,8 @@ from .run_text import age_of, best_text, progress_text, run_as_json, time_text
 MORE = """\
 The folder is searched with all folders in it. A run is running (its process holds its lock), crashed (nobody holds
 it and no end was noted), finished, stopped (by a callback or by the program), interrupted (by a signal) or failed.
-The metric is the best of all epochs: the smallest of one whose name ends in loss or error, the largest of any other,
-unless --best says which."""
+The metric is the best of all epochs. Whether that is the smallest or the largest is what the run noted (a callback's
+mode, a loss), or what the metric's name says; --best says otherwise. Where neither does, the last value is shown."""
 EXAMPLE = """\
 runs
 runs --state running,crashed --sort progress
@@ -95,8 +96,18 @@ class Condition:
         return cls(match[1], COMPARISONS[match[2]], number)
 
     def fits(self, run: RunView, mode: Mode | None) -> bool:
-        best = run.best_of(self.name, mode)
+        best = best_to_compare(run, self.name, mode, "--where")
         return best is not None and self.compare(best.value, self.number)
+
+
+def best_to_compare(run: RunView, name: str, mode: Mode | None, option: str) -> BestValue | None:
+    """The best value of a metric, None where it was not measured; an error where it is not known what is better."""
+    if mode is None and name in run.epoch_names and run.mode_of(name) is None:
+        raise ConfigurationError(
+            f"{option} compares the best values of {name!r}, and neither its name nor the run {run.name!r} says "
+            "whether smaller or larger ones are better: add --best min or --best max."
+        )
+    return run.best_of(name, mode)
 
 
 def _choose(runs: list[RunView], options: argparse.Namespace) -> list[RunView]:
@@ -127,9 +138,16 @@ def _is_filtered(options: argparse.Namespace) -> bool:
 def _by_metric(runs: list[RunView], options: argparse.Namespace) -> list[RunView]:
     """Best first; those without the metric last."""
 
+    modes = {run.mode_of(options.metric) for run in runs if options.metric in run.epoch_names}
+    if options.best is None and {"min", "max"} <= modes:
+        raise ConfigurationError(
+            f"--sort metric: some of these runs note that smaller values of {options.metric!r} are better, some that "
+            "larger ones are: add --best min or --best max."
+        )
+
     def badness(run: RunView) -> tuple[bool, float]:
         chosen = options.metric or run.main_metric
-        best = None if chosen is None else run.best_of(chosen, options.best)
+        best = None if chosen is None else best_to_compare(run, chosen, options.best, "--sort metric")
         if best is None:
             return (True, 0.0)
         return (False, best.value if best.mode == "min" else -best.value)

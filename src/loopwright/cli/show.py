@@ -23,7 +23,7 @@ show runs/digits --config
 show digits --json"""
 TOLD = {
     *("id", "name", "tags", "created", "updated", "state", "reason", "progress", "command", "format", "seed"),
-    *("git_commit", "git_dirty", "device", "platform", "python", "torch", "loopwright"),
+    *("metric_modes", "eval_keys", "git_commit", "git_dirty", "device", "platform", "python", "torch", "loopwright"),
 }
 MAX_TEXT = 200
 LOG = "log.txt"
@@ -112,14 +112,18 @@ def _print_entries(entries: Mapping[str, Any]) -> None:
 def _print_metrics(run: RunView) -> None:
     from .tables import print_fitted
 
-    rows = []
-    for name, best in run.best.items():
-        points = run.metrics.epochs(name)
-        values = number_text(points[-1].value), f"{number_text(best.value)} ({best.mode})"
-        rows.append([name, *values, str(best.epoch), str(len(points))])
+    rows, unknown = [], []
+    for name in run.epoch_names:
+        points, best = run.metrics.epochs(name), run.best.get(name)
+        unknown += [name] if run.mode_of(name) is None else []
+        values = ["-", "-"] if best is None else [f"{number_text(best.value)} ({best.mode})", str(best.epoch)]
+        rows.append([name, number_text(points[-1].value), *values, str(len(points))])
     if rows:
         print()
         print_fitted(["METRIC", "LAST", "BEST", "AT EPOCH", "EPOCHS"], rows, right="1234")
+    if unknown:
+        names = ", ".join(unknown)
+        print(printable(f"No best of {names}: it is not known whether smaller or larger values are better."))
 
 
 def _print_checkpoints(run: RunView) -> None:
@@ -141,7 +145,7 @@ def _metrics_as_json(run: RunView) -> dict[str, Any]:
     """All epochs of all metrics."""
     return {
         name: [{"epoch": p.at, "update": p.update, "value": p.value} for p in run.metrics.epochs(name)]
-        for name in run.best
+        for name in run.epoch_names
     }
 
 

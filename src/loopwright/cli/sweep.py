@@ -9,9 +9,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..checkpoint.policy import direction_of
+from ..checkpoint.destination import local_path
 from ..errors import ConfigurationError
-from ..run.reading_metrics import Mode
+from ..metrics.direction import Mode, direction_of
 from .adding import add_command
 from .exits import FOUND, INTERRUPTED, OK
 from .output import number_text, printable
@@ -79,8 +79,8 @@ class SweepJob:
         self.options, self.sweep, self.config = options, sweep, config
         self.method = "optuna" if options.optuna else sweep.method
         self.metric: str = options.metric or sweep.metric or default_metric(config)
-        direction = options.direction or sweep.direction
-        self.mode: Mode = direction_of(self.metric) if direction is None else MODES[direction]
+        self.direction: str | None = options.direction or sweep.direction
+        self.mode = mode_of(self.metric, self.direction, config)
         self.folder = folder_of(config, options.output)
         self.results: list[Result] = []
 
@@ -96,8 +96,13 @@ class SweepJob:
         from .sweep_table import print_results
 
         search, total = self._search()
+        for result in self.results:
+            self._check_direction(result)
+        better = "smaller is better" if self.mode == "min" else "larger is better"
         if total:
-            self._tell(f"{total} {'run' if total == 1 else 'runs'} in {self.folder}, compared by {self.metric}")
+            self._tell(
+                f"{total} {'run' if total == 1 else 'runs'} in {self.folder}, compared by {self.metric} ({better})"
+            )
         is_interrupted = self._train(search, total)
         print_results(self.results, self.metric, self.mode, self.folder, as_json=self.options.json)
         if is_interrupted:
@@ -115,12 +120,28 @@ class SweepJob:
         try:
             with closing(pool.run(search)) as results:
                 for result in results:
+                    self._check_direction(result)
                     self.results.append(result)
                     self._tell(self._line(result, total))
         except KeyboardInterrupt:
             self.results += [read_result(task, self.metric, self.mode) for task in pool.ended]
             return True
         return any(result.state == "interrupted" for result in self.results)
+
+    def _check_direction(self, result: Result) -> None:
+        """Refuse to go on by a name where a run knows better, as of a loss that is called `score`."""
+        from ..run.reading import RunView
+
+        if self.direction is not None or not (result.task.path / "run.json").is_file():
+            return
+        noted = RunView(result.task.path).metric_modes.get(self.metric, self.mode)
+        if noted != self.mode:
+            better = "smaller" if noted == "min" else "larger"
+            raise ConfigurationError(
+                f"{result.task.path} notes that {better} values of {self.metric!r} are better, and this sweep goes by "
+                "its name, which says the opposite: add --direction minimize or --direction maximize. Runs that are "
+                "finished are not trained again."
+            )
 
     def _search(self) -> tuple[Search, int]:
         """The runs that are to be trained, and how many there are in all; those that are finished are results."""
@@ -165,6 +186,21 @@ class SweepJob:
         print(printable(line), file=sys.stderr if self.options.json else sys.stdout, flush=True)
 
 
+def mode_of(metric: str, direction: str | None, config: Config) -> Mode:
+    """Which values are better: as this sweep says, as a callback of the config does, or as the name does."""
+    if direction is not None:
+        return MODES[direction]
+    callbacks = [entry for entry in config.get("trainer.callbacks") or [] if isinstance(entry, dict)]
+    said = (entry.get("mode") for entry in callbacks if entry.get("metric") == metric)
+    mode: Mode | None = next((mode for mode in said if mode in ("min", "max")), None) or direction_of(metric)
+    if mode is None:
+        raise ConfigurationError(
+            f"The sweep compares {metric!r}, a name that does not say whether smaller or larger values are better: add "
+            "--direction minimize or --direction maximize (or `direction:` under `sweep:`)."
+        )
+    return mode
+
+
 def default_metric(config: Config) -> str:
     """The loss on the first data set that a callback evaluates, or the training loss."""
     for callback in config.get("trainer.callbacks") or []:
@@ -176,6 +212,6 @@ def default_metric(config: Config) -> str:
 def folder_of(config: Config, given: str | None) -> Path:
     output_path = given or config.get("output_path")
     if output_path is not None:
-        return Path(output_path)
+        return local_path(output_path, "output_path")
     name = config.get("name") or Path(config.place("")[0]).stem
     return Path("runs") / name / "sweep"

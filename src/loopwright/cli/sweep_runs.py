@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..metrics.direction import Mode
 from ..run.reading import RunView
-from ..run.reading_metrics import Mode
 from .sweep_child import GO_ON, PRUNED, STOP, Spec
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _changes(run: RunView, config: Config) -> list[str]:
     from ..doors.configured.directories import differences
     from ..doors.configured.recording import config_text
 
-    return differences(run.config or {}, yaml.safe_load(config_text(config, run.name)))
+    return [c.key for c in differences(run.config or {}, yaml.safe_load(config_text(config, run.name)))]
 
 
 class Child:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import MissingExtraError
-from ..run.reading_metrics import Mode
+from ..errors import ConfigurationError, MissingExtraError
+from ..metrics.direction import Mode
 from .sweep_runs import Result, Task
 
 if TYPE_CHECKING:
@@ -56,6 +56,11 @@ class Optuna:
             pruner=pruner,
             load_if_exists=True,
         )
+        if study.direction.name.lower() != ("minimize" if mode == "min" else "maximize"):
+            raise ConfigurationError(
+                f"{folder} holds a sweep that is to {study.direction.name.lower()} its metric, and this one is to do "
+                f"the opposite: name another folder with --output, or say --direction {study.direction.name.lower()}."
+            )
         known = study.get_trials(deepcopy=False)
         study.sampler = optuna.samplers.TPESampler(seed=sweep.seed + len(known))
         self._study, self._sweep, self._folder, self._num = study, sweep, folder, num

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from ..run.config_file import MAX_NODES
 from .problems import ConfigError, Problem, nearest
-from .reading import MAX_NODES, parse_scalar
+from .reading import parse_scalar
 from .tree import Node, child_of, descend, join_key
 from .writing import plain_text
 

@@ -8,12 +8,10 @@ from typing import Any
 
 import yaml
 
+from ..run.config_file import MAX_BYTES, MAX_DEPTH, MAX_NODES
 from .problems import ConfigError, Problem
 from .tree import Key, Node, Scalar, join_key
 
-MAX_NODES = 100_000  # a file that expands to more than this through its aliases is not a config
-MAX_DEPTH = 50
-MAX_BYTES = 4_000_000
 TAG = "tag:yaml.org,2002:"
 WORDS: dict[str, Scalar] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL")),

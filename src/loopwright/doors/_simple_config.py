@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import ConfigurationError
 
@@ -18,6 +18,7 @@ class Settings:
     max_grad_norm: float | None = None
     scheduler_step_per_batch: bool | None = None
     gradient_accumulation_steps: int | None = None
+    best_model_mode: Literal["auto", "min", "max"] = "auto"
 
     @classmethod
     def of(cls, config: Any) -> Settings:
@@ -42,7 +43,13 @@ class Settings:
                 f"config: training.gradient_accumulation_steps is {accumulation!r}; use how many batches make an "
                 "update, 1 or more."
             )
-        return cls(weight_decay, max_grad_norm, per_batch, accumulation)
+        mode = _entry(training, "best_model_mode")
+        if mode not in (None, "auto", "min", "max"):
+            raise ConfigurationError(
+                f"config: training.best_model_mode is {mode!r}; use 'min' or 'max', whichever values of "
+                "best_model_metric are better, or 'auto' to go by its name."
+            )
+        return cls(weight_decay, max_grad_norm, per_batch, accumulation, mode or "auto")
 
 
 def _number(training: Any, name: str) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, SupportsFloat
 
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 from .. import loop
-from ..building import Interval, Schedule
+from ..building import Interval
 from ..callbacks.nonfinite import NonFiniteGuard
 from ..components import evaluating, start_training_mode
 from ..data.seeding import preserved_rng, set_rng_state
@@ -34,6 +35,7 @@ class Engine(CoreTrainer):
     """Maps the core's names onto the door's; batches reach the door's steps as the loader gave them."""
 
     update_call = "super().train_step(batch)"
+    without_place = "Training"
 
     def __init__(
         self,
@@ -60,6 +62,7 @@ class Engine(CoreTrainer):
         )
         guard.on_train_start(self)  # single steps are guarded as well, and they come without a `train` call
         self.door = door
+        self.best_model_mode = settings.best_model_mode
         self._per_batch = settings.scheduler_step_per_batch
         self._epoch: EpochFunction | None = None
         self._end_epoch: EpochListener | None = None
@@ -123,7 +126,7 @@ class Engine(CoreTrainer):
                     "training.scheduler_step_per_batch to False, or use another scheduler."
                 )
             interval: Interval = "update" if self._per_batch else "epoch"
-            self.schedules[name] = Schedule(schedule.scheduler, interval, schedule.metric)
+            self.schedules[name] = replace(schedule, every=interval)
 
     def ready_for_step(self) -> None:
         """What a single step needs, outside of `train` as well as inside."""

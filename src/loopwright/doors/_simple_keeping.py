@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..callbacks.early_stopping import EarlyStopping
-from ..callbacks.watching import metric_of, resolve_mode
+from ..callbacks.watching import metric_of
+from ..checkpoint.destination import check_inside
 from ..checkpoint.policy import KeepPolicy
-from ..errors import ConfigurationError
+from ..errors import CheckpointError, ConfigurationError
 from ..hooks import check_arguments, named_hook
+from ..metrics.direction import Mode, WatchedMetric
 
 if TYPE_CHECKING:
+    from ..checkpoint.parts import Parts
+    from ._simple_engine import Engine
     from .simple import Trainer
 
+SAVED = re.compile(r"best_model|checkpoint_latest|checkpoint_epoch_\d+")
 EpochCallback = Callable[["Trainer", int, dict[str, float]], Any]
 
 
@@ -43,10 +49,12 @@ class EpochEnds:
         self.rows: list[dict[str, float]] = []
         self._earlier: list[dict[str, float]] = []
         self._stopping: EarlyStopping | None = None
+        mode = "auto" if metric is None else trainer._engine.best_model_mode
+        self._watched = WatchedMetric(metric or "eval_loss", mode, "best_model_metric", "training.best_model_mode")
         if patience is not None:
             EarlyStopping(patience=patience)  # refuses a wrong number before the first step
-        if trainer._loaded is not None:
-            self._go_on(trainer._loaded)
+        if save_dir is not None:
+            check_inside(save_dir, None if trainer._overrides("_save_checkpoint") else SAVED, "save_dir")
 
     @property
     def watches_metric(self) -> bool:
@@ -63,6 +71,18 @@ class EpochEnds:
         """Epochs that the run that was loaded had behind it."""
         return len(self._earlier)
 
+    def begin(self, loaded: Mapping[str, Any] | None) -> None:
+        """Find out which values of the metric are better, or ask for it, and go on from the run that was loaded."""
+        if self.watches_metric:
+            self.trainer._engine.directions.said = {}
+            self._watched.settle(self.trainer._engine.directions)
+        if loaded is not None:
+            self._go_on(loaded)
+
+    def _mode_of(self, name: str) -> Mode:
+        """Which values are better: of the metric asked for, or of the training loss in its place."""
+        return self._watched.mode if name == self._watched.name else "min"
+
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must hold for the rest of these epochs to be as if there had been no interruption."""
         rows = [*self._earlier, *self.rows]
@@ -78,7 +98,7 @@ class EpochEnds:
         self._earlier = [dict(row) for row in state["rows"]]
         stopping = state["stopping"]
         if self.patience is not None and stopping is not None:
-            self._stopping = EarlyStopping(stopping["metric"], self.patience)
+            self._stopping = EarlyStopping(stopping["metric"], self.patience, self._mode_of(stopping["metric"]))
             self._stopping.load_state_dict(stopping)
         if self.save_dir is not None:
             for name, value in state["best"].items():
@@ -124,14 +144,15 @@ class EpochEnds:
         """Whether it beats all that this trainer kept there under this metric, in earlier calls too."""
         key = (save_dir.absolute(), name)
         best = self.trainer._best.get(key)
-        is_best = best is None or KeepPolicy(name, resolve_mode(name, "auto")).better(value, best)
+        is_best = best is None or KeepPolicy(name, self._mode_of(name)).better(value, best)
         if is_best:
             self.trainer._best[key] = value
         return is_best
 
     def _watch(self, metrics: dict[str, float], patience: int) -> None:
         if self._stopping is None:
-            self._stopping = EarlyStopping(self._metric_in(metrics), patience)
+            name = self._metric_in(metrics)
+            self._stopping = EarlyStopping(name, patience, self._mode_of(name))
         self._stopping.on_epoch_end(self.trainer._engine, metrics)
 
     def _metric_in(self, metrics: dict[str, float]) -> str:
@@ -153,6 +174,23 @@ def as_lists(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
     """A list for each metric with an entry for each row; NaN where a row does not have it."""
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name, float("nan")) for row in rows] for name in names}
+
+
+def read_run(parts: Parts, engine: Engine | None) -> dict[str, Any]:
+    """What a checkpoint notes of the epochs so far, once it is known that `engine`, if given, can go on from it."""
+    from ..checkpoint.capture import compare_run
+    from ..checkpoint.fitting import differing_kinds, listed
+
+    noted = parts.rest.get("simple", {}) if parts.path.is_dir() else {}
+    problems = list(differing_kinds({"run": {"rows": [{}], "best": {}}}, noted, "simple"))
+    run = {} if problems else noted.get("run") or {}
+    if run and not {"rows", "stopping", "best"} <= set(run):
+        problems.append("simple: run is not complete")
+    if engine is not None:
+        problems += compare_run(engine, parts.rest)
+    if problems:
+        raise CheckpointError(f"{parts.path} does not fit this trainer; nothing was loaded:{listed(problems)}")
+    return dict(run)
 
 
 def check_metric(trainer: Trainer, name: str | None, eval_dataloader: Any) -> None:

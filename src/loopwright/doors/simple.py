@@ -21,7 +21,7 @@ from ..step import StepResult
 from ..supervised import TARGET_NAMES, call_model, loss_of, split_supervised
 from ._simple_config import Settings
 from ._simple_engine import Engine
-from ._simple_keeping import EpochCallback, EpochEnds, as_lists, check_metric
+from ._simple_keeping import EpochCallback, EpochEnds, as_lists, check_metric, read_run
 
 __all__ = ["Trainer"]
 
@@ -153,11 +153,11 @@ class Trainer:
     ) -> dict[str, list[float]]:
         """Train for some epochs and return their metrics, a list for each; calling it again goes on from there.
 
-        Under `save_dir`, `best_model` is the best epoch by `best_model_metric` (smaller is better for names that end
-        in loss or error, larger for others; without an evaluation "eval_loss" means the training loss), and
-        `checkpoint_epoch_1` and so on are written every `save_freq` epochs. Callbacks are called as
-        `callback(trainer, epoch, metrics)` after each epoch, counted from 0. SIGTERM, SIGINT and SIGUSR1 write
-        `checkpoint_latest`, inside an epoch too.
+        Under `save_dir`, `best_model` is the best epoch by `best_model_metric` (without an evaluation "eval_loss" means
+        the training loss). Which values are better is what its name says, or `training.best_model_mode` of the config,
+        "min" or "max"; a name that does not say it is an error. `checkpoint_epoch_1` and so on are written every
+        `save_freq` epochs. Callbacks are called as `callback(trainer, epoch, metrics)` after each epoch, counted from
+        0. SIGTERM, SIGINT and SIGUSR1 write `checkpoint_latest`, inside an epoch too.
 
         After `load_checkpoint` the run that wrote it goes on, exactly: epochs are counted from there, early stopping
         and the best model know what came before, and `num_epochs` is what is left.
@@ -172,6 +172,7 @@ class Trainer:
         )
         if ends.watches_metric:
             check_metric(self, best_model_metric, eval_dataloader)
+        ends.begin(self._loaded)
         self._ends, self._loaded = ends, None
         ends.catch_up()
         if ends.has_stopped:
@@ -200,11 +201,13 @@ class Trainer:
         from ..checkpoint.parts import load_parts, read_parts
 
         parts = read_parts(path)
+        goes_on = load_optimizer and "progress" in parts.rest and not self._engine.is_running
+        run = read_run(parts, self._engine if goes_on else None)
         load_parts(self._engine, parts, optimizers=load_optimizer, schedules=load_scheduler)
         is_foreign = not parts.path.is_dir()
         noted = dict(parts.rest if is_foreign else parts.rest.get("simple", {}))
-        run = {} if is_foreign else noted.pop("run", {})
-        if load_optimizer and "progress" in parts.rest and not self._engine.is_running:
+        noted.pop("run", None)
+        if goes_on:
             self._engine.continue_from(parts.rest)
             self._loaded = run or None
         rows = run.get("rows", [])

@@ -12,11 +12,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..checkpoint.inspect import best_by, find_checkpoint, is_checkpoint, list_checkpoints
+from ..checkpoint.inspect import find_checkpoint, is_checkpoint
 from ..checkpoint.placing import place_like
 from ..checkpoint.weights import load_weights
 from ..errors import CheckpointError, ConfigurationError
 from ..param_groups import matches_any
+from ..run.reading import best_kept
 
 Choice = Literal["newest", "best"]
 SHOWN = 8
@@ -92,12 +93,10 @@ def read_weights(
 
 
 def _best(run: Path) -> Path:
-    """The best kept model of a run; where it kept models by several metrics, the newest one's metric counts."""
-    kept = [info for info in list_checkpoints(run) if info.kind == "kept" and info.is_sound]
-    names = [info.metric[0] for info in kept if info.metric is not None]
-    if not names:
+    info = best_kept(run)
+    if info is None:
         raise CheckpointError(f"{run} holds no kept model: train with BestModel, or use='newest'.")
-    return best_by(names[-1], kept).path
+    return info.path
 
 
 def _renamed(weights: Mapping[str, Tensor], rename: Mapping[str, str], label: str) -> dict[str, Tensor]:

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from loopwright.checkpoint.atomic import clean_leftovers
+from loopwright.checkpoint.destination import local_path
 from loopwright.errors import ConfigurationError
 from loopwright.run.lock import RunLock
 
+MANIFEST, LOCK = "run.json", ".lock"
+FILES = ("config.yaml", "code.diff", "log.txt", "metrics.sqlite")
 FOLDERS = ("checkpoints", "kept", "artifacts")
+REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space"),
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "make it writable"),
+}
 
 
 class RunDirectory:
@@ -27,22 +38,19 @@ class RunDirectory:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path).absolute()
-        try:
+        self.path = local_path(path, "run_dir").absolute()
+        self._refuse_others()
+        with self.starting():
             for folder in FOLDERS:
                 (self.path / folder).mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError) as error:
-            raise ConfigurationError(
-                f"{self.path} cannot be a run directory ({error}): choose another `run_dir`."
-            ) from error
-        self._lock = RunLock(self.path / ".lock")
+        self._lock = RunLock(self.path / LOCK)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
         """The directory of an existing run; nothing is created, to look at it only."""
         directory = cls.__new__(cls)
         directory.path = Path(path).absolute()
-        directory._lock = RunLock(directory.path / ".lock")
+        directory._lock = RunLock(directory.path / LOCK)
         if not directory.has_run:
             raise ConfigurationError(f"{directory.path} holds no run: there is no run.json in it.")
         return directory
@@ -56,10 +64,10 @@ class RunDirectory:
         wanted = Path(path).absolute()
         siblings = (wanted.with_name(f"{wanted.name}-{number}") for number in itertools.count(2))
         for candidate in itertools.chain([wanted], siblings):
-            if (candidate / "run.json").exists():
+            if (candidate / MANIFEST).exists():
                 continue
             directory = cls(candidate)
-            if directory._lock.try_acquire():
+            if directory._take():
                 if not directory.has_run:
                     return directory
                 directory._lock.release()
@@ -67,7 +75,7 @@ class RunDirectory:
 
     @property
     def manifest_path(self) -> Path:
-        return self.path / "run.json"
+        return self.path / MANIFEST
 
     @property
     def config_path(self) -> Path:
@@ -104,12 +112,47 @@ class RunDirectory:
 
     def lock(self) -> Self:
         """Become the one process that writes here; the error names the one that does."""
-        if not self._lock.try_acquire():
+        if not self._take():
             raise ConfigurationError(
                 f"Run directory {self.path} is being written by {self._lock.holder()}: wait for it, stop it, "
                 "or choose another `run_dir`."
             )
         return self
+
+    def _take(self) -> bool:
+        """Take the lock if it is free; whoever has it removes what killed processes left half-written."""
+        with self.starting():
+            is_ours = self._lock.try_acquire()
+            for folder in (self.path, *(self.path / name for name in FOLDERS)) if is_ours else ():
+                clean_leftovers(folder)
+        return is_ours
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """Say what to do about what the system refuses while a run is started here."""
+        try:
+            yield
+        except OSError as error:
+            remedy = f"{REMEDIES[error.errno]}, or " if error.errno in REMEDIES else ""
+            raise ConfigurationError(
+                f"{self.path} cannot be a run directory ({error}): {remedy}choose another `run_dir`."
+            ) from error
+
+    def _refuse_others(self) -> None:
+        """Raise where a name of ours is taken by something else, which a run would write over."""
+        names = (MANIFEST, LOCK, *FILES)
+        taken = [name for name in names if (self.path / name).exists() and not (self.path / name).is_file()]
+        if taken:
+            raise ConfigurationError(
+                f"{self.path} cannot be a run directory ({taken[0]} in it is not a file): move that away, or choose "
+                "another `run_dir`."
+            )
+        others = [name for name in FILES if (self.path / name).exists()]
+        if others and not (self.path / LOCK).exists() and not (self.path / MANIFEST).exists():
+            raise ConfigurationError(
+                f"{self.path} holds no run, but {' and '.join(others)}, which a run would write over: choose another "
+                "`run_dir`, such as a new folder inside it."
+            )
 
     def unlock(self) -> None:
         """Let others write here."""

@@ -46,10 +46,19 @@ class MetricsStore:
         self._insert("epoch_metrics", ((epoch, update, name, value) for name, value in metrics.items()))
 
     def truncate(self, *, step: int, epoch: int) -> None:
-        """Remove what came after a position, so that a run resumed there adds each row once."""
+        """Remove what came after a position, so that a run resumed there adds each row once.
+
+        Rows are in the order of their steps and epochs, so only those that are removed are looked at.
+        """
         with self._explained(), self._open() as connection:
-            connection.execute("DELETE FROM step_metrics WHERE step > ?", (step,))
-            connection.execute("DELETE FROM epoch_metrics WHERE epoch > ?", (epoch,))
+            for table, column, last in (("step_metrics", "step", step), ("epoch_metrics", "epoch", epoch)):
+                kept = f"SELECT rowid FROM {table} WHERE {column} <= ? ORDER BY rowid DESC LIMIT 1"
+                connection.execute(f"DELETE FROM {table} WHERE rowid > coalesce(({kept}), 0)", (last,))
+
+    def last_step(self) -> int:
+        """The last step that there are metrics of; 0 where there are none."""
+        found = self._open().execute("SELECT step FROM step_metrics ORDER BY rowid DESC LIMIT 1").fetchone()
+        return 0 if found is None else int(found[0])
 
     def steps(self, name: str | None = None) -> list[StepRow]:
         """The (update, step, name, value) rows of one metric, or of all, in the order they were added."""

@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from loopwright.checkpoint.strictjson import parse_json
 from loopwright.errors import CheckpointError, ConfigurationError
+from loopwright.metrics.direction import Mode, direction_of
+from loopwright.metrics.headline import headline
+from loopwright.run.config_file import read_config
 from loopwright.run.reading_lock import is_locked, lock_host
-from loopwright.run.reading_metrics import BestValue, MetricsView, Mode
+from loopwright.run.reading_metrics import BestValue, MetricsView, Point
 
 if TYPE_CHECKING:
     from loopwright.checkpoint import CheckpointInfo
@@ -116,7 +119,7 @@ class RunView:
     def config(self) -> dict[str, Any] | None:
         """The resolved config it was started from, as it stands in the file; None where it had none."""
         try:
-            return _read_config(self.path / CONFIG)
+            return read_config(self.path / CONFIG)
         except (CheckpointError, OSError) as error:
             self.problems.append(str(error))
             return None
@@ -127,29 +130,60 @@ class RunView:
 
     @cached_property
     def best(self) -> dict[str, BestValue]:
-        """The best value of every epoch metric; none of a run whose metrics cannot be read, which is among problems."""
-        found = {name: self.best_of(name) for name in self._epoch_names}
+        """The best value of every epoch metric of which it is known what is better.
+
+        There is none of a run whose metrics cannot be read, which is among problems.
+        """
+        found = {name: self.best_of(name) for name in self.epoch_names}
         return {name: best for name, best in found.items() if best is not None}
 
     def best_of(self, name: str, mode: Mode | None = None) -> BestValue | None:
-        """The best value of an epoch metric, None where there is none."""
-        return self.metrics.best(name, mode) if self._epoch_names else None
+        """The best value of an epoch metric; None without values, or where it is not known which are better."""
+        mode = mode or self.mode_of(name)
+        return self.metrics.best(name, mode) if mode is not None and self.epoch_names else None
+
+    def last_of(self, name: str) -> Point | None:
+        """The value of an epoch metric in the last epoch that measured it."""
+        points = self.metrics.epochs(name) if self.epoch_names else []
+        return points[-1] if points else None
+
+    @cached_property
+    def metric_modes(self) -> dict[str, Mode]:
+        """What the run noted about its metrics: whether smaller or larger values are better."""
+        noted = self.manifest.get("metric_modes")
+        entries = noted.items() if isinstance(noted, dict) else ()
+        return {str(name): mode for name, mode in entries if mode in ("min", "max")}
+
+    def mode_of(self, name: str) -> Mode | None:
+        """Which values of a metric are better: as the run noted it, as its name says, or as a model was kept for it."""
+        known = self.metric_modes.get(name) or direction_of(name)
+        if known is not None or self.metric_modes:
+            return known
+        return {info.metric[0]: info.mode for info in self._kept if info.metric}.get(name)
 
     @property
     def main_metric(self) -> str | None:
-        """The metric to show where there is room for one.
+        """The metric to show where there is room for one: what models are kept for, if it is, or else any.
 
-        What models are kept for; otherwise one of the evaluation if there is any, a loss if there is one.
+        Of several it is one of an evaluation, a loss before others: see `headline`.
         """
-        names = self._epoch_names
-        kept_for = (info.metric[0] for info in self.checkpoints() if info.metric is not None)
-        if (kept := next(kept_for, None)) in names:
-            return kept
-        evaluated = [name for name in names if name.startswith("eval_")] or names
-        return next((name for name in evaluated if name.endswith("loss")), next(iter(evaluated), None))
+        names = self.epoch_names
+        kept_for = [info.metric[0] for info in self._kept if info.metric and info.metric[0] in names]
+        return headline(dict.fromkeys(kept_for) or names, self.eval_keys)
 
     @cached_property
-    def _epoch_names(self) -> list[str]:
+    def _kept(self) -> list[CheckpointInfo]:
+        return [info for info in self.checkpoints() if info.kind == "kept"]
+
+    @property
+    def eval_keys(self) -> list[str]:
+        """What the names of metrics begin with that callbacks measured on data of their own."""
+        noted = self.manifest.get("eval_keys")
+        return [key for key in noted if isinstance(key, str)] if isinstance(noted, list) else []
+
+    @cached_property
+    def epoch_names(self) -> list[str]:
+        """The names of the metrics of epochs; none where they cannot be read, which is among problems."""
         try:
             return self.metrics.epoch_names
         except CheckpointError as error:
@@ -212,7 +246,7 @@ class RunView:
         seen: dict[str, float] = {}
         for info in self.checkpoints():
             _raise_to(seen, {name: info.meta.get(name) for name in COUNTS})
-        if self._epoch_names and (epoch := self.metrics.last_epoch()):
+        if self.epoch_names and (epoch := self.metrics.last_epoch()):
             _raise_to(seen, {"epoch": epoch.at, "update": epoch.update})
         if not self.problems and (last := self.metrics.last_step()):
             _raise_to(seen, {"step": last[0], "update": last[1]})
@@ -226,6 +260,20 @@ class RunView:
 
     def __repr__(self) -> str:
         return f"RunView({str(self.path)!r})"
+
+
+def best_kept(path: str | os.PathLike[str]) -> CheckpointInfo | None:
+    """The best sound model that a run kept, None where it kept none.
+
+    Of several metrics that models were kept by, it goes by the one that is its main metric: see `headline`.
+    """
+    from loopwright.checkpoint.inspect import best_by, list_checkpoints
+
+    found = [info for info in list_checkpoints(path) if info.kind == "kept" and info.is_sound]
+    names = dict.fromkeys(info.metric[0] for info in found if info.metric is not None)
+    is_run = (Path(path) / MANIFEST).is_file()  # kept models may have been copied without it
+    metric = headline(names, RunView(path).eval_keys if is_run else ())
+    return None if metric is None else best_by(metric, found)
 
 
 def find_runs(root: str | os.PathLike[str]) -> list[Path]:
@@ -247,18 +295,6 @@ def _walk(folder: Path, seen: set[str]) -> Iterator[Path]:
         return
     for path in sorted(inside):
         yield from _walk(Path(path), seen)
-
-
-def _read_config(path: Path) -> dict[str, Any] | None:
-    if not path.is_file():
-        return None
-    import yaml
-
-    try:
-        content = yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read as YAML: {error}") from error
-    return content if isinstance(content, dict) else None
 
 
 def _raise_to(counts: dict[str, float], others: Mapping[str, object]) -> None:

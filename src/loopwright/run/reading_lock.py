@@ -8,7 +8,7 @@ import struct
 import sys
 from pathlib import Path
 
-from loopwright.run import lock
+from loopwright.run.lock import is_held_here
 
 # `struct flock` of fcntl(2): where the kind of lock, the start, the length and the process are differs by system.
 _IS_BSD = sys.platform == "darwin"
@@ -20,7 +20,7 @@ def is_locked(path: Path) -> bool | None:
 
     The lock is looked at and not tried: a trainer that starts at this moment is not refused because of us.
     """
-    if lock._held.get(path) == os.getpid():  # opening and closing the file would drop our own lock
+    if is_held_here(path):  # opening and closing the file would drop our own lock
         return True
     try:
         descriptor = os.open(path, os.O_RDONLY)
@@ -39,7 +39,7 @@ def is_locked(path: Path) -> bool | None:
 
 def lock_host(path: Path) -> str | None:
     """The machine of the process that took the lock last."""
-    if lock._held.get(path) == os.getpid():
+    if is_held_here(path):
         return os.uname().nodename
     try:
         words = path.read_text(errors="replace").split()

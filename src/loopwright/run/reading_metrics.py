@@ -12,13 +12,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from loopwright.checkpoint.policy import direction_of
 from loopwright.errors import CheckpointError
+from loopwright.metrics.direction import Mode
 
 if TYPE_CHECKING:
     import sqlite3
 
-Mode = Literal["min", "max"]
 BUSY_SECONDS = 10.0
 TABLES = {"steps": ("step_metrics", "step"), "epochs": ("epoch_metrics", "epoch")}
 
@@ -71,9 +70,8 @@ class MetricsView:
         points = {point.at: point for known, point in self._epochs if known == name}
         return list(points.values())
 
-    def best(self, name: str, mode: Mode | None = None) -> BestValue | None:
+    def best(self, name: str, mode: Mode) -> BestValue | None:
         """The best value of an epoch metric, the earliest of equals; None where there is none but NaN."""
-        mode = mode or direction_of(name)
         points = [point for point in self.epochs(name) if not math.isnan(point.value)]
         if not points:
             return None

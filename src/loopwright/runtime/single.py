@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..data.sharding import Shard
+from ..data.workers import workers_outlive_signals
 from ..errors import ConfigurationError
 from . import dry_run
 from .mesh import Mesh
@@ -109,8 +110,8 @@ class Runtime:
     # What is nothing to do for one process
 
     def supervised(self) -> AbstractContextManager[Any]:
-        """Around training: when it fails on one process, it ends on all."""
-        return nullcontext()
+        """Around training: when it fails on one process, it ends on all; signals do not end workers of loaders."""
+        return workers_outlive_signals()
 
     def adapt_optimizer(self, optimizer: Optimizer) -> None:
         """Let an optimizer cope with the parameters that the models have now."""

@@ -177,7 +177,7 @@ def mistakes(points: TensorDataset, folder: Path) -> dict[str, tuple[type[Except
         ),
         "a callback that watches a misspelt metric": (
             wrong, "Did you mean 'eval_loss_epoch'",
-            lambda: run([EarlyStoppingCallback(watch_metric="eval_los_epoch")])(1, eval_dataset=points),
+            lambda: run([EarlyStoppingCallback(watch_metric="eval_los_epoch", greater_is_better=False)])(1, eval_dataset=points),
         ),
         "`SaveBestModelCallback` without `eval_dataset`": (
             wrong, "pass `eval_dataset=`", lambda: run([SaveBestModelCallback(folder / "best")])(1),

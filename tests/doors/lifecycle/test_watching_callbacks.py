@@ -13,11 +13,13 @@ from torch.utils.data import TensorDataset
 from loopwright import ConfigurationError, NonFiniteLossError, Runtime
 from loopwright.doors.lifecycle import (
     EarlyStoppingCallback,
+    ModelEmaCallback,
     SaveBestModelCallback,
     TerminateOnNaNCallback,
     Trainer,
     TrainerCallback,
 )
+from tests.mistakes import Mistakes
 
 from ...loops import assert_same_model, build_net
 from .runs import Each, build_trainer, train
@@ -34,7 +36,7 @@ class Scripted(TrainerCallback):
 
 
 def epochs_until_stop(points: TensorDataset, values: tuple[float, ...], **options: Any) -> int:
-    stopper = EarlyStoppingCallback(watch_metric="score", **options)
+    stopper = EarlyStoppingCallback(watch_metric="score", **({"greater_is_better": False} | options))
     trainer = train(build_trainer(callbacks=[Scripted(*values), stopper]), points, len(values))
     return len(list(trainer.run_history.get_metric_values("score")))
 
@@ -57,13 +59,24 @@ def test_early_stopping(points: TensorDataset, values: Any, options: Any, epochs
 
 def test_early_stopping_begins_anew_with_every_run_unless_told_otherwise(points: TensorDataset) -> None:
     for reset, epochs in ((True, 2), (False, 1)):
-        stopper = EarlyStoppingCallback(watch_metric="score", reset_on_train=reset)
+        stopper = EarlyStoppingCallback(watch_metric="score", greater_is_better=False, reset_on_train=reset)
         trainer = build_trainer(callbacks=[Scripted(2.0, 1.0), stopper])
         train(trainer, points, 2)
         trainer.callback_handler.callbacks[0] = Scripted(3.0, 2.0)
         trainer.callback_handler._hooks.clear()
         train(trainer, points, 2)
         assert len(list(trainer.run_history.get_metric_values("score"))) == epochs
+
+
+def test_a_metric_that_is_not_plainly_to_fall_has_to_be_said_to_rise_or_fall(mistake: Mistakes) -> None:
+    with mistake("Door: lifecycle", '`EarlyStoppingCallback(watch_metric="accuracy")` without `greater_is_better`',
+                 ConfigurationError, match="greater_is_better=True, or False"):  # fmt: skip
+        EarlyStoppingCallback(watch_metric="accuracy")
+    with mistake("Door: lifecycle", '`SaveBestModelCallback(watch_metric="foo")` without `greater_is_better`',
+                 ConfigurationError, match="does not say"):  # fmt: skip
+        SaveBestModelCallback(watch_metric="foo")
+    assert ModelEmaCallback(watch_metric="ema_model_eval_rmse").greater_is_better is False
+    assert EarlyStoppingCallback(watch_metric="accuracy", greater_is_better=False).greater_is_better is False
 
 
 def test_a_watched_metric_that_nobody_records_is_named(points: TensorDataset) -> None:
@@ -90,7 +103,7 @@ def test_the_best_model_is_saved_and_loaded_at_the_end(points: TensorDataset, tm
 
 
 def test_the_model_of_an_earlier_run_is_not_loaded(points: TensorDataset, tmp_path: Path) -> None:
-    best = SaveBestModelCallback(tmp_path / "best", watch_metric="score")
+    best = SaveBestModelCallback(tmp_path / "best", watch_metric="score", greater_is_better=False)
     train(build_trainer(callbacks=[Scripted(1.0), best]), points, 1)
     trainer = train(build_trainer(callbacks=[Scripted(math.nan, math.nan), best]), points, 2)
     assert_same_model(trainer.model, train(build_trainer(), points, 2).model)

@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from loopwright import ConfigurationError
 from loopwright.callbacks import EMA
 from loopwright.doors.modular import Callback
+from loopwright.run.reading import RunView, best_kept
 
 from ...loops import build_net
+from ...mistakes import Mistakes
 from .programs import Config, MyTrainer, assert_same, by_hand
 
 
@@ -71,6 +74,30 @@ def test_negative_and_nan_metrics_keep_the_best_model(tmp_path: Path, worst: flo
     assert len(kept) == 2
     assert all(name.replace("-", "").replace("_", "").isalnum() for name in kept)  # updates, no metrics
     assert [name[-2:] for name in kept] == ["15", "20"]
+
+
+class Distant(MyTrainer):
+    """A validation metric whose name is in no table."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        return {"foo": [3.0, 1.0, 2.0][self.current_epoch]}
+
+
+def test_a_monitor_whose_name_says_nothing_is_asked_about_before_the_first_step(
+    tmp_path: Path, mistake: Mistakes
+) -> None:
+    trainer = Distant(Config(n_epochs=3, run_dir=tmp_path, monitor="val_foo"))
+    with mistake("Door: modular", '`monitor="val_foo"`, and nothing says whether it is to fall or to rise',
+                 ConfigurationError, match='say monitor_mode="min"'):  # fmt: skip
+        trainer.fit()
+    assert trainer.global_step == 0
+
+
+def test_monitor_mode_says_it_and_reaches_the_reports(tmp_path: Path) -> None:
+    Distant(Config(n_epochs=3, run_dir=tmp_path, monitor="val_foo", monitor_mode="min")).fit()
+    best = best_kept(tmp_path)
+    assert best is not None
+    assert (best.metric, RunView(tmp_path).best["val_foo"].value) == (("val_foo", 1.0), 1.0)
 
 
 def test_a_scheduler_made_in_configure_optimizers_is_stepped() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...checkpoint import Checkpoint, read_checkpoint
+from ...checkpoint.destination import local_path
 from ...checkpoint.store import Entry, list_entries
 from ...errors import CheckpointError, ConfigurationError
 from .config import Config
@@ -58,7 +59,10 @@ def discard_unused(directory: Path) -> None:
 
 def directory_of(config: Config) -> Path:
     common = config.common
-    return Path(common.output_directory) / f"{common.experiment_name}_v{common.experiment_version}"
+    return (
+        local_path(common.output_directory, "common.output_directory")
+        / f"{common.experiment_name}_v{common.experiment_version}"
+    )
 
 
 def versions(config: Config) -> list[int]:
@@ -100,7 +104,7 @@ def read_state(directory: Path, epoch: int | str) -> Checkpoint | None:
 def _resumable(directory: Path) -> list[Entry]:
     """Saved epochs and resume points, in the order they were written: whoever went back to an epoch means that."""
     entries = [*list_entries(directory / EPOCHS), *list_entries(directory / "checkpoints")]
-    return sorted(entries, key=lambda entry: entry.manifest.created)
+    return sorted((entry for entry in entries if not entry.is_copy), key=lambda entry: entry.manifest.created)
 
 
 def epochs_behind(tree: Mapping[str, Any]) -> int:

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from ...checkpoint import read_checkpoint, write_checkpoint
-from ...checkpoint.capture import compare_groups, compare_model, load_optimizer
-from ...checkpoint.weights import load_weights
+from ...checkpoint.capture import load_optimizer
+from ...checkpoint.fitting import compare_groups, compare_model, listed
+from ...checkpoint.weights import read_pickle, state_dict_in
 from ...errors import CheckpointError
 from .experiment import epochs_behind, read_state, saved_epochs
 
@@ -45,10 +45,9 @@ def load_network(
     if optimizer is not None and state is not None:
         problems += [f"optimizer of {kind}: {problem}" for problem in compare_groups(optimizer, state)]
     if problems:
-        listed = "".join(f"\n  - {problem}" for problem in problems[:20])
         raise CheckpointError(
-            f"{source} does not fit this network; nothing was loaded:{listed}\nBuild it with the settings of the run "
-            "that wrote it, which are in its train1_config.json."
+            f"{source} does not fit this network; nothing was loaded:{listed(problems)}\nBuild it with the settings of "
+            "the run that wrote it, which are in its train1_config.json."
         )
     network.load_state_dict(weights)
     if optimizer is not None and state is not None:
@@ -70,7 +69,8 @@ def _find(directory: Path, epoch: int | str, kind: str, names: Sequence[str]) ->
         return number, *_from_export(exported, kind), exported
     foreign = exported.with_name(f"{exported.name}.pth.tar")
     if number is not None and foreign.is_file():
-        return number, load_weights(foreign), _foreign_optimizer(foreign), foreign
+        weights, beside = state_dict_in(read_pickle(foreign), foreign)
+        return number, weights, beside.get("optimizer"), foreign
     there = sorted({path.name.split(".")[0] for path in directory.glob(f"epoch*_net{kind}*")})
     there += [f"epoch{saved}" for saved in saved_epochs(directory)]
     raise CheckpointError(
@@ -94,8 +94,3 @@ def _optimizer_of(tree: Mapping[str, Any], name: str) -> Any:
 def _newest(directory: Path, kind: str) -> int | None:
     found = (re.fullmatch(rf"epoch(\d+)_net{re.escape(kind)}(?:\.pth\.tar)?", p.name) for p in directory.glob("epoch*"))
     return max((int(match[1]) for match in found if match), default=None)
-
-
-def _foreign_optimizer(path: Path) -> Any:
-    content = torch.load(path, map_location="cpu", weights_only=True)
-    return content.get("optimizer") if isinstance(content, Mapping) else None

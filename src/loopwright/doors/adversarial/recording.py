@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("loopwright")
 
-_open: dict[Path, ExperimentRun] = {}
+_open: dict[Path, ExperimentRun] = {}  # by the real path, of which there is one
 
 
 class ExperimentRun(RunDirectory):
@@ -33,15 +33,16 @@ class ExperimentRun(RunDirectory):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path)
         self._is_busy = False
-        earlier = _open.get(self.path)
+        self._key = self.path.resolve()
+        earlier = _open.get(self._key)
         if earlier is not None and not earlier._is_busy:
             earlier.finish()
 
     def lock(self) -> Self:
         super().lock()
         self._is_busy = True
-        if _open.get(self.path) is not self:
-            _open[self.path] = self
+        if _open.get(self._key) is not self:
+            _open[self._key] = self
             atexit.register(self._finish_at_exit)
         return self
 
@@ -56,8 +57,8 @@ class ExperimentRun(RunDirectory):
             update_manifest(self.manifest_path, state=state, reason=reason)
         super().unlock()
         atexit.unregister(self._finish_at_exit)
-        if _open.get(self.path) is self:
-            del _open[self.path]
+        if _open.get(self._key) is self:
+            del _open[self._key]
 
     def _finish_at_exit(self) -> None:
         error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)  # what ends the program, if anything

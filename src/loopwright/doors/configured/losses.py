@@ -77,7 +77,7 @@ def step_result_of(result: Any, size: int) -> StepResult:
             "log and additional outputs if there are any."
         )
     metrics = dict(_metrics(result.total_loss, (result.losses_to_log or {}).items()))
-    return StepResult(result.total_loss, size, metrics, None, result.additional_outputs)
+    return StepResult(result.total_loss, size, metrics, None, result.additional_outputs, tuple(metrics))
 
 
 def _metrics(total: Tensor, losses: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Any]]:

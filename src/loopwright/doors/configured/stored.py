@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ...checkpoint.inspect import best_by, find_checkpoint, list_checkpoints
+from ...checkpoint.inspect import find_checkpoint, list_checkpoints
 from ...checkpoint.parts import load_parts, read_parts
 from ...errors import CheckpointError
+from ...run.reading import best_kept
 from ...trainer import Trainer
 
 
@@ -14,7 +15,7 @@ def load_for_use(trainer: Trainer, run: Path, which: str | Path) -> Path:
     """Load the newest or best checkpoint of a run, or one by its path; a resume point with all that averages."""
     trainer.setup()
     if which == "best":
-        path, is_kept = best_kept(run), True
+        path, is_kept = _best(run), True
     else:
         path = find_checkpoint(run if which == "newest" else which)
         is_kept = any(info.kind == "kept" for info in list_checkpoints(path))
@@ -25,11 +26,8 @@ def load_for_use(trainer: Trainer, run: Path, which: str | Path) -> Path:
     return path
 
 
-def best_kept(run: Path) -> Path:
-    """The best of the models that a run kept; of several metrics, by the one that comes first."""
-    kept = [info for info in list_checkpoints(run) if info.kind == "kept" and not info.problems and info.metric]
-    if not kept:
+def _best(run: Path) -> Path:
+    info = best_kept(run)
+    if info is None:
         raise CheckpointError(f"{run} has kept no models by a metric: use the newest checkpoint, or name one.")
-    metric = kept[0].metric
-    assert metric is not None
-    return best_by(metric[0], kept).path
+    return info.path

@@ -39,6 +39,8 @@ class Core(Components):
     resumed run takes up an epoch exactly where it was.
     """
 
+    plateau_metric = None
+
     def __init__(self, door: Trainer, runtime: Runtime, *, trains: bool = False) -> None:
         super().__init__(door, runtime, trains=trains)
         self.stage: Stage = "steps"
@@ -82,7 +84,7 @@ class Core(Components):
         self._num_passes += 1
         self.train_stream = self._stream_of(loader, is_training=True)
         self.train_stream.begin(progress.epoch)
-        self.meter = Meter()
+        self.meter = self.meter.fresh()
         return True
 
     def training_batches(self, loader: TrainingLoader) -> Iterator[Any]:

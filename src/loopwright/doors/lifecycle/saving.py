@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...checkpoint import read_checkpoint, write_checkpoint
 from ...checkpoint.capture import capture, meta_of, own_rng, restore, write_together
+from ...checkpoint.fitting import differing_kinds, listed
 from ...checkpoint.parts import Parts, load_parts, read_parts
 from ...data.seeding import set_rng_state
 from ...errors import CheckpointError
@@ -118,10 +119,15 @@ def _core_of(door: Trainer) -> Core:
 def _read_state(directory: str | Path) -> dict[str, Any]:
     if not Path(directory).exists():
         raise CheckpointError(f"There is no training state at {directory}: pass one that `save_training_state` wrote.")
-    tree: dict[str, Any] = read_checkpoint(directory).tree
-    if "stage" not in tree.get(OWN, {}):
+    tree: Any = read_checkpoint(directory).tree
+    own = tree.get(OWN) if isinstance(tree, Mapping) else None
+    if not isinstance(own, Mapping) or "stage" not in own:
         raise CheckpointError(
             f"{directory} is not a training state: pass a directory that `save_training_state` wrote. (For a "
             "checkpoint of a model, use `load_checkpoint`.)"
         )
-    return tree
+    form = {"stage": "", "event": (), "seed": 0, "history": {}, "callbacks": {}, "extra": {}}
+    missing = [f"{OWN}: {name} is not in it" for name in form if name not in own]
+    if problems := missing + list(differing_kinds(form, own, OWN)):
+        raise CheckpointError(f"{directory} is damaged; nothing was loaded:{listed(problems)}")
+    return dict(tree)

@@ -311,6 +311,10 @@ class Trainer(Epochs):
         """The model itself, without what was wrapped around it to train it on several devices (or to compile it)."""
         return unwrapped(self.model, keep_torch_compile)
 
+    def _overrides(self, name: str) -> bool:
+        """Whether a subclass, or whoever assigned to this object, has a method of their own."""
+        return getattr(getattr(self, name), "__func__", None) is not getattr(Trainer, name)
+
 
 def _checked_precision(given: str | None) -> str:
     source = "mixed_precision"

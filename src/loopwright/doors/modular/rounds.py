@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from ...checkpoint.destination import check_inside
 from ...hooks import Callback
 
 if TYPE_CHECKING:
     from ...trainer import Trainer
     from .engine import Engine
+
+
+SAVED = re.compile(r"epoch_\d+")
 
 
 class Rounds(Callback):
@@ -23,6 +28,9 @@ class Rounds(Callback):
     def on_train_start(self, trainer: Trainer) -> None:
         self._trainer = cast("Engine", trainer)
         self._trainer.validation.done_at = self._validated_at
+        if self._trainer.config.save_dir is not None:
+            names = None if self._trainer.overrides("save_checkpoint") else SAVED
+            check_inside(self._trainer.config.save_dir, names, "save_dir")
 
     def on_update_end(self, trainer: Trainer) -> None:
         engine = cast("Engine", trainer)

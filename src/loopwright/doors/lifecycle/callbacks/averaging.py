@@ -83,7 +83,7 @@ class ModelEmaCallback(SaveBestModelCallback):
         evaluate_during_training: bool = True,
         save_path: str | Path = "ema_model.pt",
         watch_metric: str = f"{PREFIX}eval_loss_epoch",
-        greater_is_better: bool = False,
+        greater_is_better: bool | None = None,
         model_ema: Callable[..., ModelEma] = ModelEma,
         callbacks: Iterable[TrainerCallback | type[TrainerCallback]] = (),
     ) -> None:

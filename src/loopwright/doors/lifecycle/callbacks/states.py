@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ....checkpoint import CheckpointStore
+from ....checkpoint.destination import check_inside
 from ....errors import ConfigurationError
 from .events import TrainerCallback
 
 if TYPE_CHECKING:
     from ..trainer import Trainer
+
+
+SAVED = re.compile(r"(epoch|step)_\d+|final|interrupted|requested")
 
 
 class SaveTrainingStateCallback(TrainerCallback):
@@ -47,6 +52,9 @@ class SaveTrainingStateCallback(TrainerCallback):
         self.save_every_n_steps = save_every_n_steps
         self.save_at_end = save_at_end
         self.max_checkpoints = max_checkpoints
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        check_inside(self.save_dir, None if trainer._overrides("save_training_state") else SAVED, "save_dir")
 
     def on_train_step_end(self, trainer: Trainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
         step = trainer._core.progress.step + 1

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from ....checkpoint.destination import check_directory
 from ....errors import ConfigurationError, NonFiniteLossError
+from ....metrics.direction import direction_of
 from .events import StopTrainingError, TrainerCallback
 
 if TYPE_CHECKING:
@@ -77,7 +79,10 @@ def _latest(trainer: Trainer, name: str) -> float:
 
 
 class MetricWatcher(TrainerCallback):
-    """The best value of a metric so far, where an improvement is more than `threshold` better; NaN never is one."""
+    """The best value of a metric so far, where an improvement is more than `threshold` better; NaN never is one.
+
+    Without `greater_is_better`, smaller values are, of a metric whose name says so; of others it has to be said.
+    """
 
     watch_metric: str = "eval_loss_epoch"  # values here are for subclasses that do not call `super().__init__()`
     greater_is_better: bool = False
@@ -87,10 +92,10 @@ class MetricWatcher(TrainerCallback):
     best_metric_epoch: int | None = None
 
     def __init__(
-        self, watch_metric: str, greater_is_better: bool, reset_on_train: bool, threshold: float = 0.0
+        self, watch_metric: str, greater_is_better: bool | None, reset_on_train: bool, threshold: float = 0.0
     ) -> None:
         self.watch_metric = watch_metric
-        self.greater_is_better = greater_is_better
+        self.greater_is_better = _is_greater_better(watch_metric, greater_is_better, type(self).__name__)
         self.reset_on_train = reset_on_train
         self.threshold = threshold
         self.best_metric = self.best_metric_epoch = None
@@ -140,7 +145,7 @@ class EarlyStoppingCallback(MetricWatcher):
         early_stopping_patience: int = 1,
         early_stopping_threshold: float = 0.01,
         watch_metric: str = "eval_loss_epoch",
-        greater_is_better: bool = False,
+        greater_is_better: bool | None = None,
         reset_on_train: bool = True,
     ) -> None:
         if early_stopping_patience < 1:
@@ -185,7 +190,7 @@ class SaveBestModelCallback(MetricWatcher):
         self,
         save_path: str | Path = "best_model.pt",
         watch_metric: str = "eval_loss_epoch",
-        greater_is_better: bool = False,
+        greater_is_better: bool | None = None,
         reset_on_train: bool = True,
         save_optimizer: bool = True,
         save_scheduler: bool = True,
@@ -196,6 +201,11 @@ class SaveBestModelCallback(MetricWatcher):
         self.save_optimizer = save_optimizer
         self.save_scheduler = save_scheduler
         self.load_saved_checkpoint = load_saved_checkpoint
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        super().on_training_run_start(trainer)
+        if not trainer._overrides("save_checkpoint"):
+            check_directory(self.save_path, "save_path")
 
     def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         if self.improves(trainer):
@@ -214,3 +224,21 @@ class SaveBestModelCallback(MetricWatcher):
             trainer.load_checkpoint(
                 self.save_path, load_optimizer=self.save_optimizer, load_scheduler=self.save_scheduler
             )
+
+
+def _is_greater_better(metric: str, given: bool | None, owner: str) -> bool:
+    """As the user said; where nothing is said, smaller values are better, unless the name of the metric says more."""
+    if given is not None:
+        return given
+    direction = direction_of(metric)
+    if direction == "min":
+        return False
+    if direction == "max":
+        raise ConfigurationError(
+            f"{owner} watches {metric!r}, of which larger values are better by its name, and without greater_is_better "
+            "it would look for the smallest: say greater_is_better=True, or False if that is meant."
+        )
+    raise ConfigurationError(
+        f"{owner} watches {metric!r}, a name that does not say whether smaller or larger values are better: say "
+        "greater_is_better=True or greater_is_better=False."
+    )

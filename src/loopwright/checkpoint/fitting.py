@@ -1,0 +1,330 @@
+"""What of a saved state does not fit a trainer, found before anything of it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+
+from ..data.seeding import preserved_rng
+from ..history import History
+from ..meter import Meter
+from ..progress import Progress
+from ..resuming import NOTHING_KEPT, Kept
+from .stored import StoredTensor
+
+if TYPE_CHECKING:
+    from ..hooks import Callback
+    from ..trainer import Trainer
+
+LISTED = 20
+# What torch's optimizers keep for a parameter: the entries that have its shape, and those that are one number.
+LIKE_PARAMETER = {
+    *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "grad_avg"),
+    *("acc_delta", "sum", "prev", "step_size", "ax"),
+}
+ONE_NUMBER = {"step", "mu_product", "eta", "mu"}
+REQUIRED = {
+    **dict.fromkeys(("Adam", "AdamW", "RAdam"), ("step", "exp_avg", "exp_avg_sq")),
+    "NAdam": ("step", "mu_product", "exp_avg", "exp_avg_sq"),
+    "Adamax": ("step", "exp_avg", "exp_inf"),
+    "Adagrad": ("step", "sum"),
+    "Adadelta": ("step", "square_avg", "acc_delta"),
+    "RMSprop": ("step", "square_avg"),
+    "Rprop": ("step", "prev", "step_size"),
+    "ASGD": ("step", "eta", "mu", "ax"),
+    "Adafactor": ("step",),
+}
+SCALER = ("scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker")
+
+
+def listed(problems: Sequence[str]) -> str:
+    """The problems, a line each; of many, the first."""
+    more = f"\n  - and {len(problems) - LISTED} more" if len(problems) > LISTED else ""
+    return "".join(f"\n  - {problem}" for problem in problems[:LISTED]) + more
+
+
+def compare_components(
+    trainer: Trainer, models: Any, optimizers: Any, schedules: Any, *, partly: bool = False, kept: Kept = NOTHING_KEPT
+) -> list[str]:
+    """Where models, optimizers and schedules disagree with what was saved of them, but for what is `kept`.
+
+    With `partly` not all of them need be saved.
+    """
+    problems: list[str] = []
+    compared: tuple[tuple[str, Any, Any, Collection[str], Callable[[Any, Any], list[str]]], ...] = (
+        ("models", trainer.models, models, (), compare_model),
+        ("optimizers", trainer.optimizers, optimizers, kept.optimizers, compare_groups),
+        ("schedules", trainer.schedules, schedules, kept.schedules, lambda own, s: compare_schedule(own.scheduler, s)),
+    )
+    for part, components, states, left, compare in compared:
+        if not isinstance(states, Mapping):
+            problems.append(f"{part}: the checkpoint has {_kind(states)} instead of a state for each of them")
+            continue
+        own, saved = ({n: value for n, value in named.items() if n not in left} for named in (components, states))
+        if not partly:
+            problems += [f"{part}: {name!r} is not in the checkpoint" for name in own if name not in saved]
+            problems += [f"{part}: the checkpoint has {n!r}, the trainer has not" for n in saved if n not in own]
+        for name in own:
+            if name in saved:
+                problems += [f"{part}: {name}: {problem}" for problem in compare(own[name], saved[name])]
+    return problems
+
+
+def compare_model(model: nn.Module, saved: Any) -> list[str]:
+    """How a saved state dict differs from what the model has: missing, unexpected, of another shape or type."""
+    if not isinstance(saved, Mapping):
+        return [f"the checkpoint has {_kind(saved)} instead of a state dict"]
+    own = model.state_dict()
+    problems = [f"{key} is missing in the checkpoint" for key in own if key not in saved]
+    problems += [f"{key} is in the checkpoint only" for key in saved if key not in own]
+    problems += [f"{key} {p}" for key in own if key in saved and (p := _misfit(own[key], saved[key])) is not None]
+    metadata = getattr(saved, "_metadata", None) or {}
+    if not isinstance(metadata, Mapping) or not all(isinstance(entry, Mapping) for entry in metadata.values()):
+        problems.append("the versions noted with its weights are not a table")
+    return problems
+
+
+def _misfit(own: Any, saved: Any) -> str | None:
+    if not isinstance(own, Tensor):  # the extra state of a module, which only the module can judge
+        return None
+    if not isinstance(saved, Tensor | StoredTensor):
+        return f"is a tensor, the checkpoint's is {_kind(saved)}"
+    if is_lazy(own):  # gets its size from the checkpoint
+        return None
+    if own.shape != saved.shape:
+        return f"has shape {tuple(own.shape)}, the checkpoint's {tuple(saved.shape)}"
+    if _family(own.dtype) != _family(saved.dtype):
+        return f"is {own.dtype}, the checkpoint's {saved.dtype}"
+    return None
+
+
+def _family(dtype: torch.dtype) -> str:
+    """What a type may be cast to when it is loaded."""
+    return "complex" if dtype.is_complex else "float" if dtype.is_floating_point else "integer"
+
+
+def compare_groups(optimizer: Optimizer, saved: Any) -> list[str]:
+    """How the saved state of an optimizer differs from what this one is: its groups, their options, its state."""
+    groups, state = (saved.get("param_groups"), saved.get("state")) if isinstance(saved, Mapping) else (None, None)
+    if not isinstance(groups, Sequence) or not all(isinstance(group, Mapping) for group in groups):
+        return [f"the checkpoint's param_groups are {_kind(groups)} instead of a list of groups"]
+    if not isinstance(state, Mapping):
+        return [f"the checkpoint's state is {_kind(state)} instead of an entry for each parameter"]
+    own = [len(group["params"]) for group in optimizer.param_groups]
+    other = [len(g["params"]) if isinstance(g.get("params"), Sequence) else None for g in groups]
+    if own != other:
+        return [f"parameter groups of sizes {own}, the checkpoint's {other}"]
+    numbers = [number for group in groups for number in group["params"]]
+    if not all(type(number) is int for number in numbers) or len(set(numbers)) < len(numbers):
+        return ["the checkpoint does not number the parameters of its groups"]
+    problems = [
+        problem
+        for own, saved in zip(optimizer.param_groups, _completed(optimizer, groups), strict=True)
+        for problem in _compare_options(own, saved)
+    ]
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    by_number = dict(zip(numbers, params, strict=True))
+    return problems + [
+        problem for n, entry in state.items() for problem in _compare_entry(optimizer, n, entry, by_number)
+    ]
+
+
+def _completed(optimizer: Optimizer, groups: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The saved groups with the options that the optimizer itself adds to those of earlier versions."""
+    probe = object.__new__(type(optimizer))
+    probe.__dict__.update(optimizer.__dict__)
+    plain = [{**group, "params": []} for group in groups]
+    try:
+        probe.__setstate__({"state": {}, "param_groups": plain})
+    except Exception:  # what it cannot complete is compared as it is
+        return list(groups)
+    return list(probe.param_groups)
+
+
+def _compare_options(own: Mapping[str, Any], saved: Mapping[str, Any]) -> Iterator[str]:
+    missing = [name for name in own if name not in saved and name != "param_names"]
+    if missing:
+        yield f"{', '.join(missing)} of a group: not in the checkpoint, which may be of another kind of optimizer"
+    for name in own:
+        if own[name] is None and isinstance(saved.get(name), Mapping | list | Tensor):
+            yield f"of a group, {name} is {_kind(saved[name])} in the checkpoint"
+        if name in saved and name != "params":
+            yield from (f"of a group, {p}" for p in differing_kinds(own[name], saved[name], name, none_fits=False))
+
+
+def _compare_entry(optimizer: Optimizer, number: Any, entry: Any, params: Mapping[int, Tensor]) -> Iterator[str]:
+    """What is wrong with the state of one parameter; what it has to be is known of torch's own optimizers."""
+    kind = type(optimizer)
+    if number not in params or not isinstance(entry, Mapping):
+        yield f"the state of parameter {number!r:.20} is {_kind(entry)}, or of none of its parameters"
+        return
+    if not kind.__module__.startswith("torch.optim"):
+        return
+    if entry and (missing := [name for name in REQUIRED.get(kind.__name__, ()) if entry.get(name) is None]):
+        yield f"the state of parameter {number} has no {', '.join(missing)}"
+    for name, value in entry.items():
+        if name in LIKE_PARAMETER and value is not None and (problem := _misfit(params[number], value)) is not None:
+            yield f"{name} of parameter {number}: the parameter {problem}"
+        if name in ONE_NUMBER and not _is_number(value):
+            yield f"{name} of parameter {number} is {_kind(value)} instead of a number"
+
+
+def compare_schedule(scheduler: Any, saved: Any) -> list[str]:
+    """How the saved state of a scheduler differs in form from that of this one."""
+    if not isinstance(saved, Mapping):
+        return [f"the checkpoint has {_kind(saved)} instead of its state"]
+    own = scheduler.state_dict()
+    if not type(scheduler).__module__.startswith(("torch.", "loopwright.")):
+        return []
+    needed = [key for key in own if not str(key).startswith("_") or key in ("_step_count", "_last_lr")]
+    missing = [f"{key} is not in the checkpoint" for key in needed if key not in saved]
+    return missing + list(differing_kinds(own, saved, none_fits=False))
+
+
+def compare_callbacks(callbacks: Mapping[str, Callback], saved: Any) -> list[str]:
+    """Where the saved states of callbacks are of another form; what is in those of a user's own, they know."""
+    if not isinstance(saved, Mapping):
+        return [f"callbacks: the checkpoint has {_kind(saved)} instead of their states"]
+    return [
+        f"callbacks: {name}: {problem}"
+        for name, callback in callbacks.items()
+        if saved.get(name) is not None
+        for problem in _compare_callback(callback, saved[name])
+    ]
+
+
+def _compare_callback(callback: Callback, saved: Any) -> Iterator[str]:
+    if not isinstance(saved, Mapping):
+        yield f"the checkpoint has {_kind(saved)} instead of its state"
+    elif type(callback).__module__.startswith("loopwright."):
+        yield from differing_kinds(callback.state_dict(), saved)
+
+
+def compare_rest(tree: Mapping[str, Any], optimizers: Iterable[str]) -> list[str]:
+    """What of the counters and positions in a state could not be used."""
+    problems = list(_wrong_progress(tree["progress"]))
+    has_updates = not problems and tree["progress"]["update"] > 0
+    problems += _wrong_optimization(tree["lanes"], optimizers, has_updates)
+    if not isinstance(tree["stop_reason"], str | None):
+        problems.append(f"stop_reason is {_kind(tree['stop_reason'])} instead of text")
+    if type(tree.get("num_pieces", 1)) is not int:
+        problems.append(f"num_pieces is {_kind(tree['num_pieces'])} instead of a number")
+    for part in ("data", "eval_data"):
+        problems += _wrong_position(part, tree.get(part))
+    return problems
+
+
+def tried(part: str, attempt: Callable[[], None]) -> list[str]:
+    """What goes wrong with an attempt that leaves no trace, in words that name the part."""
+    try:
+        attempt()
+    except Exception as error:  # the state is not ours to trust, and fails in any way it likes
+        return [f"{part}: {type(error).__name__}: {error}"]
+    return []
+
+
+def try_history(saved: Any) -> None:
+    history = History()
+    history.load_state_dict(saved)
+    for row in history.epochs:
+        if not all(isinstance(value, int | float) for value in row.values()):
+            raise TypeError(f"a row is {row!r:.60}")
+    for name, series in history.steps.items():
+        if not (type(series.stride) is type(series.num_seen) is int and len(series.steps) == len(series.values)):
+            raise TypeError(f"the values of {name!r:.40} do not belong together")
+
+
+def try_meter(states: Sequence[Any]) -> None:
+    meter = Meter()
+    for state in states:
+        meter.add_state_dict(state)
+        if set(state["sums"]) != set(state["counts"]) or not isinstance(state["logged"], Mapping):
+            raise TypeError("it does not have a sum and a count of each metric")
+
+
+def try_random_state(set_state: Callable[[], None]) -> None:
+    with preserved_rng():
+        set_state()
+
+
+def _wrong_progress(saved: Any) -> Iterator[str]:
+    if not isinstance(saved, Mapping):
+        yield f"progress is {_kind(saved)} instead of a table of counters"
+        return
+    for field in fields(Progress):
+        value: Any = saved.get(field.name)
+        is_right = isinstance(value, int | float) if field.type == "float" else type(value).__name__ == field.type
+        if not is_right or value < 0:
+            yield f"progress: {field.name} is {value!r:.40}"
+
+
+def _wrong_optimization(saved: Any, optimizers: Iterable[str], has_updates: bool) -> Iterator[str]:
+    """Before the first `train` call there is nothing; from then on each optimizer has its entry."""
+    if isinstance(saved, Mapping) and (saved or has_updates):
+        yield from (f"lanes: {name!r} is not in the checkpoint" for name in optimizers if name not in saved)
+    for name, state in saved.items() if isinstance(saved, Mapping) else [("lanes", saved)]:
+        updates, scaler = (state.get("updates"), state.get("scaler")) if isinstance(state, Mapping) else (None, None)
+        if type(updates) is not int or updates < 0:
+            yield f"lanes: {name!r:.40} counts {updates!r:.40} updates"
+        is_right = isinstance(scaler, Mapping) and all(_is_number(scaler.get(key)) for key in SCALER)
+        if scaler and not is_right:  # one that is not in use saves nothing
+            yield f"lanes: the loss scaling of {name!r:.40} is not complete"
+
+
+def _wrong_position(part: str, saved: Any) -> Iterator[str]:
+    if saved is None:
+        return
+    if not isinstance(saved, Mapping):
+        yield f"{part} is {_kind(saved)} instead of a position in the data"
+        return
+    for name in ("epoch", "position"):
+        if name in saved and not (type(saved[name]) is int and saved[name] >= 0):  # streams around others have none
+            yield f"{part}: {name} is {saved[name]!r:.40}"
+
+
+def differing_kinds(own: Any, saved: Any, path: str = "", *, none_fits: bool = True) -> Iterator[str]:
+    """Where two states hold values of other kinds, as text for a number; None is of any kind, unless it is said not to.
+
+    What this trainer has not set yet (its own None) may be anything in the checkpoint.
+    """
+    is_none = saved is None and not none_fits and not (own is None or isinstance(own, bool))  # a choice left open
+    if is_none or not _is_alike(own, saved):
+        yield f"{path or 'it'} is {_kind(own)}, the checkpoint's {_kind(saved)}"
+    elif isinstance(own, Mapping) and isinstance(saved, Mapping):
+        for key in own:
+            if key in saved:
+                place = f"{path}.{key}" if path else str(key)
+                yield from differing_kinds(own[key], saved[key], place, none_fits=none_fits)
+    elif isinstance(own, list | tuple) and isinstance(saved, list | tuple):
+        if len(own) != len(saved) and not none_fits:
+            yield f"{path or 'it'} has {len(own)} values, the checkpoint's {len(saved)}"
+        for at, (first, second) in enumerate(zip(own, saved, strict=False)):
+            yield from differing_kinds(first, second, f"{path}[{at}]", none_fits=none_fits)
+
+
+def _is_alike(own: Any, saved: Any) -> bool:
+    if own is None or saved is None or (_is_number(own) and _is_number(saved)):
+        return True
+    kinds: tuple[tuple[type, ...], ...] = ((str,), (Mapping,), (list, tuple), (Tensor, StoredTensor))
+    for kind in kinds:
+        if isinstance(own, kind):
+            return isinstance(saved, kind)
+    return not _is_number(own)
+
+
+def _is_number(value: Any) -> bool:
+    is_single = isinstance(value, Tensor | StoredTensor) and value.shape == ()
+    return is_single or isinstance(value, int | float | np.number)
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Tensor | StoredTensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return "nothing" if value is None else f"{value!r:.40} ({type(value).__name__})"

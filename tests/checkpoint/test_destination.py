@@ -1,0 +1,319 @@
+"""What stands at a path is replaced only where Loopwright wrote it; anything else is refused and stays as it is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from loopwright import Trainer
+from loopwright.checkpoint import CheckpointStore, KeepPolicy, KeptModels, load_weights, read_checkpoint
+from loopwright.checkpoint.store import update_name
+from loopwright.doors import lifecycle
+from loopwright.doors.simple import Trainer as Simple
+from loopwright.errors import ConfigurationError
+
+DATA = TensorDataset(torch.arange(64.0).reshape(16, 4) / 64, torch.arange(16.0).reshape(16, 1))
+
+
+def build(**settings: Any) -> Trainer:
+    model = nn.Linear(4, 1)
+    return Trainer(model, torch.optim.Adam(model.parameters()), nn.MSELoss(), progress="silent", **settings)
+
+
+def thesis(folder: Path) -> Path:
+    """Somebody's work of years."""
+    folder.mkdir(parents=True)
+    (folder / "thesis.tex").write_text("chapter one")
+    return folder
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_saving_refuses_a_folder_of_somebody_s_work(tmp_path: Path, mistake: Any) -> None:
+    folder = thesis(tmp_path / "results")
+    with mistake(
+        "Files", '`trainer.save("results")` where that is a folder of other files', ConfigurationError, match="tex"
+    ):
+        build().save(folder)
+    assert content(tmp_path) == {"results/thesis.tex": b"chapter one"}
+
+
+def test_saving_refuses_a_checkpoint_to_which_something_was_added(tmp_path: Path, mistake: Any) -> None:
+    build().save(tmp_path / "saved")
+    (tmp_path / "saved" / "notes.txt").write_text("the good one")
+    before = content(tmp_path)
+    with mistake(
+        "Files", "`trainer.save` onto a checkpoint with a file of your own in it", ConfigurationError, match="notes"
+    ):
+        build().save(tmp_path / "saved")
+    assert content(tmp_path) == before
+
+
+def test_saving_refuses_a_file_and_suggests_a_name(tmp_path: Path, mistake: Any) -> None:
+    (tmp_path / "best_model.pt").write_text("weights of another library")
+    with mistake(
+        "Files", '`trainer.save("best_model.pt")` where that is a file', ConfigurationError, match="best_model'"
+    ):
+        build().save(tmp_path / "best_model.pt")
+    assert content(tmp_path) == {"best_model.pt": b"weights of another library"}
+
+
+@pytest.mark.parametrize("path", ["", ".", "../here"])
+def test_saving_refuses_the_folder_that_the_program_runs_in(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(ConfigurationError, match="is the folder that this program runs in"):
+        build().save(path)
+    assert content(tmp_path) == {}
+
+
+def test_saving_replaces_a_checkpoint_and_fills_an_empty_folder(tmp_path: Path) -> None:
+    (tmp_path / "saved").mkdir()
+    for _ in range(2):
+        trainer = build()
+        trainer.save(tmp_path / "saved")
+        assert torch.equal(load_weights(tmp_path / "saved")["weight"], trainer.model.weight)
+
+
+def test_saving_replaces_a_checkpoint_that_is_damaged(tmp_path: Path) -> None:
+    build().save(tmp_path / "saved")
+    (tmp_path / "saved" / "manifest.json").write_text("{")
+    trainer = build()
+    trainer.save(tmp_path / "saved")
+    assert torch.equal(load_weights(tmp_path / "saved")["weight"], trainer.model.weight)
+
+
+def test_saving_through_a_link_writes_where_it_leads_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "big").mkdir()
+    (tmp_path / "saved").symlink_to(tmp_path / "big" / "saved")
+    for _ in range(2):
+        build().save(tmp_path / "saved")
+    assert (tmp_path / "saved").is_symlink()
+    assert sorted(os.listdir(tmp_path)) == ["big", "saved"]
+    assert os.listdir(tmp_path / "big") == ["saved"]
+    read_checkpoint(tmp_path / "saved")
+
+
+@pytest.mark.parametrize("name", ["m.safetensors", "m.pt"])
+def test_weights_are_exported_again_over_weights_and_over_nothing_else(name: str, tmp_path: Path) -> None:
+    for _ in range(2):
+        trainer = build()
+        trainer.export(tmp_path / name)
+        assert torch.equal(load_weights(tmp_path / name)["weight"], trainer.model.weight)
+    (tmp_path / name).write_text("my notes")
+    with pytest.raises(ConfigurationError, match="is there and is not a file of weights"):
+        trainer.export(tmp_path / name)
+    assert content(tmp_path) == {name: b"my notes"}
+
+
+def test_weights_are_not_exported_over_a_folder(tmp_path: Path, mistake: Any) -> None:
+    thesis(tmp_path / "m.pt")
+    with mistake("Files", '`trainer.export("m.pt")` where that is a folder', ConfigurationError, match="a directory"):
+        build().export(tmp_path / "m.pt")
+    assert content(tmp_path) == {"m.pt/thesis.tex": b"chapter one"}
+
+
+@pytest.mark.parametrize("address", ["s3://bucket/run", "gs://bucket/run", "hdfs://x/run", "file:///x", "https://x/y"])
+def test_an_address_is_refused_wherever_files_are_written(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = nn.Linear(4, 1)
+    simple = Simple(model, torch.optim.Adam(model.parameters()), nn.MSELoss())
+    for attempt in (
+        lambda: build(run_dir=address),
+        lambda: build(run_dir=Path(address)),
+        lambda: build().save(address),
+        lambda: build().export(f"{address}.pt"),
+        lambda: simple.train(DataLoader(DATA, batch_size=4), 1, save_dir=address),
+    ):
+        with pytest.raises(ConfigurationError, match="is an address, and files are written to local paths only"):
+            attempt()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_run_directory_in_a_bucket_is_refused(mistake: Any) -> None:
+    with mistake("Files", '`Trainer(..., run_dir="s3://bucket/run")`', ConfigurationError, match="local paths only"):
+        build(run_dir="s3://bucket/run")
+
+
+# The simple door
+
+
+def simple_trainer() -> Simple:
+    model = nn.Linear(4, 1)
+    return Simple(model, torch.optim.Adam(model.parameters()), nn.MSELoss())
+
+
+@pytest.mark.parametrize("name", ["best_model", "checkpoint_epoch_2", "checkpoint_latest"])
+def test_the_simple_door_looks_at_its_paths_before_the_first_step(name: str, tmp_path: Path) -> None:
+    thesis(tmp_path / "out" / name)
+    trainer, before = simple_trainer(), content(tmp_path)
+    weight = trainer.model.weight.detach().clone()
+    with pytest.raises(ConfigurationError, match=r"'thesis.tex', which Loopwright did not write"):
+        trainer.train(DataLoader(DATA, batch_size=4), 2, save_dir=tmp_path / "out")
+    assert torch.equal(trainer.model.weight, weight)
+    assert content(tmp_path) == before
+
+
+def test_the_simple_door_refuses_a_file_as_its_folder(tmp_path: Path, mistake: Any) -> None:
+    (tmp_path / "out").write_text("")
+    with mistake(
+        "Door: simple", '`train(..., save_dir="out")` where that is a file', ConfigurationError, match="is a file"
+    ):
+        simple_trainer().train(DataLoader(DATA, batch_size=4), 1, save_dir=tmp_path / "out")
+
+
+class Plain(Simple):
+    """Writes its checkpoints as people do, to names without a suffix."""
+
+    def _save_checkpoint(self, path: str, epoch: int, metric_value: float | None = None) -> None:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        assert self.optimizer is not None
+        content = {"model_state_dict": self.model.state_dict(), "optimizer_state_dict": self.optimizer.state_dict()}
+        torch.save(content | {"scheduler_state_dict": self.scheduler.state_dict(), "epoch": epoch}, path)
+
+
+@pytest.mark.parametrize("keys", ["as the door names them", "as others name them"])
+def test_a_checkpoint_file_without_a_suffix_is_loaded_whole(keys: str, tmp_path: Path) -> None:
+    def build_plain() -> Plain:
+        model = nn.Linear(4, 1)
+        scheduler = lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)  # noqa: E731
+        return Plain(model, torch.optim.Adam(model.parameters(), 0.1), nn.MSELoss(), scheduler=scheduler)
+
+    first = build_plain()
+    for _ in range(2):  # what code of the user's own wrote, it may write again
+        first.train(DataLoader(DATA, batch_size=4), 3, save_dir=tmp_path)
+    path = tmp_path / "checkpoint_epoch_3"
+    if keys == "as others name them":
+        saved = torch.load(path)
+        names = {"model_state_dict": "model", "optimizer_state_dict": "optimizer", "scheduler_state_dict": "scheduler"}
+        torch.save({names.get(key, key): value for key, value in saved.items()}, path)
+    second = build_plain()
+    loaded = second.load_checkpoint(path)
+    assert loaded["epoch"] == 2
+    assert loaded["optimizer_state_dict"] is not None
+    assert torch.equal(second.model.weight, first.model.weight)
+    own, other = (t.optimizer.state_dict()["state"][0]["exp_avg"] for t in (first, second))  # type: ignore[union-attr]
+    assert torch.equal(own, other)
+    assert second.scheduler.last_epoch == first.scheduler.last_epoch == 6
+
+
+def test_safetensors_under_another_name_are_read_by_their_content(tmp_path: Path) -> None:
+    trainer = build()
+    trainer.export(tmp_path / "m.safetensors")
+    shutil.copy(tmp_path / "m.safetensors", tmp_path / "weights")
+    assert torch.equal(load_weights(tmp_path / "weights")["weight"], trainer.model.weight)
+
+
+# The lifecycle door
+
+
+def run_lifecycle(callback: Any, kind: type[lifecycle.Trainer] = lifecycle.Trainer) -> lifecycle.Trainer:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    trainer = kind(model=model, loss_func=nn.MSELoss(), optimizer=optimizer, callbacks=[callback])
+    trainer.train(train_dataset=DATA, eval_dataset=DATA, num_epochs=1, per_device_batch_size=4)
+    return trainer
+
+
+def test_the_best_model_s_path_is_looked_at_before_the_first_step(tmp_path: Path, mistake: Any) -> None:
+    path = tmp_path / "best_model.pt"
+    path.write_text("weights of another library")
+    what = "`SaveBestModelCallback()` where `best_model.pt` is a file of another library"
+    with mistake("Door: lifecycle", what, ConfigurationError, match="is a file, and a checkpoint is a directory"):
+        run_lifecycle(lifecycle.SaveBestModelCallback(path))
+    thesis(tmp_path / "out")
+    with pytest.raises(ConfigurationError, match=r"thesis\.tex"):
+        run_lifecycle(lifecycle.SaveBestModelCallback(tmp_path / "out"))
+    assert content(tmp_path) == {"best_model.pt": b"weights of another library", "out/thesis.tex": b"chapter one"}
+
+
+def test_training_states_do_not_replace_what_is_not_theirs(tmp_path: Path) -> None:
+    thesis(tmp_path / "states" / "final")
+    with pytest.raises(ConfigurationError, match=r"thesis\.tex"):
+        run_lifecycle(lifecycle.SaveTrainingStateCallback(tmp_path / "states"))
+    trainer = run_lifecycle(lifecycle.SaveBestModelCallback(tmp_path / "best"))
+    for save in (trainer.save_checkpoint, trainer.save_training_state):
+        with pytest.raises(ConfigurationError, match=r"thesis\.tex"):
+            save(tmp_path / "states" / "final")
+    assert (tmp_path / "states" / "final" / "thesis.tex").read_text() == "chapter one"
+
+
+def test_whoever_writes_files_of_their_own_may_write_them_again(tmp_path: Path) -> None:
+    class Own(lifecycle.Trainer):
+        def save_checkpoint(self, save_path: Any, *args: Any, **kwargs: Any) -> None:
+            torch.save({"model_state_dict": self.model.state_dict()}, save_path)
+
+    for _ in range(2):
+        trainer = run_lifecycle(lifecycle.SaveBestModelCallback(tmp_path / "best_model.pt"), Own)
+    assert torch.equal(torch.load(tmp_path / "best_model.pt")["model_state_dict"]["weight"], trainer.model.weight)
+
+
+# A user's own copies
+
+
+def save_updates(store: CheckpointStore, *updates: int) -> None:
+    for update in updates:
+        store.save(update_name(update), {"update": update}, {"update": update}, wait=True)
+
+
+def test_a_copy_beside_resume_points_is_neither_pruned_nor_resumed_from(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=1)
+    save_updates(store, 1)
+    shutil.copytree(tmp_path / update_name(1), tmp_path / "good-one-keep-me")
+    shutil.copytree(tmp_path / update_name(1), tmp_path / f"{update_name(1)}-copy")
+    save_updates(store, 2, 3)
+    copies = {"good-one-keep-me", f"{update_name(1)}-copy"}
+    assert set(os.listdir(tmp_path)) == copies | {update_name(3)}
+    shutil.copytree(tmp_path / update_name(3), tmp_path / "z-later")
+    newest = CheckpointStore(tmp_path).newest()
+    assert newest is not None
+    assert newest.path.name == update_name(3)
+    assert store.discard(after_update=0) == [update_name(3)]
+    assert set(os.listdir(tmp_path)) == copies | {"z-later"}
+    assert read_checkpoint(tmp_path / "good-one-keep-me").tree == {"update": 1}
+
+
+def test_a_run_goes_on_from_its_own_resume_point_and_leaves_a_copy_alone(tmp_path: Path) -> None:
+    def run(num_epochs: int) -> Trainer:
+        torch.manual_seed(0)
+        trainer = build(run_dir=tmp_path / "run")
+        trainer.train(DATA, num_epochs, batch_size=4)
+        return trainer
+
+    run(1)
+    points = tmp_path / "run" / "checkpoints"
+    shutil.copytree(points / update_name(4), points / "good-one-keep-me")
+    before = content(points / "good-one-keep-me")
+    for num_epochs in (2, 3, 5):
+        assert run(num_epochs).progress.epoch == num_epochs
+    assert content(points / "good-one-keep-me") == before
+
+
+def test_where_there_are_only_copies_that_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = CheckpointStore(tmp_path)
+    save_updates(store, 1)
+    os.rename(tmp_path / update_name(1), tmp_path / "mine")
+    assert store.newest() is None
+    assert "mine is not resumed from by itself: it was written under another name" in caplog.text
+    assert read_checkpoint(tmp_path / "mine").tree == {"update": 1}
+
+
+def test_a_copy_beside_kept_models_is_not_removed(tmp_path: Path) -> None:
+    kept = KeptModels(tmp_path, KeepPolicy("loss", "min", 1))
+    kept.offer(update_name(1), {"models": {}}, {"update": 1}, value=3.0, wait=True)
+    shutil.copytree(tmp_path / update_name(1), tmp_path / "mine")
+    kept.offer(update_name(2), {"models": {}}, {"update": 2}, value=2.0, wait=True)
+    assert sorted(os.listdir(tmp_path)) == ["mine", update_name(2)]

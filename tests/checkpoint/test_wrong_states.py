@@ -1,0 +1,287 @@
+"""States whose hashes are right and whose content is wrong: refused by name, and the trainer stays as it was."""
+
+from __future__ import annotations
+
+import copy
+import random
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoint_helpers import resign, same
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from loopwright import Callback, Trainer
+from loopwright.callbacks import EMA, BestModel, EarlyStopping
+from loopwright.checkpoint import read_checkpoint, write_checkpoint
+from loopwright.checkpoint.capture import capture
+from loopwright.errors import CheckpointError, LoopwrightError
+
+DATA = TensorDataset(torch.arange(64.0).reshape(16, 4) / 64, torch.arange(16.0).reshape(16, 1))
+NUM_MUTATIONS = 100
+WRONG: tuple[Any, ...] = (None, "x", -1, 1.5, [], {}, [1, "x"], {"a": 1}, torch.zeros(3, 2), torch.zeros(()), True)
+
+
+class Fussy(Callback):
+    """A user's own callback, whose state has a form that only it knows."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def on_epoch_end(self, trainer: Trainer, metrics: Any) -> None:
+        self.seen.append(metrics["loss"])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": list(self.seen)}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.seen = []
+        self.seen = [float(value) for value in state["seen"]]
+
+
+def build(seed: int = 0, optimizer: Any = torch.optim.Adam) -> Trainer:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+    return Trainer(
+        model,
+        optimizer(model.parameters(), lr=0.01),
+        nn.MSELoss(),
+        scheduler=lambda given: torch.optim.lr_scheduler.StepLR(given, 2),
+        callbacks=[EMA(), EarlyStopping("loss", mode="min", patience=9), BestModel("loss", mode="min"), Fussy()],
+        seed=seed,
+        progress="silent",
+    )
+
+
+def train(trainer: Trainer, num_updates: int = 6) -> Trainer:
+    trainer.train(DATA, num_updates=num_updates, batch_size=4)
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("states") / "sound"
+    train(build()).save(path)
+    return path
+
+
+def places(tree: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The ways to everything in a tree."""
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    for key, value in items:
+        yield (*above, key)
+        yield from places(value, (*above, key))
+
+
+def mutated(tree: Any, chance: random.Random) -> tuple[Any, str]:
+    """The tree with one thing in it that is wrong, and what that is."""
+    tree = copy.deepcopy(tree)
+    *way, key = chance.choice(list(places(tree)))
+    owner = tree
+    for part in way:
+        owner = owner[part]
+    what = chance.choice(("removed", "replaced", "renamed"))
+    value = chance.choice(WRONG)
+    if what == "removed" or (what == "renamed" and isinstance(owner, list)):
+        del owner[key]
+    elif what == "renamed":
+        owner["renamed"] = owner.pop(key)
+    else:
+        owner[key] = value
+    return tree, f"{what} {'/'.join(map(str, (*way, key)))} ({value!r})"
+
+
+def state_of(trainer: Trainer) -> Any:
+    return copy.deepcopy(capture(trainer))
+
+
+def assert_as_before(trainer: Trainer, before: Any) -> None:
+    after = capture(trainer)
+    assert [part for part in before if not same(before[part], after[part])] == []
+
+
+def refused(trainer: Trainer, path: Path, before: Any) -> str | None:
+    """What a load said; None where it went through, as it may: not every wrong number can be told from a right one."""
+    try:
+        trainer.load(path)
+    except LoopwrightError as error:
+        assert_as_before(trainer, before)
+        return str(error)
+    return None
+
+
+def test_a_state_with_anything_wrong_in_it_is_refused_whole_or_can_be_trained_on(saved: Path, tmp_path: Path) -> None:
+    chance = random.Random(20261116)
+    tree, trainer = read_checkpoint(saved).tree, train(build(1), 3)
+    before, num_refused = state_of(trainer), 0
+    for number in range(NUM_MUTATIONS):
+        wrong, what = mutated(tree, chance)
+        path = tmp_path / f"{number}"
+        try:
+            write_checkpoint(path, wrong)
+        except LoopwrightError:  # what cannot even be written
+            continue
+        try:
+            if refused(trainer, path, before) is not None:
+                num_refused += 1
+                continue
+            with suppress(LoopwrightError):
+                trainer.train(DATA, num_updates=2, batch_size=4)
+        except Exception as error:
+            raise AssertionError(f"{what}: {error!r}") from error
+        trainer = train(build(1), 3)
+        before = state_of(trainer)
+    assert num_refused > NUM_MUTATIONS / 3
+
+
+def without(tree: Any, *way: Any) -> Any:
+    """A copy of the tree in which one thing is missing."""
+    tree = copy.deepcopy(tree)
+    owner = tree
+    for part in way[:-1]:
+        owner = owner[part]
+    del owner[way[-1]]
+    return tree
+
+
+def replaced(tree: Any, value: Any, *way: Any) -> Any:
+    """A copy of the tree in which one thing is another."""
+    tree = copy.deepcopy(tree)
+    owner = tree
+    for part in way[:-1]:
+        owner = owner[part]
+    owner[way[-1]] = value
+    return tree
+
+
+ADAM = ("optimizers", "optimizer")
+CASES: dict[str, tuple[tuple[Any, ...], Any, str]] = {
+    "a weight that is text": (("models", "model", "0.weight"), "x", r"models: model: 0.weight is a tensor"),
+    "a weight of whole numbers": (
+        ("models", "model", "0.weight"),
+        torch.zeros(3, 4, dtype=torch.int64),
+        r"0.weight is torch.float32, the checkpoint's torch.int64",
+    ),
+    "an average of another shape": ((*ADAM, "state", 0, "exp_avg"), torch.zeros(2), r"exp_avg of parameter 0"),
+    "a learning rate that is text": ((*ADAM, "param_groups", 0, "lr"), "fast", r"of a group, lr is 0.01"),
+    "a schedule that is text": (("schedules", "scheduler", "last_epoch"), "x", r"scheduler: last_epoch is"),
+    "a counter below zero": (("progress", "update"), -1, r"progress: update is -1"),
+    "a history that is a number": (("history",), 3, r"history: TypeError"),
+    "generators that are text": (("rng",), "x", r"rng: "),
+    "a user's callback that cannot read its state": (
+        ("callbacks", "Fussy"),
+        {"seen": ["x"]},
+        r"callbacks: Fussy failed",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_wrong_is_named_and_nothing_is_changed(case: str, saved: Path, tmp_path: Path) -> None:
+    way, value, said = CASES[case]
+    write_checkpoint(tmp_path / "wrong", replaced(read_checkpoint(saved).tree, value, *way))
+    trainer = train(build(1), 3)
+    before = state_of(trainer)
+    with pytest.raises(CheckpointError, match=said):
+        trainer.load(tmp_path / "wrong")
+    assert_as_before(trainer, before)
+
+
+def test_the_state_of_another_optimizer_is_refused(saved: Path, mistake: Any, tmp_path: Path) -> None:
+    trainer = train(build(1, torch.optim.SGD), 3)
+    before = state_of(trainer)
+    shutil.copytree(saved, tmp_path / "saved")
+    what = "`trainer.load(path)` of a run with Adam into a trainer with SGD"
+    with mistake("Checkpoints and resuming", what, CheckpointError, match="momentum, dampening of a group"):
+        trainer.load(tmp_path / "saved")
+    assert_as_before(trainer, before)
+
+
+def test_a_resume_that_is_refused_leaves_the_trainer_as_it_was(saved: Path, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "wrong", without(read_checkpoint(saved).tree, *ADAM, "state", 0, "exp_avg"))
+    trainer = train(build(1), 3)
+    before = state_of(trainer)
+    with pytest.raises(CheckpointError, match="the state of parameter 0 has no exp_avg"):
+        trainer.train(DATA, num_updates=2, batch_size=4, resume=tmp_path / "wrong")
+    assert_as_before(trainer, before)
+
+
+def test_a_sound_state_is_taken_after_a_wrong_one_was_refused(saved: Path, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "wrong", replaced(read_checkpoint(saved).tree, {"seen": ["x"]}, "callbacks", "Fussy"))
+    trainer, whole = train(build(), 3), train(build(), 6)
+    with pytest.raises(CheckpointError):
+        trainer.load(tmp_path / "wrong")
+    trainer.load(saved)
+    for each in (trainer, whole):
+        each.train(DATA, num_updates=5, batch_size=4)
+    assert same(trainer.model.state_dict(), whole.model.state_dict())
+    assert list(trainer.history["loss"]) == list(whole.history["loss"])
+
+
+def test_a_model_that_refuses_its_own_state_is_put_back(tmp_path: Path) -> None:
+    class Picky(nn.Linear):
+        """Takes its weights, and then does not like what else it is given."""
+
+        def get_extra_state(self) -> Any:
+            return {"version": 1}
+
+        def set_extra_state(self, state: Any) -> None:
+            if state["version"] != 1:
+                raise ValueError("this is of another version")
+
+    def picky(seed: int) -> Trainer:
+        torch.manual_seed(seed)
+        model = Picky(4, 1)
+        return train(Trainer(model, torch.optim.Adam(model.parameters()), nn.MSELoss(), progress="silent"), 3)
+
+    picky(0).save(tmp_path / "saved")
+    tree = replaced(read_checkpoint(tmp_path / "saved").tree, {"version": 2}, "models", "model", "_extra_state")
+    write_checkpoint(tmp_path / "wrong", tree)
+    trainer = picky(1)
+    before = state_of(trainer)
+    with pytest.raises(CheckpointError, match="models failed with ValueError: this is of another version"):
+        trainer.load(tmp_path / "wrong")
+    assert_as_before(trainer, before)
+
+
+@pytest.mark.parametrize("name", ["state.json", "manifest.json"])
+def test_a_key_that_is_there_twice_is_refused(name: str, saved: Path, mistake: Any, tmp_path: Path) -> None:
+    copied = shutil.copytree(saved, tmp_path / "copied")
+    text = (copied / name).read_bytes()
+    doubled = b'{"models": 1, "format": 1, ' + text.strip()[1:]
+    if name == "state.json":
+        resign(copied, files={name: doubled})
+    else:
+        (copied / name).write_bytes(doubled)
+    with mistake("Checkpoints and resuming", f"a key twice in a checkpoint's `{name}`", CheckpointError, match="twice"):
+        build().load(copied)
+
+
+def test_the_simple_door_refuses_a_wrong_state_whole(tmp_path: Path) -> None:
+    from torch.utils.data import DataLoader
+
+    from loopwright.doors.simple import Trainer as Simple
+
+    def simple(seed: int) -> Simple:
+        torch.manual_seed(seed)
+        model = nn.Linear(4, 1)
+        trainer = Simple(model, torch.optim.Adam(model.parameters()), nn.MSELoss())
+        trainer.train(DataLoader(DATA, batch_size=4, shuffle=True), 1, save_dir=tmp_path / f"{seed}")
+        return trainer
+
+    simple(0)
+    tree = read_checkpoint(tmp_path / "0" / "checkpoint_epoch_1").tree
+    trainer = simple(1)
+    before = state_of(trainer._engine)
+    for number, wrong in enumerate(
+        [replaced(tree, "x", "progress"), replaced(tree, [1], "simple", "run", "rows"), without(tree, "rng")]
+    ):
+        write_checkpoint(tmp_path / f"wrong-{number}", wrong)
+        with pytest.raises(CheckpointError, match="nothing was loaded"):
+            trainer.load_checkpoint(tmp_path / f"wrong-{number}")
+        assert_as_before(trainer._engine, before)
