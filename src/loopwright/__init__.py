@@ -9,6 +9,7 @@ from ._version import __version__
 
 if TYPE_CHECKING:
     from .building import Schedule
+    from .checkpoint.weights import load_weights
     from .data.seeding import seed_everything
     from .errors import (
         CheckpointError,
@@ -47,6 +48,7 @@ __all__ = [
     "Trainer",
     "__version__",
     "launch",
+    "load_weights",
     "seed_everything",
 ]
 
@@ -69,6 +71,7 @@ _HOMES = {
     "Trainer": "trainer",
     "launch": "runtime.launch",
     "seed_everything": "data.seeding",
+    "load_weights": "checkpoint.weights",
 }
 
 __getattr__, __dir__ = lazily(__name__, _HOMES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from math import inf
@@ -142,7 +142,7 @@ def open_steps(trainer: Trainer, stream: Stream, until: Limits) -> Iterator[Step
     progress, meter, window = trainer.progress, trainer.meter, trainer.window
     step_starts, step_ends = trainer.hooks["on_train_step_start"], trainer.hooks["on_train_step_end"]
     update_ends = trainer.hooks["on_update_end"]
-    started, seconds, flushed = monotonic(), progress.seconds, progress.seconds
+    started, seconds, flushed = monotonic() - trainer.eval_seconds, progress.seconds, progress.seconds
     num_shares, accord = trainer.runtime.num_shares, trainer.accord
     if trainer.is_done(until):
         progress.is_exhausted = _has_given_all(progress, stream)
@@ -171,7 +171,7 @@ def open_steps(trainer: Trainer, stream: Stream, until: Limits) -> Iterator[Step
             is_left = step.is_left
             del step
         progress.next_update()
-        progress.seconds = seconds + monotonic() - started
+        progress.seconds = seconds + monotonic() - trainer.eval_seconds - started
         if accord is not None:
             accord.after_update(trainer)
         for hook in update_ends:
@@ -237,7 +237,7 @@ def evaluate(trainer: Trainer, stream: Stream) -> dict[str, float]:
     """
     meter = Meter()
     step_ends, autocast = trainer.hooks["on_eval_step_end"], trainer.runtime.autocast
-    with trainer.phase(meter), trainer.eval_mode(), torch.no_grad(), preserved_rng():
+    with trainer.phase(meter), trainer.eval_mode(), torch.no_grad(), preserved_rng(), _timed(trainer):
         trainer.emit("on_eval_start", stream)
         trainer.adopt_replaced()
         start = stream.state_dict() if stream.spans_epochs else None
@@ -281,6 +281,16 @@ def _nothing_measured(trainer: Trainer) -> ConfigurationError:
         f"The evaluation measured nothing: `{trainer.eval_name}` returned no loss and no metrics, and none were "
         "logged. Return the loss, or a dict of named values such as {'loss': loss, 'accuracy': accuracy}."
     )
+
+
+@contextmanager
+def _timed(trainer: Trainer) -> Iterator[None]:
+    """Count the seconds of an evaluation, so that the clock of training leaves them out; a nested one counts once."""
+    began, before = monotonic(), trainer.eval_seconds
+    try:
+        yield
+    finally:
+        trainer.eval_seconds = before + monotonic() - began
 
 
 def stand_in(trainer: Trainer, batch: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -13,24 +13,35 @@ from torch import Tensor
 from loopwright.checkpoint.atomic import staged_file
 from loopwright.checkpoint.destination import SAFE, check_file, weights_format
 from loopwright.checkpoint.files import check_files, weight_path
+from loopwright.checkpoint.inspect import find_checkpoint, is_checkpoint, list_checkpoints
 from loopwright.checkpoint.layout import PIECES
 from loopwright.checkpoint.manifest import read_manifest
 from loopwright.checkpoint.stored import read_pieces
 from loopwright.checkpoint.tensorfile import DTYPES, read_tensors, write_tensors
 from loopwright.checkpoint.tree import plain_tensor, unescape
-from loopwright.errors import CheckpointError
+from loopwright.errors import CheckpointError, ConfigurationError
 
 PICKLED = (".pt", ".pth", ".bin")
+Choice = Literal["any", "best", "newest"]
 WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "weights")
 
 
-def load_weights(path: str | os.PathLike[str], *, model: str | None = None) -> dict[str, Tensor]:
-    """The tensors of one model; `model` says which, where a checkpoint holds several.
+def load_weights(path: str | os.PathLike[str], *, model: str | None = None, use: Choice = "any") -> dict[str, Tensor]:
+    """The tensors of one model: `model.load_state_dict(load_weights("runs/first"))`.
 
-    What a file is is told by its content, whatever its name ends in. One of torch's is read with torch's restricted
-    reader, which runs no code, and only with that one.
+    Of a run directory, the best kept model is taken, or the newest resume point where no model was kept, and a line
+    says which; `use` "best" or "newest" asks for one of them. A checkpoint, a kept model and a file of weights are
+    taken as they are; the content tells what a file is, whatever its name ends in. `model` says which, where a
+    checkpoint holds several. A file of torch's is read with torch's restricted reader, which runs no code.
     """
-    source = Path(path)
+    if not isinstance(path, (str, os.PathLike)):
+        raise CheckpointError(
+            f"load_weights was given a {type(path).__name__}, and takes a path: write "
+            "`model.load_state_dict(load_weights('runs/first'))`."
+        )
+    source = find_weights(path, use=use)
+    if use == "any" and source != Path(path):
+        print(f"Weights of {Path(path)}: {_label(source)}.", flush=True)
     if source.is_dir():
         return _from_checkpoint(source, model)
     return read_tensors(source) if is_safetensors(source) else state_dict_in(read_pickle(source), source)[0]
@@ -46,6 +57,31 @@ def is_safetensors(path: Path) -> bool:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
+def find_weights(path: str | os.PathLike[str], *, use: Choice = "any") -> Path:
+    """The checkpoint or file at a path; of a run, its best kept model or its newest resume point."""
+    source = Path(path)
+    if not source.is_dir() or is_checkpoint(source):
+        return source
+    if use not in ("any", "best", "newest"):
+        raise ConfigurationError(f"use={use!r}: say 'best', 'newest' or 'any'.")
+    if use != "newest":
+        from loopwright.run.reading import best_kept
+
+        if (best := best_kept(source)) is not None:
+            return best.path
+    if use == "best":
+        raise CheckpointError(f"{source} holds no kept model: train with BestModel, or use='newest'.")
+    return find_checkpoint(source)
+
+
+def _label(checkpoint: Path) -> str:
+    """ "the best kept model, update-00000040 (eval_loss 0.31)"."""
+    (info,) = list_checkpoints(checkpoint)
+    if info.metric is None:
+        return f"the newest resume point, {info.name}"
+    return f"the best kept model, {info.name} ({info.metric[0]} {info.metric[1]:.4g})"
+
+
 def save_weights(
     path: str | os.PathLike[str],
     state_dict: Mapping[str, Tensor],
@@ -59,7 +95,11 @@ def save_weights(
     """
     destination = Path(path)
     if destination.suffix not in (SAFE, *PICKLED):
-        raise CheckpointError(f"Weights are saved as {SAFE} or {', '.join(PICKLED)}, not as {destination}.")
+        onnx = " (For ONNX, use `loopwright.onnx_files.export_module(model, inputs, path)`.)"
+        raise CheckpointError(
+            f"Weights are saved as {SAFE} or {', '.join(PICKLED)}, and {destination} ends in none of these: write "
+            f"{destination.stem + SAFE!r}.{onnx if destination.suffix == '.onnx' else ''}"
+        )
     tensors = {name: _checked(name, tensor) for name, tensor in state_dict.items()}
     check_file(destination, force=force)
     try:

@@ -57,6 +57,11 @@ class Components(CoreTrainer):
             self._rebuild_lane(self._find_guard())
         self._is_ready = True
 
+    @property
+    def has_default_step(self) -> bool:
+        """Never: a step is the door's stages."""
+        return False
+
     def configure_models(self) -> None:
         """The model, and whatever else on the door is trained, such as a loss function with parameters."""
         self.models = self._current_models()

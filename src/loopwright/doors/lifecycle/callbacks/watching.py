@@ -12,6 +12,7 @@ from torch import Tensor
 from ....checkpoint.destination import check_directory
 from ....errors import ConfigurationError, NonFiniteLossError
 from ....metrics.direction import direction_of
+from ....progress import counted
 from .events import StopTrainingError, TrainerCallback
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ class EarlyStoppingCallback(MetricWatcher):
             best = "never a number" if self.best_metric is None else f"best {self.best_metric:.6g}"
             raise StopTrainingError(
                 f"Stopping training: {self.watch_metric} has not improved for "
-                f"{self.early_stopping_patience_counter} epochs ({best}, in epoch {self.best_metric_epoch})"
+                f"{counted(self.early_stopping_patience_counter, 'epoch')} ({best}, in epoch {self.best_metric_epoch})"
             )
 
     def state_dict(self) -> dict[str, Any]:
