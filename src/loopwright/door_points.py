@@ -52,3 +52,11 @@ class DoorPoints(TrainerHooks):
         from .step_checks import refuse_update
 
         refuse_update(cast("Trainer", self), loss, count)
+
+    def stand_in(self, batch: Any) -> None:
+        """An evaluation step of which no sample is this process's; `batch` is a part of another's."""
+        from . import loop
+
+        trainer = cast("Trainer", self)
+        if trainer.runtime.forwards_together:
+            loop.stand_in(trainer, batch)
