@@ -66,7 +66,7 @@ CHANGES: dict[str, tuple[str, dict[str, Any], str]] = {
         {"loss_fn": partial(F.cross_entropy, label_smoothing=0.1)},
         r"loss: '.*' -> 'partial of .*'",
     ),
-    "own loss": ("`compute_loss` is overridden, and was not", {"kind": Smoothed}, r"compute_loss: - -> '\w+"),
+    "own loss": ("`compute_loss` is overridden, and was not", {"kind": Smoothed}, r"compute_loss: the default before, yours now"),
     "batch size": ("Another batch size", {"batch_size": 4}, r"batch_size: 8 -> 4"),
     "accumulation": ("Another `accumulate`", {"accumulate": 2}, r"accumulate: 1 -> 2"),
     "clipping": ("Another `clip_norm`", {"clip_norm": 1.0}, r"clip_norm: None -> 1\.0"),
