@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,6 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ...building import Schedule
 from ...callbacks.defaults import with_defaults
-from ...callbacks.nonfinite import NonFiniteGuard
 from ...checkpoint import Checkpoint, CheckpointStore
 from ...checkpoint.capture import restore
 from ...components import found_on
@@ -26,11 +26,14 @@ from ...step import StepResult
 from ...trainer import Trainer as CoreTrainer
 from .config import Common, Saving
 from .experiment import epochs_behind
-from .processes import StepsTogether, runtime_of
-from .recording import EpochRecorder, ExperimentRun, ResumePoints
+from .processes import by_first, runtime_of
+from .recording import EpochRecorder, ExperimentRun, Recorded, ResumePoints, read_recorded
+from .steps import NonFiniteGuard, OwnSteps, check_gradients, check_loss, optimizer_name
 
 if TYPE_CHECKING:
     from .trainer import Trainer
+
+logger = logging.getLogger("loopwright")
 
 COMPONENTS = (nn.Module, Optimizer, LRScheduler)
 
@@ -90,7 +93,8 @@ class Engine(CoreTrainer):
         self.door = door
         self._epoch: EpochHooks | None = None
         self._adopted: dict[str, int] = {}
-        self._steps = StepsTogether() if self.runtime.world > 1 else None
+        self._steps = OwnSteps(self._count_own, is_shared=self.runtime.world > 1)
+        self._is_placed = False  # whether it is known where in the record of an experiment this run begins
 
     def use_directory(self, directory: Path, settings: Saving) -> None:
         """Let the run write to a directory: metrics, resume points, what ran and how it ended."""
@@ -132,9 +136,8 @@ class Engine(CoreTrainer):
                 if id(lane.optimizer) in before:
                     old = before[id(lane.optimizer)]
                     lane.scaler, lane.updates = old.scaler, old.updates
-            if self._steps is not None:
-                for optimizer in self.optimizers.values():
-                    self._steps.watch(optimizer)
+            for optimizer in self.optimizers.values():
+                self._steps.watch(optimizer)
 
     def setup_training(self) -> None:
         """As the core does it; a door whose hooks train nothing that it knows of has no lanes."""
@@ -145,15 +148,31 @@ class Engine(CoreTrainer):
             self.bind_hooks(with_defaults(self))
 
     def update(self, loss: Tensor, optimizer: Optimizer | str | None = None, **options: Any) -> None:
-        """As the core does it; with several processes, optimizers take no other steps."""
-        if self._steps is None:
-            super().update(loss, optimizer, **options)
-            return
+        """As the core does it, after a look at the loss and at gradients that another one left."""
+        name = optimizer_name(self.optimizers, optimizer)
+        check_loss(loss, name)
+        check_gradients(self.optimization.lanes[name].params, name)
         self._steps.is_open = True
         try:
-            super().update(loss, optimizer, **options)
+            super().update(loss, name, **options)
         finally:
             self._steps.is_open = False
+
+    def scaler_of(self, optimizer: Optimizer) -> torch.amp.GradScaler:
+        """The loss scaler that `update` uses for an optimizer; one that does nothing where it uses none."""
+        lane = self.optimization.lanes.get(optimizer_name(self.optimizers, optimizer))
+        scaler = None if lane is None else lane.scaler
+        return torch.amp.GradScaler(self.runtime.device.type, enabled=False) if scaler is None else scaler
+
+    def use_scaler(self, optimizer: Optimizer, scaler: torch.amp.GradScaler) -> None:
+        """Let `update` use a loss scaler of the door's."""
+        lane = self.optimization.lanes[optimizer_name(self.optimizers, optimizer)]
+        lane.scaler = scaler if scaler.is_enabled() else None
+
+    def _count_own(self, optimizer: Optimizer) -> None:
+        for lane in self.optimization.lanes.values():
+            if lane.optimizer is optimizer:
+                lane.updates += 1
 
     def schedule_epoch(self, row: Mapping[str, float]) -> None:
         """Nothing: when its schedulers are stepped is the door's own affair."""
@@ -175,6 +194,8 @@ class Engine(CoreTrainer):
         if self.is_running:
             raise ConfigurationError("train_paired was called in a hook of itself: call it when the epoch is over.")
         self.adopt()
+        self._place()
+        self._steps.start_epoch()
         self._epoch = hooks
         try:
             self.train(data, 1)
@@ -209,6 +230,7 @@ class Engine(CoreTrainer):
 
     def on_train_epoch_end(self) -> None:
         assert self._epoch is not None
+        self._steps.end_epoch(self.door.current_epoch, self.models, self.optimizers)
         self._epoch.end(**self._epoch.keywords.get("on_epoch_end", {}))
 
     # Going on
@@ -218,13 +240,35 @@ class Engine(CoreTrainer):
         self.adopt()
         self.setup_training()
         restore(self, checkpoint.tree, str(checkpoint.path))
+        self._is_placed = True
         progress = self.progress
         is_inside = progress.in_epoch and not progress.call_finished
         self.num_calls = progress.call - 1 if is_inside else progress.call
+        recorded = self._recorded()
+        if recorded is not None and recorded.step > progress.step and self.runtime.is_main:
+            logger.warning(
+                "%s goes on from step %d of %s; what was recorded of steps %d to %d is replaced as it trains.",
+                *(self.run_dir, progress.step, checkpoint.path, progress.step + 1, recorded.step),
+            )
         self.runtime.barrier("continuing")
         if self.run is not None and self.runtime.is_main:
             CheckpointStore(self.run.checkpoints).discard(after_update=progress.update)
         return epochs_behind(checkpoint.tree)
+
+    def _recorded(self) -> Recorded | None:
+        """What the experiment's files have of earlier training, on all processes."""
+        path = None if self.run is None else self.run.metrics_path
+        return None if path is None else by_first(self.runtime, lambda: read_recorded(path))
+
+    def _place(self) -> None:
+        """Before the first epoch: networks that were loaded by themselves go on behind all that was recorded."""
+        recorded = None if self._is_placed or not self.door.is_continuing else self._recorded()
+        self._is_placed = True
+        if recorded is not None:
+            progress = self.progress
+            progress.step = progress.recorded_step = recorded.step
+            progress.update, progress.epoch = recorded.update, recorded.epoch
+            recorded.fill(self.history)
 
 
 def as_pair(batch: Any) -> tuple[Tensor, Tensor]:

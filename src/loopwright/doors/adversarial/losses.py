@@ -41,8 +41,11 @@ class LMLoss:
     last_loss_map: Tensor | None = None
     history: LMHistory = field(default_factory=LMHistory)
 
-    def weight(self, epoch: int) -> float:
-        return self.loss_weight if self.schedule is None else self.schedule.value(epoch)
+    def weight(self, epoch: int, **weight_kwargs: Any) -> float:
+        """The schedule's value; without a schedule, or with one that says nothing, `loss_weight`."""
+        if self.schedule is None or self.schedule == Schedule():
+            return self.loss_weight
+        return self.schedule.value(epoch, **weight_kwargs)
 
 
 class LossManager:
@@ -69,6 +72,7 @@ class LossManager:
         self.history_buffer_size = history_buffer_size
         self.log = None if experiment_dir is None else LossLog(Path(experiment_dir))
         self.loss_fns: dict[str, LMLoss] = {}
+        self.device: torch.device | str | None = None  # where losses that are registered are put
         self.epoch = 1
         self.is_shared = self.is_quiet = False
         self._step: dict[str, Tensor] = {}
@@ -98,16 +102,34 @@ class LossManager:
         """Add a loss under a name of its own."""
         if loss_name in self.loss_fns:
             raise ConfigurationError(f"A loss {loss_name!r} is registered already: choose another name.")
-        self.loss_fns[loss_name] = LMLoss(loss_name, loss_fn, loss_weight, schedule, list(tags or ()))
+        if isinstance(loss_fn, type) or not callable(loss_fn):
+            what = f"the class {loss_fn.__name__}" if isinstance(loss_fn, type) else repr(loss_fn)
+            raise ConfigurationError(
+                f"The loss {loss_name!r} is {what}; expected a module or function of two tensors, such as nn.L1Loss()."
+            )
+        if isinstance(tags, str):
+            raise ConfigurationError(f"The tags of loss {loss_name!r} are the text {tags!r}: write [{tags!r}].")
+        function = loss_fn.to(self.device) if isinstance(loss_fn, nn.Module) else loss_fn
+        self.loss_fns[loss_name] = LMLoss(loss_name, function, loss_weight, schedule, list(tags or ()))
 
     # Computing
 
-    def compute_loss_xy(self, loss_name: str, x: Tensor, y: Tensor, epoch: int | None = None) -> Tensor:
-        """The loss of two tensors times its weight in that epoch, which is this one if nothing is said."""
+    def compute_loss_xy(
+        self,
+        loss_name: str,
+        x: Tensor,
+        y: Tensor,
+        epoch: int | None = None,
+        loss_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> Tensor:
+        """The loss of two tensors times its weight in that epoch, which is this one if nothing is said.
+
+        `loss_kwargs` may have "weight_kwargs", keywords for the function that is the schedule of the weight.
+        """
         loss = self._loss(loss_name)
-        weight = loss.weight(self.epoch if epoch is None else epoch)
+        weight = loss.weight(self.epoch if epoch is None else epoch, **_weight_keywords(loss_kwargs))
         result: Tensor = loss.function(x, y) * weight
-        loss.last_loss_map = result.detach()
+        loss.last_loss_map = result.detach().clone()  # what was returned may be added to in place
         value = loss.last_loss_map.mean()
         self._step[loss_name] = value
         self._pending.append((loss, value, weight, self._size))
@@ -197,10 +219,16 @@ class LossManager:
 
     # Telling
 
-    def print_losses(self, epoch: int, iters: int, precision: int = 2, capture: bool = False) -> str | None:
+    def print_losses(
+        self,
+        epoch: int,
+        iter: int,  # noqa: A002  (its published name)
+        precision: int = 2,
+        capture: bool = False,
+    ) -> str | None:
         """Print the last values, or return the line with `capture`."""
         values = " ".join(f"{name}: {value}" for name, value in self.get_loss_values(precision=precision).items())
-        return self._tell(f"(epoch: {epoch}, iters: {iters}) Loss: {values}", capture)
+        return self._tell(f"(epoch: {epoch}, iters: {iter}) Loss: {values}", capture)
 
     def print_weights(self, precision: int = 2, capture: bool = False) -> str | None:
         """Print the weights of this epoch, or return the line with `capture`."""
@@ -246,3 +274,14 @@ class LossManager:
 
     def _histories(self) -> dict[str, LMHistory]:
         return {name: loss.history for name, loss in self.loss_fns.items()}
+
+
+def _weight_keywords(loss_kwargs: Mapping[str, Mapping[str, Any]] | None) -> Mapping[str, Any]:
+    if not loss_kwargs:
+        return {}
+    if set(loss_kwargs) != {"weight_kwargs"}:
+        raise ConfigurationError(
+            f"loss_kwargs has {', '.join(map(repr, loss_kwargs))}; expected {{'weight_kwargs': {{...}}}}, keywords for "
+            "the schedule of the weight."
+        )
+    return loss_kwargs["weight_kwargs"]

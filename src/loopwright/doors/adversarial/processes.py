@@ -1,4 +1,4 @@
-"""What several processes need: a runtime for all of them, one that acts for all, and steps that are taken together."""
+"""What several processes need: a runtime for all of them and one that acts for all."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-from torch.optim import Optimizer
 
 from ...errors import ConfigurationError
 from ...runtime import Runtime
@@ -69,24 +68,3 @@ def by_first(runtime: Runtime, action: Callable[[], T]) -> T:
     if error is not None:
         raise error
     return value
-
-
-class StepsTogether:
-    """Refuses optimizer steps that are none of `update`: each process would take one by its own part of the batch."""
-
-    def __init__(self) -> None:
-        self.is_open = False
-        self._watched: set[int] = set()
-
-    def watch(self, optimizer: Optimizer) -> None:
-        if id(optimizer) not in self._watched:
-            self._watched.add(id(optimizer))
-            optimizer.register_step_pre_hook(self._check)
-
-    def _check(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not self.is_open:
-            raise ConfigurationError(
-                f"{type(optimizer).__name__}.step() was called on one of several processes, which would take it with "
-                "the gradients of its own part of the batch: call self.update(loss, optimizer), which is backward and "
-                "the step on all of them together, or train with one process."
-            )

@@ -23,11 +23,11 @@ from .dataset import PairedDataset
 from .engine import Engine, EpochHooks
 from .examples import write_examples
 from .experiment import choose_directory, epoch_path, read_state, saved_epochs
-from .live import LiveView, thinned
+from .live import Curves, LiveView, thinned
 from .losses import LossManager
 from .networks_files import load_network, save_network
 from .processes import by_first
-from .reading import ConfigSource, export_config, load_config
+from .reading import ConfigManager, ConfigSource, export_config, say_without_effect
 
 HOOKS = ("on_epoch_start", "train_step", "on_epoch_end")
 
@@ -35,9 +35,9 @@ HOOKS = ("on_epoch_start", "train_step", "on_epoch_end")
 class Trainer:
     """Trains on pairs of images, an epoch at a time. Override `on_epoch_start`, `train_step` and `on_epoch_end`.
 
-    `config` is a JSON or YAML file, a dict, a `Config`, or None for the defaults. `quicksetup` makes the experiment's
-    directory with a copy of the config, and a `LossManager`. Networks, optimizers and schedulers are whatever a
-    subclass assigns to self; they are saved and restored under those names.
+    `config` is a JSON or YAML file, a dict, a `Config`, a `ConfigManager`, or None for the defaults. `quicksetup`
+    makes the experiment's directory with a copy of the config, and a `LossManager`. Networks, optimizers and
+    schedulers are whatever a subclass assigns to self; they are saved and restored under those names.
     """
 
     config_type: ClassVar[type[Config]] = Config
@@ -48,15 +48,19 @@ class Trainer:
         self.loaded_epoch = 0  # epochs that a run which is continued had behind it
         self.last_epoch_time = 0.0
         self.experiment_dir: Path | None = None
+        self.examples_dir: Path | None = None
         self.is_continuing = False
         self.loss_manager: LossManager | None = None
         self.train_loader: Any = None
         self.val_loader: Any = None
         self.live: LiveView | None = None
+        self.vis = Curves(self)
         self._wants_checkpoint = False
         self.init_config(config)
         self._engine = Engine(self, self.config.common)
-        self.device = self._engine.runtime.device
+        self.device = str(self._engine.runtime.device)  # as torch.amp.autocast and GradScaler take it
+        if self._engine.runtime.is_main:
+            say_without_effect(self.config)
         if self.config.common.seed is not None:
             seed_everything(self.config.common.seed)  # the networks that a subclass builds are part of the run
         if quicksetup:
@@ -65,7 +69,8 @@ class Trainer:
     # Setting up
 
     def init_config(self, config: ConfigSource) -> None:
-        self.config = load_config(config, self.config_type)
+        self.config_manager = config if isinstance(config, ConfigManager) else ConfigManager(config, self.config_type)
+        self.config = self.config_manager.data
 
     def quicksetup(self) -> None:
         """The directory, the loss manager, and a copy of the config."""
@@ -81,14 +86,26 @@ class Trainer:
 
         self.experiment_dir, self.is_continuing, version = by_first(self._engine.runtime, choose)
         self.config.common.experiment_version = version
+        self.examples_dir = self._directory() / "examples"
+        if self._engine.runtime.is_main:
+            self.examples_dir.mkdir(exist_ok=True)
         self._engine.use_directory(self._directory(), self.config.save)
 
-    def init_loss_manager(self, history_buffer_size: int = 50_000) -> None:
+    def init_loss_manager(self, override: LossManager | None = None, history_buffer_size: int = 50_000) -> None:
+        """Make the loss manager, or take one that was made already."""
+        if override is not None:
+            if not isinstance(override, LossManager):
+                raise ConfigurationError(
+                    f"init_loss_manager was given {override!r}; expected a LossManager, or nothing to make one."
+                )
+            self.loss_manager = override
+            return
         runtime = self._engine.runtime
         directory = self.experiment_dir if runtime.is_main else None
         self.loss_manager = LossManager(
             self.config, directory, self.log_losses and runtime.is_main, history_buffer_size
         )
+        self.loss_manager.device = self.device
         self.loss_manager.is_shared, self.loss_manager.is_quiet = runtime.world > 1, not runtime.is_main
         if self.loss_manager.log is not None and not self.is_continuing:
             self.loss_manager.log.position = 0
@@ -97,10 +114,14 @@ class Trainer:
         if self._engine.runtime.is_main:
             export_config(self.config, self._directory())
 
-    def build_dataloader(self, loader_type: str) -> DataLoader[tuple[Tensor, Tensor]]:
-        """The images of "train", shuffled and augmented, or of "val" or "test", as they are."""
-        settings, is_train = self.config.dataloader, loader_type == "train"
-        dataset = PairedDataset(self.config, Path(settings.dataroot) / loader_type, augment=is_train)
+    def build_dataloader(self, loader_type: str, is_train: bool | None = None) -> DataLoader[tuple[Tensor, Tensor]]:
+        """The images of a folder of `dataloader.dataroot`: shuffled and augmented if `is_train`, otherwise as they are.
+
+        By default those of "train" are for training, and those of "val" or "test" are not.
+        """
+        settings = self.config.dataloader
+        is_train = loader_type == "train" if is_train is None else is_train
+        dataset = PairedDataset(self.config, Path(settings.dataroot) / loader_type, is_train=is_train)
         return DataLoader(dataset, settings.batch_size, shuffle=is_train, num_workers=settings.num_workers)
 
     def build_optimizer(
@@ -128,7 +149,10 @@ class Trainer:
         raise NotImplementedError(f"{type(self).__name__} must override on_epoch_end, or pass it to train_paired.")
 
     def update(self, loss: Tensor, optimizer: Optimizer, *, retain_graph: bool | None = None) -> None:
-        """Backward and a step of one optimizer; gradients go to its parameters only, scaled by its own scaler."""
+        """Backward and a step of one optimizer; gradients go to its parameters only, scaled by its own scaler.
+
+        Gradients that another backward pass left in those parameters are an error: see `check_gradients`.
+        """
         self._engine.adopt()
         self._engine.update(loss, optimizer, retain_graph=retain_graph)
 
@@ -148,12 +172,14 @@ class Trainer:
         Hooks that are given take the place of the methods for this call. `callback_kwargs` has keywords for each hook
         under its name. Pictures and curves are written from a thread of their own if `multithreaded`.
         """
+        _check_epoch(epoch)
         keywords = _checked_keywords(callback_kwargs or {})
         if self.train_loader is None:
             raise ConfigurationError(
                 "There is nothing to train on: assign self.train_loader, as in `self.train_loader = "
                 "self.build_dataloader('train')`."
             )
+        _check_hooks(on_epoch_start, train_step, on_epoch_end)
         hooks = EpochHooks(
             on_epoch_start or self.on_epoch_start,
             train_step or self.train_step,
@@ -173,7 +199,7 @@ class Trainer:
             self.live = None
         self.last_epoch_time = perf_counter() - started
         if self._wants_checkpoint:
-            self.save_checkpoint()
+            self._save_state()
 
     def _live_view(self, multithreaded: bool) -> LiveView | None:
         settings = self.config.visualizer.visdom
@@ -193,7 +219,7 @@ class Trainer:
         series = self._engine.history.steps
         names = [] if self.loss_manager is None else [name for name in self.loss_manager.loss_fns if name in series]
         length = self._engine.epoch_length() or 1
-        live.update_losses({name: thinned(series[name], length) for name in names})
+        live.update_losses(self.vis.points | {name: thinned(series[name], length) for name in names})
 
     def print_end_of_epoch(self, capture: bool = False) -> str | None:
         """Print which epoch ended and how long it took, or return the text with `capture`."""
@@ -216,8 +242,20 @@ class Trainer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave."""
 
-    def save_checkpoint(self) -> Path:
-        """Keep the complete state after this epoch; called in a hook, it waits for the epoch's end."""
+    def save_checkpoint(self, mode: str = "both", capture: bool = False) -> Path | str:
+        """Keep the complete state after this epoch; called in a hook, it waits for the epoch's end.
+
+        `mode` "both" is all there is, from which a run goes on exactly. `capture` returns a line that says where.
+        """
+        if str(mode).lower() != "both":
+            raise ConfigurationError(
+                f"save_checkpoint was given mode={mode!r}; expected 'both', which keeps everything. For one network "
+                "use self.export_model_weights(network, optimizer, 'G')."
+            )
+        path = self._save_state()
+        return f"Checkpoint saved: {path}" if capture else path
+
+    def _save_state(self) -> Path:
         path = epoch_path(self._directory(), self.current_epoch or self.loaded_epoch)
         self._wants_checkpoint = self._engine.is_running
         if not self._wants_checkpoint:
@@ -262,7 +300,11 @@ class Trainer:
         optimizer: Optimizer | None = None,
         learning_rate: float | None = None,
     ) -> None:
-        """Load one network, and its optimizer if given, from `train.load.load_epoch` of this experiment."""
+        """Load one network, and its optimizer if given, from `train.load.load_epoch` of this experiment.
+
+        What was recorded of the experiment stays, and what is trained from here on is added to it.
+        """
+        net_type = net_type.upper() if net_type in ("g", "d") else net_type
         names = [name for name, value in vars(self).items() if value is network]
         epoch = self.config.train.load.load_epoch
         self.loaded_epoch = load_network(self._directory(), epoch, net_type, network, optimizer, names)
@@ -280,13 +322,13 @@ class Trainer:
         """Write input, output and target of `save.num_examples` images, chosen anew for every epoch."""
         write = partial(
             write_examples,
-            self._directory() / "examples",
+            self.examples_dir or self._directory() / "examples",
             network,
             dataloader,
             epoch=self.current_epoch or self.loaded_epoch,
             count=self.config.save.num_examples,
             seed=self.config.common.seed or 0,
-            device=self.device,
+            device=self._engine.runtime.device,
         )
         with self._engine.runtime.autocast:
             return by_first(self._engine.runtime, write)
@@ -311,3 +353,20 @@ def _checked_keywords(given: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Ma
                 f"{', '.join(HOOKS)}.{hint}"
             )
     return given
+
+
+def _check_epoch(epoch: Any) -> None:
+    if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+        raise ConfigurationError(
+            f"train_paired was given epoch={epoch!r}; expected a whole number from 0, as in `for epoch in range(10): "
+            "trainer.train_paired(epoch)`."
+        )
+
+
+def _check_hooks(*given: Any) -> None:
+    for name, hook in zip(HOOKS, given, strict=True):
+        if hook is not None and not callable(hook):
+            raise ConfigurationError(
+                f"train_paired was given {name}={hook!r}; expected a function, or nothing for the method. If it was "
+                "called by mistake, leave out the brackets."
+            )
