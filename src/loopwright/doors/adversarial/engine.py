@@ -153,6 +153,7 @@ class Engine(CoreTrainer):
         check_loss(loss, name)
         check_gradients(self.optimization.lanes[name].params, name)
         self._steps.is_open = True
+        self._steps.num_steps += 1  # also where a loss scaler leaves it out
         try:
             super().update(loss, name, **options)
         finally:
@@ -218,6 +219,8 @@ class Engine(CoreTrainer):
         if losses is not None:
             losses.start_step(self.window.size)
         returned = self._epoch.step(x, y, self.progress.epoch_step, **self._epoch.keywords.get("train_step", {}))
+        _check_returned(returned)
+        self._steps.has_loss |= isinstance(returned, Tensor) and returned.requires_grad
         result = StepResult.of(returned, self.window.size)
         measured = {} if losses is None else losses.end_step()
         metrics = measured | dict(result.metrics)
@@ -273,5 +276,17 @@ class Engine(CoreTrainer):
 
 def as_pair(batch: Any) -> tuple[Tensor, Tensor]:
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        raise DataError(f"A batch is a {type(batch).__name__}; paired training needs (inputs, targets).")
+        parts = f" of {len(batch)}" if isinstance(batch, (tuple, list, dict)) else ""
+        raise DataError(
+            f"A batch of self.train_loader is a {type(batch).__name__}{parts}; paired training needs (inputs, "
+            "targets): let the data set return two tensors for each item."
+        )
     return batch[0], batch[1]
+
+
+def _check_returned(value: Any) -> None:
+    if value is not None and not isinstance(value, (Tensor, Mapping)):
+        raise ConfigurationError(
+            f"train_step returned {value!r}, of type {type(value).__name__}; expected nothing, a tensor, or a dict of "
+            "values to record by name."
+        )

@@ -83,6 +83,11 @@ class LossManager:
 
     def init_from_spec(self, spec: Callable[..., Mapping[str, LMLoss]] | None, *args: Any, **kwargs: Any) -> None:
         """Replace all losses by those that a spec, a function, returns by name."""
+        if spec is not None and not callable(spec):
+            raise ConfigurationError(
+                f"init_from_spec was given {spec!r}; expected a function that returns a dict of LMLoss by name, as in "
+                "init_from_spec(pix2pix, self.config, 'basic')."
+            )
         losses = {} if spec is None else spec(*args, **kwargs)
         if not isinstance(losses, Mapping) or not all(isinstance(loss, LMLoss) for loss in losses.values()):
             raise ConfigurationError(
@@ -149,8 +154,8 @@ class LossManager:
     def _loss(self, name: str) -> LMLoss:
         if name not in self.loss_fns:
             raise ConfigurationError(
-                f"There is no loss {name!r}; registered are: {', '.join(self.loss_fns) or 'none'}. Use "
-                "`register_loss_fn` or `init_from_spec` first."
+                f"There is no loss {name!r}; registered are: {', '.join(self.loss_fns) or 'none'}. Use one of those, "
+                f"or call register_loss_fn({name!r}, ...) first."
             )
         return self.loss_fns[name]
 

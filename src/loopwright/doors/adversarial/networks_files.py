@@ -40,7 +40,7 @@ def load_network(
     Looked for in `epoch{n}_net{kind}`, in the complete states, and in a `.pth.tar` of the program that the document
     describes. `names` are those that the network may have in a complete state.
     """
-    number, weights, state, source = _find(directory, epoch, kind, [*names, KINDS.get(kind, kind)])
+    number, weights, state, source = _find(directory, epoch, kind, [KINDS.get(kind, kind), *names])
     problems = [f"{kind}: {problem}" for problem in compare_model(network, weights)]
     if optimizer is not None and state is not None:
         problems += [f"optimizer of {kind}: {problem}" for problem in compare_groups(optimizer, state)]

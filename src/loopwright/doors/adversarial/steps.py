@@ -41,6 +41,7 @@ class OwnSteps:
         self.is_shared = is_shared
         self.is_open = False  # while `update` is at work
         self.num_steps = self.num_own = 0  # in this epoch
+        self.has_loss = False  # whether train_step returned one in this epoch
         self._watched: set[int] = set()
         self._has_spoken = False
 
@@ -53,10 +54,16 @@ class OwnSteps:
 
     def start_epoch(self) -> None:
         self.num_steps = self.num_own = 0
+        self.has_loss = False
 
     def end_epoch(self, epoch: int | None, models: Mapping[str, nn.Module], optimizers: Iterable[str]) -> None:
         """Look at an epoch's steps: weights that they spoilt are an error, and an epoch without any is spoken of."""
         names = ", ".join(optimizers)
+        if names and not self.num_steps and self.has_loss:
+            raise ConfigurationError(
+                f"Epoch {epoch} trained nothing: train_step returned a loss, and none of the optimizers ({names}) took "
+                "a step. What train_step returns is only recorded: call self.update(loss, self.<optimizer>) in it."
+            )
         if names and not self.num_steps and not self._has_spoken:
             self._has_spoken = True
             logger.warning(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,7 @@ from .processes import by_first
 from .reading import ConfigManager, ConfigSource, export_config, say_without_effect
 
 HOOKS = ("on_epoch_start", "train_step", "on_epoch_end")
+ARGUMENTS = ("x", "y", "idx")  # of train_step
 
 
 class Trainer:
@@ -65,6 +67,17 @@ class Trainer:
             seed_everything(self.config.common.seed)  # the networks that a subclass builds are part of the run
         if quicksetup:
             self.quicksetup()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Only for what is not there: often all of it, since the constructor was overridden."""
+            kind = type(self).__name__
+            if "_engine" in vars(self) or "config" in vars(self) or name.startswith("__"):
+                raise AttributeError(f"{kind!r} object has no attribute {name!r}", name=name, obj=self)
+            raise AttributeError(
+                f"{kind} has no {name!r} yet: its __init__ must call super().__init__(config) before anything else."
+            )
 
     # Setting up
 
@@ -120,6 +133,10 @@ class Trainer:
         By default those of "train" are for training, and those of "val" or "test" are not.
         """
         settings = self.config.dataloader
+        if not settings.dataroot:
+            raise ConfigurationError(
+                "dataloader.dataroot is ''; expected the folder that has the folders train, val and (for tests) test."
+            )
         is_train = loader_type == "train" if is_train is None else is_train
         dataset = PairedDataset(self.config, Path(settings.dataroot) / loader_type, is_train=is_train)
         return DataLoader(dataset, settings.batch_size, shuffle=is_train, num_workers=settings.num_workers)
@@ -132,7 +149,16 @@ class Trainer:
         beta1: float = 0.5,
     ) -> Optimizer:
         """An optimizer of Adam's family for a network."""
-        return optimizer(network.parameters(), lr=lr, betas=(beta1, 0.999))
+        options: dict[str, Any] = {"lr": lr, "betas": (beta1, 0.999)}
+        try:
+            inspect.signature(optimizer).bind(network.parameters(), **options)
+        except TypeError:
+            shown = getattr(optimizer, "__name__", repr(optimizer))
+            raise ConfigurationError(
+                f"build_optimizer was given {shown}; expected a class that takes lr and betas, such as "
+                "torch.optim.Adam. Make any other one yourself: self.opt = torch.optim.SGD(net.parameters(), lr=0.1)."
+            ) from None
+        return optimizer(network.parameters(), **options)
 
     # The hooks
 
@@ -173,19 +199,19 @@ class Trainer:
         under its name. Pictures and curves are written from a thread of their own if `multithreaded`.
         """
         _check_epoch(epoch)
-        keywords = _checked_keywords(callback_kwargs or {})
+        keywords = _checked_keywords({} if callback_kwargs is None else callback_kwargs)
         if self.train_loader is None:
             raise ConfigurationError(
                 "There is nothing to train on: assign self.train_loader, as in `self.train_loader = "
                 "self.build_dataloader('train')`."
             )
-        _check_hooks(on_epoch_start, train_step, on_epoch_end)
         hooks = EpochHooks(
-            on_epoch_start or self.on_epoch_start,
-            train_step or self.train_step,
-            on_epoch_end or self.on_epoch_end,
+            self.on_epoch_start if on_epoch_start is None else on_epoch_start,
+            self.train_step if train_step is None else train_step,
+            self.on_epoch_end if on_epoch_end is None else on_epoch_end,
             keywords,
         )
+        _check_hooks(hooks)
         self.current_epoch = 1 + epoch + self.loaded_epoch
         if self.loss_manager is not None:
             self.loss_manager.epoch = self.current_epoch
@@ -320,6 +346,11 @@ class Trainer:
 
     def save_xyz_examples(self, network: nn.Module, dataloader: Any) -> list[Path]:
         """Write input, output and target of `save.num_examples` images, chosen anew for every epoch."""
+        if not isinstance(network, nn.Module):
+            raise ConfigurationError(
+                f"save_xyz_examples was given a {type(network).__name__} as the network; expected "
+                "save_xyz_examples(network, dataloader)."
+            )
         write = partial(
             write_examples,
             self.examples_dir or self._directory() / "examples",
@@ -343,14 +374,19 @@ class Trainer:
         return self.experiment_dir
 
 
-def _checked_keywords(given: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
+def _checked_keywords(given: Any) -> Mapping[str, Mapping[str, Any]]:
+    example = "callback_kwargs={'on_epoch_start': {'print_train_start': True}}"
+    if not isinstance(given, Mapping):
+        raise ConfigurationError(
+            f"callback_kwargs is {given!r}; expected a dict of keywords for each hook, as in {example}."
+        )
     for name, keywords in given.items():
         if name not in HOOKS or not isinstance(keywords, Mapping):
-            near = difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.4)
+            near = difflib.get_close_matches(str(name), HOOKS, n=1, cutoff=0.7)
             hint = f" Did you mean {near[0]!r}?" if near and name not in HOOKS else ""
             raise ConfigurationError(
-                f"callback_kwargs has {name!r}: {keywords!r}; expected a dict of keywords under "
-                f"{', '.join(HOOKS)}.{hint}"
+                f"callback_kwargs has {name!r}: {keywords!r}; expected a dict of keywords under {', '.join(HOOKS)}, as "
+                f"in {example}.{hint}"
             )
     return given
 
@@ -363,10 +399,25 @@ def _check_epoch(epoch: Any) -> None:
         )
 
 
-def _check_hooks(*given: Any) -> None:
-    for name, hook in zip(HOOKS, given, strict=True):
-        if hook is not None and not callable(hook):
+def _check_hooks(hooks: EpochHooks) -> None:
+    """Refuse hooks that cannot be called as they will be, before the first of them is."""
+    for name, hook in zip(HOOKS, (hooks.start, hooks.step, hooks.end), strict=True):
+        if not callable(hook):
             raise ConfigurationError(
                 f"train_paired was given {name}={hook!r}; expected a function, or nothing for the method. If it was "
                 "called by mistake, leave out the brackets."
             )
+        keywords = hooks.keywords.get(name, {})
+        try:
+            signature = inspect.signature(hook)
+        except (TypeError, ValueError):  # of something built in
+            continue
+        try:
+            signature.bind(*(ARGUMENTS if name == "train_step" else ()), **keywords)
+        except TypeError as error:
+            called = ", ".join([*(ARGUMENTS if name == "train_step" else ()), *(f"{key}=..." for key in keywords)])
+            shown = ", ".join(["self", *ARGUMENTS] if name == "train_step" else ["self"])
+            raise ConfigurationError(
+                f"{name}{signature} cannot be called as {name}({called}): {error}. Write `def {name}({shown}, "
+                "**kwargs)`."
+            ) from None
