@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +25,7 @@ from ...step import StepResult
 from ...trainer import Trainer as CoreTrainer
 from .config import Common, Saving
 from .experiment import epochs_behind
+from .hooks import EpochHooks
 from .processes import by_first, runtime_of
 from .recording import EpochRecorder, ExperimentRun, Recorded, ResumePoints, read_recorded
 from .steps import NonFiniteGuard, OwnSteps, check_gradients, check_loss, optimizer_name
@@ -36,16 +36,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("loopwright")
 
 COMPONENTS = (nn.Module, Optimizer, LRScheduler)
-
-
-@dataclass(frozen=True, slots=True)
-class EpochHooks:
-    """What happens in one epoch: the three functions, and the keywords for each of them."""
-
-    start: Callable[..., Any]
-    step: Callable[..., Any]
-    end: Callable[..., Any]
-    keywords: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 class DoorState(Callback):

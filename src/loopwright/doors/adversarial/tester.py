@@ -83,7 +83,7 @@ class Tester(Trainer):
     def run_test(self, image_count: int | None = None, silent: bool = False) -> list[TestResult]:
         """Test so many images, other ones each time, or all of them; write triplets and a log of their losses.
 
-        Unless `silent`, a line tells of each image.
+        Unless `silent`, a line says how many.
         """
         if image_count is not None and (type(image_count) is not int or image_count < 1):
             raise ConfigurationError(
@@ -95,11 +95,11 @@ class Tester(Trainer):
         folder, number = by_first(runtime, lambda: _next_folder(self._directory() / "test"))
         order = permutation(self.config.common.seed or 0, number, len(dataset)).tolist()
         chosen = sorted(order[:image_count])
+        if not silent:
+            self._tell(f"Testing {len(chosen)} images of {dataset.root}", capture=False)
         own: list[TestResult] = []
         with evaluating([self.gen], ()), torch.no_grad(), preserved_rng():
-            for number, index in enumerate(chosen[runtime.rank :: runtime.world], start=1):
-                if not silent:
-                    self._tell(f"Testing image {number}: {dataset.paths[index].name}", capture=False)
+            for index in chosen[runtime.rank :: runtime.world]:
                 own.append(self._test_one(dataset.paths[index], dataset[index], folder))
         results = sorted((result for part in runtime.gather_objects(own) for result in part), key=_source)
         by_first(runtime, lambda: _write_log(folder, self.loaded_epoch, results))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -21,17 +20,15 @@ from ...data.seeding import seed_everything
 from ...errors import CheckpointError, ConfigurationError
 from .config import Config
 from .dataset import PairedDataset
-from .engine import Engine, EpochHooks
+from .engine import Engine
 from .examples import write_examples
 from .experiment import choose_directory, epoch_path, read_state, saved_epochs
+from .hooks import EpochHooks, check_epoch, check_hooks, checked_keywords
 from .live import Curves, LiveView, thinned
 from .losses import LossManager
 from .networks_files import load_network, save_network
 from .processes import by_first
 from .reading import ConfigManager, ConfigSource, export_config, say_without_effect
-
-HOOKS = ("on_epoch_start", "train_step", "on_epoch_end")
-ARGUMENTS = ("x", "y", "idx")  # of train_step
 
 
 class Trainer:
@@ -198,8 +195,8 @@ class Trainer:
         Hooks that are given take the place of the methods for this call. `callback_kwargs` has keywords for each hook
         under its name. Pictures and curves are written from a thread of their own if `multithreaded`.
         """
-        _check_epoch(epoch)
-        keywords = _checked_keywords({} if callback_kwargs is None else callback_kwargs)
+        check_epoch(epoch)
+        keywords = checked_keywords({} if callback_kwargs is None else callback_kwargs)
         if self.train_loader is None:
             raise ConfigurationError(
                 "There is nothing to train on: assign self.train_loader, as in `self.train_loader = "
@@ -211,7 +208,7 @@ class Trainer:
             self.on_epoch_end if on_epoch_end is None else on_epoch_end,
             keywords,
         )
-        _check_hooks(hooks)
+        check_hooks(hooks)
         self.current_epoch = 1 + epoch + self.loaded_epoch
         if self.loss_manager is not None:
             self.loss_manager.epoch = self.current_epoch
@@ -372,52 +369,3 @@ class Trainer:
         if self.experiment_dir is None:
             raise ConfigurationError("There is no experiment directory: call build_output_directory() first.")
         return self.experiment_dir
-
-
-def _checked_keywords(given: Any) -> Mapping[str, Mapping[str, Any]]:
-    example = "callback_kwargs={'on_epoch_start': {'print_train_start': True}}"
-    if not isinstance(given, Mapping):
-        raise ConfigurationError(
-            f"callback_kwargs is {given!r}; expected a dict of keywords for each hook, as in {example}."
-        )
-    for name, keywords in given.items():
-        if name not in HOOKS or not isinstance(keywords, Mapping):
-            near = difflib.get_close_matches(str(name), HOOKS, n=1, cutoff=0.7)
-            hint = f" Did you mean {near[0]!r}?" if near and name not in HOOKS else ""
-            raise ConfigurationError(
-                f"callback_kwargs has {name!r}: {keywords!r}; expected a dict of keywords under {', '.join(HOOKS)}, as "
-                f"in {example}.{hint}"
-            )
-    return given
-
-
-def _check_epoch(epoch: Any) -> None:
-    if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
-        raise ConfigurationError(
-            f"train_paired was given epoch={epoch!r}; expected a whole number from 0, as in `for epoch in range(10): "
-            "trainer.train_paired(epoch)`."
-        )
-
-
-def _check_hooks(hooks: EpochHooks) -> None:
-    """Refuse hooks that cannot be called as they will be, before the first of them is."""
-    for name, hook in zip(HOOKS, (hooks.start, hooks.step, hooks.end), strict=True):
-        if not callable(hook):
-            raise ConfigurationError(
-                f"train_paired was given {name}={hook!r}; expected a function, or nothing for the method. If it was "
-                "called by mistake, leave out the brackets."
-            )
-        keywords = hooks.keywords.get(name, {})
-        try:
-            signature = inspect.signature(hook)
-        except (TypeError, ValueError):  # of something built in
-            continue
-        try:
-            signature.bind(*(ARGUMENTS if name == "train_step" else ()), **keywords)
-        except TypeError as error:
-            called = ", ".join([*(ARGUMENTS if name == "train_step" else ()), *(f"{key}=..." for key in keywords)])
-            shown = ", ".join(["self", *ARGUMENTS] if name == "train_step" else ["self"])
-            raise ConfigurationError(
-                f"{name}{signature} cannot be called as {name}({called}): {error}. Write `def {name}({shown}, "
-                "**kwargs)`."
-            ) from None
