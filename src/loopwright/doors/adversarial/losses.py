@@ -270,6 +270,7 @@ class LossManager:
         return {"log": None if self.log is None else self.log.position, "kept": kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from where a state was made; what the log has beyond that is replaced."""
         self._pending = []
         for name, history in self._histories().items():
             kept = state["kept"].get(name, {"losses": [], "weights": []})

@@ -72,6 +72,7 @@ class Pix2pixTrainer(Trainer):
             train.discriminator.learning_rate = train.generator.learning_rate.model_copy()
 
     def _init_generator(self) -> None:
+        """Make `gen` and `opt_gen`, and `gen_lr_scheduler`, which is made for whoever leaves it out."""
         settings, load = self.config.train.generator, self.config.dataloader.load
         self.gen: nn.Module = UnetGenerator(
             input_size=load.crop_size,
@@ -89,6 +90,7 @@ class Pix2pixTrainer(Trainer):
         self.gen_lr_scheduler = ScheduledRate(self.opt_gen, rate_schedule(rate))
 
     def _init_discriminator(self) -> None:
+        """Make `disc` and `opt_disc`, and `disc_lr_scheduler`, which is made for whoever leaves it out."""
         settings = self.config.train.discriminator
         self.disc: nn.Module = Discriminator(
             in_channels=self.config.dataloader.load.input_nc,
@@ -120,6 +122,7 @@ class Pix2pixTrainer(Trainer):
                 setattr(self, scheduler, TorchScheduler(getattr(self, optimizer), rate_schedule(rate)))
 
     def _init_dataloaders(self) -> None:
+        """Make `train_loader` and `val_loader`; any loader of (inputs, targets) will do."""
         self.train_loader = self.build_dataloader("train")
         self.val_loader = self.build_dataloader("val", is_train=False)
 
@@ -140,6 +143,7 @@ class Pix2pixTrainer(Trainer):
                 setattr(self, name, self._engine.scaler_of(optimizer))
 
     def _init_losses(self, loss_subspec: str) -> None:
+        """Register the losses of both networks with the loss manager."""
         self.loss_manager.init_from_spec(
             pix2pix, self.config, loss_subspec, perceptual=self._perceptual[0], device=self.device
         )
@@ -201,6 +205,7 @@ class Pix2pixTrainer(Trainer):
             self.loss_manager.print_weights()
 
     def train_step(self, x: Tensor, y: Tensor, idx: int, **kwargs: Any) -> Mapping[str, Tensor] | None:
+        """Generate images, update the discriminator, then the generator, and now and then show how it goes."""
         y_fake = self.gen(x)
         self.backward_D(self.forward_D(x, y, y_fake)["loss_D"])
         self.backward_G(self.forward_G(x, y, y_fake))

@@ -79,6 +79,7 @@ class Trainer:
     # Setting up
 
     def init_config(self, config: ConfigSource) -> None:
+        """Read the config: `self.config` are its settings, `self.config_manager` has them too."""
         self.config_manager = config if isinstance(config, ConfigManager) else ConfigManager(config, self.config_type)
         self.config = self.config_manager.data
 
@@ -121,6 +122,7 @@ class Trainer:
             self.loss_manager.log.position = 0
 
     def export_config(self) -> None:
+        """Write a numbered copy of the config to the experiment's directory."""
         if self._engine.runtime.is_main:
             export_config(self.config, self._directory())
 
