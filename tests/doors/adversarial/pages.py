@@ -112,7 +112,7 @@ def written(page: str) -> str:
         first, last = f"<!-- {name} -->", f"<!-- end of {name} -->"
         assert first in page, f"{PAGE.name} has no place for {name}: write {first} and {last} where it is to stand."
         before, rest = page.split(first, 1)
-        page = f"{before}{first}\n{table}\n{last}{rest.split(last, 1)[1]}"
+        page = f"{before}{first}\n\n{table}\n\n{last}{rest.split(last, 1)[1]}"
     return page
 
 
