@@ -33,7 +33,8 @@ class PairedDataset(Dataset[tuple[Tensor, Tensor]]):
         if self.crop_size > self.load_size:
             raise ConfigurationError(
                 f"dataloader.load.crop_size is {self.crop_size}, larger than dataloader.load.load_size "
-                f"({self.load_size}): nothing that large can be cut from an image."
+                f"({self.load_size}): nothing that large can be cut from an image. Set crop_size to "
+                f"{self.load_size} or less."
             )
         self.transform = PairTransform(settings.augmentations, self.crop_size) if self.is_train else None
         self.paths = _image_paths(self.root)

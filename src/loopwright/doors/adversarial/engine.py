@@ -250,18 +250,15 @@ class Engine(CoreTrainer):
 
     def _recorded(self) -> Recorded | None:
         """What the experiment's files have of earlier training, on all processes."""
-        path = None if self.run is None else self.run.metrics_path
-        return None if path is None else by_first(self.runtime, lambda: read_recorded(path))
+        run = self.run
+        return None if run is None else by_first(self.runtime, lambda: read_recorded(run))
 
     def _place(self) -> None:
         """Before the first epoch: networks that were loaded by themselves go on behind all that was recorded."""
         recorded = None if self._is_placed or not self.door.is_continuing else self._recorded()
         self._is_placed = True
         if recorded is not None:
-            progress = self.progress
-            progress.step = progress.recorded_step = recorded.step
-            progress.update, progress.epoch = recorded.update, recorded.epoch
-            recorded.fill(self.history)
+            recorded.give_to(self.progress, self.history)
 
 
 def as_pair(batch: Any) -> tuple[Tensor, Tensor]:

@@ -67,7 +67,7 @@ def check_hooks(hooks: EpochHooks) -> None:
         except TypeError as error:
             called = ", ".join([*(ARGUMENTS if name == "train_step" else ()), *(f"{key}=..." for key in keywords)])
             shown = ", ".join(["self", *ARGUMENTS] if name == "train_step" else ["self"])
+            given = ", ".join(signature.parameters)
             raise ConfigurationError(
-                f"{name}{signature} cannot be called as {name}({called}): {error}. Write `def {name}({shown}, "
-                "**kwargs)`."
+                f"{name}({given}) cannot be called as {name}({called}): {error}. Write `def {name}({shown}, **kwargs)`."
             ) from None

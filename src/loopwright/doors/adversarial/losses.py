@@ -153,9 +153,9 @@ class LossManager:
 
     def _loss(self, name: str) -> LMLoss:
         if name not in self.loss_fns:
+            there = f"registered are: {', '.join(self.loss_fns)}" if self.loss_fns else "none is registered"
             raise ConfigurationError(
-                f"There is no loss {name!r}; registered are: {', '.join(self.loss_fns) or 'none'}. Use one of those, "
-                f"or call register_loss_fn({name!r}, ...) first."
+                f"There is no loss {name!r}; {there}. Call register_loss_fn({name!r}, ...) or init_from_spec first."
             )
         return self.loss_fns[name]
 

@@ -47,7 +47,8 @@ def load_network(
     if problems:
         raise CheckpointError(
             f"{source} does not fit this network; nothing was loaded:{listed(problems)}\nBuild it with the settings of "
-            "the run that wrote it, which are in its train1_config.json."
+            "the run that wrote it, which are in its train1_config.json, or give load_checkpoint the network that was "
+            f"saved as {kind!r}."
         )
     network.load_state_dict(weights)
     if optimizer is not None and state is not None:

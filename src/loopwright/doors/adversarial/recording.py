@@ -19,6 +19,7 @@ from .config import Saving
 
 if TYPE_CHECKING:
     from ...history import History
+    from ...progress import Progress
     from ...run.manifest import State
     from ...trainer import Trainer as CoreTrainer
 
@@ -78,27 +79,32 @@ class ExperimentRun(RunDirectory):
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What an experiment's metrics have: how far they go, and the rows by step and by epoch."""
+    """What an experiment's files have: how far it went, and the metrics by step and by epoch."""
 
     step: int
     update: int
     epoch: int
+    sample: int
+    seconds: float
     steps: Mapping[int, Mapping[str, float]]
     epochs: Mapping[int, Mapping[str, float]]
 
-    def fill(self, history: History) -> None:
-        """Put the rows into a history that has none yet."""
+    def give_to(self, progress: Progress, history: History) -> None:
+        """Let a run that has not begun go on behind all of it."""
+        progress.step = progress.recorded_step = self.step
+        progress.update, progress.epoch = self.update, self.epoch
+        progress.sample, progress.seconds = self.sample, self.seconds
         for step, row in self.steps.items():
             history.add_steps(step, [row])
         for epoch in range(self.epoch):
             history.set_epoch(epoch, self.epochs.get(epoch + 1, {}))
 
 
-def read_recorded(path: Path) -> Recorded | None:
-    """What was recorded in a metrics file; None where there is none."""
-    if not path.exists():
+def read_recorded(run: RunDirectory) -> Recorded | None:
+    """What was recorded of an experiment; None where nothing was."""
+    if not run.metrics_path.exists():
         return None
-    store = MetricsStore(path, read_only=True)
+    store = MetricsStore(run.metrics_path, read_only=True)
     try:
         step_rows, epoch_rows = store.steps(), store.epochs()
     finally:
@@ -111,7 +117,9 @@ def read_recorded(path: Path) -> Recorded | None:
         epochs.setdefault(epoch, {})[name] = value
     last = max((row[1] for row in step_rows), default=0)
     update = max((row[0] for row in step_rows), default=last)
-    return Recorded(last, update, max(epochs, default=0), steps, epochs)
+    counted = RunManifest.read(run.manifest_path).progress if run.has_run else {}
+    sample, seconds = int(counted.get("sample", 0)), float(counted.get("seconds", 0.0))
+    return Recorded(last, update, max(epochs, default=0), sample, seconds, steps, epochs)
 
 
 class EpochRecorder(RunRecorder):
