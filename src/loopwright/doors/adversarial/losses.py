@@ -132,10 +132,12 @@ class LossManager:
         `loss_kwargs` may have "weight_kwargs", keywords for the function that is the schedule of the weight.
         """
         loss = self._loss(loss_name)
-        weight = loss.weight(self.epoch if epoch is None else epoch, **_weight_keywords(loss_kwargs))
+        keywords = _weight_keywords(loss_kwargs) if loss_kwargs else {}
+        weight = loss.weight(self.epoch if epoch is None else epoch, **keywords)
         result: Tensor = loss.function(x, y) * weight
-        loss.last_loss_map = result.detach().clone()  # what was returned may be added to in place
-        value = loss.last_loss_map.mean()
+        detached = result.detach()
+        value = detached.mean()
+        loss.last_loss_map = detached.clone() if detached.dim() else value  # the result may be added to in place
         self._step[loss_name] = value
         self._pending.append((loss, value, weight, self._size))
         if len(self._pending) >= MAX_PENDING:
@@ -282,9 +284,7 @@ class LossManager:
         return {name: loss.history for name, loss in self.loss_fns.items()}
 
 
-def _weight_keywords(loss_kwargs: Mapping[str, Mapping[str, Any]] | None) -> Mapping[str, Any]:
-    if not loss_kwargs:
-        return {}
+def _weight_keywords(loss_kwargs: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
     if set(loss_kwargs) != {"weight_kwargs"}:
         raise ConfigurationError(
             f"loss_kwargs has {', '.join(map(repr, loss_kwargs))}; expected {{'weight_kwargs': {{...}}}}, keywords for "
