@@ -211,7 +211,7 @@ def test_a_loss_without_a_graph_is_no_update(points):
         def compute_loss(self, outputs, targets):
             return torch.tensor(1.0)
 
-    with pytest.raises(RuntimeError, match="does not require grad"):
+    with pytest.raises(ConfigurationError, match="has no graph, so there is nothing to train"):
         Constant(build_net(), sgd, progress="silent").train(points)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import inf, isnan
+from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import nn
@@ -25,6 +27,23 @@ def found_on(owner: object, kind: type[T] | tuple[type[T], ...], known: Mapping[
     return result
 
 
+def replaced_in(
+    owner: object, known: Mapping[str, T], entries: Mapping[str, Any], kind: type[T] | tuple[type[T], ...]
+) -> dict[str, T]:
+    """What stands under the names of `known` by now, as attribute or entry, and is another object."""
+    result: dict[str, T] = {}
+    for name, old in known.items():
+        for value in (vars(owner).get(name), entries.get(name)):
+            if not isinstance(value, kind) or value is old:
+                continue
+            if result.setdefault(name, value) is not value:
+                raise ConfigurationError(
+                    f"{name!r} was replaced twice, by `trainer.{name} = ...` and by the entry of that name, with two "
+                    "different objects: assign one of them."
+                )
+    return result
+
+
 def is_trained(module: nn.Module) -> bool:
     return any(param.requires_grad for param in module.parameters())
 
@@ -37,13 +56,60 @@ def swap_parameters(optimizer: Optimizer, replaced: Mapping[int, nn.Parameter]) 
         group["params"] = [replaced.get(id(param), param) for param in group["params"]]
 
 
-def check_trainable(modules: Mapping[str, nn.Module]) -> None:
-    """Refuse to train models that have nothing to be trained."""
+def check_trainable(modules: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]) -> None:
+    """Refuse to train models that have nothing to be trained, or optimizers that hold nothing of it."""
     if not any(p.requires_grad for module in modules.values() for p in module.parameters()):
         raise ConfigurationError(
             f"Nothing to train: none of the models ({', '.join(modules) or 'there is none'}) has a parameter with "
-            "requires_grad=True. Unfreeze some, or use `evaluate`."
+            "requires_grad=True. Unfreeze some, pass a model that has some, or use `evaluate`."
         )
+    held = [p for optimizer in optimizers.values() for group in optimizer.param_groups for p in group["params"]]
+    if held and not any(p.requires_grad for p in held):
+        raise ConfigurationError(
+            f"Nothing to train: all {len(held)} parameters of the optimizers ({', '.join(optimizers)}) are frozen "
+            "(requires_grad=False). Unfreeze some of them, or give the optimizer the parameters that are not."
+        )
+
+
+def check_accumulation(number: Any, name: str = "accumulate") -> None:
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        raise ConfigurationError(f"{name}={number!r}: use the number of batches per update, 1 or more.")
+
+
+def check_clipping(name: str, value: Any) -> None:
+    """Refuse a limit of gradients that would turn them round, remove them or make them NaN."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0):
+        raise ConfigurationError(f"{name}={value!r}: use a number above 0, or None for no clipping.")
+
+
+def check_options(optimizers: Mapping[str, Optimizer]) -> None:
+    """Refuse learning rates that train nothing or the wrong way, and options that are NaN; torch lets some pass."""
+    for name, optimizer in optimizers.items():
+        for group in optimizer.param_groups:
+            wrong = [key for key, value in group.items() if isinstance(value, float) and isnan(value)]
+            rate = float(group.get("lr") or 0.0)
+            if wrong or not 0 <= rate < inf:
+                key = wrong[0] if wrong else "lr"
+                raise ConfigurationError(
+                    f"Optimizer {name!r} has {key}={float(group[key])}: use a finite number"
+                    f"{', 0 or more' if key == 'lr' else ''}."
+                )
+
+
+def check_shared(modules: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]) -> None:
+    """Refuse a parameter of two optimizers where gradients are accumulated: it has room for one sum of them only."""
+    named = [(p, f"{name}.{key}") for name, module in modules.items() for key, p in module.named_parameters()]
+    names = {id(p): name for p, name in reversed(named)}
+    owners: dict[int, str] = {}
+    for name, optimizer in optimizers.items():
+        for param in {id(p): p for group in optimizer.param_groups for p in group["params"]}.values():
+            other = owners.setdefault(id(param), name)
+            if other != name:
+                raise ConfigurationError(
+                    f"The parameter {names.get(id(param))!r} belongs to two optimizers, {other!r} and {name!r}: while "
+                    "gradients are accumulated, the sum for one would get into the other's. Give it to one of them, or "
+                    "do not accumulate."
+                )
 
 
 def check_owners(modules: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]) -> None:
@@ -56,8 +122,19 @@ def check_owners(modules: Mapping[str, nn.Module], optimizers: Mapping[str, Opti
             raise ConfigurationError(
                 f"Optimizer {name!r} holds {strangers} of {len(params)} parameters that belong to none of the models "
                 f"({', '.join(modules)}): build it from the parameters of the model that the trainer has, or pass it "
-                "as a factory such as `partial(torch.optim.Adam, lr=1e-3)`."
+                "as a factory such as `partial(torch.optim.Adam, lr=1e-3)`. After `trainer.model = ...` assign an "
+                f"optimizer of the new model too: `trainer.{name} = ...`."
             )
+
+
+def check_reached(params: Sequence[nn.Parameter], name: str) -> None:
+    """Refuse a loss that depends on nothing that an optimizer could change, before its first step."""
+    if any(p.requires_grad for p in params) and all(p.grad is None for p in params):
+        raise ConfigurationError(
+            f"Optimizer {name!r} is to be updated, and none of its {len(params)} parameters has a gradient, since the "
+            "loss does not depend on them: is it the loss of another optimizer, was something detached on the way, or "
+            "does the forward pass use another model?"
+        )
 
 
 @contextmanager
@@ -93,3 +170,32 @@ def _set_optimizers(optimizers: Iterable[Optimizer], mode: str) -> None:
         switch: Any = getattr(optimizer, mode, None)
         if callable(switch):
             switch()
+
+
+def check_default_model(trainer: object, models: Mapping[str, nn.Module]) -> None:
+    """Refuse to train by the default step without a model that is called `model`."""
+    if hasattr(trainer, "model"):
+        return
+    if not models:
+        raise ConfigurationError("Trainer has no model: pass `model=` or override `configure_models`.")
+    raise ConfigurationError(
+        f"The default step trains `self.model`, and the models are {', '.join(models)}: override `train_step` "
+        "and `eval_step`, or `forward`."
+    )
+
+
+def checked_directory(run_dir: str | Path) -> Path:
+    """The run directory as a path; an address of another machine is refused."""
+    from .checkpoint.destination import local_path
+
+    return local_path(run_dir, "run_dir")
+
+
+def trainable_parameters(modules: Iterable[nn.Module]) -> Iterator[nn.Parameter]:
+    """The parameters of some modules that can be trained, each once."""
+    seen: set[int] = set()
+    for module in modules:
+        for param in module.parameters():
+            if param.requires_grad and id(param) not in seen:
+                seen.add(id(param))
+                yield param

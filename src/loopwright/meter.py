@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import isfinite, nan
+from numbers import Real
 from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
@@ -14,6 +15,7 @@ from .step import StepResult
 
 AddUp = Callable[[Mapping[str, tuple[float, float]]], Mapping[str, tuple[float, float]]]
 Gather = Callable[[Any], list[Any]]
+Check = Callable[[str, "ComputedMetric"], None]
 
 
 @runtime_checkable
@@ -29,17 +31,19 @@ class Meter:
     """Collects the results of a phase without touching the device's queue until `flush`.
 
     `ignores_nonfinite` leaves NaN and infinite values out of the averages, for runs that skip such steps. Values are
-    folded in the order they came, in float64 on the host, so when `flush` happens changes nothing.
+    folded in the order they came, in float64 on the host, so when `flush` happens changes nothing. `check` is asked
+    about every metric with state of its own when it first comes, and refuses it with an exception.
     """
 
-    def __init__(self, *, ignores_nonfinite: bool = False) -> None:
+    def __init__(self, *, ignores_nonfinite: bool = False, check: Check | None = None) -> None:
         self.ignores_nonfinite = ignores_nonfinite
+        self.check = check
         self.weights: list[dict[str, float]] = []
         self.sums: dict[str, float] = {}
         self.counts: dict[str, float] = {}
         self.losses: set[str] = set()  # names of metrics that steps returned as losses
         self._pending: list[tuple[Any, Any, Any, Mapping[str, Any] | None]] = []
-        self._computed: dict[str, ComputedMetric] = {}
+        self.computed: dict[str, ComputedMetric] = {}
         self._logged: dict[str, float] = {}
 
     def add(self, result: StepResult) -> None:
@@ -62,16 +66,26 @@ class Meter:
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Note values of the whole phase: numbers, one-element tensors, or objects with `compute` and `reset`."""
+        if not isinstance(values, Mapping):
+            raise ConfigurationError(
+                f"log({values!r:.60}): pass a dict of names and values, as `log({{'accuracy': value}})`."
+            )
         for name, value in values.items():
-            if isinstance(value, (int, float, Tensor)):
+            if isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1):
                 self._logged[name] = float(value)
             elif isinstance(value, ComputedMetric):
-                self._computed[name] = value
+                self._take(name, value)
             else:
+                kind = f"tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
                 raise ConfigurationError(
-                    f"Cannot log {name!r}: it is a {type(value).__name__}; give a number, a one-element tensor, "
-                    "or a metric with `compute` and `reset`."
+                    f"Cannot log {name!r}: it is a {kind}; give a number, such as its mean, a one-element tensor, or a "
+                    "metric with `compute` and `reset`. (Pictures and the like go to files or to your own tracker.)"
                 )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was added or logged."""
+        return not (self._pending or self.sums or self.computed or self._logged)
 
     @property
     def num_pending(self) -> int:
@@ -98,15 +112,22 @@ class Meter:
             if isinstance(value, Tensor):
                 columns.setdefault(name, []).append((at, value.detach(), size, False))
             elif not isinstance(value, (int, float)) and isinstance(value, ComputedMetric):
-                self._computed[name] = value
+                self._take(name, value)
             else:
                 columns.setdefault(name, []).append((at, value, size, False))
+
+    def _take(self, name: str, metric: ComputedMetric) -> None:
+        if self.check is not None and self.computed.get(name) is not metric:
+            self.check(name, metric)
+        self.computed[name] = metric
 
     def _fold(self, name: str, cells: list[tuple[int, Any, Any, bool]], rows: list[dict[str, float]]) -> None:
         values = _to_host([cell[1] for cell in cells], name)
         weights = _to_host([cell[2] for cell in cells], f"count of {name}")
         total, count = self.sums.get(name, 0.0), self.counts.get(name, 0.0)
         for (at, _, _, is_sum), value, weight in zip(cells, values, weights, strict=True):
+            if is_sum and not weight >= 0:
+                raise ConfigurationError(f"The {name} of a step has the count {weight:g}: give a number, 0 or more.")
             rows[at][name] = (value / weight if weight else 0.0) if is_sum else value
             self.weights[at][name] = weight
             if self.ignores_nonfinite and not isfinite(value):
@@ -124,11 +145,11 @@ class Meter:
         table = add_up({name: (self.sums[name], self.counts[name]) for name in self.sums})
         result = {name: _ratio(total, count) for name, (total, count) in table.items()}
         if gather is None:
-            values = {name: metric.compute() for name, metric in self._computed.items()}
+            values = {name: metric.compute() for name, metric in self.computed.items()}
         else:
             from .merging import compute_together
 
-            values = compute_together(self._computed, gather)
+            values = compute_together(self.computed, gather)
         for name, value in values.items():
             result.update(
                 {k: float(v) for k, v in value.items()} if isinstance(value, Mapping) else {name: float(value)}
@@ -137,9 +158,14 @@ class Meter:
             self.reset_computed()
         return result | self._logged
 
+    def fresh(self) -> Meter:
+        """A meter for the next phase; what this one has measured is given up, also by metrics with their own state."""
+        self.reset_computed()
+        return Meter(ignores_nonfinite=self.ignores_nonfinite, check=self.check)
+
     def reset_computed(self) -> None:
         """Reset the metrics that keep their own state, where the phase they measured is given up."""
-        for metric in self._computed.values():
+        for metric in self.computed.values():
             metric.reset()
 
     def state_dict(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .components import check_reached
 from .errors import ConfigurationError
 from .hooks import Hook
 
@@ -73,6 +74,7 @@ class Window:
     is_last: bool = True
     size: int = 0
     is_spent: bool = False
+    total: int | None = None  # samples of an evaluation step on all processes, where they share it
 
 
 class Lane:
@@ -98,6 +100,9 @@ class Lane:
         self.listeners: Sequence[Hook] = ()
         self.norm: Tensor | None = None
         self.updates = 0
+        self.calls = 0  # of `update`
+        self.own_steps = 0  # that the optimizer took without `update`
+        self.is_stepping = False
         self.params: list[nn.Parameter] = []
         self.holds_all = False
         self._count: Any = None
@@ -157,6 +162,8 @@ class Lane:
         return self.guard is not None and (self._on_device or self.peers is not None)
 
     def _share_of_sum(self, loss: Tensor, count: Any, window: Window) -> Tensor:
+        if (self._reads_are_free or not isinstance(count, Tensor)) and not count >= 0:
+            raise ValueError(f"count={count}")
         if window.size == 0:  # a stand-in for a process that got no sample
             loss, count = loss * 0.0, count * 0
         if window.is_last and window.divisor == 1.0 and self.peers is None:
@@ -168,11 +175,13 @@ class Lane:
     def finish(self) -> None:
         """The window is over: clip, step, schedule, and drop the gradients."""
         if not self.is_spoilt:
-            self._sync()
+            self.sync()
         if self.is_spoilt or not self._is_agreed():
             self.reset()
             return
         self._scale()
+        if not self.updates and self.peers is None:
+            check_reached(self.params, self.name)
         for listener in self.listeners:
             listener(self.name)
         if self.clip():
@@ -183,15 +192,14 @@ class Lane:
     def complete(self) -> None:
         """Make the gradients what one big batch would have given.
 
-        They are averaged over all processes, unscaled, and divided by the items counted; the guard hears of a loss
-        that is not finite on any process.
+        They are averaged over all processes, unscaled, and divided by the items counted; the guard may refuse them.
         """
-        self._sync()
+        self.sync()
         if not self._is_agreed():
             self.zero()
         self._scale()
 
-    def _sync(self) -> None:
+    def sync(self) -> None:
         if self.peers is not None:
             self._flag = self.peers.sync_gradients(self.params, self._flag)
 
@@ -237,6 +245,7 @@ class Lane:
         return True
 
     def step(self) -> None:
+        self.is_stepping = True
         if self.scaler is not None:
             self.scaler.step(self.optimizer)
             self.scaler.update()
@@ -244,6 +253,7 @@ class Lane:
             self._step_unless_flagged()
         else:
             self.optimizer.step()
+        self.is_stepping = False
         self.updates += 1
 
     def schedule(self) -> None:
@@ -279,10 +289,10 @@ class Lane:
         if self.guard is not None and not self.guard.is_final:
             self._flag = None
 
-    def check(self) -> None:
-        """At a log point: read what the device noted, if anything, and let the guard act on it."""
-        seen, self._seen = self._seen, None
-        if seen is not None and self.guard is not None and seen.item():
+    def check(self, at_once: bool = False) -> None:
+        """At a log point, or `at_once` before a step, read what the device noted and let the guard act on it."""
+        seen, self._seen = self._flag if at_once else self._seen, None
+        if seen is not None and self.guard is not None and float(seen):
             self.guard.refuse(f"a loss or gradient norm of optimizer {self.name!r} since the last log point")
 
     def state_dict(self) -> dict[str, Any]:
@@ -320,11 +330,14 @@ class Optimization:
     ) -> None:
         lane = self._only if optimizer is None else self.lane(optimizer)
         if lane is None:
+            if not self.lanes:
+                raise ConfigurationError("update(loss) was called and no training is under way: call it in a step.")
             raise ConfigurationError(
                 f"update(loss) is ambiguous: there are the optimizers {', '.join(self.lanes)}. "
                 "Say which: update(loss, self.<name>)."
             )
         self.calls += 1
+        lane.calls += 1
         window = self.window
         if self._no_autocast is None:
             lane.backward(loss, window, count, retain_graph)
@@ -336,6 +349,11 @@ class Optimization:
             window.is_spent = True
             if self._no_autocast is not None:
                 torch.clear_autocast_cache()  # it holds weights as they were before the step
+
+    def replace(self, lane: Lane) -> None:
+        """Put a lane in the place of the one of that name."""
+        self.lanes[lane.name] = lane
+        self._only = lane if len(self.lanes) == 1 else None
 
     def lane(self, optimizer: Optimizer | str) -> Lane:
         if isinstance(optimizer, str) and optimizer in self.lanes:
@@ -376,8 +394,7 @@ def _at_least_one(count: Any) -> Any:
 
 def _only_number(loss: Tensor) -> float:
     if loss.numel() != 1:
-        raise ConfigurationError(
-            f"The loss given to update has shape {tuple(loss.shape)}: reduce it to one number, such as its mean, or "
-            "give its sum with `count=`."
-        )
+        from .step_checks import mistake_in_loss
+
+        raise ConfigurationError(f"The loss to be trained {mistake_in_loss(loss, None)}.")
     return loss.item()

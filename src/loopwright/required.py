@@ -16,7 +16,7 @@ from .step import StepResult
 
 if TYPE_CHECKING:
     from .building import Schedule
-    from .data.stream import Stream
+    from .data.stream import Batch, Stream
     from .trainer import Trainer
 
 EVAL_HOOKS = ("on_eval_start", "on_eval_step_end", "on_eval_end")
@@ -107,9 +107,9 @@ def _measured_by_callbacks(trainer: Trainer) -> set[str]:
 
 
 def _measured_on(trainer: Trainer, stream: Stream) -> set[str]:
-    stream.begin(0)
     before = stream.state_dict() if stream.spans_epochs else None
-    names = _names(trainer, stream, trainer.eval_step)
+    stream.begin(0)
+    names = _names(trainer, stream.take(1), trainer.eval_step)
     if before is not None:  # or the first evaluation would lack this batch
         stream.load_state_dict(before)
     return names
@@ -119,22 +119,30 @@ def _measured_in_training(trainer: Trainer) -> set[str] | None:
     """Names of what the default `train_step` gives; None where only a step could tell, or the data cannot be reread."""
     from .trainer import Trainer
 
-    stream = trainer.train_stream
-    if stream is None or not trainer.has_default_step:
+    if not trainer.has_default_step:
         return None
+    return _names(trainer, peek(trainer), lambda batch: Trainer.eval_step(trainer, batch)) or None
+
+
+def peek(trainer: Trainer) -> list[Batch]:
+    """The next batch of the training data, which is still to come afterwards; none where it cannot be read again."""
+    stream, progress = trainer.train_stream, trainer.progress
+    if stream is None:
+        return []
     try:
         stream.check_resumable()
     except DataError:
-        return None
-    if not trainer.progress.in_epoch:
-        stream.begin(trainer.progress.epoch)
-    before = stream.state_dict()
-    names = _names(trainer, stream, lambda batch: Trainer.eval_step(trainer, batch))
-    stream.load_state_dict(before)
-    return names or None
+        return []
+    before = stream.state_dict() if progress.in_epoch or stream.spans_epochs else None
+    if not progress.in_epoch:
+        stream.begin(progress.epoch)
+    batches = stream.take(1)
+    if before is not None:
+        stream.load_state_dict(before)
+    return batches
 
 
-def _names(trainer: Trainer, stream: Stream, step: Callable[[Any], Any]) -> set[str]:
+def _names(trainer: Trainer, batches: list[Batch], step: Callable[[Any], Any]) -> set[str]:
     meter = Meter()
     with (
         trainer.phase(meter),
@@ -143,7 +151,7 @@ def _names(trainer: Trainer, stream: Stream, step: Callable[[Any], Any]) -> set[
         preserved_rng(),
         trainer.runtime.autocast,
     ):
-        for batch, size, _ in stream.take(1):
+        for batch, size, _ in batches:
             trainer.window.size = size
             meter.add(StepResult.of(step(trainer.prepare_batch(batch)), size))
     trainer.directions.losses |= meter.losses

@@ -29,6 +29,11 @@ class StepResult:
     outputs: Any = None
     losses: Collection[str] = ()
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was measured."""
+        return self.loss is None and not self.metrics
+
     @staticmethod
     def of(returned: Any, size: int, outputs: Any = None) -> StepResult:
         """Normalise what `train_step` or `eval_step` returned."""

@@ -10,6 +10,7 @@ import random
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,11 +53,18 @@ class Processes:
     def __init__(self, folder: Path) -> None:
         self.output = folder / f"output-{os.getpid()}-{id(self)}"
 
-    def run(self, *arguments: str, kill_after: float | None = None) -> Outcome:
-        """One process from beginning to end, or until it has lived so many seconds."""
+    def run(self, *arguments: str, kill_after: float | None = None, number: int = signal.SIGKILL) -> Outcome:
+        """One process from beginning to end, or until it has lived so many seconds.
+
+        Another signal than SIGKILL goes to its process group: it has to be told `--group`, which takes a moment.
+        """
         process = forking.Process(target=_run, args=(list(arguments), str(self.output)))
         process.start()
         process.join(kill_after)
+        if process.exitcode is None and number != signal.SIGKILL:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid or 0, number)
+            process.join(PATIENCE)
         if process.exitcode is None:
             process.kill()
             process.join()
@@ -96,6 +104,21 @@ class Crashes:
         outcome = self.processes.run(str(self.run_dir), *self.options, *more, kill_after=seconds)
         return self._note(outcome, f"{seconds:.3f} s", more)
 
+    def signal_after(self, seconds: float, number: int, *more: str) -> bool:
+        """Send a signal to its process group after so many seconds; whether the program was not through by then."""
+        outcome = self.processes.run(
+            str(self.run_dir), *self.options, *more, "--group", kill_after=seconds, number=number
+        )
+        name = signal.Signals(number).name
+        before = {-number, 1} if number == signal.SIGINT else {-number}  # it did not train yet: the signal's own effect
+        assert outcome.code in {0, 128 + number} | before, f"{name} {more}: {outcome.code}\n{outcome.output}"
+        assert outcome.code != 1 or "KeyboardInterrupt" in outcome.output, outcome.output
+        assert_complete(self.run_dir)
+        self.num_kills += outcome.code != 0
+        how = "signalled" if outcome.code else "was through"
+        self.tell(f"{name} after {seconds:.3f} s{' '.join(['', *more])}: {how}")
+        return outcome.code != 0
+
     def finish(self, *more: str) -> dict[str, str]:
         """Let it get through: the hashes of what it came to."""
         return self.processes.run(str(self.run_dir), *self.options, *more).digest
@@ -129,6 +152,11 @@ def kill_at_random(crashes: Crashes, rng: random.Random, *more: str, seconds: fl
     if isinstance(moment, str):
         return crashes.kill_at(moment, *more)
     return crashes.kill_after(moment, *more)
+
+
+def signal_at_random(crashes: Crashes, rng: random.Random, *more: str, seconds: float = 0.5) -> bool:
+    """Send SIGTERM or SIGINT to its whole process group at some moment within so many seconds."""
+    return crashes.signal_after(rng.uniform(0.0, seconds), rng.choice([signal.SIGTERM, signal.SIGINT]), *more)
 
 
 def differing(digest: dict[str, str], expected: dict[str, str]) -> list[str]:

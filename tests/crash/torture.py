@@ -1,5 +1,8 @@
 """Kills training runs at random moments, over random combinations, and compares each with its run that was left alone.
 
+Every third end is not SIGKILL but SIGTERM or SIGINT to the whole process group, workers included: the program must save
+and leave with 143 or 130 (or be through, or not yet have begun to train).
+
 python -m tests.crash.torture --kills 200 --seed 1
 """
 
@@ -16,7 +19,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from .crashing import WORKERS, Crashes, Processes, differing, forking, kill_at_random, options_of
+from .crashing import WORKERS, Crashes, Processes, differing, forking, kill_at_random, options_of, signal_at_random
 from .filesystems import other_filesystem
 
 
@@ -67,7 +70,8 @@ class Torturer:
             for _ in range(self.rng.randint(3, 8)):
                 if self.counter.value >= self.num_kills:
                     break
-                kill_at_random(crashes, self.rng, *self.workers(choice), seconds=seconds)
+                end = signal_at_random if self.rng.random() < 1 / 3 else kill_at_random
+                end(crashes, self.rng, *self.workers(choice), seconds=seconds)
             parts = differing(crashes.finish(*self.workers(choice)), expected)
             assert not parts, f"not the same run: {', '.join(parts)}"
             shutil.rmtree(folder)
@@ -81,7 +85,7 @@ class Torturer:
 
     def tell(self, line: str) -> None:
         with self.counter.get_lock():
-            self.counter.value += line.endswith("killed")
+            self.counter.value += line.endswith(("killed", "signalled"))
             print(f"kill {self.counter.value:3d} of {self.num_kills} | {line}", flush=True)
 
 

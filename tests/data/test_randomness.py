@@ -1,6 +1,7 @@
 """Randomness inside a data set is a function of (seed, epoch, index), and training never notices it."""
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, DataLoader, StackDataset, Subset
 
 from loopwright.data import open_stream, rng_state, seed_everything
+from loopwright.data.sharding import Shard
 
 many_workers = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -84,12 +86,57 @@ def test_a_stack_draws_per_sample():
     assert first == second
 
 
-def test_a_data_set_that_fetches_batches_draws_once_for_a_batch():
-    streams = [
-        open_stream(DataLoader(Batched(12), batch_size=4, num_workers=workers), seed=2, shuffle=False)
-        for workers in (0, 2)
-    ]
-    assert same(values(streams[0]), values(streams[1]))
+def fetched(workers: int = 0, batch_size: int = 4, shard: Shard | None = None) -> dict[int, float]:
+    loader = DataLoader(Batched(12), batch_size=batch_size, num_workers=workers)
+    batches = values(open_stream(loader, seed=2, shuffle=False, shard=shard))
+    return {int(index): float(noise) for batch in batches for index, noise in zip(*batch, strict=True)}
+
+
+def test_a_data_set_that_fetches_batches_gives_the_same_samples_anywhere():
+    whole = fetched()
+    assert len(set(whole.values())) == 12
+    assert fetched(workers=2) == whole
+    assert fetched(batch_size=5) == whole
+    assert fetched(shard=Shard(0, 2)) | fetched(shard=Shard(1, 2)) == whole
+
+
+def test_a_data_set_that_fetches_batches_and_draws_nothing_is_asked_for_whole_batches():
+    class Plain(Numbers):
+        def __getitems__(self, indices: list[int]) -> list[Any]:
+            self.asked.append(len(indices))
+            return [(index, index) for index in indices]
+
+    dataset = Plain(12)
+    values(open_stream(DataLoader(dataset, batch_size=4, collate_fn=add_noise), seed=2, shuffle=False))
+    assert set(dataset.asked) == {4}
+
+
+def test_a_collate_function_that_changes_its_samples_and_draws_gets_them_as_they_were():
+    def collate(samples: list[Any]) -> Any:
+        return torch.tensor([sample.pop() for sample in samples]) + torch.rand(1)
+
+    class Lists(Numbers):
+        def __getitem__(self, index: int) -> Any:
+            return [index, index]
+
+    loader = DataLoader(Lists(8), batch_size=4, collate_fn=collate)
+    batches = values(open_stream(loader, seed=2, shuffle=False))
+    assert [[int(value) for value in batch] for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+@pytest.mark.parametrize("kind", [list, dict])
+def test_what_is_fetched_as_a_ready_batch_is_seeded_as_one(kind):
+    class Ready(Numbers):
+        def __getitems__(self, indices: list[int]) -> Any:
+            columns = {"x": torch.tensor(indices), "noise": torch.rand(1).repeat(len(indices))}
+            return columns if kind is dict else list(columns.values())
+
+    def noise(batch_size: int = 2) -> list[Any]:
+        loader = DataLoader(Ready(8), batch_size=batch_size, collate_fn=lambda batch: batch)
+        return values(open_stream(loader, seed=2, shuffle=False))
+
+    assert len(noise()) == 4
+    assert same(noise(), noise())
 
 
 @pytest.mark.parametrize("workers", [0, 2])

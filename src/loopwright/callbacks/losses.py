@@ -156,7 +156,7 @@ class OnlineLoss(Periodic):
 
     def measure(self, trainer: Trainer) -> Mapping[str, float]:
         """Nothing, where no step was taken since the last time, as when the end of an epoch is repeated."""
-        means = self._meter.compute(trainer.runtime.sum_table)
+        means = self._meter.compute(trainer.runtime.sum_table, is_final=False)  # metrics go on measuring the epoch
         self._meter = Meter(ignores_nonfinite=trainer.skips_nonfinite)
         return {f"{self.prefix}_{name}": value for name, value in means.items()}
 

@@ -65,12 +65,12 @@ def check_inside(folder: str | os.PathLike[str], names: re.Pattern[str] | None, 
             check_directory(path, what)
 
 
-def check_file(path: str | os.PathLike[str], what: str = "path") -> None:
-    """Raise unless a file of weights may be written to this path: nothing or a file of weights is there."""
+def check_file(path: str | os.PathLike[str], what: str = "path", *, force: bool = False) -> None:
+    """Raise unless weights may be written here: where nothing or a file of weights is; with `force`, any file."""
     destination = local_path(path, what)
     if destination.is_dir():
         raise ConfigurationError(f"{destination} is a directory, and weights are written to a file: name a file in it.")
-    if destination.exists() and destination.stat().st_size and weights_format(destination) is None:
+    if not force and destination.exists() and destination.stat().st_size and weights_format(destination) is None:
         raise ConfigurationError(
             f"{destination} is there and is not a file of weights, so it was not touched: choose another {what}, or "
             "move it away."

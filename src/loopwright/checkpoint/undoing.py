@@ -9,10 +9,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from ..errors import CheckpointError
-from .metric_state import load_metric_states, metric_states
+from .metric_state import (
+    load_metric_states,
+    load_object_states,
+    metric_states,
+    modules_with_metrics,
+    object_states,
+)
 from .snapshots import snapshot
 
 if TYPE_CHECKING:
@@ -38,13 +45,15 @@ def undone_on_error(trainer: Trainer, source: str, callbacks: Iterable[Callback]
         *(_state_undone(lane, deepcopy) for lane in trainer.optimization.lanes.values()),
         *(_state_undone(model, snapshot) for model in trainer.models.values() if _may_refuse(model)),
     ]
-    metrics = snapshot(metric_states(trainer.modules))
+    measuring = modules_with_metrics(trainer)
+    metrics, objects = snapshot(metric_states(measuring)), snapshot(object_states(trainer))
     try:
         yield place
     except Exception as error:  # a user's own load_state_dict fails in any way it likes
         for action in undo:
             action()
-        load_metric_states(trainer.modules, [metrics])
+        load_metric_states(measuring, [metrics])
+        load_object_states(trainer, [objects], is_in_epoch=False)
         raise CheckpointError(
             f"Checkpoint {source} does not fit this trainer, and nothing was loaded: {place.part} failed with "
             f"{type(error).__name__}: {error}"
@@ -68,7 +77,12 @@ def _state_undone(owner: Any, copied: Callable[[Any], Any]) -> Callable[[], None
 
 
 def _may_refuse(model: nn.Module) -> bool:
-    """Whether a state dict that has the right tensors may still fail: where loading is not torch's own alone."""
+    """Whether a state dict that has the right tensors may still fail: where loading is not torch's own alone.
+
+    Layers without sizes get theirs when they are loaded; there is nothing yet that could be put back.
+    """
+    if any(is_lazy(value) for value in (*model.parameters(), *model.buffers())):
+        return False
     return any(_loads_its_own_way(type(module)) or module._load_state_dict_pre_hooks for module in model.modules())
 
 

@@ -76,7 +76,7 @@ def export_command(options: argparse.Namespace) -> int:
     if source.is_dir() and not is_checkpoint(source):
         source = find_checkpoint(source)
     weights = load_weights(source, model=options.model)  # verifies what it loads
-    save_weights(out, weights)
+    save_weights(out, weights, force=options.force)
     print(printable(f"{len(weights)} tensors from {source} written to {out} ({size_text(out.stat().st_size)})."))
     return OK
 

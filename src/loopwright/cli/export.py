@@ -55,7 +55,7 @@ def export_command(options: argparse.Namespace) -> int:
     source = f"{info.path.parent.name}/{info.name}{metric}"
     if options.format == "onnx":
         return _export_onnx(run, weights, out, options, source)
-    save_weights(out, weights)
+    save_weights(out, weights, force=options.force)
     print(printable(f"{len(weights)} tensors of {source} written to {out} ({size_text(out.stat().st_size)})."))
     return OK
 

@@ -4,18 +4,24 @@ import signal
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
+from multiprocessing.connection import wait
 from typing import Any, Protocol
 
 import torch
+import torch.multiprocessing
 from torch.utils.data import DataLoader, get_worker_info
 
+from ..errors import DataError
 from .fetching import Fetcher, Request, can_pin, pin
 from .interface import Batch
 from .order import WORKER, derive_seed
+from .workers import TrainingFlag, pass_over_signals, signals_held_back, training_flag
 
 
 class Feed(Protocol):
     """Batches for requests, in the order of the requests."""
+
+    fetcher: Fetcher
 
     def start(self, epoch: int, requests: Iterator[Request]) -> None:
         """Forget the previous requests and go on with these."""
@@ -47,7 +53,7 @@ class LocalFeed:
     """Makes every batch in this process, when it is asked for."""
 
     def __init__(self, fetcher: Fetcher, pin_memory: bool) -> None:
-        self._fetcher = fetcher
+        self.fetcher = fetcher
         self._pins = pin_memory and can_pin()
         self._requests: Iterator[Request] = iter(())
 
@@ -55,7 +61,7 @@ class LocalFeed:
         self._requests = requests
 
     def next(self) -> Batch:
-        batch = self._fetcher[next(self._requests)]
+        batch = self.fetcher[next(self._requests)]
         return Batch(pin(batch.value), batch.size) if self._pins else batch
 
     def close(self) -> None:
@@ -66,7 +72,7 @@ class WorkerFeed:
     """Sends requests to worker processes, which are started when the first batch is asked for."""
 
     def __init__(self, fetcher: Fetcher, settings: WorkerSettings) -> None:
-        self._fetcher = fetcher
+        self.fetcher = fetcher
         self._settings = settings
         self._requests = _Requests()
         self._generator = torch.Generator()  # a loader without its own would draw from the one of training
@@ -74,14 +80,18 @@ class WorkerFeed:
         self._batches: Any = None
 
     def start(self, epoch: int, requests: Iterator[Request]) -> None:
-        self._generator.manual_seed(derive_seed(self._fetcher.seed, WORKER, epoch))
+        self._generator.manual_seed(derive_seed(self.fetcher.seed, WORKER, epoch))
         self._requests.current = requests
         self._batches = None
 
     def next(self) -> Batch:
         if self._batches is None:
             self._batches = self._open()
-        batch: Batch = next(self._batches)
+        try:
+            batch: Batch = next(self._batches)
+        except Exception as error:
+            _check_workers(self._batches._workers, error)
+            raise
         return batch
 
     def close(self) -> None:
@@ -90,6 +100,9 @@ class WorkerFeed:
             batches = loader._iterator
         if batches is not None:  # dropping it may not be enough: a traceback can keep it alive
             batches._shutdown_workers()
+            for worker in batches._workers:  # one that does not come back from the data set
+                if worker.is_alive():
+                    worker.kill()
         self._batches = self._loader = None
 
     def _open(self) -> Iterator[Batch]:
@@ -97,19 +110,21 @@ class WorkerFeed:
             warnings.filterwarnings("ignore", message="This DataLoader will create")
             if self._loader is None:
                 self._loader = self._build()
-            return iter(self._loader)
+            context = self._settings.multiprocessing_context or torch.multiprocessing
+            with signals_held_back(context.get_start_method()):
+                return iter(self._loader)
 
     def _build(self) -> DataLoader[Any]:
         settings = self._settings
         return DataLoader(
-            self._fetcher,  # type: ignore[arg-type]  # __getitem__ is all it needs
+            self.fetcher,  # type: ignore[arg-type]  # __getitem__ is all it needs
             batch_size=None,
             sampler=self._requests,
             collate_fn=_as_it_is,
             num_workers=settings.num_workers,
             pin_memory=settings.pin_memory and can_pin(),
             timeout=settings.timeout,
-            worker_init_fn=_WorkerStart(settings.worker_init_fn),
+            worker_init_fn=_WorkerStart(settings.worker_init_fn, training_flag()),
             multiprocessing_context=settings.multiprocessing_context,
             generator=self._generator,
             prefetch_factor=settings.prefetch_factor,
@@ -129,20 +144,40 @@ class _Requests:
 
 @dataclass(frozen=True, slots=True)
 class _WorkerStart:
-    """Shows the user's own data set in `get_worker_info()`, then calls the user's function.
-
-    A Ctrl-C on the terminal reaches workers too; whether to stop is up to the process that trains.
-    """
+    """Passes over signals, shows the user's own data set in `get_worker_info()`, then calls the user's function."""
 
     function: Callable[[int], Any] | None
+    flag: TrainingFlag | None
 
     def __call__(self, worker_id: int) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        pass_over_signals(self.flag)
         info: Any = get_worker_info()
         object.__setattr__(info, "dataset", info.dataset.dataset)  # the info is frozen
         if self.function is not None:
             self.function(worker_id)
+
+
+def _check_workers(workers: list[Any], error: Exception) -> None:
+    """Name the worker that was killed, of which torch may only have noticed that the connection is gone."""
+    if isinstance(error, ConnectionError | EOFError):
+        wait([worker.sentinel for worker in workers], timeout=5.0)  # its connections are closed before it is gone
+    for worker in workers:
+        if not worker.is_alive() and worker.exitcode:
+            raise DataError(_end_of_worker(worker.pid, worker.exitcode)) from error
+
+
+def _end_of_worker(pid: int, code: int) -> str:
+    """What became of a worker that was not asked to end."""
+    if code > 0:
+        return (
+            f"A worker of the loader (process {pid}) ended with exit code {code}: a data set must not end its process."
+        )
+    name = signal.Signals(-code).name
+    advice = {
+        "SIGKILL": "Most often the system ran out of memory: use fewer workers, or a smaller `prefetch_factor`.",
+        "SIGBUS": "Most often shared memory is full: use fewer workers, or give /dev/shm more room.",
+    }
+    return f"A worker of the loader (process {pid}) was killed by {name}. {advice.get(name, 'Look at its data set.')}"
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -1,11 +1,12 @@
 """Samples to batches: every sample is fetched with the generators it draws from seeded by (seed, epoch, index).
 
 The same object fetches in this process and, pickled or forked, in workers, so that where a batch is made does
-not change it. A data set that defines `__getitems__` is asked for whole batches, which are seeded from their
-first index; so is a collate function.
+not change it. A data set that defines `__getitems__` is asked for whole batches as long as it draws nothing, and then
+for one sample at a time, so that a sample does not depend on those it is fetched with. What only exists as a batch, a
+collate function and a `__getitems__` that does not return a list of samples, is seeded from the batch's first index.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from hashlib import blake2b
 from operator import index as as_int
 from typing import Any, NamedTuple
@@ -45,29 +46,56 @@ class Fetcher:
         self._by_batch = not single and fetches_batches(dataset)
         self._is_random = not draws_nothing(dataset)
         self._is_random_collate = collate is not default_collate and collate is not default_convert
-        self._draws = Draws()
+        self._draws, self._collate_draws = Draws(), Draws()
+        self._can_split = True  # until `__getitems__` turns out to return something else than a list of samples
+
+    def describe(self) -> dict[str, Any]:
+        """Its length, where it has one, and how samples become a batch where that is not as torch does it."""
+        length = len(self.dataset) if isinstance(self.dataset, Sized) else None
+        return {"length": length} | ({"collate": self._collate} if self._is_random_collate else {})
+
+    def apart(self, dataset: Any) -> "Fetcher":
+        """One of its own over another data set, for a look at samples, which is the same whatever the run's seed."""
+        return Fetcher(dataset, self._collate, 0, self._single)
+
+    def sample(self, index: Any) -> Any:
+        """One sample as the first epoch has it, before it is collated."""
+        return self._draws.make(lambda: self._fetch(Request(0, [index])))
 
     def __getitem__(self, request: Request) -> Batch:
-        if self._is_random or self._is_random_collate:
-            return self._draws.make(lambda: self._build(request))
-        return self._build(request)
-
-    def _build(self, request: Request) -> Batch:
-        samples = self._fetch(request)
-        if self._is_random_collate and self._draws:
-            self._draws.seed(self._seed_of(request.epoch, COLLATE, request.indices[0]))
-        value = self._collate(samples)
+        if self._is_random_collate:
+            value = self._collate_draws.make(lambda: self._build(request))
+        else:
+            value = self._build(request)
         return Batch(value, self._size_of(value, request))
+
+    def _build(self, request: Request) -> Any:
+        """What the collate function makes of samples; they are fetched with it, since it may change them."""
+        samples = self._draws.make(lambda: self._fetch(request)) if self._is_random else self._fetch(request)
+        if self._collate_draws:
+            self._collate_draws.seed(self._seed_of(request.epoch, COLLATE, request.indices[0]))
+        return self._collate(samples)
 
     def _fetch(self, request: Request) -> Any:
         if self._by_batch:
-            self._draws.seed(self._seed_of(request.epoch, SAMPLE, request.indices[0]))
-            return self.dataset.__getitems__(request.indices)
+            return self._fetch_together(request)
         if self._is_random and self._draws:
             samples = [self._sample(request.epoch, index) for index in request.indices]
         else:
             samples = [self.dataset[index] for index in request.indices]
         return samples[0] if self._single else samples
+
+    def _fetch_together(self, request: Request) -> Any:
+        if self._draws and self._can_split:
+            parts = [self._getitems(request.epoch, [index]) for index in request.indices]
+            if all(isinstance(part, list | tuple) and len(part) == 1 for part in parts):
+                return [part[0] for part in parts]
+            self._can_split = False
+        return self._getitems(request.epoch, request.indices)
+
+    def _getitems(self, epoch: int, indices: list[Any]) -> Any:
+        self._draws.seed(self._seed_of(epoch, SAMPLE, indices[0]))
+        return self.dataset.__getitems__(indices)
 
     def _sample(self, epoch: int, index: Any) -> Any:
         self._draws.seed(self._seed_of(epoch, SAMPLE, index))

@@ -39,19 +39,39 @@ class Place:
     def move(self, epoch: int, position: int = 0) -> None:
         self.epoch, self.position, self._plan = epoch, position, None
 
+    @property
+    def spans_epochs(self) -> bool:
+        """Whether the order of an epoch may depend on those before it, through a sampler with state of its own."""
+        return isinstance(self.planner.order.sampler, Stateful)
+
     def state_dict(self) -> dict[str, Any]:
-        """Enough to come back here, and to notice that the data is not the same any more."""
+        """Enough to come back here, and to notice that the data is not the same any more.
+
+        A sampler with state is saved twice: as it was before this epoch was drawn, if it was, and as it is now, since
+        it has drawn this epoch, and its user may have changed it on the way.
+        """
+        sampler = self.planner.order.sampler
+        now = deepcopy(sampler.state_dict()) if isinstance(sampler, Stateful) else None
+        is_drawn = self._plan is not None or now is None
         state = {"kind": _KIND, "epoch": self.epoch, "position": self.position, "seed": self._seed}
-        return state | {"num_samples": self.plan.num_samples, "sampler": self._sampler_state}
+        state["num_samples"] = self.plan.num_samples if is_drawn else None
+        return state | {"sampler": self._sampler_state if is_drawn else None, "sampler_now": now}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         check_kind(state, _KIND)
-        sampler = self.planner.order.sampler
-        if isinstance(sampler, Stateful) and state["sampler"] is not None:
-            sampler.load_state_dict(state["sampler"])
         self.move(state["epoch"], state["position"])
+        sampler = self.planner.order.sampler
+        if isinstance(sampler, Stateful):
+            self._load_sampler(sampler, state)
         if self.position:
             self._check_same_order(state)
+
+    def _load_sampler(self, sampler: Stateful, state: dict[str, Any]) -> None:
+        if state["sampler"] is not None:
+            sampler.load_state_dict(deepcopy(state["sampler"]))
+            self._sampler_state, self._plan = state["sampler"], self.planner.plan(self.epoch)
+        if state.get("sampler_now") is not None:  # runs of earlier versions do not have it
+            sampler.load_state_dict(deepcopy(state["sampler_now"]))
 
     def check_resumable(self) -> None:
         if name := self.planner.order.hidden_state():
@@ -110,7 +130,14 @@ class IndexedStream(Stream):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._place.load_state_dict(state)
-        self._start()
+        if state["num_samples"] is None:  # no epoch was drawn yet, which a sampler would notice
+            self._is_started = False
+        else:
+            self._start()
+
+    @property
+    def spans_epochs(self) -> bool:
+        return self._place.spans_epochs
 
     def check_resumable(self) -> None:
         self._place.check_resumable()
@@ -119,6 +146,14 @@ class IndexedStream(Stream):
                 "A run whose DataLoader has in_order=False cannot be resumed exactly: which batches were given "
                 "out is not known. Leave in_order at True."
             )
+
+    def describe(self) -> dict[str, Any]:
+        return self._feed.fetcher.describe() | self._place.planner.describe()
+
+    def peek(self) -> list[Any] | None:
+        from .peeking import peek_samples
+
+        return peek_samples(self._feed.fetcher)
 
     def close(self) -> None:
         self._feed.close()

@@ -54,10 +54,24 @@ class TensorStream(Stream):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._place.load_state_dict(state)
-        self._start()
+        self._batches = None  # made of the position with the next batch that is asked for
+        if state["num_samples"] is not None:  # otherwise no epoch was drawn yet, which a sampler would notice
+            self._start()
+
+    @property
+    def spans_epochs(self) -> bool:
+        return self._place.spans_epochs
 
     def check_resumable(self) -> None:
         self._place.check_resumable()
+
+    def describe(self) -> dict[str, Any]:
+        return {"length": len(self._dataset)} | self._place.planner.describe()
+
+    def peek(self) -> list[Any] | None:
+        from .peeking import NUM_ROWS, places
+
+        return [self._dataset[index] for index in places(len(self._dataset), NUM_ROWS)]
 
     def close(self) -> None:
         self._batches = None

@@ -17,6 +17,7 @@ from ..callbacks.nonfinite import NonFiniteGuard
 from ..components import evaluating, start_training_mode
 from ..data.seeding import preserved_rng, set_rng_state
 from ..errors import ConfigurationError, Interrupted
+from ..optimization import Lane
 from ..progress import Limits
 from ..resuming import Mark
 from ..trainer import Trainer as CoreTrainer
@@ -32,6 +33,9 @@ EpochListener = Callable[[int, dict[str, float]], None]
 
 class Engine(CoreTrainer):
     """Maps the core's names onto the door's; batches reach the door's steps as the loader gave them."""
+
+    update_call = "super().train_step(batch)"
+    without_place = "Training"
 
     def __init__(
         self,
@@ -81,14 +85,20 @@ class Engine(CoreTrainer):
 
     def train_step(self, batch: Any) -> Any:
         """The door's own step without reading its loss from the device, or what a subclass made of it."""
-        if not self.door._overrides("train_step"):
-            return self.learn(batch)
-        num_updates, positions = self.optimization.calls, self._schedule_positions()
-        returned = self.door.train_step(batch)
-        if self.optimization.calls == num_updates and self._schedule_positions() == positions:
-            for lane in self.optimization.lanes.values():
-                lane.schedule()
-        return returned
+        return self.door.train_step(batch) if self.door._overrides("train_step") else self.learn(batch)
+
+    @property
+    def has_default_step(self) -> bool:
+        return not self.door._overrides("train_step")
+
+    def check_own_step(self, lane: Lane) -> None:
+        """A step of the user's own clips as it likes; what it cannot do is accumulate."""
+        if self.accumulate > 1:
+            raise ConfigurationError(
+                "train_step called optimizer.step() itself, after every batch, and "
+                f"training.gradient_accumulation_steps is {self.accumulate}: call super().train_step(batch) in it, or "
+                "leave out that setting."
+            )
 
     def eval_step(self, batch: Any) -> Any:
         return self.door.eval_step(batch) if self.door._overrides("eval_step") else self.measure(batch)
@@ -100,11 +110,6 @@ class Engine(CoreTrainer):
     def measure(self, batch: Any) -> Any:
         """The evaluation of a batch as the core does it, from the door's parts."""
         return super().eval_step(batch)
-
-    def _schedule_positions(self) -> list[Any]:
-        """How far the schedulers that count batches are, to tell whether a subclass steps them itself."""
-        lanes = self.optimization.lanes.values()
-        return [getattr(scheduler, "last_epoch", None) for lane in lanes for scheduler in lane.schedulers]
 
     # Components
 
@@ -127,6 +132,7 @@ class Engine(CoreTrainer):
         """What a single step needs, outside of `train` as well as inside."""
         if not self.optimization.lanes:
             self.setup_training()
+        self.adopt_replaced()
         self.optimization.refresh(self.modules.values())
         start_training_mode(self.modules.values(), self.optimizers.values())
 
@@ -140,6 +146,7 @@ class Engine(CoreTrainer):
         note_steps(self, self.progress.update)
         self.num_calls = self.progress.call
         self.stop_reason = state["stop_reason"]
+        self.fingerprint = state.get("fingerprint")  # the run that goes on is the one that was saved
         self.mark = Mark(state["data"], own_rng(state["rng"], self), state["lanes"], state.get("eval_data"))
         set_rng_state(self.mark.rng)
 

@@ -47,7 +47,6 @@ class Trainer:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise ConfigurationError(f"model is a {type(model).__name__}: pass a torch.nn.Module.")
-        self.model = model
         self.loss_fn = loss_fn
         self.config = config
         self._best: dict[tuple[Path, str], float] = {}
@@ -67,9 +66,28 @@ class Trainer:
         self._model_takes = _keywords_of(model)
 
     @property
+    def model(self) -> nn.Module:
+        """The model that is trained; another one may be assigned, with an optimizer of its parameters."""
+        return self._engine.model
+
+    @model.setter
+    def model(self, model: nn.Module) -> None:
+        if not isinstance(model, nn.Module):
+            raise ConfigurationError(f"model is a {type(model).__name__}: assign a torch.nn.Module.")
+        self._engine.model = model
+        self._engine.runtime.place(model)
+        self._model_takes = _keywords_of(model)
+
+    @property
     def optimizer(self) -> Optimizer | None:
         """The optimizer itself, also where a factory or nothing was given; None while all of the model is frozen."""
         return self._engine.optimizers.get("optimizer")
+
+    @optimizer.setter
+    def optimizer(self, optimizer: Optimizer) -> None:
+        if not isinstance(optimizer, Optimizer):
+            raise ConfigurationError(f"optimizer is a {type(optimizer).__name__}: assign a torch optimizer.")
+        self._engine.optimizers["optimizer"] = optimizer
 
     @property
     def scheduler(self) -> Any:

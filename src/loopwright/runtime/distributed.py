@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from ..alike import alike, clip_norm, whole
 from ..data.sharding import Shard
+from ..data.workers import workers_outlive_signals
 from ..errors import ConfigurationError
 from .agreement import Agreement, Bell
 from .averaging import Averaging
@@ -197,7 +198,7 @@ class DistributedRuntime(Runtime):
     def supervised(self) -> Iterator[None]:
         self._bell.finish()  # an earlier call may have ended with an exception
         self._forget()
-        with guarded(self.group) as self._watch:
+        with guarded(self.group) as self._watch, workers_outlive_signals():
             yield
         self._watch = None
         self._forget()

@@ -12,6 +12,7 @@ from typing import Any
 FILE_EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "shutil.rmtree"}
 
 _moments: list[Moment] = []
+_has_group: list[bool] = []
 _seen: Counter[str] = Counter()
 
 
@@ -30,9 +31,15 @@ class Moment:
         return cls(place, int(number), signal.Signals[f"SIG{name or 'KILL'}"])
 
 
-def arm(moments: list[Moment], run_dir: str) -> None:
-    """Be ready; file operations are heard of before they are done, in every thread."""
+def arm(moments: list[Moment], run_dir: str, *, has_group: bool = False) -> None:
+    """Be ready; file operations are heard of before they are done, in every thread.
+
+    With `has_group` signals go to a process group of its own, with all workers in it, as schedulers send them.
+    """
     _moments.extend(moments)
+    if has_group:
+        os.setsid()
+        _has_group.append(True)
     if any(moment.place == "file" for moment in moments):
         sys.addaudithook(lambda event, args: _on_audit(event, args, run_dir))
 
@@ -44,7 +51,7 @@ def happens(place: str) -> None:
     _seen[place] += 1
     for moment in _moments:
         if moment.place == place and moment.number == _seen[place]:
-            os.kill(os.getpid(), moment.signal)
+            (os.killpg if _has_group else os.kill)(os.getpid(), moment.signal)
 
 
 def _on_audit(event: str, args: tuple[Any, ...], run_dir: str) -> None:

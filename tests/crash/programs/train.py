@@ -34,6 +34,8 @@ def read_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--data", choices=["map", "iterable"], default="map")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--persistent", action="store_true")
+    parser.add_argument("--eval-workers", type=int, default=0)
+    parser.add_argument("--group", action="store_true", help="a process group of its own, to which signals go")
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--schedule", choices=["step", "cycle"], default="step")
     parser.add_argument("--accumulate", type=int, default=1)
@@ -110,7 +112,12 @@ def train_native(options: argparse.Namespace) -> dict[str, Any]:
     steps = -(-len(Augmented()) // BATCH_SIZE)
     updates = -(-steps // options.accumulate)
     trainer = build_trainer(options, updates)
-    evaluating = {"eval_data": DataLoader(held_out, batch_size=BATCH_SIZE)}
+    persistent = options.persistent and options.eval_workers > 0
+    evaluating = {
+        "eval_data": DataLoader(
+            held_out, batch_size=BATCH_SIZE, num_workers=options.eval_workers, persistent_workers=persistent
+        )
+    }
     if options.calls == "epochs":
         trainer.train(loader, 1, **evaluating)
         trainer.train(loader, options.epochs - 1, **evaluating)
@@ -138,7 +145,7 @@ def main(arguments: list[str]) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", message="This DataLoader will create")  # more workers than processors
-    arm(options.at, options.run_dir)
+    arm(options.at, options.run_dir, has_group=options.group)
     parts = _train_through(options.door)(options)
     print(json.dumps({name: digest_of(value) for name, value in parts.items()}), flush=True)
 

@@ -114,7 +114,7 @@ def bare(config: dict[str, Any]) -> Any:
     trainer.train_paired(0, on_epoch_start=lambda: None)
 
 
-def testing_with(**arguments: Any) -> Callable[[dict[str, Any]], Any]:
+def measured_on(**arguments: Any) -> Callable[[dict[str, Any]], Any]:
     def start(config: dict[str, Any]) -> None:
         trainer = train(Pix2pixTrainer(config), 1)
         trainer.save_checkpoint()
@@ -348,8 +348,8 @@ MISTAKES: list[tuple[str, type[Exception], str, Callable[[dict[str, Any]], Any]]
         lambda config: Schedule("exponential", 0, 3, 1.0, -1.0),
     ),
     # afterwards
-    ("testing an epoch that was not saved", CheckpointError, "saved are: epoch1", testing_with(load_epoch=7)),
-    ("`run_test(image_count=0)`", ConfigurationError, "image_count=0", testing_with(image_count=0)),
+    ("testing an epoch that was not saved", CheckpointError, "saved are: epoch1", measured_on(load_epoch=7)),
+    ("`run_test(image_count=0)`", ConfigurationError, "image_count=0", measured_on(image_count=0)),
     ("`load_checkpoint('G', self.disc)`", CheckpointError, "does not fit this network", swapped_networks),
 ]
 

@@ -15,12 +15,14 @@ from torch.optim.lr_scheduler import LRScheduler
 from ...building import Schedule
 from ...callbacks.defaults import with_defaults
 from ...checkpoint import Checkpoint, CheckpointStore
-from ...checkpoint.capture import restore
 from ...components import found_on
 from ...data.stream import Stream
 from ...errors import ConfigurationError, DataError
 from ...hooks import Callback
+from ...identity import describe_components
 from ...optimization import Optimization
+from ...resuming import Origin, take_up
+from ...run.changes import flatten
 from ...step import StepResult
 from ...trainer import Trainer as CoreTrainer
 from .config import Common, Saving
@@ -35,6 +37,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("loopwright")
 
+CHANGEABLE = (
+    *("common.", "save.", "visualizer.", "train.load.", "train.generator.use_checkpointing"),
+    *("dataloader.num_workers", "dataloader.dataroot", "dataloader.masking."),
+)
 COMPONENTS = (nn.Module, Optimizer, LRScheduler)
 
 
@@ -69,6 +75,9 @@ class Engine(CoreTrainer):
     """Trains whatever networks, optimizers and schedulers the door has as attributes, under their names."""
 
     plateau_metric = None
+    start_over = "train.load.continue_train: false"
+    accept_changes = "train.load.accept_changes: true"
+    step_methods = ()  # the functions of an epoch are given with each call
 
     def __init__(self, door: Trainer, settings: Common) -> None:
         guard = NonFiniteGuard()
@@ -83,7 +92,7 @@ class Engine(CoreTrainer):
         self.door = door
         self._epoch: EpochHooks | None = None
         self._adopted: dict[str, int] = {}
-        self._steps = OwnSteps(self._count_own, is_shared=self.runtime.world > 1)
+        self._steps = OwnSteps(is_shared=self.runtime.world > 1)
         self._is_placed = False  # whether it is known where in the record of an experiment this run begins
 
     def use_directory(self, directory: Path, settings: Saving) -> None:
@@ -122,12 +131,13 @@ class Engine(CoreTrainer):
             self.models, self.modules, self.optimizers, self.schedules = {}, {}, {}, {}
             self.optimization = Optimization({}, self.window)
             self.setup_training()
+            if self.fingerprint is None and self.optimizers:
+                self.fingerprint = describe_components(self)
             for lane in self.optimization.lanes.values():
                 if id(lane.optimizer) in before:
                     old = before[id(lane.optimizer)]
                     lane.scaler, lane.updates = old.scaler, old.updates
-            for optimizer in self.optimizers.values():
-                self._steps.watch(optimizer)
+            self._steps.watch(self.optimization.lanes.values())
 
     def setup_training(self) -> None:
         """As the core does it; a door whose hooks train nothing that it knows of has no lanes."""
@@ -138,16 +148,24 @@ class Engine(CoreTrainer):
             self.bind_hooks(with_defaults(self))
 
     def update(self, loss: Tensor, optimizer: Optimizer | str | None = None, **options: Any) -> None:
-        """As the core does it, after a look at the loss and at gradients that another one left."""
+        """As the core does it, after a look at gradients that another loss left."""
         name = optimizer_name(self.optimizers, optimizer)
-        check_loss(loss, name)
         check_gradients(self.optimization.lanes[name].params, name)
-        self._steps.is_open = True
         self._steps.num_steps += 1  # also where a loss scaler leaves it out
-        try:
-            super().update(loss, name, **options)
-        finally:
-            self._steps.is_open = False
+        super().update(loss, name, **options)
+
+    def check_update(self, loss: Any, count: Any = None) -> None:
+        """Say what was wrong with a loss that could not be trained."""
+        check_loss(loss)
+        super().check_update(loss, count)
+
+    def describe_more(self) -> dict[str, Any]:
+        """The settings that decide what is learnt from which images."""
+        settings = flatten(self.door.config.model_dump(mode="json"))
+        return {f"config.{key}": value for key, value in settings.items() if not key.startswith(CHANGEABLE)}
+
+    def watch_steps(self) -> None:
+        """Nothing: what a hook of one call does with the optimizers, if anything, is its own affair."""
 
     def scaler_of(self, optimizer: Optimizer) -> torch.amp.GradScaler:
         """The loss scaler that `update` uses for an optimizer; one that does nothing where it uses none."""
@@ -159,11 +177,6 @@ class Engine(CoreTrainer):
         """Let `update` use a loss scaler of the door's."""
         lane = self.optimization.lanes[optimizer_name(self.optimizers, optimizer)]
         lane.scaler = scaler if scaler.is_enabled() else None
-
-    def _count_own(self, optimizer: Optimizer) -> None:
-        for lane in self.optimization.lanes.values():
-            if lane.optimizer is optimizer:
-                lane.updates += 1
 
     def schedule_epoch(self, row: Mapping[str, float]) -> None:
         """Nothing: when its schedulers are stepped is the door's own affair."""
@@ -232,7 +245,8 @@ class Engine(CoreTrainer):
         """Take the complete state of a run; the number of epochs that it had behind it."""
         self.adopt()
         self.setup_training()
-        restore(self, checkpoint.tree, str(checkpoint.path))
+        accepts = self.door.config.train.load.accept_changes
+        take_up(self, checkpoint, Origin(checkpoint.path, accepts_changes=accepts))
         self._is_placed = True
         progress = self.progress
         is_inside = progress.in_epoch and not progress.call_finished

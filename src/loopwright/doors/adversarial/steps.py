@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,12 @@ from torch.optim import Optimizer
 
 from ...callbacks import nonfinite
 from ...errors import ConfigurationError, NonFiniteLossError
+from ...step_checks import watch_own_steps
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
+    from ...optimization import Lane
 
 logger = logging.getLogger("loopwright")
 
@@ -36,21 +42,18 @@ class OwnSteps:
     part of the batch, so they are refused.
     """
 
-    def __init__(self, count: Callable[[Optimizer], None], *, is_shared: bool) -> None:
-        self.count = count
+    def __init__(self, *, is_shared: bool) -> None:
         self.is_shared = is_shared
-        self.is_open = False  # while `update` is at work
         self.num_steps = self.num_own = 0  # in this epoch
         self.has_loss = False  # whether train_step returned one in this epoch
-        self._watched: set[int] = set()
+        self._handles: list[RemovableHandle] = []
         self._has_spoken = False
 
-    def watch(self, optimizer: Optimizer) -> None:
-        if id(optimizer) not in self._watched:
-            self._watched.add(id(optimizer))
-            optimizer.register_step_post_hook(self._note)
-            if self.is_shared:
-                optimizer.register_step_pre_hook(self._check)
+    def watch(self, lanes: Iterable[Lane]) -> None:
+        """Look at the steps of these optimizers, and of no others."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = [handle for lane in lanes for handle in watch_own_steps(lane, self._before, self._after)]
 
     def start_epoch(self) -> None:
         self.num_steps = self.num_own = 0
@@ -74,20 +77,19 @@ class OwnSteps:
         if self.num_own:
             check_weights(models, epoch)
 
-    def _check(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not self.is_open:
+    def _before(self, lane: Lane) -> None:
+        if self.is_shared:
             raise ConfigurationError(
-                f"{type(optimizer).__name__}.step() was called on one of several processes, which would take it with "
-                "the gradients of its own part of the batch: call self.update(loss, optimizer), which is backward and "
-                "the step on all of them together, or train with one process."
+                f"{type(lane.optimizer).__name__}.step() was called on one of several processes, which would take it "
+                "with the gradients of its own part of the batch: call self.update(loss, optimizer), which is backward "
+                "and the step on all of them together, or train with one process."
             )
 
-    def _note(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _after(self, lane: Lane) -> None:
         self.num_steps += 1
-        if not self.is_open:
-            self.num_own += 1
-            self.count(optimizer)
-            torch.clear_autocast_cache()  # it holds weights as they were before the step
+        self.num_own += 1
+        lane.updates += 1
+        torch.clear_autocast_cache()  # it holds weights as they were before the step
 
 
 def check_weights(models: Mapping[str, nn.Module], epoch: int | None) -> None:
@@ -102,21 +104,20 @@ def check_weights(models: Mapping[str, nn.Module], epoch: int | None) -> None:
             )
 
 
-def check_loss(loss: Any, name: str) -> None:
+def check_loss(loss: Any) -> None:
     """Refuse what nothing can be learnt from."""
     if not isinstance(loss, Tensor):
         raise ConfigurationError(
-            f"The loss given to update for {name} is {loss!r}, of type {type(loss).__name__}; expected a tensor of one "
+            f"The loss given to update is {loss!r}, of type {type(loss).__name__}; expected a tensor of one "
             "number: compute_loss_xy returns one, and .item() makes it a number that nothing can be learnt from."
         )
     if loss.numel() != 1:
         raise ConfigurationError(
-            f"The loss given to update for {name} has shape {tuple(loss.shape)}; expected one number: write "
-            "loss.mean()."
+            f"The loss given to update has shape {tuple(loss.shape)}; expected one number: write loss.mean()."
         )
     if not loss.requires_grad:
         raise ConfigurationError(
-            f"The loss given to update for {name} has no graph, so no gradients: it was detached, made of numbers, or "
+            "The loss given to update has no graph, so no gradients: it was detached, made of numbers, or "
             "computed under torch.no_grad(). Compute it from the network's output."
         )
 

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from ... import loop
 from ...building import Schedule, build_schedule
 from ...callbacks.checkpoints import BestModel, Checkpoints
-from ...components import found_on, is_trained, swap_parameters
+from ...components import check_accumulation, check_clipping, found_on, is_trained, swap_parameters
 from ...data.stream import Stream
 from ...errors import ConfigurationError
 from ...history import History
@@ -53,7 +53,12 @@ class RunLimits(Limits):
 class Engine(CoreTrainer):
     """Maps the core's names onto the door's."""
 
+    step_name, eval_name, update_call = "training_step", "validation_step", "self.backward(loss)"
+    step_methods = ("training_step", "training_loop")
+
     def __init__(self, door: DreamTrainer, config: DreamTrainerConfig) -> None:
+        check_clipping("gradient_clip_val", config.gradient_clip_val)
+        check_accumulation(config.gradient_accumulation_steps, "gradient_accumulation_steps")
         own, core = sort_callbacks(config.callbacks)
         super().__init__(
             callbacks=[States(own), *core, *_default_callbacks(config, core), Rounds()],
@@ -156,7 +161,8 @@ class Engine(CoreTrainer):
         self.events.emit("on_fit_start")
         limits = RunLimits(epochs=self.config.n_epochs, updates=self.config.max_steps)
         try:
-            run_training(self, self.loaders[0], None, limits, batch_size=None, resume=self.config.resume)
+            resume, changes = self.config.resume, self.config.changes
+            run_training(self, self.loaders[0], None, limits, batch_size=None, resume=resume, changes=changes)
         finally:
             self.validation.close()
         self.events.emit("on_fit_end")
@@ -215,10 +221,23 @@ class Engine(CoreTrainer):
 
     # A step
 
+    def watch_steps(self) -> None:
+        """Nothing: `backward` and `step` are looked at by `gradients`."""
+
     def train_step(self, batch: Any) -> StepResult:
         self.open_step()
         self.door.training_step(batch, self.progress.epoch_step)
         return self.close_step(self.window.size, is_returned=True)
+
+    def backward(self, loss: Any, optimizer: Optimizer | str | None, *, retain_graph: bool) -> None:
+        """Gradients of a loss; a mistake in it is named."""
+        if self.is_evaluating:
+            self.check_update(loss)
+        try:
+            self.gradients.backward(loss, optimizer, retain_graph=retain_graph)
+        except (AttributeError, RuntimeError, TypeError, ValueError):
+            self.check_update(loss)
+            raise
 
     def take_step(self, call: Callable[[], Any]) -> Any:
         """A call of the door's `training_step`, by whichever loop; its gradients are dealt with when it is over."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ...components import check_clipping
 from ...data.seeding import seed_everything
 from ...errors import ConfigurationError
 from ...history import History
@@ -104,7 +105,7 @@ class DreamTrainer(Hooks):
 
     def backward(self, loss: Tensor, optimizer: Optimizer | str | None = None, *, retain_graph: bool = False) -> None:
         """Gradients of the loss, scaled and divided as precision and accumulation need; to that optimizer only."""
-        self._engine.gradients.backward(loss, optimizer, retain_graph=retain_graph)
+        self._engine.backward(loss, optimizer, retain_graph=retain_graph)
 
     def step(self, optimizer: Optimizer | str) -> None:
         """Step an optimizer with the gradients of the backward passes since the last `step`, once they are complete.
@@ -115,6 +116,7 @@ class DreamTrainer(Hooks):
 
     def clip_gradients(self, optimizer: Optimizer | str, max_norm: float) -> None:
         """Clip an optimizer's gradients by this norm, in place of `gradient_clip_val`, right before its step."""
+        check_clipping("max_norm", max_norm)
         self._engine.gradients.clip(optimizer, max_norm)
 
     def autocast(self) -> AbstractContextManager[Any]:

@@ -1,0 +1,172 @@
+"""Models and optimizers that are assigned after construction: the new ones are trained and evaluated, or refused."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import StepLR
+
+from loopwright import ConfigurationError, Trainer
+from loopwright.doors.simple import Trainer as SimpleTrainer
+
+from .loops import assert_same_model, build_net, evaluate_by_hand, train_by_hand
+
+cross_entropy = nn.functional.cross_entropy
+sgd = partial(torch.optim.SGD, lr=0.1)
+SECTION = "Steps that train nothing, or the wrong thing"
+
+
+def test_a_model_and_its_optimizer_assigned_between_two_calls_are_trained_as_by_hand(points):
+    first, second, theirs = build_net(1), build_net(2, dropout=0.0), build_net(2, dropout=0.0)
+    trainer = Trainer(first, sgd, cross_entropy, progress="silent", seed=None)
+    trainer.train(points, 1, batch_size=100)
+    before = {name: value.clone() for name, value in first.state_dict().items()}
+    trainer.model, trainer.optimizer = second, sgd(second.parameters())
+    trainer.train(points, 3, batch_size=100)
+    train_by_hand(theirs, sgd(theirs.parameters()), points, epochs=3, batch_size=100)
+    torch.testing.assert_close(dict(second.state_dict()), dict(theirs.state_dict()))
+    assert all(torch.equal(value, before[name]) for name, value in first.state_dict().items())
+    assert trainer.models["model"] is second
+
+
+def test_a_model_replaced_by_its_entry_is_the_one_evaluated_and_in_eval_mode(points):
+    trainer = Trainer(build_net(1), sgd, cross_entropy, progress="silent")
+    trainer.train(points, 1, batch_size=8)
+    other = build_net(2)
+    trainer.models["model"] = other
+    assert trainer.evaluate(points, batch_size=8)["loss"] == pytest.approx(evaluate_by_hand(other, points), rel=1e-6)
+    assert trainer.model is other
+    assert other.training
+
+
+def test_a_model_and_optimizer_replaced_as_training_starts_are_trained_and_evaluated(points):
+    other, theirs = build_net(2), build_net(2)
+
+    class Replacing(Trainer):
+        def on_train_start(self):
+            self.model, self.optimizer = other, sgd(other.parameters())
+
+    trainer = Replacing(build_net(1), sgd, cross_entropy, progress="silent")
+    history = trainer.train(points, 2, points, batch_size=8)
+    train_by_hand(theirs, sgd(theirs.parameters()), points, epochs=2)
+    assert_same_model(other, theirs)
+    assert history.epochs[-1]["eval_loss"] == pytest.approx(evaluate_by_hand(theirs, points), rel=1e-6)
+
+
+def test_a_model_put_in_for_an_evaluation_alone_is_evaluated_in_eval_mode_and_training_goes_on_with_the_other(
+    points, tmp_path
+):
+    other, ours, theirs = build_net(2), build_net(1), build_net(1)
+
+    class Swapping(Trainer):
+        def on_eval_start(self, data):
+            self.model = other
+
+        def on_eval_end(self, data):
+            self.model = ours
+
+    history = Swapping(ours, sgd, cross_entropy, progress="silent", run_dir=tmp_path / "run").train(
+        points, 2, points, batch_size=8
+    )
+    train_by_hand(theirs, sgd(theirs.parameters()), points, epochs=2)
+    assert_same_model(ours, theirs)
+    expected = pytest.approx(evaluate_by_hand(other, points), rel=1e-6)
+    assert [row["eval_loss"] for row in history.epochs] == [expected, expected]
+
+
+def test_an_optimizer_left_with_the_old_models_parameters_is_refused(points, mistake):
+    trainer = Trainer(build_net(1), sgd, cross_entropy, progress="silent")
+    trainer.train(points, 1, batch_size=8)
+    trainer.model = build_net(2)
+    with mistake(
+        SECTION, "`trainer.model = other` without an optimizer of its parameters", ConfigurationError, match="too"
+    ):
+        trainer.train(points, 1, batch_size=8)
+
+
+def test_an_optimizer_left_with_the_old_models_parameters_is_refused_inside_a_hook_too(points):
+    class Replacing(Trainer):
+        def on_epoch_start(self):
+            self.model = build_net(2)
+
+    with pytest.raises(ConfigurationError, match="holds 6 of 6 parameters that belong to none"):
+        Replacing(build_net(1), sgd, cross_entropy, progress="silent").train(points, 1, batch_size=8)
+
+
+def test_a_model_replaced_in_the_middle_of_an_epoch_is_noticed_by_its_end(points):
+    class Replacing(Trainer):
+        def on_update_end(self):
+            if self.progress.update == 2:
+                self.model = build_net(2)
+
+    with pytest.raises(ConfigurationError, match="holds 6 of 6 parameters that belong to none"):
+        Replacing(build_net(1), sgd, cross_entropy, progress="silent").train(points, 3, batch_size=8)
+
+
+def test_a_scheduler_left_with_the_old_optimizer_is_refused(points, mistake):
+    net = build_net()
+    trainer = Trainer(net, sgd, cross_entropy, scheduler=partial(StepLR, step_size=1), progress="silent")
+    trainer.train(points, 1, batch_size=8)
+    trainer.optimizer = sgd(net.parameters())
+    with mistake(SECTION, "`trainer.optimizer = other` without its scheduler", ConfigurationError, match="Scheduler"):
+        trainer.train(points, 1, batch_size=8)
+    trainer.scheduler = StepLR(trainer.optimizer, step_size=1)
+    trainer.train(points, 1, batch_size=8)
+    assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(0.01)
+
+
+def test_replacing_a_model_while_a_run_directory_is_written_is_refused(points, tmp_path, mistake):
+    class Replacing(Trainer):
+        def on_train_start(self):
+            self.model = build_net(2)
+            self.optimizer = sgd(self.model.parameters())
+
+    trainer = Replacing(build_net(1), sgd, cross_entropy, progress="silent", run_dir=tmp_path / "run")
+    with mistake(SECTION, "a model replaced in a hook of a run with `run_dir`", ConfigurationError, match="resumed"):
+        trainer.train(points, 1, batch_size=8)
+
+
+def test_two_objects_for_one_name_are_refused(points):
+    trainer = Trainer(build_net(1), sgd, cross_entropy, progress="silent")
+    trainer.train(points, 1, batch_size=8)
+    trainer.model, trainer.models["model"] = build_net(2), build_net(3)
+    with pytest.raises(ConfigurationError, match=r"'model' was replaced twice"):
+        trainer.evaluate(points, batch_size=8)
+
+
+def test_a_loss_replaced_in_a_hook_is_used_from_there_on(points, tmp_path):
+    class Replacing(Trainer):
+        def on_epoch_start(self):
+            if self.progress.epoch == 1:
+                self.loss_fn = nn.CrossEntropyLoss(reduction="sum")
+
+    net = build_net()
+    trainer = Replacing(net, sgd, nn.CrossEntropyLoss(), progress="silent", run_dir=tmp_path / "run")
+    history = trainer.train(points, 2, batch_size=8)
+    assert history.epochs[1]["loss"] > 2 * history.epochs[0]["loss"]
+
+
+def test_the_simple_door_evaluates_and_trains_the_model_assigned(points):
+    loader = torch.utils.data.DataLoader(points, 8)
+    trainer = SimpleTrainer(build_net(1), None, cross_entropy)
+    trainer.train(loader, 1)
+    other = build_net(2)
+    trainer.model = other
+    assert trainer.evaluate(loader)["loss"] == pytest.approx(evaluate_by_hand(other, points), rel=1e-6)
+    with pytest.raises(ConfigurationError, match="assign an optimizer of the new model too"):
+        trainer.train(loader, 1)
+    trainer.optimizer = sgd(other.parameters())
+    before = other[0].weight.detach().clone()
+    trainer.train(loader, 1)
+    assert not torch.equal(other[0].weight, before)
+
+
+def test_the_simple_door_refuses_what_is_no_model_or_optimizer():
+    trainer = SimpleTrainer(build_net(1), None, cross_entropy)
+    with pytest.raises(ConfigurationError, match=r"model is a str: assign a torch\.nn\.Module"):
+        trainer.model = "net"
+    with pytest.raises(ConfigurationError, match="optimizer is a type: assign a torch optimizer"):
+        trainer.optimizer = torch.optim.SGD
