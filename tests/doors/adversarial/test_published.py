@@ -183,6 +183,7 @@ def test_a_config_manager_has_the_settings_and_is_a_config(data: Path, tmp_path:
     assert trainer.config is manager.data
     assert manager.export_config(tmp_path).name == "train1_config.json"
     assert Trainer(config=None, quicksetup=False).config_manager.data.common.experiment_name == "pix2pix"
+    assert Trainer({"common": {"experiment_name": ""}}, quicksetup=False).config.common.experiment_name == "pix2pix"
 
 
 def test_a_loss_manager_that_was_made_already_is_taken(data: Path, tmp_path: Path):

@@ -45,7 +45,8 @@ class Common(Group):
     """Where it runs and where it writes: `{output_directory}/{experiment_name}_v{experiment_version}`.
 
     `device` "auto" is the best there is. `precision` is "fp32", "bf16" or "fp16". `seed` decides over the networks'
-    first weights, the order of the images and their augmentation; null leaves that to chance.
+    first weights, the order of the images and their augmentation; null leaves that to chance. An empty
+    `experiment_name`, as templates have it, is the default.
     """
 
     device: str = "auto"
@@ -56,6 +57,11 @@ class Common(Group):
     output_directory: str = "runs"
     experiment_name: str = Field(default="pix2pix", min_length=1, pattern=r"^[^/\\]+$")
     experiment_version: int = Field(default=1, ge=1)
+
+    @field_validator("experiment_name", mode="before")
+    @classmethod
+    def _named(cls, value: Any) -> Any:
+        return "pix2pix" if value == "" else value
 
 
 class ImageSizes(Group):
