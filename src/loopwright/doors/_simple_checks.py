@@ -1,0 +1,186 @@
+"""What the simple door says of arguments and returned values that it cannot use, in the words of its document."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, SupportsFloat
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from ..building import NamedFactory
+from ..errors import ConfigurationError
+from ..supervised import describe
+
+ORDER = "The order is Trainer(model, optimizer, loss_fn)"
+TRAIN_ORDER = "The order is train(train_dataloader, num_epochs, eval_dataloader)"
+
+
+def check_model(model: Any, verb: str = "pass") -> None:
+    if isinstance(model, type):
+        raise ConfigurationError(f"model is the class {model.__name__}: {verb} a model made of it, as {made(model)}.")
+    if not isinstance(model, nn.Module):
+        raise ConfigurationError(f"model is a {type(model).__name__}: {verb} a torch.nn.Module.")
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Refuse a loss in the place of the optimizer; what else is none is refused where it is built."""
+    if isinstance(optimizer, nn.Module) or (isinstance(optimizer, type) and issubclass(optimizer, nn.Module)):
+        name = getattr(optimizer, "__name__", type(optimizer).__name__)
+        raise ConfigurationError(f"optimizer is {name}, which is no optimizer. {ORDER}.")
+    if optimizer is not None and not isinstance(optimizer, (Optimizer, NamedFactory)) and not callable(optimizer):
+        raise ConfigurationError(
+            f"optimizer is {optimizer!r:.60}, a {type(optimizer).__name__}: pass a torch optimizer, such as "
+            "torch.optim.Adam(model.parameters(), lr=0.001), or None for AdamW."
+        )
+
+
+def check_loss(loss_fn: Any) -> None:
+    if isinstance(loss_fn, Optimizer):
+        raise ConfigurationError(f"loss_fn is an optimizer, {type(loss_fn).__name__}. {ORDER}.")
+    if isinstance(loss_fn, type):
+        raise ConfigurationError(f"loss_fn is the class {loss_fn.__name__}: pass an object of it, {made(loss_fn)}.")
+    if loss_fn is not None and not callable(loss_fn):
+        raise ConfigurationError(
+            f"loss_fn is {loss_fn!r:.60}, a {type(loss_fn).__name__}: pass a function of (outputs, targets), such as "
+            "nn.MSELoss(), or None where the model computes its loss."
+        )
+    if loss_fn is not None and not takes(loss_fn, 2) and not takes(loss_fn, 1):
+        raise ConfigurationError(
+            f"loss_fn ({_name(loss_fn)}) cannot be called as loss_fn(outputs, targets): give its other arguments with "
+            "functools.partial, or override `_compute_loss`."
+        )
+
+
+def as_device(given: Any) -> torch.device | None:
+    """The device, where it is one that is there; None for the best there is, which "auto" means as well."""
+    if given is None or given == "auto":
+        return None
+    try:
+        device = torch.device(given)
+    except (RuntimeError, TypeError):
+        raise ConfigurationError(
+            f"device={given!r} is no device that torch knows: use 'cpu', 'cuda', 'cuda:1' or 'mps', or leave it out "
+            "for the best there is."
+        ) from None
+    is_missing = (device.type == "cuda" and not torch.cuda.is_available()) or (
+        device.type == "mps" and not torch.backends.mps.is_available()
+    )
+    if is_missing:
+        raise ConfigurationError(
+            f"device={str(given)!r} is not there: torch finds no {device.type} on this machine. Use 'cpu', or leave it "
+            "out for the best there is."
+        )
+    return device
+
+
+def check_data(data: Any, name: str) -> None:
+    """Refuse what gives no batches: samples, or a single batch."""
+    if isinstance(data, (Dataset, IterableDataset)) and not isinstance(data, DataLoader):
+        raise ConfigurationError(
+            f"{name} is a {type(data).__name__}, which gives samples and no batches: pass "
+            f"DataLoader(dataset, batch_size=32{'' if name == 'eval_dataloader' else ', shuffle=True'})."
+        )
+    if isinstance(data, Tensor) or not isinstance(data, Iterable):
+        raise ConfigurationError(
+            f"{name} is {describe(data) if isinstance(data, Tensor) else repr(data)}: pass a DataLoader, such as DataLoader(TensorDataset(inputs, targets), "
+            f"batch_size=32). {TRAIN_ORDER}."
+        )
+
+
+def check_epochs(num_epochs: Any) -> None:
+    if type(num_epochs) is not int or num_epochs < 0:
+        shown = repr(num_epochs) if isinstance(num_epochs, (int, float, str)) else f"a {type(num_epochs).__name__}"
+        raise ConfigurationError(f"num_epochs={shown}: use a whole number of epochs, 0 or more. {TRAIN_ORDER}.")
+
+
+def check_callbacks(callbacks: Any) -> None:
+    if callbacks is not None and (callable(callbacks) or isinstance(callbacks, (str, Mapping))):
+        raise ConfigurationError(
+            f"callbacks is {_name(callbacks)}, and no list: pass a list of functions of (trainer, epoch, metrics), as "
+            f"callbacks=[{_name(callbacks)}]."
+        )
+
+
+def as_pair(prepared: Any) -> tuple[Any, Any]:
+    """What `_prepare_batch` returned, if it is inputs and targets; a tensor of two rows is not."""
+    if isinstance(prepared, (tuple, list)) and len(prepared) == 2:
+        return prepared[0], prepared[1]
+    shown = "None" if prepared is None else describe(prepared)
+    raise ConfigurationError(
+        f"`_prepare_batch` returned {shown}; expected the pair (inputs, targets), such as `return inputs, targets`, "
+        "or `return inputs, None` where there are no targets."
+    )
+
+
+def check_outputs(outputs: Any) -> None:
+    if outputs is None:
+        raise ConfigurationError(
+            "The outputs are None: let the model's `forward`, or `_forward_pass` if you override it, return them."
+        )
+
+
+def check_loss_value(loss: Any, is_own: bool) -> None:
+    """Refuse a loss that is none, before it is trained."""
+    source = "`_compute_loss`" if is_own else "loss_fn"
+    if loss is None:
+        raise ConfigurationError(f"{source} returned None: let it return the loss, a tensor of one number.")
+    if isinstance(loss, Tensor) and loss.numel() != 1:
+        raise ConfigurationError(
+            f"{source} returned a loss of shape {tuple(loss.shape)}: reduce it to one number, such as loss.mean() "
+            "(torch's losses do so with reduction='mean')."
+        )
+
+
+def check_step_result(returned: Any, method: str) -> None:
+    """Refuse a step that returned nothing, so that nothing is known of the epoch."""
+    if returned is None:
+        raise ConfigurationError(
+            f"`{method}` returned None; expected a dict with 'loss' and any other metrics, such as "
+            '`return {"loss": loss.item()}`.'
+        )
+
+
+def as_numbers(returned: Any, method: str) -> dict[str, float]:
+    """The metrics that an overridden method returned, as floats."""
+    if isinstance(returned, Mapping) and all(isinstance(value, SupportsFloat) for value in returned.values()):
+        return {name: float(value) for name, value in returned.items()}
+    shown = type(returned).__name__
+    if isinstance(returned, Mapping):
+        shown = ", ".join(f"{name}: {type(value).__name__}" for name, value in returned.items())
+    raise ConfigurationError(f"{method} returned {shown}; expected a dict of metrics, each of them a number.")
+
+
+def takes(function: Callable[..., Any] | None, num_arguments: int) -> bool:
+    """Whether a function can be called with so many arguments; one that does not say so can."""
+    if function is None:
+        return False
+    try:
+        signature = inspect.signature(function.forward if isinstance(function, nn.Module) else function)
+    except ValueError:
+        return True
+    try:
+        signature.bind(*range(num_arguments))
+    except TypeError:
+        return False
+    return True
+
+
+def keywords_of(model: nn.Module) -> set[str] | None:
+    """Names of the arguments that a model takes; None where it takes any."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    return {parameter.name for parameter in parameters}
+
+
+def made(kind: type) -> str:
+    """How an object of a class is written, with or without arguments."""
+    return f"{kind.__name__}()" if takes(kind, 0) else f"{kind.__name__}(...)"
+
+
+def _name(given: Any) -> str:
+    return getattr(given, "__name__", type(given).__name__)
