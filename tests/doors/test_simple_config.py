@@ -61,13 +61,6 @@ def test_accumulated_batches_are_one_update_of_the_big_batch(points: TensorDatas
     assert_same_model(model, by_hand)
 
 
-def test_given_optimizer_keeps_its_own_weight_decay() -> None:
-    model = nn.Linear(2, 2)
-    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.5)
-    assert Trainer(model, optimizer, None, {"training": {"weight_decay": 0.1}}).optimizer is optimizer
-    assert optimizer.param_groups[0]["weight_decay"] == 0.5
-
-
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [

@@ -85,9 +85,10 @@ def check_data(data: Any, name: str) -> None:
             f"DataLoader(dataset, batch_size=32{'' if name == 'eval_dataloader' else ', shuffle=True'})."
         )
     if isinstance(data, Tensor) or not isinstance(data, Iterable):
+        shown = describe(data) if isinstance(data, Tensor) else repr(data)
         raise ConfigurationError(
-            f"{name} is {describe(data) if isinstance(data, Tensor) else repr(data)}: pass a DataLoader, such as DataLoader(TensorDataset(inputs, targets), "
-            f"batch_size=32). {TRAIN_ORDER}."
+            f"{name} is {shown}: pass a DataLoader, such as DataLoader(TensorDataset(inputs, targets), batch_size=32). "
+            f"{TRAIN_ORDER}."
         )
 
 
