@@ -40,11 +40,6 @@ class NoStep(Trainer):
         super().train_step(batch)
 
 
-class NoEvalStep(Trainer):
-    def eval_step(self, batch: Any) -> Any:
-        super().eval_step(batch)
-
-
 class NoEpoch(Trainer):
     def train_epoch(self, *args: Any, **options: Any) -> Any:
         super().train_epoch(*args, **options)
@@ -171,10 +166,9 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "`save_freq=0`": (lambda: build().train(data(INPUTS, TARGETS), 1, save_freq=0), "1 or more"),
     '`best_model_metric="accuracy"`, which nothing measures': (
         lambda: build().train(data(INPUTS, TARGETS), 1, early_stopping_patience=1, best_model_metric="accuracy"),
-        "there is: train_loss",
+        "return it from `eval_step`",
     ),
     "`train_step` that returns None": (lambda: train(NoStep), "expected a dict with 'loss'"),
-    "`eval_step` of one's own that returns None": (lambda: train(NoEvalStep), "expected a dict with 'loss'"),
     "`train_epoch` that returns None": (lambda: train(NoEpoch), "expected a dict of metrics"),
     "`evaluate` that returns None": (lambda: train(NoEvaluate), "expected a dict of metrics"),
     "`_prepare_batch` that returns one value": (lambda: train(Unpaired), "`return inputs, targets`"),

@@ -106,6 +106,18 @@ def test_config_assigned_is_read_again(points: TensorDataset) -> None:
     assert trainer.config is config
 
 
+def test_config_assigned_decides_how_often_the_scheduler_is_stepped(points: TensorDataset) -> None:
+    model = build_linear()
+    optimizer = adam(model)
+    trainer = Trainer(model, optimizer, cross_entropy, scheduler=StepLR(optimizer, 100))
+    counts = []
+    for per_batch in (True, False, None):
+        trainer.config = {"training": {"scheduler_step_per_batch": per_batch}}
+        trainer.train(shuffled(points), 1)
+        counts.append(trainer.scheduler.last_epoch)
+    assert counts == [5, 6, 7]
+
+
 def test_parts_kept_before_super_init_are_the_ones_given_to_it(points: TensorDataset) -> None:
     class Keeping(Trainer):
         def __init__(self, model: nn.Module, config: Any) -> None:

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from loopwright import ConfigurationError
 from loopwright.doors.simple import Trainer
+from tests.distributed.ranks import run_ranks
 
 from ..loops import assert_same_model, assert_same_optimizer, build_net
 from .test_simple import adam, cross_entropy
@@ -365,3 +366,20 @@ def test_plateau_stepped_in_an_own_epoch_is_not_stepped_again(points: TensorData
     trainer.train(loader(points), 2)
     assert trainer.scheduler.last_epoch == 2
     assert optimizer.param_groups[0]["lr"] == 0.01
+
+
+def _refused_on_two(kind: type[Trainer]) -> str:
+    torch.manual_seed(0)
+    points = TensorDataset(torch.randn(16, 6), torch.randint(3, (16,)))
+    with pytest.raises(ConfigurationError) as caught:
+        build(kind).train(loader(points), 1)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [OwnStep, OwnEpoch])
+def test_own_optimizer_steps_on_two_processes_are_refused(kind: type[Trainer], mistake: Any) -> None:
+    messages = run_ranks(_refused_on_two, 2, kind)
+    name = "train_step" if kind is OwnStep else "train_epoch"
+    assert messages[0] == messages[1]
+    assert "call super().train_step(batch)" in messages[0]
+    mistake.said("Door: simple", f"`optimizer.step()` in `{name}` on two processes", messages[0])

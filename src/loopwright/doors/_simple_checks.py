@@ -149,10 +149,13 @@ def as_numbers(returned: Any, method: str) -> dict[str, float]:
     """The metrics that an overridden method returned, as floats."""
     if isinstance(returned, Mapping) and all(isinstance(value, SupportsFloat) for value in returned.values()):
         return {name: float(value) for name, value in returned.items()}
-    shown = type(returned).__name__
+    shown = "None" if returned is None else type(returned).__name__
     if isinstance(returned, Mapping):
         shown = ", ".join(f"{name}: {type(value).__name__}" for name, value in returned.items())
-    raise ConfigurationError(f"{method} returned {shown}; expected a dict of metrics, each of them a number.")
+    example = '{"train_loss": 0.5}' if method == "train_epoch" else '{"loss": 0.5, "accuracy": 0.9}'
+    raise ConfigurationError(
+        f"`{method}` returned {shown}; expected a dict of metrics, each of them a number, such as {example}."
+    )
 
 
 def takes(function: Callable[..., Any] | None, num_arguments: int) -> bool:

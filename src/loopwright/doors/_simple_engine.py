@@ -4,30 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
 from .. import loop
-from ..building import Interval, build_schedule
 from ..callbacks.progress import ProgressDisplay
 from ..callbacks.watching import metric_of
 from ..components import start_training_mode
 from ..data.seeding import preserved_rng, set_rng_state
 from ..errors import ConfigurationError, Interrupted
-from ..optimization import Lane, Optimization
+from ..optimization import Lane
 from ..progress import Limits
 from ..resuming import Mark
-from ..runtime import resolve_runtime
-from ..runtime.single import detect_device
 from ..step_checks import StepWatch, watch_own_steps
 from ..trainer import Trainer as CoreTrainer
-from ._simple_checks import as_numbers, as_pair, check_loss_value, check_outputs, check_step_result, keywords_of, takes
-from ._simple_config import Settings
-from ._simple_optimizing import EpochWatch, Guard, OwnSteps, is_clipped, position_of, settle
+from ._simple_checks import as_numbers, as_pair, check_loss_value, check_outputs, check_step_result
+from ._simple_components import Components
+from ._simple_optimizing import EpochWatch, Guard, OwnSteps, is_clipped
 
 if TYPE_CHECKING:
     from ..data.stream import Stream
@@ -37,7 +32,7 @@ EpochFunction = Callable[[int], Mapping[str, float]]
 EpochListener = Callable[[int, dict[str, float]], None]
 
 
-class Engine(CoreTrainer):
+class Engine(Components):
     """Maps the core's names onto the door's; batches reach the door's steps as the loader gave them."""
 
     update_call, accumulate_name = "super().train_step(batch)", "training.gradient_accumulation_steps"
@@ -55,32 +50,18 @@ class Engine(CoreTrainer):
         scheduler: Any,
     ) -> None:
         guard, self.display = Guard(), Display()
-        self.settings, self.config = Settings.of(config), config
-        super().__init__(
-            model,
-            self._default_optimizer if optimizer is None else optimizer,
-            loss_fn,
-            scheduler=scheduler,
-            callbacks=[guard, self.display],
-            accumulate=self.settings.gradient_accumulation_steps or 1,
-            clip_norm=self.settings.max_grad_norm,
-            runtime=device,
-            seed=None,
-        )
+        super().__init__(model, optimizer, loss_fn, config, device, scheduler, [guard, self.display])
         if not self.runtime.is_main:
             self.display.style = "silent"
         guard.on_train_start(self)  # single steps are guarded as well, and they come without a `train` call
         self.door = door
         self.shown_epoch: int | None = None  # in the place of the run's own count
         self.watched: Callable[[dict[str, float]], str] | None = None  # by ReduceLROnPlateau, in a `train` call
-        self._signature: tuple[Any, set[str] | None] = (None, None)  # of a model, with the model
-        self._loss_takes: tuple[Any, bool] = (None, False)
         self._epoch: EpochFunction | None = None
         self._end_epoch: EpochListener | None = None
         self._save: Callable[[], None] | None = None
         self._eval_data: Any = None
         self._has_passed = self._has_said = False
-        self._stepped: dict[str, Any] = {}  # where `train_epoch` left the schedulers
 
     # What the door's user may have overridden
 
@@ -158,83 +139,7 @@ class Engine(CoreTrainer):
         """The evaluation of a batch as the core does it, from the door's parts."""
         return super().eval_step(batch)
 
-    # Components
-
-    def configure_optimizers(self) -> None:
-        try:
-            super().configure_optimizers()
-        except TypeError as error:
-            given = self._given["scheduler"]
-            if not isinstance(given, type):
-                raise
-            raise ConfigurationError(
-                f"scheduler is the class {given.__name__}, which needs more than the optimizer ({error}): pass "
-                f"{given.__name__}(optimizer, ...)."
-            ) from error
-        for optimizer in self.optimizers.values():
-            self._settle(optimizer)
-        self._set_cadence()
-
-    def use(self, settings: Settings, config: Any) -> None:
-        """Go by another config from now on."""
-        self.settings, self.config = settings, config
-        self.accumulate, self.clip_norm = settings.gradient_accumulation_steps or 1, settings.max_grad_norm
-        for lane in self.optimization.lanes.values():
-            lane.clip_norm = self.clip_norm
-        for optimizer in self.optimizers.values():
-            self._settle(optimizer)
-        self._set_cadence()
-
-    def set_optimizer(self, optimizer: Optimizer) -> None:
-        self.optimizers["optimizer"] = optimizer
-        self._settle(optimizer)
-
-    def set_scheduler(self, given: Any) -> None:
-        """Another scheduler, or none."""
-        self._stepped = {}
-        if given is None:
-            self.schedules.pop("scheduler", None)
-        else:
-            self.schedules["scheduler"] = build_schedule(given, self.optimizers.get("optimizer"))
-        self._set_cadence()
-
-    def set_device(self, device: torch.device | None) -> None:
-        """Move the models and what optimizers remember, and send batches there from now on."""
-        device = detect_device() if device is None else device
-        if device == self.runtime.device:
-            return
-        if self.is_running or self.runtime.world > 1:
-            when = "while this trainer is training" if self.is_running else "to one of several processes"
-            raise ConfigurationError(f"device={str(device)!r} was assigned {when}: assign it before, or leave it out.")
-        self.runtime = resolve_runtime(device, self.runtime.precision)
-        self.optimization = Optimization({}, self.window)  # made anew for that device by the next step
-        for module in self.modules.values():
-            self.runtime.place(module)
-        for optimizer in self.optimizers.values():
-            optimizer.load_state_dict(optimizer.state_dict())  # which puts its state beside its parameters
-
-    def _default_optimizer(self, params: Any) -> Optimizer:
-        given = {"lr": self.settings.learning_rate, "weight_decay": self.settings.weight_decay}
-        options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        return torch.optim.AdamW(params, **options)
-
-    def _settle(self, optimizer: Optimizer) -> None:
-        for line in settle(optimizer, self.settings):
-            self.say(line)
-
-    def _set_cadence(self) -> None:
-        """Have schedulers stepped per batch or per epoch, where the config says so."""
-        per_batch = self.settings.scheduler_step_per_batch
-        for name, schedule in self.schedules.items():
-            if per_batch is None or schedule.every is not None:
-                continue
-            if schedule.watches and per_batch:
-                raise ConfigurationError(
-                    "ReduceLROnPlateau watches a metric of whole epochs and cannot be stepped after each batch: set "
-                    "training.scheduler_step_per_batch to False, or use another scheduler."
-                )
-            interval: Interval = "update" if per_batch else "epoch"
-            self.schedules[name] = replace(schedule, every=interval)
+    # Steps and epochs
 
     def ready_for_step(self) -> None:
         """What a single step needs, outside of `train` as well as inside."""
@@ -260,21 +165,6 @@ class Engine(CoreTrainer):
     def single_eval_mode(self) -> AbstractContextManager[None]:
         """Eval mode for one batch; inside an evaluation of the loop, which already has it, nothing."""
         return nullcontext() if self._phases else self.eval_mode()
-
-    @property
-    def model_keywords(self) -> set[str] | None:
-        """Names of the arguments that the model takes; None where it takes any."""
-        if self._signature[0] is not self.model:
-            self._signature = (self.model, keywords_of(self.model))
-        return self._signature[1]
-
-    @property
-    def loss_takes_targets(self) -> bool:
-        if self._loss_takes[0] is not self.loss_fn:
-            self._loss_takes = (self.loss_fn, takes(self.loss_fn, 2))
-        return self._loss_takes[1]
-
-    # Epochs
 
     @property
     def is_running(self) -> bool:
@@ -314,7 +204,10 @@ class Engine(CoreTrainer):
             metrics = as_numbers(self._epoch(number), "train_epoch")
         watch.check_per_batch()
         if not watch.has_trained:
-            self.say(f"Nothing was trained in epoch {start + 1}: train_epoch changed no weight of the model.")
+            self.say(
+                f"Nothing was trained in epoch {start + 1}: train_epoch changed no weight of the model. Call "
+                "self.train_step(batch) in it for each batch, or self.optimizer.step()."
+            )
         self.progress.epoch = start
         self.progress.next_epoch()
         for name in [name for name in self.schedules if not watch.has_moved(name)]:
@@ -338,18 +231,6 @@ class Engine(CoreTrainer):
             schedule.scheduler.step(metric_of(metrics, watched, "ReduceLROnPlateau"))
         else:
             schedule.step(metrics)
-
-    def check_stepped_once(self) -> None:
-        """Refuse a loop around `train_epoch` that steps a scheduler which that has stepped already."""
-        for name, position in self._stepped.items():
-            if name in self.schedules and position_of(self.schedules[name].scheduler) != position:
-                raise ConfigurationError(
-                    "The scheduler was stepped by train_epoch, and once more after it: leave out your own "
-                    "scheduler.step(), or step it in an overridden train_epoch."
-                )
-
-    def note_stepped(self) -> None:
-        self._stepped = {name: position_of(s.scheduler) for name, s in self.schedules.items() if s.interval == "epoch"}
 
     def pass_over(self, data: Any, eval_data: Any) -> dict[str, float]:
         """Train on all batches of the data once, then evaluate; the metrics under the door's names."""

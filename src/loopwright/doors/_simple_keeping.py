@@ -226,7 +226,8 @@ def check_metric(trainer: Trainer, name: str | None, eval_dataloader: Any) -> No
         hint = f" What `evaluate` returns has eval_ in front: did you mean 'eval_{name}'?"
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        hint = hint or (f" Did you mean {near[0]!r}?" if near else "")
+        own = " To have a metric of your own, return it from `eval_step` and pass `eval_dataloader=`."
+        hint = hint or (f" Did you mean {near[0]!r}?" if near else own)
         raise ConfigurationError(
             f"best_model_metric={name!r} is nothing that these epochs measure; there is: "
             f"{', '.join(sorted(known))}.{hint}"
@@ -249,6 +250,9 @@ def _checked(callback: EpochCallback, trainer: Trainer) -> Callable[..., None]:
     """The callback with its trainer bound; an exception in it says which one it came from."""
     name = getattr(callback, "__name__", type(callback).__name__)
     if not callable(callback):
-        raise ConfigurationError(f"callbacks: {callback!r} is not a function of (trainer, epoch, metrics).")
+        raise ConfigurationError(
+            f"callbacks: {callback!r} is not a function of (trainer, epoch, metrics): pass functions themselves, as "
+            "callbacks=[log], not callbacks=[log()]."
+        )
     check_arguments(callback, ("trainer", "epoch", "metrics"), f"Callback {name}")
     return named_hook(callback, f"callback {name}", trainer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -139,7 +140,5 @@ class EpochWatch:
 
 def is_clipped(params: list[nn.Parameter], max_norm: float) -> bool:
     """Whether gradients are within a norm, but for rounding."""
-    from torch.nn.utils import get_total_norm
-
-    grads = [param.grad for param in params if param.grad is not None]
-    return float(get_total_norm(grads)) <= max_norm * 1.001
+    norms = [torch.linalg.vector_norm(param.grad) for param in params if param.grad is not None]
+    return not norms or float(torch.linalg.vector_norm(torch.stack(norms))) <= max_norm * 1.001
