@@ -368,7 +368,7 @@ def test_plateau_stepped_in_an_own_epoch_is_not_stepped_again(points: TensorData
     assert optimizer.param_groups[0]["lr"] == 0.01
 
 
-def _refused_on_two(kind: type[Trainer]) -> str:
+def _refused_on_two(rank: int, kind: type[Trainer]) -> str:
     torch.manual_seed(0)
     points = TensorDataset(torch.randn(16, 6), torch.randint(3, (16,)))
     with pytest.raises(ConfigurationError) as caught:
