@@ -109,7 +109,7 @@ def adopt_in_training(trainer: Trainer) -> None:
     """Go on with what was replaced since the `train` call began, or refuse what could not be trained or resumed."""
     adopt_replaced(trainer)
     current = _trained_by(trainer)
-    changed = [name for name in trainer.trained | current if current.get(name) is not trainer.trained.get(name)]
+    changed = [name for name, value in trainer.trained.items() if current.get(name) is not value]
     if not changed:
         return
     if trainer.run is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -366,6 +368,64 @@ def test_plateau_stepped_in_an_own_epoch_is_not_stepped_again(points: TensorData
     trainer.train(loader(points), 2)
     assert trainer.scheduler.last_epoch == 2
     assert optimizer.param_groups[0]["lr"] == 0.01
+
+
+class Interrupting(OwnEpoch):
+    """Gets a signal in its second epoch, in a loop that does not look at signals."""
+
+    number: int
+
+    def train_epoch(self, train_dataloader: Any, eval_dataloader: Any = None, epoch: int = 0) -> dict[str, float]:
+        if epoch == 1:
+            os.kill(os.getpid(), self.number)
+        return super().train_epoch(train_dataloader, eval_dataloader, epoch)
+
+
+def test_own_epoch_that_was_interrupted_is_saved_and_goes_on_exactly(
+    points: TensorDataset, tmp_path: Path, capsys: Any
+) -> None:
+    trainer = build(Interrupting)
+    trainer.number = signal.SIGTERM
+    with pytest.raises(SystemExit) as caught:
+        trainer.train(loader(points), 4, save_dir=tmp_path, save_freq=10)
+    assert caught.value.code == 128 + signal.SIGTERM
+    assert "checkpoint_latest') and train go on from there" in capsys.readouterr().out
+    again = build(OwnEpoch, seed=9)
+    assert again.load_checkpoint(tmp_path / "checkpoint_latest")["num_epochs"] == 2
+    again.train(loader(points), 2)
+    assert_same(again, train_by_hand(points, 4, clip=0.1))
+
+
+def test_own_epoch_that_was_asked_to_save_does_so_at_its_end(points: TensorDataset, tmp_path: Path) -> None:
+    trainer = build(Interrupting)
+    trainer.number = signal.SIGUSR1
+    trainer.train(loader(points), 3, save_dir=tmp_path, save_freq=10)
+    assert build(Trainer).load_checkpoint(tmp_path / "checkpoint_latest")["num_epochs"] == 2
+
+
+def test_interrupted_run_without_a_place_to_save_says_so(points: TensorDataset, mistake: Any, capsys: Any) -> None:
+    trainer = build(Interrupting)
+    trainer.number = signal.SIGTERM
+    with pytest.raises(SystemExit):
+        trainer.train(loader(points), 4)
+    mistake.said("Door: simple", "SIGTERM in a run without `save_dir`", capsys.readouterr().out.splitlines()[-1])
+
+
+def test_single_steps_while_accumulating_are_refused(points: TensorDataset, mistake: Any) -> None:
+    class Own(Trainer):
+        def train_epoch(self, train_dataloader: Any, eval_dataloader: Any = None, epoch: int = 0) -> dict[str, float]:
+            return {"train_loss": sum(self.train_step(batch)["loss"] for batch in train_dataloader)}
+
+    config = {"training": {"gradient_accumulation_steps": 2}}
+    what = "`self.train_step(batch)` in one's own `train_epoch` with `gradient_accumulation_steps`"
+    with mistake("Door: simple", what, ConfigurationError, match=r"super\(\)\.train_epoch"):
+        build(Own, config).train(loader(points), 1)
+
+    class Adding(Trainer):
+        def train_step(self, batch: Any) -> dict[str, float]:
+            return super().train_step(batch) | {"size": len(batch[0])}
+
+    assert build(Adding, config).train(loader(points), 1)["train_size"] == [(4 * 8 * 8 + 5 * 5) / 37]
 
 
 def _refused_on_two(rank: int, kind: type[Trainer]) -> str:

@@ -9,7 +9,7 @@ from typing import Any, SupportsFloat
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import Dataset
 
 from ..building import NamedFactory
 from ..errors import ConfigurationError
@@ -79,12 +79,12 @@ def as_device(given: Any) -> torch.device | None:
 
 def check_data(data: Any, name: str) -> None:
     """Refuse what gives no batches: samples, or a single batch."""
-    if isinstance(data, (Dataset, IterableDataset)) and not isinstance(data, DataLoader):
+    if isinstance(data, Dataset) or hasattr(type(data), "__getitems__"):
         raise ConfigurationError(
             f"{name} is a {type(data).__name__}, which gives samples and no batches: pass "
             f"DataLoader(dataset, batch_size=32{'' if name == 'eval_dataloader' else ', shuffle=True'})."
         )
-    if isinstance(data, Tensor) or not isinstance(data, Iterable):
+    if isinstance(data, (Tensor, Mapping, str)) or not isinstance(data, Iterable):
         shown = describe(data) if isinstance(data, Tensor) else repr(data)
         raise ConfigurationError(
             f"{name} is {shown}: pass a DataLoader, such as DataLoader(TensorDataset(inputs, targets), batch_size=32). "

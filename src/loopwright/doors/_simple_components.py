@@ -92,6 +92,7 @@ class Components(CoreTrainer):
             self.schedules.pop("scheduler", None)
         else:
             self.schedules["scheduler"] = build_schedule(given, self.optimizers.get("optimizer"))
+            self.trained.setdefault("schedule 'scheduler'", None)  # so that a first one is noticed as another one is
         self._set_cadence()
 
     def set_device(self, device: torch.device | None) -> None:

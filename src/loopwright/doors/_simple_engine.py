@@ -59,7 +59,8 @@ class Engine(Components):
         self.watched: Callable[[dict[str, float]], str] | None = None  # by ReduceLROnPlateau, in a `train` call
         self._epoch: EpochFunction | None = None
         self._end_epoch: EpochListener | None = None
-        self._save: Callable[[], None] | None = None
+        self._save: Callable[[], str | None] | None = None
+        self.is_passing = False  # over the data, in the core's loop
         self._eval_data: Any = None
         self._has_passed = self._has_said = False
 
@@ -176,7 +177,7 @@ class Engine(Components):
         num_epochs: int,
         epoch: EpochFunction,
         end_epoch: EpochListener,
-        save: Callable[[], None] | None = None,
+        save: Callable[[], str | None] | None = None,
     ) -> None:
         """Call `epoch` for each epoch (from 0) inside one `train` call, and then `end_epoch` with what it returned.
 
@@ -216,6 +217,9 @@ class Engine(Components):
             self.display.on_epoch_end(self, metrics)
         self._end_epoch(number, metrics)
         self.progress.epoch = start + 1  # a callback may have trained, too
+        self.on_update_end()  # a loop of the user's own did not look at signals
+        if self.is_interrupted:
+            self._leave()
 
     def schedule_epoch(self, row: Mapping[str, float]) -> None:
         """Nothing yet: the door's `train_epoch` may still add metrics, or pass over the data again."""
@@ -239,17 +243,24 @@ class Engine(Components):
         assert stream is not None
         self._eval_data, self._has_passed = eval_data, True
         try:
+            self.is_passing = True
             loop.train_epoch(self, stream, Limits())
         finally:
-            self._eval_data = None
+            self._eval_data, self.is_passing = None, False
             if not is_own:
                 stream.close()
         if self.is_interrupted:  # there are no metrics that a subclass could go on with
-            if self._save is not None:
-                self._save()
-            raise Interrupted(self.signals.exit_code)
+            self._leave()
         row = self.history.epochs[-1]
         return {name if name.startswith("eval_") else f"train_{name}": value for name, value in row.items()}
+
+    def _leave(self) -> None:
+        """End the program with the code that belongs to the signal, after saving where there is a place for it."""
+        saved = None if self._save is None else self._save()
+        what = "nothing saved, since train was called without save_dir"
+        what = what if saved is None else f"saved; load_checkpoint({saved!r}) and train go on from there"
+        self.say(f"{self.signals.name} in epoch {self.progress.epoch + 1}: {what}.")
+        raise Interrupted(self.signals.exit_code)
 
     def on_update_end(self) -> None:
         if self.signals.take_save() and self._save is not None:

@@ -124,10 +124,13 @@ class EpochEnds:
         if (save_dir / "best_model").is_dir() and not _regular(save_dir, epoch).exists():
             self._save(save_dir, epoch, self._earlier[epoch])
 
-    def save_now(self) -> None:
-        """Inside an epoch, because a signal asked for it."""
-        if self.save_dir is not None:
-            self.trainer._save_checkpoint(str(self.save_dir / "checkpoint_latest"), len(self._earlier + self.rows) - 1)
+    def save_now(self) -> str | None:
+        """Inside an epoch, because a signal asked for it; the path, if there is a place for it."""
+        if self.save_dir is None:
+            return None
+        path = str(self.save_dir / "checkpoint_latest")
+        self.trainer._save_checkpoint(path, len(self._earlier + self.rows) - 1)
+        return path
 
     def __call__(self, epoch: int, metrics: dict[str, float]) -> None:
         """The epoch has ended: maybe ask to stop, keep, save, and tell the callbacks in any case."""

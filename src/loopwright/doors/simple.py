@@ -73,9 +73,16 @@ class Trainer(Assignable):
 
     def train_step(self, batch: Any) -> dict[str, float]:
         """One batch, one update of the weights; the loss and whatever else was measured, as numbers."""
-        self._engine.ready_for_step()
-        self._engine.window.size = batch_size_of(batch)
-        return _numbers(self._engine.learn(batch))
+        engine = self._engine
+        if engine.accumulate > 1 and not engine.is_passing:
+            raise ConfigurationError(
+                f"training.gradient_accumulation_steps is {engine.accumulate}, and train_step was called on its own, "
+                "where each batch is an update: leave out that setting, or let train or super().train_epoch take the "
+                "batches."
+            )
+        engine.ready_for_step()
+        engine.window.size = batch_size_of(batch)
+        return _numbers(engine.learn(batch))
 
     def eval_step(self, batch: Any) -> dict[str, float]:
         """One batch in eval mode and without gradients; the loss and whatever else was measured, as numbers."""
