@@ -83,6 +83,17 @@ def test_files_of_save_pretrained_are_part_of_the_checkpoint_but_for_its_weights
     assert any("sizes.json" in problem for problem in verify_checkpoint(tmp_path / "here"))
 
 
+def test_save_pretrained_that_fails_is_named(tmp_path: Path) -> None:
+    class Failing(nn.Linear):
+        def save_pretrained(self, folder: Any) -> None:
+            raise OSError("no space")
+
+    with pytest.raises(OSError, match="no space") as caught:
+        Trainer(Failing(6, 3), None, None)._save_checkpoint(str(tmp_path / "here"), 0)
+    assert "save_pretrained of Failing" in caught.value.__notes__[0]
+    assert not (tmp_path / "here").exists()
+
+
 def test_file_that_somebody_put_into_a_checkpoint_is_not_overwritten(tmp_path: Path) -> None:
     trainer = Trainer(build_linear(), None, None)
     trainer._save_checkpoint(str(tmp_path / "here"), 0)

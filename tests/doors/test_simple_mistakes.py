@@ -40,6 +40,17 @@ class NoStep(Trainer):
         super().train_step(batch)
 
 
+class Listing(Trainer):
+    def train_step(self, batch: Any) -> Any:
+        return [super().train_step(batch)["loss"]]
+
+
+class PerSample(Trainer):
+    def eval_step(self, batch: Any) -> Any:
+        inputs, targets = self._prepare_batch(batch)
+        return {"loss": nn.functional.cross_entropy(self.model(inputs), targets, reduction="none")}
+
+
 class NoEpoch(Trainer):
     def train_epoch(self, *args: Any, **options: Any) -> Any:
         super().train_epoch(*args, **options)
@@ -169,6 +180,8 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         "return it from `eval_step`",
     ),
     "`train_step` that returns None": (lambda: train(NoStep), "expected a dict with 'loss'"),
+    "`train_step` that returns a list": (lambda: train(Listing), "expected a dict with 'loss'"),
+    "`eval_step` with a metric for each sample": (lambda: train(PerSample), "each of its metrics is one number"),
     "`train_epoch` that returns None": (lambda: train(NoEpoch), "expected a dict of metrics"),
     "`evaluate` that returns None": (lambda: train(NoEvaluate), "expected a dict of metrics"),
     "`_prepare_batch` that returns one value": (lambda: train(Unpaired), "`return inputs, targets`"),

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from ..building import NamedFactory
 from ..errors import ConfigurationError
+from ..step import StepResult
 from ..supervised import describe
 
 ORDER = "The order is Trainer(model, optimizer, loss_fn)"
@@ -137,12 +138,15 @@ def check_loss_value(loss: Any, is_own: bool) -> None:
 
 
 def check_step_result(returned: Any, method: str) -> None:
-    """Refuse a step that returned nothing, so that nothing is known of the epoch."""
-    if returned is None:
-        raise ConfigurationError(
-            f"`{method}` returned None; expected a dict with 'loss' and any other metrics, such as "
-            '`return {"loss": loss.item()}`.'
-        )
+    """Refuse a step that returned nothing that can be averaged over an epoch."""
+    expected = "expected a dict with 'loss' and any other metrics, such as `return {\"loss\": loss.item()}`"
+    if not isinstance(returned, (Mapping, Tensor, int, float, StepResult)):
+        shown = "None" if returned is None else describe(returned)
+        raise ConfigurationError(f"`{method}` returned {shown}; {expected}.")
+    for name, value in returned.items() if isinstance(returned, Mapping) else ():
+        if value is None or isinstance(value, (str, list, tuple)) or (isinstance(value, Tensor) and value.numel() != 1):
+            shown = repr(value) if value is None or isinstance(value, str) else describe(value)
+            raise ConfigurationError(f"`{method}` returned {shown} as {name!r}; each of its metrics is one number.")
 
 
 def as_numbers(returned: Any, method: str) -> dict[str, float]:

@@ -70,15 +70,17 @@ def _check_there(path: Path) -> None:
 
 def pretrained_files(model: nn.Module) -> dict[str, bytes]:
     """What `from_pretrained` needs beside the weights, of a model that has `save_pretrained`; nothing of others."""
-    save: Any = getattr(model, "save_pretrained", None)
-    if not callable(save):
+    if not callable(getattr(model, "save_pretrained", None)):
         return {}
     with TemporaryDirectory() as folder:
-        parts = _transformers_parts(model)
-        for part in parts:
-            part.save_pretrained(folder)
-        if not parts:
-            save(folder)
+        try:
+            for part in _transformers_parts(model) or [model]:
+                part.save_pretrained(folder)
+        except Exception as error:
+            error.add_note(
+                f"raised in save_pretrained of {type(model).__name__}, for the files that from_pretrained reads"
+            )
+            raise
         files = [path for path in Path(folder).iterdir() if path.is_file()]
         return {
             path.name: path.read_bytes() for path in files if not WEIGHTS.fullmatch(path.name) and path.name not in OWN
