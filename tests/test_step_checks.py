@@ -578,5 +578,5 @@ LIMITS = {
 
 @pytest.mark.parametrize(("what", "limit"), LIMITS.items(), ids=LIMITS.keys())
 def test_a_limit_that_is_no_amount_is_refused(points, mistake, what, limit):
-    with mistake("Arguments", what, ConfigurationError, match="0 or more"):
+    with mistake("Arguments", what, ConfigurationError, match="0 or more|a whole number"):
         Trainer(build_net(), sgd, cross_entropy, progress="silent").train(points, batch_size=8, **limit)

@@ -103,13 +103,13 @@ def train(kind: type[Trainer] = Trainer, **options: Any) -> Any:
 
 
 MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
-    "loss and optimizer swapped": (swapped, r"The order is Trainer\(model, optimizer, loss_fn\)"),
+    "loss and optimizer swapped": (swapped, r"The order is `Trainer\(model, optimizer, loss_fn\)`"),
     "the loss's class for the loss: `nn.CrossEntropyLoss`": (
         lambda: build(loss_fn=nn.CrossEntropyLoss),
-        r"pass an object of it, CrossEntropyLoss\(\)",
+        r"make an object of it, `CrossEntropyLoss\(\)`",
     ),
     "the model's class for the model": (lambda: Trainer(nn.Linear, None, None), r"as Linear\(\.\.\.\)"),  # type: ignore[arg-type]
-    '`optimizer="adam"`': (lambda: Trainer(build_linear(), "adam", None), r"torch\.optim\.Adam\(model\.parameters"),
+    '`optimizer="adam"`': (lambda: Trainer(build_linear(), "adam", None), r"partial\(torch\.optim\.Adam, lr=1e-3\)"),
     "a loss that takes three arguments": (
         lambda: build(loss_fn=lambda outputs, targets, weights: outputs.sum()),
         r"functools\.partial",
@@ -134,10 +134,10 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a scheduler of another optimizer": (of_another_optimizer, "make it from the trainer's own optimizer"),
     "the scheduler's class for the scheduler: `StepLR`": (
         lambda: build(scheduler=StepLR),
-        r"StepLR\(optimizer, \.\.\.\)",
+        r"functools\.partial\(StepLR, \.\.\.\)",
     ),
-    '`device="gpu"`': (lambda: build(device="gpu"), "use 'cpu', 'cuda'"),
-    '`device="mps"` where there is none': (lambda: build(device="mps"), "leave it out for the best there is"),
+    '`device="gpu"`': (lambda: build(device="gpu"), "write 'cpu', 'cuda'"),
+    '`device="mps"` where there is none': (lambda: build(device="mps"), "Leave it out to use the best there is"),
     "a data set for the loader": (
         lambda: build().train(TensorDataset(INPUTS, TARGETS), 1),  # type: ignore[arg-type]
         r"DataLoader\(dataset, batch_size=32, shuffle=True\)",

@@ -103,7 +103,8 @@ def _print_facts(run: RunView, *, is_full: bool) -> None:
 
 def _print_entries(entries: Mapping[str, Any]) -> None:
     for title, entry in entries.items():
-        print(styled(printable(f"\n{title}"), BOLD))
+        print()
+        print(styled(printable(title), BOLD))
         pairs = entry.items() if isinstance(entry, dict) else enumerate(entry)
         for key, value in pairs:
             print(printable(f"  {key}: {value}"))
@@ -176,5 +177,5 @@ def _text(value: object) -> str | None:
 
 def _short(value: object) -> str | None:
     if isinstance(value, dict | list):
-        return f"{len(value)} entries (--all)" if value else None
+        return f"{len(value)} {'entry' if len(value) == 1 else 'entries'} (--all)" if value else None
     return _text(value)

@@ -8,15 +8,14 @@ from typing import Any, SupportsFloat
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from ..building import NamedFactory
+from ..building import check_given
 from ..errors import ConfigurationError
+from ..runtime.single import checked_device
 from ..step import StepResult
 from ..supervised import describe
 
-ORDER = "The order is Trainer(model, optimizer, loss_fn)"
 TRAIN_ORDER = "The order is train(train_dataloader, num_epochs, eval_dataloader)"
 
 
@@ -27,28 +26,8 @@ def check_model(model: Any, verb: str = "pass") -> None:
         raise ConfigurationError(f"model is a {type(model).__name__}: {verb} a torch.nn.Module.")
 
 
-def check_optimizer(optimizer: Any) -> None:
-    """Refuse a loss in the place of the optimizer; what else is none is refused where it is built."""
-    if isinstance(optimizer, nn.Module) or (isinstance(optimizer, type) and issubclass(optimizer, nn.Module)):
-        name = getattr(optimizer, "__name__", type(optimizer).__name__)
-        raise ConfigurationError(f"optimizer is {name}, which is no optimizer. {ORDER}.")
-    if optimizer is not None and not isinstance(optimizer, (Optimizer, NamedFactory)) and not callable(optimizer):
-        raise ConfigurationError(
-            f"optimizer is {optimizer!r:.60}, a {type(optimizer).__name__}: pass a torch optimizer, such as "
-            "torch.optim.Adam(model.parameters(), lr=0.001), or None for AdamW."
-        )
-
-
 def check_loss(loss_fn: Any) -> None:
-    if isinstance(loss_fn, Optimizer):
-        raise ConfigurationError(f"loss_fn is an optimizer, {type(loss_fn).__name__}. {ORDER}.")
-    if isinstance(loss_fn, type):
-        raise ConfigurationError(f"loss_fn is the class {loss_fn.__name__}: pass an object of it, {made(loss_fn)}.")
-    if loss_fn is not None and not callable(loss_fn):
-        raise ConfigurationError(
-            f"loss_fn is {loss_fn!r:.60}, a {type(loss_fn).__name__}: pass a function of (outputs, targets), such as "
-            "nn.MSELoss(), or None where the model computes its loss."
-        )
+    check_given(None, None, loss_fn, run_dir=None, seed=None)
     if loss_fn is not None and not takes(loss_fn, 2) and not takes(loss_fn, 1):
         raise ConfigurationError(
             f"loss_fn ({_name(loss_fn)}) cannot be called as loss_fn(outputs, targets): give its other arguments with "
@@ -58,24 +37,7 @@ def check_loss(loss_fn: Any) -> None:
 
 def as_device(given: Any) -> torch.device | None:
     """The device, where it is one that is there; None for the best there is, which "auto" means as well."""
-    if given is None or given == "auto":
-        return None
-    try:
-        device = torch.device(given)
-    except (RuntimeError, TypeError):
-        raise ConfigurationError(
-            f"device={given!r} is no device that torch knows: use 'cpu', 'cuda', 'cuda:1' or 'mps', or leave it out "
-            "for the best there is."
-        ) from None
-    is_missing = (device.type == "cuda" and not torch.cuda.is_available()) or (
-        device.type == "mps" and not torch.backends.mps.is_available()
-    )
-    if is_missing:
-        raise ConfigurationError(
-            f"device={str(given)!r} is not there: torch finds no {device.type} on this machine. Use 'cpu', or leave it "
-            "out for the best there is."
-        )
-    return device
+    return None if given is None or given == "auto" else checked_device(given)
 
 
 def check_data(data: Any, name: str) -> None:

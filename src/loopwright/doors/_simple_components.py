@@ -57,16 +57,7 @@ class Components(CoreTrainer):
         raise NotImplementedError
 
     def configure_optimizers(self) -> None:
-        try:
-            super().configure_optimizers()
-        except TypeError as error:
-            given = self._given["scheduler"]
-            if not isinstance(given, type):
-                raise
-            raise ConfigurationError(
-                f"scheduler is the class {given.__name__}, which needs more than the optimizer ({error}): pass "
-                f"{given.__name__}(optimizer, ...)."
-            ) from error
+        super().configure_optimizers()
         for optimizer in self.optimizers.values():
             self._settle(optimizer)
         self._set_cadence()

@@ -37,6 +37,7 @@ class Engine(Components):
 
     update_call, accumulate_name = "super().train_step(batch)", "training.gradient_accumulation_steps"
     plateau_metric = None  # `EpochEnds` looks at what it watches
+    without_place = "Training"
 
     def __init__(
         self,
@@ -160,6 +161,7 @@ class Engine(Components):
         note_steps(self, self.progress.update)
         self.num_calls = self.progress.call
         self.stop_reason = state["stop_reason"]
+        self.fingerprint = state.get("fingerprint")  # the run that goes on is the one that was saved
         self.mark = Mark(state["data"], own_rng(state["rng"], self), state["lanes"], state.get("eval_data"))
         set_rng_state(self.mark.rng)
 

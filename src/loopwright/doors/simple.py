@@ -24,7 +24,6 @@ from ._simple_checks import (
     check_epochs,
     check_loss,
     check_model,
-    check_optimizer,
     takes,
 )
 from ._simple_engine import Engine
@@ -53,7 +52,6 @@ class Trainer(Assignable):
     ) -> None:
         check_model(model)
         check_loss(loss_fn)
-        check_optimizer(optimizer)
         self._best: dict[tuple[Path, str], float] = {}
         self._loaded: dict[str, Any] | None = None  # what the next `train` goes on from
         self._ends: EpochEnds | None = None

@@ -12,10 +12,11 @@ import torch
 from torch import nn
 
 from loopwright.doors.adversarial import Pix2pixTrainer, Trainer, read_loss_log
-from loopwright.errors import CheckpointError, Interrupted
+from loopwright.errors import CheckpointError, ConfigurationError, Interrupted
 from loopwright.run import MetricsStore
 
 from ...forked import call_forked
+from ...mistakes import Mistakes
 from .runs import assert_same_training, continued, tiny, train
 
 
@@ -208,8 +209,21 @@ def test_networks_of_another_size_are_refused_with_what_differs(data: Path, tmp_
     config = tiny(data, tmp_path)
     train(Pix2pixTrainer(config), 1).save_checkpoint()
     config["train"]["generator"] |= {"features": 6}
-    with pytest.raises(CheckpointError, match=r"gen: first\.0\.weight has shape \(6, 3, 4, 4\)"):
+    with pytest.raises(ConfigurationError, match=r"config\.train\.generator\.features: 4 -> 6(.|\n)*do not fit"):
         Pix2pixTrainer(continued(config))
+
+
+def test_another_learning_rate_is_refused_or_used(data: Path, tmp_path: Path, mistake: Mistakes):
+    config = tiny(data, tmp_path)
+    train(Pix2pixTrainer(config), 1).save_checkpoint()
+    config["train"]["generator"] |= {"learning_rate": {"initial": 0.125}}
+    with mistake(
+        "Door: adversarial", "Going on with another learning rate", ConfigurationError, match=r"lr: .* -> 0\.125"
+    ):
+        Pix2pixTrainer(continued(config))
+    again = continued(config)
+    again["train"]["load"]["accept_changes"] = True
+    assert Pix2pixTrainer(again).opt_gen.param_groups[0]["lr"] == 0.125
 
 
 def test_exported_networks_are_loaded_with_their_optimizers(data: Path, tmp_path: Path):

@@ -104,9 +104,11 @@ class Continuing(Group):
     """Whether to go on with an experiment: true, false, or "auto": if there is something to go on from.
 
     `load_epoch` is the number of a saved epoch, or "latest" for the newest state there is, inside an epoch too.
+    An experiment whose networks, optimizers or settings were others is refused, unless `accept_changes`.
     """
 
     continue_train: bool | Literal["auto"] = False
+    accept_changes: bool = False
     load_epoch: int | Literal["latest"] = "latest"
 
 

@@ -16,12 +16,14 @@ from ...building import Schedule
 from ...callbacks.defaults import with_defaults
 from ...callbacks.nonfinite import NonFiniteGuard
 from ...checkpoint import Checkpoint, CheckpointStore
-from ...checkpoint.capture import restore
 from ...components import found_on
 from ...data.stream import Stream
 from ...errors import ConfigurationError, DataError
 from ...hooks import Callback
+from ...identity import describe_components
 from ...optimization import Lane, Optimization
+from ...resuming import Origin, take_up
+from ...run.changes import flatten
 from ...step import StepResult
 from ...step_checks import watch_own_steps
 from ...trainer import Trainer as CoreTrainer
@@ -33,6 +35,7 @@ from .recording import EpochRecorder, ExperimentRun, ResumePoints
 if TYPE_CHECKING:
     from .trainer import Trainer
 
+CHANGEABLE = ("common.", "save.", "visualizer.", "train.load.", "dataloader.num_workers", "dataloader.dataroot")
 COMPONENTS = (nn.Module, Optimizer, LRScheduler)
 
 
@@ -77,6 +80,9 @@ class Engine(CoreTrainer):
     """Trains whatever networks, optimizers and schedulers the door has as attributes, under their names."""
 
     plateau_metric = None
+    start_over = "train.load.continue_train: false"
+    accept_changes = "train.load.accept_changes: true"
+    step_methods = ()  # the functions of an epoch are given with each call
 
     def __init__(self, door: Trainer, settings: Common) -> None:
         guard = NonFiniteGuard()
@@ -129,6 +135,8 @@ class Engine(CoreTrainer):
             self.models, self.modules, self.optimizers, self.schedules = {}, {}, {}, {}
             self.optimization = Optimization({}, self.window)
             self.setup_training()
+            if self.fingerprint is None and self.optimizers:
+                self.fingerprint = describe_components(self)
             for lane in self.optimization.lanes.values():
                 if id(lane.optimizer) in before:
                     old = before[id(lane.optimizer)]
@@ -146,6 +154,11 @@ class Engine(CoreTrainer):
             super().setup_training()
         else:
             self.bind_hooks(with_defaults(self))
+
+    def describe_more(self) -> dict[str, Any]:
+        """The settings that decide what is learnt from which images."""
+        settings = flatten(self.door.config.model_dump(mode="json"))
+        return {f"config.{key}": value for key, value in settings.items() if not key.startswith(CHANGEABLE)}
 
     def watch_steps(self) -> None:
         """Nothing: what a hook of one call does with the optimizers, if anything, is its own affair."""
@@ -221,7 +234,8 @@ class Engine(CoreTrainer):
         """Take the complete state of a run; the number of epochs that it had behind it."""
         self.adopt()
         self.setup_training()
-        restore(self, checkpoint.tree, str(checkpoint.path))
+        accepts = self.door.config.train.load.accept_changes
+        take_up(self, checkpoint, Origin(checkpoint.path, accepts_changes=accepts))
         progress = self.progress
         is_inside = progress.in_epoch and not progress.call_finished
         self.num_calls = progress.call - 1 if is_inside else progress.call

@@ -54,6 +54,7 @@ class Engine(CoreTrainer):
     """Maps the core's names onto the door's."""
 
     step_name, eval_name, update_call = "training_step", "validation_step", "self.backward(loss)"
+    step_methods = ("training_step", "training_loop")
 
     def __init__(self, door: DreamTrainer, config: DreamTrainerConfig) -> None:
         check_clipping("gradient_clip_val", config.gradient_clip_val)
@@ -160,7 +161,8 @@ class Engine(CoreTrainer):
         self.events.emit("on_fit_start")
         limits = RunLimits(epochs=self.config.n_epochs, updates=self.config.max_steps)
         try:
-            run_training(self, self.loaders[0], None, limits, batch_size=None, resume=self.config.resume)
+            resume, changes = self.config.resume, self.config.changes
+            run_training(self, self.loaders[0], None, limits, batch_size=None, resume=resume, changes=changes)
         finally:
             self.validation.close()
         self.events.emit("on_fit_end")
