@@ -190,6 +190,20 @@ def test_train_step_that_accumulates_by_itself_is_the_loop_that_was_written(poin
     assert_same(trainer, train_by_hand(points, 3, every=2))
 
 
+def test_train_step_that_never_steps_the_optimizer_is_refused_after_an_epoch(
+    points: TensorDataset, mistake: Any
+) -> None:
+    class Stepless(Trainer):
+        def train_step(self, batch: Any) -> dict[str, float]:
+            loss = cross_entropy(self.model(batch[0]), batch[1])
+            loss.backward()
+            return {"loss": loss.item()}
+
+    what = "`train_step` with `loss.backward()` and no `optimizer.step()`"
+    with mistake("Door: simple", what, ConfigurationError, match="Nothing was trained: 5 steps"):
+        build(Stepless).train(loader(points), 3)
+
+
 @pytest.mark.parametrize("kind", [OwnStep, OwnEpoch])
 def test_single_calls_of_replaced_methods_do_the_same(kind: type[Trainer], points: TensorDataset) -> None:
     trainer = build(kind)

@@ -108,7 +108,9 @@ def check_step_result(returned: Any, method: str) -> None:
     for name, value in returned.items() if isinstance(returned, Mapping) else ():
         if value is None or isinstance(value, (str, list, tuple)) or (isinstance(value, Tensor) and value.numel() != 1):
             shown = repr(value) if value is None or isinstance(value, str) else describe(value)
-            raise ConfigurationError(f"`{method}` returned {shown} as {name!r}; each of its metrics is one number.")
+            raise ConfigurationError(
+                f"`{method}` returned {shown} as {name!r}; each of its metrics is one number, such as `loss.mean().item()`."
+            )
 
 
 def as_numbers(returned: Any, method: str) -> dict[str, float]:

@@ -261,7 +261,9 @@ class Engine(Components):
         saved = None if self._save is None else self._save()
         what = "nothing saved, since train was called without save_dir"
         what = what if saved is None else f"saved; load_checkpoint({saved!r}) and train go on from there"
-        self.say(f"{self.signals.name} in epoch {self.progress.epoch + 1}: {what}.")
+        epoch = self.progress.epoch
+        when = f"in epoch {epoch + 1}" if self.progress.in_epoch else f"after epoch {epoch}"
+        self.say(f"{self.signals.name} {when}: {what}.")
         raise Interrupted(self.signals.exit_code)
 
     def on_update_end(self) -> None:

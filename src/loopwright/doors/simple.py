@@ -250,7 +250,7 @@ class Trainer(Assignable):
             return loss_of(outputs, targets, loss_fn, override="_compute_loss")
         try:
             return loss_of(outputs, None, lambda outputs: loss_fn(outputs, None), override="_compute_loss")
-        except (TypeError, AttributeError, RuntimeError) as error:
+        except (TypeError, AttributeError) as error:
             raise ConfigurationError(
                 f"The batch has no targets, and loss_fn(outputs, None) failed ({error}): let the loader give "
                 "(inputs, targets), or override `_prepare_batch` to return them."
