@@ -123,3 +123,18 @@ def test_checkpoint_of_another_optimizer_says_how_to_load_the_weights_alone(
         other.load_checkpoint(tmp_path / "ck" / "best_model")
     other.load_checkpoint(tmp_path / "ck" / "best_model", load_optimizer=False)
     assert_same_model(other.model, model)
+
+
+def test_trained_attributes_that_checkpoints_do_not_hold_are_said_once(
+    points: TensorDataset, tmp_path: Path, mistake: Any, capsys: Any
+) -> None:
+    class Two(Trainer):
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__(model, None, cross_entropy)
+            self.critic, self.teacher, self.criterion = nn.Linear(3, 1), model, nn.MSELoss()
+            self.critic_optimizer = torch.optim.SGD(self.critic.parameters(), lr=0.1)
+
+    Two(build_linear()).train(shuffled(points), 2, save_dir=tmp_path)
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "do not hold" in line)
+    mistake.said("Door: simple", "a second model in a subclass that does not override `_save_checkpoint`", line)
+    assert "critic, critic_optimizer," in line

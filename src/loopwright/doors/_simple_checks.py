@@ -109,7 +109,8 @@ def check_step_result(returned: Any, method: str) -> None:
         if value is None or isinstance(value, (str, list, tuple)) or (isinstance(value, Tensor) and value.numel() != 1):
             shown = repr(value) if value is None or isinstance(value, str) else describe(value)
             raise ConfigurationError(
-                f"`{method}` returned {shown} as {name!r}; each of its metrics is one number, such as `loss.mean().item()`."
+                f"`{method}` returned {shown} as {name!r}; each of its metrics is one number, such as "
+                "`loss.mean().item()`."
             )
 
 

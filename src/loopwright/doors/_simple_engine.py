@@ -63,7 +63,7 @@ class Engine(Components):
         self._save: Callable[[], str | None] | None = None
         self.is_passing = False  # over the data, in the core's loop
         self._eval_data: Any = None
-        self._has_passed = self._has_said = False
+        self._has_passed = self._has_said = self.has_said_unsaved = False
 
     # What the door's user may have overridden
 

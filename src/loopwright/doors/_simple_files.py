@@ -9,6 +9,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from ..errors import CheckpointError
 from ._simple_keeping import as_lists, read_run
@@ -66,6 +68,25 @@ def _check_there(path: Path) -> None:
         f"There is no checkpoint and no file of weights at {path}; {there}. Pass what `save_dir` of train was, and "
         "best_model or checkpoint_epoch_<n> in it."
     )
+
+
+def say_unsaved(door: object, engine: Engine) -> None:
+    """Say once which attributes of a subclass are trained and not in its checkpoints."""
+    own = [*engine.modules.values(), *engine.optimizers.values(), *(s.scheduler for s in engine.schedules.values())]
+    kept = {id(one) for one in own}
+    names = [name for name, value in vars(door).items() if id(value) not in kept and _is_trained(value)]
+    if names and not engine.has_said_unsaved:
+        engine.has_said_unsaved = True
+        engine.say(
+            f"Checkpoints do not hold {', '.join(names)}, which {type(door).__name__} has beside model, optimizer and "
+            "scheduler: override `_save_checkpoint` and `load_checkpoint` to save more."
+        )
+
+
+def _is_trained(value: Any) -> bool:
+    if isinstance(value, nn.Module):
+        return any(param.requires_grad for param in value.parameters())
+    return isinstance(value, (Optimizer, LRScheduler))
 
 
 def pretrained_files(model: nn.Module) -> dict[str, bytes]:

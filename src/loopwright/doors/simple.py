@@ -27,7 +27,7 @@ from ._simple_checks import (
     takes,
 )
 from ._simple_engine import Engine
-from ._simple_files import load, pretrained_files
+from ._simple_files import load, pretrained_files, say_unsaved
 from ._simple_keeping import EpochCallback, EpochEnds, check_metric, check_plateau
 from ._simple_parts import Assignable
 
@@ -206,6 +206,7 @@ class Trainer(Assignable):
         """
         from ..checkpoint.capture import capture, meta_of, write_together
 
+        say_unsaved(self, self._engine)
         noted = {"epoch": epoch, "metric_value": metric_value}
         run = {} if self._ends is None else self._ends.state_dict()
         tree = capture(self._engine) | {"simple": noted | {"run": run}}
