@@ -211,7 +211,7 @@ def test_checking_a_metric_trains_nothing(points: TensorDataset, tmp_path: Path)
     ("options", "words"),
     [
         ({"save_freq": 0}, "save_freq=0: use a number of epochs"),
-        ({"early_stopping_patience": 0}, "patience=0"),
+        ({"early_stopping_patience": 0}, "early_stopping_patience=0: use how many epochs"),
         ({"callbacks": [lambda trainer: None]}, "does not take the arguments .*trainer, epoch, metrics"),
         ({"callbacks": [3]}, "3 is not a function of"),
         ({"num_epochs": -1}, "num_epochs=-1"),

@@ -241,9 +241,15 @@ def save_trainer(trainer: Trainer, path: str | Path) -> None:
     write_together(trainer, path, capture(trainer), meta_of(trainer))
 
 
-def write_together(trainer: Trainer, path: str | Path, tree: Tree, meta: dict[str, Any]) -> None:
+def write_together(
+    trainer: Trainer,
+    path: str | Path,
+    tree: Tree,
+    meta: dict[str, Any],
+    beside: Mapping[str, bytes] | None = None,
+) -> None:
     """Write a checkpoint, for which all processes are needed; it is there for all of them when this returns."""
-    write_checkpoint(path, tree, meta, group=group_of(trainer), token=token_of(trainer))
+    write_checkpoint(path, tree, meta, group=group_of(trainer), token=token_of(trainer), beside=beside)
     trainer.runtime.barrier("save")
 
 
