@@ -47,7 +47,7 @@ class Mistakes:
 
     @contextmanager
     def __call__(
-        self, section: str, what: str, error: type[BaseException], *, match: str = "", hide: str | None = None
+        self, section: str, what: str, error: type[BaseException], *, match: str | None = None, hide: str | None = None
     ) -> Iterator[pytest.ExceptionInfo[BaseException]]:
         """Expect `error` with a message that fits `match`; `what` is the mistake in words, with code in backticks.
 

@@ -281,3 +281,24 @@ def test_a_limit_of_time_can_have_units(points, monkeypatch, given, seconds):
     trainer = build()
     trainer.train(points, batch_size=8, max_time=given)
     assert trainer.progress.update == -(-seconds // 60)
+
+
+def test_a_number_in_place_of_a_metric_is_refused(mistake) -> None:
+    with mistake("Up or down", "`EarlyStopping(3)`", ConfigurationError, match="no name of a metric"):
+        EarlyStopping(3)  # type: ignore[arg-type]
+
+
+def test_a_callback_written_for_keras_is_refused(mistake) -> None:
+    class Printing(Callback):
+        def on_epoch_end(self, epoch: Any, logs: Any) -> None:  # type: ignore[override]
+            print(epoch, logs)
+
+    what = "`on_epoch_end(self, epoch, logs)`, as in Keras"
+    with mistake("Arguments", what, ConfigurationError, match="'epoch' first"):
+        Trainer(nn.Linear(2, 1), torch.optim.Adam, nn.MSELoss(), callbacks=[Printing()])
+
+
+def test_a_checkpoint_that_is_not_there_is_said_not_to_exist(tmp_path: Path, mistake) -> None:
+    trainer = Trainer(nn.Linear(2, 1), torch.optim.Adam, nn.MSELoss())
+    with mistake("Checkpoints and resuming", "`trainer.load` of a path that does not exist", CheckpointError):
+        trainer.load(tmp_path / "missing")

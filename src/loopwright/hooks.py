@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .errors import ConfigurationError
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .trainer import Trainer
 
 Hook = Callable[..., None]
+COUNTS = frozenset(("epoch", "step", "batch_idx", "epoch_idx", "iteration"))  # of other frameworks, in front
 
 
 class Callback:
@@ -221,6 +222,7 @@ def check_hooks(callback: object, vocabulary: type, *, allow_other: bool = False
             continue
         expected = [p for p in inspect.signature(getattr(vocabulary, name)).parameters if p != "self"]
         check_arguments(getattr(callback, name), expected, f"{type(callback).__name__}.{name}")
+        _refuse_counts(getattr(callback, name), expected, f"{type(callback).__name__}.{name}")
 
 
 def check_hook_names(callback: object, vocabulary: type, *, allow_other: bool = False) -> None:
@@ -233,6 +235,16 @@ def check_hook_names(callback: object, vocabulary: type, *, allow_other: bool = 
         if near or not allow_other:
             hint = f"; did you mean {' or '.join(near)}?" if near else f"; there is: {', '.join(known)}."
             raise ConfigurationError(f"{owner}.{name} is not an event and would never be called{hint}")
+
+
+def _refuse_counts(function: Callable[..., Any], expected: Sequence[str], label: str) -> None:
+    """Refuse a hook whose first argument is to be a number, as in Keras: the trainer would be given in its place."""
+    first = next(iter(inspect.signature(function).parameters), None)
+    if first in COUNTS and expected and first != expected[0]:
+        raise ConfigurationError(
+            f"{label} takes {first!r} first, and is called with ({', '.join(expected)}): write "
+            f"`def {label.rpartition('.')[2]}(self, {', '.join(expected)})`; numbers are in `trainer.progress`."
+        )
 
 
 def check_arguments(function: Callable[..., Any], expected: Iterable[str], label: str) -> None:

@@ -252,4 +252,6 @@ def test_json_that_is_not_strict_is_refused(checkpoint, text):
 
 def test_a_directory_that_is_no_checkpoint_is_named(tmp_path):
     with pytest.raises(CheckpointError, match=r"not a complete checkpoint: manifest\.json is missing"):
+        read_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match=r"no checkpoint at .*nowhere: that path does not exist"):
         read_checkpoint(tmp_path / "nowhere")

@@ -88,6 +88,8 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
             f"{directory} is a file, and a checkpoint is a directory: for weights from elsewhere use "
             "`trainer.load_weights(path)`."
         )
+    if not os.path.lexists(directory):
+        raise CheckpointError(f"There is no checkpoint at {directory}: that path does not exist.")
     if problem := _unreadable(directory, MANIFEST):
         raise CheckpointError(f"{directory} is not a complete checkpoint: {problem}; {REMEDY}.")
     content = parse_json(_read(name), str(name))

@@ -143,6 +143,11 @@ class WatchedMetric:
     """
 
     def __init__(self, name: str, given: str, owner: str, argument: str = "mode") -> None:
+        if not isinstance(name, str):
+            raise ConfigurationError(
+                f"{owner} watches {name!r}, which is no name of a metric: say which one, such as 'eval_loss', and "
+                "give other arguments by name."
+            )
         if given not in ("auto", "min", "max"):
             raise ConfigurationError(f"{owner}({argument}={given!r}): use 'min', 'max' or 'auto'.")
         self.name, self.given, self.owner, self.argument = name, given, owner, argument

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from ...checkpoint.atomic import staged_file, write_bytes
+from ...errors import ConfigurationError
 
 
 def own_modules(folder: Path) -> dict[Path, Path]:
@@ -27,6 +28,17 @@ def _places(name: str) -> tuple[tuple[str, ...], ...]:
     """Where the file of a module is below the folder it is imported from."""
     parts = tuple(name.split("."))
     return parts, (*parts, "__init__")
+
+
+def check_modules(folder: Path, destination: Path) -> None:
+    """Refuse a directory for a new run in which files of the user's stand where modules would be copied to."""
+    for below, path in own_modules(folder).items():
+        target = destination / below
+        if target.is_file() and path != target.resolve() and target.read_bytes() != path.read_bytes():
+            raise ConfigurationError(
+                f"{target} is another file than the module {below} that belongs to this run, and would be written "
+                "over: choose another `output_path`."
+            )
 
 
 def copy_modules(folder: Path, destination: Path) -> list[str]:

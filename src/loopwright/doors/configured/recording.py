@@ -14,7 +14,7 @@ from ...hooks import Callback
 from ...run import RunDirectory, RunManifest, update_manifest
 from ...run.provenance import uncommitted_diff
 from ...trainer import Trainer
-from .code import copy_modules
+from .code import check_modules, copy_modules
 
 logger = logging.getLogger("loopwright.run")
 
@@ -62,6 +62,7 @@ def config_text(config: Config, name: str) -> str:
 
 def record_start(run: RunDirectory, config: Config, text: str, manifest: RunManifest) -> None:
     """Write down what a new run is, before anything of it happens."""
+    check_modules(config.folder, run.path)
     write_text(run.config_path, text)
     copy_modules(config.folder, run.path)
     diff = uncommitted_diff(config.folder)
