@@ -107,7 +107,7 @@ class StepWatch:
 
     def _before_own_step(self, lane: Lane) -> None:
         self.trainer.check_own_step(lane)
-        self._positions[lane.name] = _positions(lane)
+        self._positions[lane.name] = scheduler_positions(lane)
 
     def _after_own_step(self, lane: Lane) -> None:
         self.optimization.calls += 1
@@ -120,7 +120,7 @@ class StepWatch:
         for name, before in self._positions.items():
             lane = self.optimization.lanes[name]
             self.trainer.check_own_step(lane)  # `update` may have followed
-            if _positions(lane) == before:
+            if scheduler_positions(lane) == before:
                 lane.schedule()
         self._positions = {}
 
@@ -146,15 +146,20 @@ def refuse_own_step(trainer: Trainer, lane: Lane) -> None:
         )
 
 
-def own_step_obstacle(trainer: Trainer, lane: Lane) -> str | None:
-    """Why an optimizer must not be stepped by anything but `update`, or None."""
-    if lane.peers is not None:
+def own_step_obstacle(
+    trainer: Trainer, lane: Lane, *, is_averaged: bool = False, is_clipped: bool = False
+) -> str | None:
+    """Why an optimizer must not be stepped by anything but `update`, or None.
+
+    A door that averages gradients over processes or clips them before such a step says so.
+    """
+    if lane.peers is not None and not is_averaged:
         return "would go by the gradients of this process's part of the batch, and the processes' weights would differ"
     if trainer.accumulate > 1:
         return f"would come after every batch, not after {trainer.accumulate} of them as {trainer.accumulate_name} says"
     if trainer.num_pieces > 1:
         return "would come after a part of the batch, since memory ran out and batches are taken in pieces"
-    if lane.clip_norm is not None or lane.clip_value is not None:
+    if not is_clipped and (lane.clip_norm is not None or lane.clip_value is not None):
         name, value = ("clip_norm", lane.clip_norm) if lane.clip_norm is not None else ("clip_value", lane.clip_value)
         return f"would leave out the clipping that {name}={value} asks for"
     if lane.scaler is not None:
@@ -202,6 +207,6 @@ def mistake_in_loss(loss: Any, count: Any) -> str | None:
     return None if count >= 0 else f"has the count {float(count):g}: give the number of items that it is a sum over"
 
 
-def _positions(lane: Lane) -> list[Any]:
+def scheduler_positions(lane: Lane) -> list[Any]:
     """How far schedulers are, to tell whether the user steps them."""
     return [getattr(scheduler, "last_epoch", None) for scheduler in lane.schedulers]

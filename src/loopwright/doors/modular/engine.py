@@ -33,6 +33,7 @@ from .finding import as_loaders, assign, modules_of, raw_module
 from .gradients import Gradients
 from .lending import Lending, LoopLeft
 from .loaders import Loader
+from .own_steps import check_scheduler
 from .rounds import Rounds
 from .saving import OwnFiles
 from .validation import Validation
@@ -54,6 +55,7 @@ class Engine(CoreTrainer):
     """Maps the core's names onto the door's."""
 
     step_name, eval_name, update_call = "training_step", "validation_step", "self.backward(loss)"
+    accumulate_name = "gradient_accumulation_steps"
 
     def __init__(self, door: DreamTrainer, config: DreamTrainerConfig) -> None:
         check_clipping("gradient_clip_val", config.gradient_clip_val)
@@ -71,16 +73,20 @@ class Engine(CoreTrainer):
         self.door, self.config, self.plateau_metric = door, config, config.monitor
         self.events = Dispatch(Callback, door, own, base=Hooks)
         self.loaders: tuple[Any, Any] = (None, None)
-        self.gradients = Gradients(self.optimization)
+        self.gradients = Gradients(self)
         self.files = OwnFiles(self)
         self.lending: Lending | None = None
         self.outputs: Any = None
         self.validation = Validation(self)
         self.is_in_window = False
+        self.calls_before: int | None = None  # of `backward` and steps, when an epoch began that is seen whole
         self.waiting: list[Callable[[], None]] = []
         self._logged: dict[str, Any] | None = None  # of the step under way
+        self._is_taking = False  # a call of `training_step`
+        self._returned: Any = None  # by it, while a loop of the user's own may still train that
         self._wrapped: dict[int, nn.Parameter] = {}
         self._positions: dict[str, Any] = {}
+        self._left: dict[str, Any] = {}  # where schedulers are that the trainer stepped after an epoch
 
     # Components
 
@@ -121,12 +127,7 @@ class Engine(CoreTrainer):
 
     def setup_training(self) -> None:
         super().setup_training()
-        self.gradients = Gradients(
-            self.optimization,
-            num_steps=self.accumulate,
-            context=lambda: self.runtime.no_autocast,
-            heard=lambda name: self.events.emit("on_optimizer_step_end", name),
-        )
+        self.gradients.begin_run()
 
     # Data
 
@@ -187,14 +188,24 @@ class Engine(CoreTrainer):
         """All epochs, in the door's own loop or one of the user's."""
         self.lending = lending = Lending(self)
         try:
-            self.door.training_loop()
-            lending.end_epoch()
+            with self.gradients.watching():
+                self._run_loop(lending)
         except LoopLeft:
             pass
         finally:
             self.lending = None
         if not self.is_done(until):
             self.stop("training_loop has ended")
+
+    def _run_loop(self, lending: Lending) -> None:
+        calls, step = self.optimization.calls, self.progress.step
+        self.door.training_loop()
+        lending.end_epoch()
+        if self.optimization.calls == calls and self.progress.step == step and not self.is_done(self.until):
+            raise ConfigurationError(
+                "`training_loop` has ended, and it trained nothing: iterate `self.train_loader` in it, once for each "
+                "epoch, and call `self.training_step(batch, batch_idx)` or `self.backward(loss)` for each batch."
+            )
 
     def run_epochs(self) -> None:
         """The epochs as the core runs them."""
@@ -213,6 +224,12 @@ class Engine(CoreTrainer):
                     watched = self.config.monitor or ("val_loss" if "val_loss" in row else "loss")
                     schedule = replace(schedule, metric=watched)
                 schedule.step(row)
+                self._left[name] = _position(schedule)
+
+    def _check_schedulers(self) -> None:
+        for name, left in self._left.items():
+            check_scheduler(self, self.schedules[name].scheduler, left)
+        self._left = {}
 
     def _note_positions(self) -> None:
         self._positions = {name: _position(schedule) for name, schedule in self.schedules.items()}
@@ -220,7 +237,7 @@ class Engine(CoreTrainer):
     # A step
 
     def watch_steps(self) -> None:
-        """Nothing: `backward` and `step` are looked at by `gradients`."""
+        """Nothing: `backward`, `step` and what else steps an optimizer are looked at by `gradients`."""
 
     def train_step(self, batch: Any) -> StepResult:
         self.open_step()
@@ -231,6 +248,16 @@ class Engine(CoreTrainer):
         """Gradients of a loss; a mistake in it is named."""
         if self.is_evaluating:
             self.check_update(loss)
+        if self._logged is None and not self._is_taking:
+            raise ConfigurationError(
+                "`backward(loss)` was called outside a batch, where no step would follow: call it in `training_step`, "
+                "or in a `training_loop` that iterates `self.train_loader`."
+            )
+        self.gradients.use("backward")
+        self.train_loss(loss, optimizer, retain_graph=retain_graph)
+
+    def train_loss(self, loss: Any, optimizer: Optimizer | str | None = None, *, retain_graph: bool = False) -> None:
+        """The backward pass of a loss, whoever asked for it."""
         try:
             self.gradients.backward(loss, optimizer, retain_graph=retain_graph)
         except (AttributeError, RuntimeError, TypeError, ValueError):
@@ -241,18 +268,42 @@ class Engine(CoreTrainer):
         """A call of the door's `training_step`, by whichever loop; its gradients are dealt with when it is over."""
         if not self.optimization.lanes:
             self.setup_training()
-        with self.runtime.autocast:
-            returned = call()
-        self.gradients.end_step()
+        is_alone = self._logged is None  # called by neither loop
+        if is_alone:
+            self.gradients.begin_step()
+        self._is_taking = True
+        try:
+            with self.gradients.watching(), self.runtime.autocast:
+                returned = call()
+        finally:
+            self._is_taking = False
+        if self.lending is None:
+            self.gradients.train_returned(returned)
+        if self.lending is None or self.gradients.is_used:
+            self.gradients.end_step()
+        else:
+            self._returned = returned  # the loop may train it yet
+        if is_alone:
+            self.gradients.schedule()
         self.outputs = _without_graph(returned)
         return returned
 
+    def end_batch(self) -> None:
+        """A loop of the user's own is done with a batch."""
+        returned, self._returned = self._returned, None
+        self.gradients.train_returned(returned)
+        self.gradients.end_step()
+
     def open_step(self) -> None:
         self._logged, self.outputs = {}, None
+        if not self.is_evaluating:
+            self.gradients.begin_step()
 
     def close_step(self, size: int, *, is_returned: bool = False) -> StepResult:
         """What a step has measured: what was logged in it, and what it returned if the user's loop logs nothing."""
         logged, self._logged = self._logged or {}, None
+        if not self.is_evaluating:
+            self.gradients.schedule()
         returned = self._measured(self.outputs) if is_returned or not logged else None
         if isinstance(returned, Mapping) or returned is None:
             return StepResult.of({**logged, **(returned or {})}, size)
@@ -321,11 +372,14 @@ class Engine(CoreTrainer):
     def on_train_start(self) -> None:
         self.gradients.reset()
         self._note_positions()
-        self.is_in_window, self._logged = False, None
+        self._left = {}
+        self.is_in_window, self._logged, self.calls_before = False, None, None
         self.events.emit("on_train_start")
 
     def on_epoch_start(self) -> None:
+        self._check_schedulers()
         self._note_positions()
+        self.calls_before = self.optimization.calls
         self.events.emit("on_epoch_start")
         self.events.emit("on_train_epoch_start")
 
@@ -356,6 +410,7 @@ class Engine(CoreTrainer):
         self.events.emit("on_validation_start")
 
     def on_loop_end(self) -> None:
+        self._check_schedulers()
         self.events.emit("on_train_end")
 
     def on_exception(self, error: BaseException) -> None:

@@ -85,7 +85,7 @@ class Lending:
             trainer.emit("on_train_step_start", batch)
             trainer.open_step()
             yield batch
-            trainer.gradients.end_step()  # of a loop that calls no `training_step`
+            trainer.end_batch()
             result = trainer.close_step(size)
             progress.next_step(size if total is None else total)
             trainer.meter.add(result if size or total is None else loop.NOTHING)

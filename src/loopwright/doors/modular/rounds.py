@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ...checkpoint.destination import check_inside
 from ...hooks import Callback
+from .own_steps import nothing_trained
 
 if TYPE_CHECKING:
     from ...trainer import Trainer
@@ -45,13 +46,8 @@ class Rounds(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
         engine = cast("Engine", trainer)
-        lanes, optimizers = engine.optimization.lanes.values(), engine.optimizers.values()
-        if (
-            engine.progress.epoch == 0
-            and not any(lane.updates for lane in lanes)
-            and not any(o.state for o in optimizers)
-        ):
-            engine.say("No optimizer was stepped in the first epoch: does training_step call self.backward(loss)?")
+        if engine.optimization.calls == engine.calls_before:
+            raise nothing_trained(engine)
         is_ours = engine.config.val_every_n_steps is None and not engine.overrides("training_loop")
         if is_ours and engine.door.should_validate():
             engine.door.validation_loop()
