@@ -174,11 +174,11 @@ def refuse_update(trainer: Trainer, loss: Any, count: Any) -> None:
             f"An update during an evaluation would train on its data: `{trainer.eval_name}`, and what else runs in an "
             f"evaluation or prediction, only measures. Update in `{trainer.step_name}`."
         )
-    if (mistake := mistake_in_loss(loss, count)) is not None:
+    if (mistake := mistake_in_loss(loss, count, trainer.takes_count)) is not None:
         raise ConfigurationError(f"The loss trained in `{trainer.step_name}` {mistake}.") from None
 
 
-def mistake_in_loss(loss: Any, count: Any) -> str | None:
+def mistake_in_loss(loss: Any, count: Any, takes_count: bool = True) -> str | None:
     """What is wrong with a loss that could not be trained, or with its count; None if nothing is."""
     if loss is None:
         return "is None: look at what should have computed and returned it"
@@ -192,9 +192,8 @@ def mistake_in_loss(loss: Any, count: Any) -> str | None:
     if loss.is_complex():
         return f"is complex ({loss.dtype}): give a real number, such as `loss.abs()` or `loss.real`"
     if loss.numel() != 1:
-        return (
-            f"has shape {tuple(loss.shape)}: reduce it to one number, such as its mean, or give its sum with `count=`"
-        )
+        other = ", or give its sum with `count=`" if takes_count else ""
+        return f"has shape {tuple(loss.shape)}: reduce it to one number, such as its mean{other}"
     if not loss.requires_grad:
         return (
             "has no graph, so there is nothing to train: compute it from the model's outputs, without `.detach()`, "

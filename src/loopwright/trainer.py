@@ -41,6 +41,11 @@ class Trainer(TrainerHooks):
     start_over = "resume=False"  # what messages call the way to a new run, where it is another one
     step_name, eval_name = "train_step", "eval_step"  # and the steps
     update_call, accumulate_name = "self.update(loss)", "accumulate"
+    nonfinite_advice = (
+        "Lower the learning rate, clip gradients (`clip_norm=`) or look for bad samples; `NonFiniteGuard('skip')` goes "
+        "on without such updates."
+    )
+    takes_count = True  # whether a loss may be a sum, trained with the number of its items
 
     def __init__(
         self,

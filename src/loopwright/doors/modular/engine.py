@@ -18,7 +18,7 @@ from ...building import Schedule, build_schedule
 from ...callbacks.checkpoints import BestModel, Checkpoints
 from ...components import check_accumulation, check_clipping, found_on, is_trained, swap_parameters
 from ...data.stream import Stream
-from ...errors import ConfigurationError
+from ...errors import CheckpointError, ConfigurationError
 from ...history import History
 from ...hooks import Callback as CoreCallback
 from ...hooks import Dispatch
@@ -29,11 +29,11 @@ from ...trainer import Trainer as CoreTrainer
 from ...training import run_training
 from .callback import Callback, Hooks, States, sort_callbacks
 from .config import DreamTrainerConfig, build_runtime
-from .finding import as_loaders, assign, modules_of, raw_module
+from .finding import as_loaders, assign, check_models, check_owned, initialise, modules_of, raw_module
 from .gradients import Gradients
 from .lending import Lending, LoopLeft
 from .loaders import Loader
-from .own_steps import check_scheduler
+from .own_steps import check_returned, check_scheduler
 from .rounds import Rounds
 from .saving import OwnFiles
 from .validation import Validation
@@ -55,7 +55,8 @@ class Engine(CoreTrainer):
     """Maps the core's names onto the door's."""
 
     step_name, eval_name, update_call = "training_step", "validation_step", "self.backward(loss)"
-    accumulate_name = "gradient_accumulation_steps"
+    accumulate_name, takes_count = "gradient_accumulation_steps", False
+    nonfinite_advice = "Lower the learning rate, clip gradients (`gradient_clip_val`) or look for bad samples."
 
     def __init__(self, door: DreamTrainer, config: DreamTrainerConfig) -> None:
         check_clipping("gradient_clip_val", config.gradient_clip_val)
@@ -79,6 +80,7 @@ class Engine(CoreTrainer):
         self.outputs: Any = None
         self.validation = Validation(self)
         self.is_in_window = False
+        self.has_computed = False  # whether `compute_metrics` was called
         self.calls_before: int | None = None  # of `backward` and steps, when an epoch began that is seen whole
         self.waiting: list[Callable[[], None]] = []
         self._logged: dict[str, Any] | None = None  # of the step under way
@@ -95,9 +97,11 @@ class Engine(CoreTrainer):
         assign(door, door.configure_models(), nn.Module, "configure_models", "model")
         assign(door, door.configure_metrics(), (nn.Module, ComputedMetric), "configure_metrics", "metrics")
         for name, module in modules_of(door).items():
+            initialise(raw_module(module), self.runtime.device)
             if module is not raw_module(module):
                 self.wrap(module)  # here, where it is known not to need compiling
             self.models[name] = raw_module(module)
+        check_models(door, self.models)
         train, val = as_loaders(door.configure_dataloaders())
         self.loaders = (train if train is not None else self.loaders[0], val if val is not None else self.loaders[1])
 
@@ -106,6 +110,11 @@ class Engine(CoreTrainer):
         assign(door, door.configure_optimizers(), (Optimizer, *kinds), "configure_optimizers", "optimizer")
         assign(door, door.configure_schedulers(), kinds, "configure_schedulers", "scheduler")
         self.optimizers = found_on(door, Optimizer, {})
+        if not self.optimizers:
+            raise ConfigurationError(
+                "configure_optimizers made no optimizer that the trainer can see: assign it to self "
+                "(`self.optimizer = ...`) or return it."
+            )
         for optimizer in self.optimizers.values():
             swap_parameters(optimizer, self._wrapped)
         only = next(iter(self.optimizers.values())) if len(self.optimizers) == 1 else None
@@ -126,6 +135,8 @@ class Engine(CoreTrainer):
         return module
 
     def setup_training(self) -> None:
+        self.setup()
+        check_owned(self.door, self.modules, self.optimizers)
         super().setup_training()
         self.gradients.begin_run()
 
@@ -221,8 +232,14 @@ class Engine(CoreTrainer):
         for name, schedule in self.schedules.items():
             if schedule.interval == "epoch" and _position(schedule) == self._positions.get(name):
                 if schedule.watches and schedule.metric is None:
-                    watched = self.config.monitor or ("val_loss" if "val_loss" in row else "loss")
+                    usual = next((name for name in ("val_loss", "val/loss") if name in row), "loss")
+                    watched = self.config.monitor or usual
                     schedule = replace(schedule, metric=watched)
+                    if watched not in row:
+                        raise ConfigurationError(
+                            f"self.{name} (ReduceLROnPlateau) watches {watched!r}, which this epoch did not measure; "
+                            f"there is: {', '.join(row) or 'nothing'}. Name one of them with monitor=."
+                        )
                 schedule.step(row)
                 self._left[name] = _position(schedule)
 
@@ -305,6 +322,7 @@ class Engine(CoreTrainer):
         if not self.is_evaluating:
             self.gradients.schedule()
         returned = self._measured(self.outputs) if is_returned or not logged else None
+        check_returned(returned, self.eval_name if self.is_evaluating else self.step_name)
         if isinstance(returned, Mapping) or returned is None:
             return StepResult.of({**logged, **(returned or {})}, size)
         result = StepResult.of(returned, size)
@@ -326,7 +344,13 @@ class Engine(CoreTrainer):
             return returned
         rest = {name: value for name, value in returned.items() if name not in ("outputs", "targets")}
         with torch.no_grad():
-            return {**rest, **self.door.compute_metrics(returned["outputs"], returned["targets"])}
+            computed = self.door.compute_metrics(returned["outputs"], returned["targets"])
+        if not isinstance(computed, Mapping):
+            raise ConfigurationError(
+                f"compute_metrics returned {type(computed).__name__}: return a dict of named values, such as "
+                "{'accuracy': accuracy}."
+            )
+        return {**rest, **computed}
 
     def log_metrics(self, values: Mapping[str, Any] | None) -> None:
         """Add to the step under way or just over, the validation, or the epoch, whichever is the smallest."""
@@ -358,6 +382,11 @@ class Engine(CoreTrainer):
         return super().is_interrupted and not self.validation.is_undisturbed
 
     # Files
+
+    def load(self, path: str | Path) -> None:
+        if not Path(path).exists():
+            raise CheckpointError(f"load_checkpoint({str(path)!r}): there is no such file or directory.")
+        super().load(path)
 
     def save_soon(self, path: str | Path) -> None:
         """Write everything, as soon as the update under way is whole."""

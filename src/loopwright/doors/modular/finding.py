@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader, DistributedSampler
 
 from ...errors import ConfigurationError
@@ -27,6 +28,11 @@ def assign(owner: object, returned: Any, kind: type | tuple[type, ...], method: 
     if isinstance(returned, kind):
         setattr(owner, default, returned)
         return
+    if isinstance(returned, Mapping) and (odd := [key for key in returned if not isinstance(key, str)]):
+        raise ConfigurationError(
+            f"{method} returned a dict with a {type(odd[0]).__name__} as key: use names, as in "
+            f"{{'{default}': ...}}, or assign to self and return nothing."
+        )
     if not isinstance(returned, Mapping) or not all(isinstance(part, kind) for part in parts):
         raise ConfigurationError(
             f"{method} returned {type(returned).__name__}: assign what it makes to self and return nothing, or return "
@@ -52,6 +58,53 @@ def modules_of(owner: object) -> dict[str, nn.Module]:
     return found
 
 
+def check_models(owner: object, models: Mapping[str, nn.Module]) -> None:
+    """Refuse a trainer without a model; modules in a list or dict are ones that it does not see."""
+    if any(True for module in models.values() for _ in module.parameters()):
+        return
+    hidden = hidden_modules(owner)
+    how = (
+        f"self.{hidden} holds some, which is not seen: make it an nn.ModuleList or nn.ModuleDict"
+        if hidden
+        else ("override configure_models and write `self.model = ...` in it")
+    )
+    raise ConfigurationError(f"{type(owner).__name__} has no models with parameters: {how}.")
+
+
+def check_owned(owner: object, models: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]) -> None:
+    """Refuse optimizers of parameters that are in none of the models: they would be neither moved nor saved."""
+    known = {id(param) for module in models.values() for param in module.parameters()}
+    for name, optimizer in optimizers.items():
+        params = [param for group in optimizer.param_groups for param in group["params"]]
+        strange = sum(id(param) not in known for param in params)
+        if strange:
+            hidden = hidden_modules(owner)
+            raise ConfigurationError(
+                f"self.{name} holds {strange} of {len(params)} parameters that belong to none of the models "
+                f"({', '.join(models)}): assign their model to self in configure_models"
+                f"{f', and make self.{hidden} an nn.ModuleList or nn.ModuleDict' if hidden else ''}, and build the "
+                "optimizer from it in configure_optimizers."
+            )
+
+
+def hidden_modules(owner: object) -> str | None:
+    """The name of a list or dict on the owner that holds modules."""
+    for name, value in vars(owner).items():
+        parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+        if any(isinstance(part, nn.Module) for part in parts):
+            return name
+    return None
+
+
+def initialise(module: nn.Module, device: torch.device) -> None:
+    """Give a model on the meta device memory and call its `init_weights`, where it has that."""
+    from ...runtime.wrapping import give_memory, is_meta
+
+    if callable(init := getattr(module, "init_weights", None)) and is_meta(module):
+        give_memory(module, device)
+        init()
+
+
 def raw_module(module: nn.Module) -> nn.Module:
     """The module that `torch.compile` was given, so that names in state dicts stay as they are."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")  # until somebody compiles, there can be no such module
@@ -70,6 +123,10 @@ def as_loaders(returned: Any) -> tuple[Any, Any]:
                 f"configure_dataloaders returned {', '.join(unknown)}: name them 'train' and 'val'."
             )
         return returned.get("train"), returned.get("val")
+    if isinstance(returned, tuple | list):
+        raise ConfigurationError(
+            f"configure_dataloaders returned {len(returned)} parts: return (train_loader, val_loader), or one loader."
+        )
     return returned, None
 
 

@@ -93,7 +93,7 @@ class Gradients:
                 self._backward_to_all(loss, retain_graph)
                 return
             self._decide()
-            lane = next(iter(lanes.values())) if optimizer is None else self.optimization.lane(optimizer)
+            lane = next(iter(lanes.values())) if optimizer is None else self._lane(optimizer)
             self._check_intact(lane)
             lane.backward(loss, self.optimization.window, retain_graph=retain_graph)
             self._held.add(lane.name)
@@ -101,7 +101,7 @@ class Gradients:
 
     def step(self, optimizer: Optimizer | str) -> None:
         """Let an optimizer have its gradients, and step it if the window ends here."""
-        lane = self.optimization.lane(optimizer)
+        lane = self._lane(optimizer)
         if not self.is_used:
             raise own_steps.step_without_backward(self.trainer, lane)
         self.ways.take(self.trainer, lane, "step")
@@ -115,7 +115,7 @@ class Gradients:
 
     def clip(self, optimizer: Optimizer | str, max_norm: float) -> None:
         """Clip these gradients when they are complete, which is just before the optimizer's step."""
-        lane = self.optimization.lane(optimizer)
+        lane = self._lane(optimizer)
         is_stepped = lane.name in self._spent or (lane.name in self._stepped and not has_gradients(lane))
         if self.optimization.window.is_last and is_stepped:
             raise ConfigurationError(
@@ -160,6 +160,16 @@ class Gradients:
                 lane.schedule()
                 self._left[name] = scheduler_positions(lane)
         self._unscheduled.clear()
+
+    def _lane(self, optimizer: Optimizer | str) -> Lane:
+        lanes = self.optimization.lanes
+        if not any(optimizer is lane.optimizer for lane in lanes.values()) and optimizer not in lanes:
+            shown = repr(optimizer) if isinstance(optimizer, str) else f"a {type(optimizer).__name__}"
+            raise ConfigurationError(
+                f"{shown} is none of this trainer's optimizers ({', '.join(lanes)}): give one that "
+                "configure_optimizers assigned to self, or its name."
+            )
+        return self.optimization.lane(optimizer)
 
     def _check_schedulers(self) -> None:
         """Refuse schedulers that were stepped by the trainer after an update, and then once more by somebody else."""

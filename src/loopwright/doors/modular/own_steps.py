@@ -9,7 +9,9 @@ from torch import Tensor
 
 from ...alike import spread_of
 from ...errors import ConfigurationError
+from ...meter import ComputedMetric
 from ...optimization import Lane
+from ...step import StepResult
 from ...step_checks import own_step_obstacle
 
 if TYPE_CHECKING:
@@ -33,14 +35,14 @@ class Ways:
         name = lane.name
         words = {
             "end": "the trainer, at the end of a batch that called `self.backward(loss)` and no `step`",
-            "step": f"`self.step({name})`",
-            "own": f"`{name}.step()`",
+            "step": f"`self.step(self.{name})`",
+            "own": f"`self.{name}.step()`",
         }
         raise ConfigurationError(
             f"Optimizer {name!r} is stepped in two ways, so once too often: first by {words[first]}, now by "
-            f"{words[way]}. Choose one for every batch: `self.backward(loss)` alone, or followed by `self.step({name})`"
-            f" or `{name}.step()` in the same `training_step`. To step after every fourth batch only, set "
-            "gradient_accumulation_steps=4 and leave the step to the trainer."
+            f"{words[way]}. Choose one for every batch: `self.backward(loss)` alone, or followed by "
+            f"`self.step(self.{name})` or `self.{name}.step()` in the same `training_step`. To step "
+            "after every fourth batch only, set gradient_accumulation_steps=4 and leave the step to the trainer."
         )
 
 
@@ -86,13 +88,13 @@ def check_own_step(trainer: Engine, lane: Lane, *, is_ours: bool) -> None:
     if obstacle is None:
         return
     if is_ours:
-        instead = f"write `self.step({name})` in place of `{name}.step()`, or leave it out, and leave out zero_grad()"
+        instead = f"write `self.step(self.{name})` in place of it, or nothing at all, and leave out zero_grad()"
     else:
         instead = (
             "write `self.backward(loss)` in place of `loss.backward()`, and leave out "
-            f"`{name}.step()` and zero_grad(), which the trainer does"
+            f"`self.{name}.step()` and zero_grad(), which the trainer does"
         )
-    raise ConfigurationError(f"`{name}.step()` was called by your program, which {obstacle}: {instead}.")
+    raise ConfigurationError(f"`self.{name}.step()` was called by your program, which {obstacle}: {instead}.")
 
 
 def complete(lane: Lane) -> None:
@@ -126,7 +128,8 @@ def gradients_changed(trainer: Engine, lane: Lane) -> ConfigurationError:
         why = f"part of a sum over {trainer.accumulate} batches (gradient_accumulation_steps)"
     return ConfigurationError(
         f"The gradients of optimizer {lane.name!r} were changed after `self.backward(loss)`, while they were {why}: by "
-        f"clip_grad_norm_, perhaps, or zero_grad(set_to_none=False). Call `self.clip_gradients({lane.name}, max_norm)` "
+        "clip_grad_norm_, perhaps, or zero_grad(set_to_none=False). Call "
+        f"`self.clip_gradients(self.{lane.name}, max_norm)` "
         "or set gradient_clip_val, which clip when they are complete; change them otherwise in "
         "`on_optimizer_step_start`."
     )
@@ -145,10 +148,14 @@ def versions(lane: Lane) -> list[tuple[int, int]]:
 
 
 def step_without_backward(trainer: Engine, lane: Lane) -> ConfigurationError:
-    raw = " The gradients there are come from `loss.backward()`:" if has_gradients(lane) else ""
+    raw = (
+        " There are gradients of `loss.backward()`, which are neither scaled nor averaged."
+        if has_gradients(lane)
+        else ""
+    )
     return ConfigurationError(
-        f"`self.step({lane.name})` was called and no `self.backward(loss)` before it in this batch.{raw} Write "
-        f"`self.backward(loss)` and then `self.step({lane.name})`."
+        f"`self.step(self.{lane.name})` was called and no `self.backward(loss)` before it in this batch.{raw} Write "
+        f"`self.backward(loss)` and then `self.step(self.{lane.name})`."
     )
 
 
@@ -164,6 +171,26 @@ def loss_in(trainer: Engine, returned: Any) -> Tensor | None:
             "`value.detach()`."
         )
     return losses.get("loss")
+
+
+def check_returned(returned: Any, step: str) -> None:
+    """Refuse what a step returns and no metric can be made of."""
+    if not (returned is None or isinstance(returned, int | float | Tensor | Mapping | StepResult)):
+        raise ConfigurationError(
+            f"`{step}` returned a {type(returned).__name__}: return the loss, a dict of named values such as "
+            "{'loss': loss, 'accuracy': accuracy}, or nothing."
+        )
+    values = returned if isinstance(returned, Mapping) else {}
+    for name, value in values.items():
+        if isinstance(value, Tensor):
+            kind = None if value.numel() == 1 else f"tensor of shape {tuple(value.shape)}"
+        else:
+            kind = None if isinstance(value, int | float | ComputedMetric | None) else type(value).__name__
+        if kind is not None:
+            raise ConfigurationError(
+                f"`{step}` returned {name!r}, a {kind}: reduce it to one number, such as its mean, or leave it out. "
+                "Only 'outputs' and 'targets' may be more, both together, for `compute_metrics`."
+            )
 
 
 def two_uses() -> ConfigurationError:
@@ -193,9 +220,9 @@ def check_scheduler(trainer: Engine, scheduler: Any, left_at: int | None) -> Non
         return
     name = next((name for name, s in trainer.schedules.items() if s.scheduler is scheduler), "scheduler")
     raise ConfigurationError(
-        f"Scheduler {name!r} was stepped twice, by the trainer and then by your program (`{name}.step()` in a callback "
-        "or event). Leave that out, or step it in `training_step` or `training_loop`: what they step, the trainer does "
-        "not."
+        f"Scheduler {name!r} was stepped twice, by the trainer and then by your program (`self.{name}.step()` "
+        "in a callback or event). Leave that out, or step it in `training_step` or `training_loop`: what they step, "
+        "the trainer does not."
     )
 
 
