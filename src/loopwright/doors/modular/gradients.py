@@ -206,7 +206,6 @@ class Gradients:
 
     def _before_own_step(self, lane: Lane) -> None:
         """The user steps an optimizer: make gradients of `backward` what they are for `step`, and clip."""
-        self._own = lane
         self.use("backward")
         is_ours = lane.name in self._held or any(lane.name in names for names in self._reached)
         own_steps.check_own_step(self.trainer, lane, is_ours=is_ours)
@@ -226,6 +225,7 @@ class Gradients:
                 lane.zero()  # a step without gradients changes nothing
         finally:
             lane.clip_norm = usual
+        self._own = lane
 
     def _after_own_step(self, lane: Lane) -> None:
         self._own = None
@@ -289,6 +289,7 @@ class Gradients:
         for lane in lanes:
             self._check_intact(lane)
         self._before = {lane.name: _taken_off(lane.params) for lane in lanes}
+        self._versions.clear()
         scales = [scale for lane in lanes if (scale := _scale_of(lane, loss.device)) is not None]
         self._scale = torch.stack(scales).amin() if scales else None
 
@@ -308,7 +309,6 @@ class Gradients:
                     self._take(lane, kept)
                     if has_gradients(lane):
                         self._held.add(name)
-                self._note(lane)
         self._before, self._losses, self._reached, self._scale, self._stepped = None, [], [], None, set()
 
     def _take(self, lane: Lane, kept: Kept) -> None:
@@ -319,6 +319,7 @@ class Gradients:
         if self._scale is not None and new:
             torch._foreach_mul_(new, _scale_of(lane, self._scale.device) / self._scale)
         _add(lane.params, kept)
+        self._note(lane)
 
     def _drop(self, lane: Lane, kept: Kept) -> None:
         if self.trainer.accumulate > 1 and any(spread_of(param) is not None for param in lane.params):
@@ -328,6 +329,7 @@ class Gradients:
             )
         for param, old in zip(lane.params, kept, strict=True):
             param.grad = old
+        self._note(lane)
 
     def _due(self) -> list[Lane]:
         """The lanes that are to be stepped, in the order of the optimizers; all processes agree on them."""
@@ -348,7 +350,10 @@ class Gradients:
 
     def _check_intact(self, lane: Lane) -> None:
         """Refuse gradients that somebody removed or changed; those of a sharded model may not be there yet."""
-        is_gone = lane.name in self._held and not lane.is_spoilt and self._own is None and not has_gradients(lane)
+        if lane.is_spoilt or self._own is not None:
+            return
+        is_aside = self._before is not None and lane.name in self._before
+        is_gone = lane.name in self._held and not is_aside and not has_gradients(lane)
         if is_gone and not any(spread_of(param) is not None for param in lane.params):
             raise own_steps.gradients_gone(self.trainer, lane)
         noted = self._versions.get(lane.name)

@@ -80,12 +80,19 @@ class Validation:
         """Put what a validation measured into the epoch's row and, inside an epoch, beside the step."""
         trainer = self.trainer
         self.done_at = trainer.progress.update
-        row = _named(measured)
+        row = _named(measured, self._begins())
         trainer.log(row)
         if trainer.meter.num_pending:
             trainer.log_step(row)
         trainer.events.emit("on_validation_end", row)
         return row
+
+    def _begins(self) -> tuple[str, ...]:
+        """How names of a validation's metrics begin: also after the prefix of averages that were validated, too."""
+        from ...callbacks.ema import EMA
+
+        averages = [average for c in self.trainer.active_callbacks if isinstance(c, EMA) for average in c.decays]
+        return ("val_", "val/", *(f"{average}_val{mark}" for average in averages for mark in "_/"))
 
     def step(self, batch: Any) -> StepResult:
         """One batch, for the core."""
@@ -123,11 +130,11 @@ class Validation:
             self.is_undisturbed = before
 
 
-def _named(measured: Mapping[str, float]) -> Metrics:
+def _named(measured: Mapping[str, float], begins: tuple[str, ...]) -> Metrics:
     """Metrics of a validation under names that begin with val_ or val/, so that none is taken for one of training."""
     row: Metrics = {}
     for name, value in measured.items():
-        new = name if name.startswith(("val_", "val/")) else f"val_{name}"
+        new = name if name.startswith(begins) else f"val_{name}"
         if new in row:
             raise ConfigurationError(
                 f"A validation measured {new.removeprefix('val_')!r} and {new!r}, which are one name: in the history "
