@@ -227,6 +227,14 @@ class Lane:
         self.guard.refuse(f"the loss of optimizer {self.name!r} is not finite on at least one process")
         return False
 
+    def settle(self) -> bool:
+        """Whether nothing was noted that is not finite; reads it, for a step that will not leave itself out."""
+        flag, self._flag = self._flag, None
+        if flag is None or not float(flag) or self.guard is None:
+            return True
+        self.guard.refuse(f"the loss of optimizer {self.name!r} is not finite")
+        return False
+
     def clip(self) -> bool:
         """Clip as configured; False when the norm turned out not to be finite and the step must not be taken."""
         if self.clip_value is not None:

@@ -9,6 +9,10 @@ import torch
 from torch import nn
 
 from loopwright import ConfigurationError
+from loopwright.callbacks import NonFiniteGuard
+from loopwright.doors.modular import own_steps
+from loopwright.errors import NonFiniteLossError
+from loopwright.optimization import Lane, Window
 from loopwright.runtime import guard
 
 from ...distributed.ranks import run_ranks
@@ -280,6 +284,59 @@ def test_what_would_let_processes_diverge_is_refused(mistake: Mistakes) -> None:
         for what, text in zip(REFUSED_ON_RANKS, said, strict=True):
             mistake.said("Door: modular", what, text)
             assert ("self.clip_gradients" if "clip" in what else "self.backward(loss)") in text
+
+
+class OwnValidation(MyTrainer):
+    """Counts by hand, and returns what it counted; logs something after its batches."""
+
+    configure_dataloaders = loaders
+
+    def validation_loop(self) -> Any:
+        correct = total = 0
+        for inputs, targets in self.val_loader:
+            correct += int((self.model(inputs).argmax(1) == targets).sum())
+            total += len(targets)
+        self.log_metrics({"logged_accuracy": correct / max(total, 1)})
+        return {"accuracy": correct / max(total, 1), "val/ones": 1.0}
+
+
+def validated(rank: int) -> dict[str, list[float]]:
+    return OwnValidation(Config(n_epochs=2), build_model()).fit().to_dict()
+
+
+def test_what_a_validation_loop_returns_is_that_of_all_processes() -> None:
+    alone = validated(0)
+    assert alone["val_accuracy"] == alone["val_logged_accuracy"]
+    for ours in run_ranks(validated, 2):
+        assert ours["val_accuracy"] == ours["val_logged_accuracy"] == pytest.approx(alone["val_accuracy"], rel=1e-12)
+        assert ours["val/ones"] == [1.0, 1.0]
+
+
+def test_a_step_by_hand_is_not_taken_with_gradients_of_a_loss_that_is_not_finite() -> None:
+    class Nan(Idiom):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.optimizer.zero_grad()
+            self.backward(self.loss(batch) * (float("nan") if batch_idx == 1 else 1.0))
+            self.optimizer.step()
+
+    skipped = Nan(Config(callbacks=[NonFiniteGuard("skip")]), build_net())
+    skipped.fit()
+    assert all(param.isfinite().all() for param in skipped.model.parameters())
+    with pytest.raises(NonFiniteLossError):
+        Nan(Config(), build_net()).fit()
+
+
+def test_what_a_device_noted_is_read_before_a_step_by_hand() -> None:
+    """On an accelerator a fused optimizer leaves out its own steps; one of the user's must not slip through."""
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.AdamW([weight], fused=True)
+    guard = NonFiniteGuard("skip")
+    guard._trainer = MyTrainer(Config())._engine
+    lane = Lane("optimizer", optimizer, guard=guard, reads_are_free=False)
+    lane.refresh([weight])
+    lane.backward((weight * float("nan")).sum(), Window())
+    own_steps.complete(lane)
+    assert (weight.grad, guard.num_skipped) == (None, 1)
 
 
 # What cannot be honoured

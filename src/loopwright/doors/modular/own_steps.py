@@ -101,8 +101,10 @@ def complete(lane: Lane) -> None:
     """Make gradients those of all processes; there are none where the loss was refused, so that nothing is stepped."""
     if lane.is_spoilt:
         lane.reset()
-    else:
-        lane.complete()
+        return
+    lane.complete()
+    if not lane.settle():
+        lane.zero()
 
 
 def gradients_gone(trainer: Engine, lane: Lane) -> ConfigurationError:
