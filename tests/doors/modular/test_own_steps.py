@@ -104,6 +104,16 @@ def test_a_step_called_by_hand_is_one_step(kind: type[Idiom]) -> None:
     assert [lane.updates for lane in trainer._engine.optimization.lanes.values()] == [1]
 
 
+def test_a_step_taken_where_nothing_is_accumulated_any_more_is_that_of_the_window() -> None:
+    class Asking(Idiom):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.backward(self.loss(batch))
+            if not self.is_accumulating_gradients:
+                self.step(self.optimizer)
+
+    assert_same(fit(Asking, gradient_accumulation_steps=2).model, by_hand(build_net(), epochs=2, accumulate=2))
+
+
 # Several optimizers
 
 

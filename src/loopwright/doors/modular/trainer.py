@@ -210,6 +210,11 @@ class DreamTrainer(Hooks):
         self._engine.progress.update = update
 
     @property
+    def is_accumulating_gradients(self) -> bool:
+        """Whether more batches of the accumulation window come before its step."""
+        return not self._engine.window.is_last
+
+    @property
     def train_loader(self) -> Loader | None:
         return self._engine.train_loader
 
