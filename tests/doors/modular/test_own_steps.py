@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from ...loops import build_net
 from ...mistakes import Mistakes
 from . import idioms
 from .idioms import CLIP, Idiom, accumulated_by_hand, scheduled_by_hand
-from .programs import Config, MyTrainer, assert_same, by_hand
+from .programs import Config, KillAt, Killed, MyTrainer, assert_same, by_hand
 from .test_gradients import Pair, pair_by_hand
 from .test_processes import build_model, loaders
 
@@ -502,6 +503,38 @@ def test_what_would_train_wrongly_is_refused(
     trainer = kind(Config(n_epochs=2, **options), build_net())
     with mistake("Door: modular", what, ConfigurationError, match=match):
         trainer.fit()
+
+
+def test_accumulation_by_hand_is_refused_where_a_run_is_to_be_resumed(tmp_path: Path, mistake: Mistakes) -> None:
+    what = "accumulation by hand, with `loss.backward()`, in a run with `run_dir`"
+    with mistake("Door: modular", what, ConfigurationError, match="gradient_accumulation_steps"):
+        fit(idioms.OwnAccumulation, run_dir=tmp_path)
+
+
+@pytest.mark.parametrize("kind", [idioms.OwnStep, idioms.OwnBackward, idioms.Returning, idioms.LoopOwnBackward])
+def test_an_idiom_is_resumed_exactly(tmp_path: Path, kind: type[Idiom]) -> None:
+    options: dict[str, Any] = {"n_epochs": 2, "checkpoint_every_n_steps": 1, "run_dir": tmp_path}
+    with pytest.raises(Killed):
+        kind(Config(callbacks=[KillAt(7)], **options), build_net()).fit()
+    again = kind(Config(**options), build_net(seed=9))
+    again.fit()
+    assert_same(again.model, by_hand(build_net(), epochs=2))
+
+
+@pytest.mark.parametrize("kind", [idioms.Returning, idioms.ReturningNamed])
+def test_a_window_that_does_not_fit_into_memory_is_taken_again_in_pieces(kind: type[Idiom]) -> None:
+    class Small(kind):  # type: ignore[misc,valid-type]
+        def loss(self, batch: Any) -> Any:
+            if len(batch[0]) > 5 and self._engine.progress.step:
+                raise torch.OutOfMemoryError
+            return super().loss(batch)
+
+    trainers = [cls(Config(gradient_accumulation_steps=2), nn.Linear(6, 3)) for cls in (Small, kind)]
+    trainers[1].model.load_state_dict(trainers[0].model.state_dict())
+    for trainer in trainers:
+        trainer.fit()
+    assert trainers[0]._engine.num_pieces == 2
+    torch.testing.assert_close(trainers[0].model.weight, trainers[1].model.weight)
 
 
 def test_an_optimizer_may_be_used_by_hand_after_training() -> None:

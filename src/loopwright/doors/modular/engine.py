@@ -8,19 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ... import loop
 from ...building import Schedule, build_schedule
-from ...callbacks.checkpoints import BestModel, Checkpoints
 from ...components import check_accumulation, check_clipping, found_on, is_trained, swap_parameters
 from ...data.stream import Stream
 from ...errors import CheckpointError, ConfigurationError
 from ...history import History
-from ...hooks import Callback as CoreCallback
 from ...hooks import Dispatch
 from ...meter import ComputedMetric
 from ...progress import Limits, Progress
@@ -29,13 +26,14 @@ from ...trainer import Trainer as CoreTrainer
 from ...training import run_training
 from .callback import Callback, Hooks, States, sort_callbacks
 from .config import DreamTrainerConfig, build_runtime
-from .finding import as_loaders, assign, check_models, check_owned, initialise, modules_of, raw_module
+from .finding import as_loaders, assign, check_models, check_owned, check_ready, initialise, modules_of, raw_module
 from .gradients import Gradients
 from .lending import Lending, LoopLeft
 from .loaders import Loader
-from .own_steps import check_returned, check_scheduler
+from .measured import check_returned, measured_in, without_graph
 from .rounds import Rounds
-from .saving import OwnFiles
+from .saving import OwnFiles, default_callbacks
+from .schedulers import EpochSchedulers
 from .validation import Validation
 
 if TYPE_CHECKING:
@@ -63,7 +61,7 @@ class Engine(CoreTrainer):
         check_accumulation(config.gradient_accumulation_steps, "gradient_accumulation_steps")
         own, core = sort_callbacks(config.callbacks)
         super().__init__(
-            callbacks=[States(own), *core, *_default_callbacks(config, core), Rounds()],
+            callbacks=[States(own), *core, *default_callbacks(config, core), Rounds()],
             accumulate=config.gradient_accumulation_steps,
             clip_norm=config.gradient_clip_val,
             runtime=build_runtime(config),
@@ -87,8 +85,7 @@ class Engine(CoreTrainer):
         self._is_taking = False  # a call of `training_step`
         self._returned: Any = None  # by it, while a loop of the user's own may still train that
         self._wrapped: dict[int, nn.Parameter] = {}
-        self._positions: dict[str, Any] = {}
-        self._left: dict[str, Any] = {}  # where schedulers are that the trainer stepped after an epoch
+        self.schedulers = EpochSchedulers(self)
 
     # Components
 
@@ -168,7 +165,7 @@ class Engine(CoreTrainer):
 
     def fit(self) -> History:
         self.setup()
-        self._check_ready()
+        check_ready(self)
         self.events.emit("on_fit_start")
         limits = RunLimits(epochs=self.config.n_epochs, updates=self.config.max_steps)
         try:
@@ -177,18 +174,6 @@ class Engine(CoreTrainer):
             self.validation.close()
         self.events.emit("on_fit_end")
         return self.history
-
-    def _check_ready(self) -> None:
-        if self.loaders[0] is None:
-            raise ConfigurationError(
-                "There is no training data: return (train_loader, val_loader) from configure_dataloaders."
-            )
-        if not (self.overrides("training_step") or self.overrides("training_loop")):
-            raise ConfigurationError(f"{type(self.door).__name__} has no training_step(batch, batch_idx): override it.")
-        if self.loaders[1] is not None and not (self.overrides("validation_step") or self.overrides("validation_loop")):
-            raise ConfigurationError(
-                "There is a validation loader and no validation_step: override it, or return None for that loader."
-            )
 
     def overrides(self, name: str) -> bool:
         from .trainer import DreamTrainer
@@ -229,27 +214,7 @@ class Engine(CoreTrainer):
 
     def schedule_epoch(self, row: Mapping[str, float]) -> None:
         """Step the schedulers that count epochs, but for those that the user's loop has stepped."""
-        for name, schedule in self.schedules.items():
-            if schedule.interval == "epoch" and _position(schedule) == self._positions.get(name):
-                if schedule.watches and schedule.metric is None:
-                    usual = next((name for name in ("val_loss", "val/loss") if name in row), "loss")
-                    watched = self.config.monitor or usual
-                    schedule = replace(schedule, metric=watched)
-                    if watched not in row:
-                        raise ConfigurationError(
-                            f"self.{name} (ReduceLROnPlateau) watches {watched!r}, which this epoch did not measure; "
-                            f"there is: {', '.join(row) or 'nothing'}. Name one of them with monitor=."
-                        )
-                schedule.step(row)
-                self._left[name] = _position(schedule)
-
-    def _check_schedulers(self) -> None:
-        for name, left in self._left.items():
-            check_scheduler(self, self.schedules[name].scheduler, left)
-        self._left = {}
-
-    def _note_positions(self) -> None:
-        self._positions = {name: _position(schedule) for name, schedule in self.schedules.items()}
+        self.schedulers.step(row)
 
     # A step
 
@@ -302,7 +267,7 @@ class Engine(CoreTrainer):
             self._returned = returned  # the loop may train it yet
         if is_alone:
             self.gradients.schedule()
-        self.outputs = _without_graph(returned)
+        self.outputs = without_graph(returned)
         return returned
 
     def end_batch(self) -> None:
@@ -321,7 +286,7 @@ class Engine(CoreTrainer):
         logged, self._logged = self._logged or {}, None
         if not self.is_evaluating:
             self.gradients.schedule()
-        returned = self._measured(self.outputs) if is_returned or not logged else None
+        returned = measured_in(self.door, self.outputs) if is_returned or not logged else None
         check_returned(returned, self.eval_name if self.is_evaluating else self.step_name)
         if isinstance(returned, Mapping) or returned is None:
             return StepResult.of({**logged, **(returned or {})}, size)
@@ -335,26 +300,12 @@ class Engine(CoreTrainer):
         """A call of the door's `validation_step`, by whichever loop."""
         with self.runtime.autocast:
             returned = call()
-        self.outputs = _without_graph(returned)
+        self.outputs = without_graph(returned)
         return returned
-
-    def _measured(self, returned: Any) -> Any:
-        """What a step returned, with the metrics of its outputs and targets in place of those."""
-        if not isinstance(returned, Mapping) or not {"outputs", "targets"} <= returned.keys():
-            return returned
-        rest = {name: value for name, value in returned.items() if name not in ("outputs", "targets")}
-        with torch.no_grad():
-            computed = self.door.compute_metrics(returned["outputs"], returned["targets"])
-        if not isinstance(computed, Mapping):
-            raise ConfigurationError(
-                f"compute_metrics returned {type(computed).__name__}: return a dict of named values, such as "
-                "{'accuracy': accuracy}."
-            )
-        return {**rest, **computed}
 
     def log_metrics(self, values: Mapping[str, Any] | None) -> None:
         """Add to the step under way or just over, the validation, or the epoch, whichever is the smallest."""
-        measured = self._measured(values)
+        measured = measured_in(self.door, values)
         if not measured:
             return
         if self._logged is not None:
@@ -400,14 +351,13 @@ class Engine(CoreTrainer):
 
     def on_train_start(self) -> None:
         self.gradients.reset()
-        self._note_positions()
-        self._left = {}
+        self.schedulers.note()
         self.is_in_window, self._logged, self.calls_before = False, None, None
         self.events.emit("on_train_start")
 
     def on_epoch_start(self) -> None:
-        self._check_schedulers()
-        self._note_positions()
+        self.schedulers.check()
+        self.schedulers.note()
         self.calls_before = self.optimization.calls
         self.events.emit("on_epoch_start")
         self.events.emit("on_train_epoch_start")
@@ -439,39 +389,8 @@ class Engine(CoreTrainer):
         self.events.emit("on_validation_start")
 
     def on_loop_end(self) -> None:
-        self._check_schedulers()
+        self.schedulers.check()
         self.events.emit("on_train_end")
 
     def on_exception(self, error: BaseException) -> None:
         self.events.emit("on_exception", error)
-
-
-def _without_graph(returned: Any) -> Any:
-    """What a step returned, as callbacks see it: without what only a backward pass needs."""
-    if isinstance(returned, Tensor):
-        return returned.detach()
-    if isinstance(returned, Mapping):
-        return {name: value.detach() if isinstance(value, Tensor) else value for name, value in returned.items()}
-    return returned
-
-
-def _position(schedule: Schedule) -> Any:
-    """How far a scheduler is, to tell whether the user steps it."""
-    return getattr(schedule.scheduler, "last_epoch", None)
-
-
-def _default_callbacks(config: DreamTrainerConfig, given: list[CoreCallback]) -> list[CoreCallback]:
-    """What a run directory is filled with, as the config says, unless the user brought such callbacks."""
-    if config.run_dir is None:
-        return []
-    saving = Checkpoints(
-        config.checkpoint_every_n_steps,
-        config.checkpoint_every_n_epochs,
-        config.checkpoint_every_n_minutes,
-        keep=config.keep_checkpoints,
-    )
-    is_wanted = config.monitor is not None
-    metric = config.monitor or "val_loss"
-    keeping = BestModel(metric, config.monitor_mode, keep=config.keep_best, required=is_wanted)
-    keeping.watched.argument = "monitor_mode"
-    return [new for new in (keeping, saving) if not any(isinstance(other, type(new)) for other in given)]

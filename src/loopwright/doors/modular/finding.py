@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -14,6 +14,9 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, DistributedSampler
 
 from ...errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from .engine import Engine
 
 
 def assign(owner: object, returned: Any, kind: type | tuple[type, ...], method: str, default: str) -> None:
@@ -85,6 +88,21 @@ def check_owned(owner: object, models: Mapping[str, nn.Module], optimizers: Mapp
                 f"{f', and make self.{hidden} an nn.ModuleList or nn.ModuleDict' if hidden else ''}, and build the "
                 "optimizer from it in configure_optimizers."
             )
+
+
+def check_ready(trainer: Engine) -> None:
+    """Refuse to train without data, or without the steps that it needs."""
+    if trainer.loaders[0] is None:
+        raise ConfigurationError(
+            "There is no training data: return (train_loader, val_loader) from configure_dataloaders."
+        )
+    if not (trainer.overrides("training_step") or trainer.overrides("training_loop")):
+        raise ConfigurationError(f"{type(trainer.door).__name__} has no training_step(batch, batch_idx): override it.")
+    is_validated = trainer.overrides("validation_step") or trainer.overrides("validation_loop")
+    if trainer.loaders[1] is not None and not is_validated:
+        raise ConfigurationError(
+            "There is a validation loader and no validation_step: override it, or return None for that loader."
+        )
 
 
 def hidden_modules(owner: object) -> str | None:

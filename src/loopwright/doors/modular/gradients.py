@@ -18,11 +18,11 @@ from ...optimization import Lane, Optimization
 from ...step_checks import scheduler_positions, watch_own_steps
 from . import own_steps
 from .own_steps import Routes, Use, Ways, has_gradients
+from .parts import Kept, add, scale_of, taken_off
+from .schedulers import check_scheduler
 
 if TYPE_CHECKING:
     from .engine import Engine
-
-Kept = Sequence[Tensor | None]
 
 
 class Gradients:
@@ -44,7 +44,10 @@ class Gradients:
     def begin_run(self) -> None:
         """Forget everything, also what the program's way of stepping was."""
         self.ways, self.routes = Ways(), Routes()
+        self._num_pieces = self.trainer.num_pieces
         self._use: Use | None = None
+        self._is_by_hand = False  # whether an optimizer is stepped with gradients of `loss.backward()`
+        self._at_start: dict[str, list[tuple[int, int]]] = {}  # of a step: all gradients, to see which it leaves
         self._watched: list[Lane] = []
         self._handles: list[RemovableHandle] = []
         self._incomplete: set[str] = set()  # lanes whose gradients are not yet those of the update after `backward`
@@ -75,6 +78,9 @@ class Gradients:
 
     def begin_step(self) -> None:
         """A step begins."""
+        if self._num_pieces != self.trainer.num_pieces:
+            self._num_pieces = self.trainer.num_pieces
+            self.reset()  # memory ran out, and the window begins again
         self.is_used = False
         lanes = list(self.optimization.lanes.values())
         if self._left:
@@ -82,6 +88,8 @@ class Gradients:
         self._positions = {lane.name: scheduler_positions(lane) for lane in lanes if lane.schedulers}
         if self._is_watching and lanes != self._watched:
             self._watch()  # an optimizer was replaced
+        if self.trainer.run_dir is not None and (self._use is None or self._is_by_hand):
+            self._at_start = {lane.name: own_steps.versions(lane) for lane in lanes}
 
     def backward(self, loss: Tensor, optimizer: Optimizer | str | None = None, *, retain_graph: bool = False) -> None:
         """Add the gradients of this step's share of the window."""
@@ -126,6 +134,8 @@ class Gradients:
     def end_step(self) -> None:
         """The step is over: decide what is undecided and, at the end of the window, step whoever has gradients."""
         self._decide()
+        if self._at_start:
+            self._check_left()
         for name in self._spent:
             self.optimization.lanes[name].zero()
         self._spent.clear()
@@ -161,6 +171,14 @@ class Gradients:
                 self._left[name] = scheduler_positions(lane)
         self._unscheduled.clear()
 
+    def _check_left(self) -> None:
+        """Refuse gradients that a step leaves to the next one, where a resume point in between would not hold them."""
+        for lane in self.optimization.lanes.values():
+            is_known = lane.name in self._unscheduled or lane.name in self._held
+            if not is_known and has_gradients(lane) and own_steps.versions(lane) != self._at_start.get(lane.name):
+                raise own_steps.gradients_left(lane)
+        self._at_start = {}
+
     def _lane(self, optimizer: Optimizer | str) -> Lane:
         lanes = self.optimization.lanes
         if not any(optimizer is lane.optimizer for lane in lanes.values()) and optimizer not in lanes:
@@ -175,7 +193,7 @@ class Gradients:
         """Refuse schedulers that were stepped by the trainer after an update, and then once more by somebody else."""
         for name, left in self._left.items():
             for scheduler, before in zip(self.optimization.lanes[name].schedulers, left, strict=False):
-                own_steps.check_scheduler(self.trainer, scheduler, before)
+                check_scheduler(self.trainer, scheduler, before)
         self._left.clear()
 
     @contextmanager
@@ -226,6 +244,7 @@ class Gradients:
         finally:
             lane.clip_norm = usual
         self._own = lane
+        self._is_by_hand |= not is_ours
 
     def _after_own_step(self, lane: Lane) -> None:
         self._own = None
@@ -272,7 +291,7 @@ class Gradients:
         torch.autograd.backward(loss, retain_graph=retain_graph, inputs=inputs)
         self._reached.append(frozenset(lane.name for lane in lanes if has_gradients(lane)))
         if earlier is not None:
-            _add(params, earlier)
+            add(params, earlier)
         for lane in lanes:
             self._note(lane)
 
@@ -282,15 +301,15 @@ class Gradients:
             return None
         for lane in lanes:
             self._check_intact(lane)
-        return _taken_off([param for lane in lanes for param in lane.params])
+        return taken_off([param for lane in lanes for param in lane.params])
 
     def _set_aside(self, lanes: Sequence[Lane], loss: Tensor) -> None:
         """Keep what earlier steps gave apart from what is coming."""
         for lane in lanes:
             self._check_intact(lane)
-        self._before = {lane.name: _taken_off(lane.params) for lane in lanes}
+        self._before = {lane.name: taken_off(lane.params) for lane in lanes}
         self._versions.clear()
-        scales = [scale for lane in lanes if (scale := _scale_of(lane, loss.device)) is not None]
+        scales = [scale for lane in lanes if (scale := scale_of(lane, loss.device)) is not None]
         self._scale = torch.stack(scales).amin() if scales else None
 
     def _decide(self) -> None:
@@ -317,8 +336,8 @@ class Gradients:
             lane.note(loss)
         new = [param.grad for param in lane.params if param.grad is not None]
         if self._scale is not None and new:
-            torch._foreach_mul_(new, _scale_of(lane, self._scale.device) / self._scale)
-        _add(lane.params, kept)
+            torch._foreach_mul_(new, scale_of(lane, self._scale.device) / self._scale)
+        add(lane.params, kept)
         self._note(lane)
 
     def _drop(self, lane: Lane, kept: Kept) -> None:
@@ -373,23 +392,3 @@ class Gradients:
         self._is_over(lane)
         if lane.updates == updates:
             self._unscheduled.discard(lane.name)  # the step was left out
-
-
-def _scale_of(lane: Lane, device: torch.device) -> Any:
-    """What a lane's losses are scaled by, on the device; None where they are not."""
-    return None if lane.scaler is None else lane.scaler.scale(torch.ones((), device=device))
-
-
-def _taken_off(params: Sequence[torch.nn.Parameter]) -> Kept:
-    """The gradients of these parameters, which have none afterwards."""
-    kept = [param.grad for param in params]
-    for param in params:
-        param.grad = None
-    return kept
-
-
-def _add(params: Sequence[torch.nn.Parameter], kept: Kept) -> None:
-    """Add what the parameters have now to what they had before."""
-    for param, old in zip(params, kept, strict=True):
-        if old is not None:
-            param.grad = old if param.grad is None else old.add_(param.grad)

@@ -9,9 +9,7 @@ from torch import Tensor
 
 from ...alike import spread_of
 from ...errors import ConfigurationError
-from ...meter import ComputedMetric
 from ...optimization import Lane
-from ...step import StepResult
 from ...step_checks import own_step_obstacle
 
 if TYPE_CHECKING:
@@ -137,6 +135,15 @@ def gradients_changed(trainer: Engine, lane: Lane) -> ConfigurationError:
     )
 
 
+def gradients_left(lane: Lane) -> ConfigurationError:
+    return ConfigurationError(
+        f"A batch has left gradients of `loss.backward()` to optimizer {lane.name!r} and not stepped it, and the "
+        "resume points in `run_dir` do not hold them: a run that is killed would not go on the same. To step after "
+        "several batches set gradient_accumulation_steps and call `self.backward(loss)`; gradients that nothing uses, remove "
+        "with zero_grad()."
+    )
+
+
 def are_incomplete(trainer: Engine, lane: Lane) -> bool:
     """Whether gradients after `backward` are not yet what the optimizer is stepped with."""
     if any(spread_of(param) is not None for param in lane.params):
@@ -175,26 +182,6 @@ def loss_in(trainer: Engine, returned: Any) -> Tensor | None:
     return losses.get("loss")
 
 
-def check_returned(returned: Any, step: str) -> None:
-    """Refuse what a step returns and no metric can be made of."""
-    if not (returned is None or isinstance(returned, int | float | Tensor | Mapping | StepResult)):
-        raise ConfigurationError(
-            f"`{step}` returned a {type(returned).__name__}: return the loss, a dict of named values such as "
-            "{'loss': loss, 'accuracy': accuracy}, or nothing."
-        )
-    values = returned if isinstance(returned, Mapping) else {}
-    for name, value in values.items():
-        if isinstance(value, Tensor):
-            kind = None if value.numel() == 1 else f"tensor of shape {tuple(value.shape)}"
-        else:
-            kind = None if isinstance(value, int | float | ComputedMetric | None) else type(value).__name__
-        if kind is not None:
-            raise ConfigurationError(
-                f"`{step}` returned {name!r}, a {kind}: reduce it to one number, such as its mean, or leave it out. "
-                "Only 'outputs' and 'targets' may be more, both together, for `compute_metrics`."
-            )
-
-
 def two_uses() -> ConfigurationError:
     return ConfigurationError(
         "Some steps call `self.backward(loss)` or step an optimizer, others only return a loss, which was trained "
@@ -212,19 +199,6 @@ def nothing_trained(trainer: Engine) -> ConfigurationError:
         f"Nothing was trained: epoch {progress.epoch + 1} is over ({progress.epoch_step} batches), and your program "
         f"{what} ({', '.join(lanes)}). Call `self.backward(loss)` in `training_step`, or return the loss itself, "
         "neither detached nor as a number."
-    )
-
-
-def check_scheduler(trainer: Engine, scheduler: Any, left_at: int | None) -> None:
-    """Refuse a scheduler that goes on by itself after the trainer has stepped it."""
-    now = getattr(scheduler, "last_epoch", None)
-    if now is None or left_at is None or now <= left_at:
-        return
-    name = next((name for name, s in trainer.schedules.items() if s.scheduler is scheduler), "scheduler")
-    raise ConfigurationError(
-        f"Scheduler {name!r} was stepped twice, by the trainer and then by your program (`self.{name}.step()` "
-        "in a callback or event). Leave that out, or step it in `training_step` or `training_loop`: what they step, "
-        "the trainer does not."
     )
 
 

@@ -14,7 +14,7 @@ from ...errors import ConfigurationError
 from ...meter import Meter
 from ...step import StepResult
 from .finding import without_padding
-from .own_steps import check_returned
+from .measured import check_returned
 
 if TYPE_CHECKING:
     from ...data.stream import Stream
