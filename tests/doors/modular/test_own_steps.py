@@ -25,7 +25,7 @@ from . import idioms
 from .idioms import CLIP, Idiom, accumulated_by_hand, scheduled_by_hand
 from .programs import Config, KillAt, Killed, MyTrainer, assert_same, by_hand
 from .test_gradients import Pair, pair_by_hand
-from .test_processes import build_model, loaders
+from .test_processes import DoublePair, build_model, loaders
 
 PLAIN = [
     idioms.OwnStep,
@@ -257,8 +257,20 @@ def fit_double(kind: type[Idiom], **options: Any) -> dict[str, Any]:
     return {"history": trainer.fit().to_dict(), "weights": weights_of(trainer.model)}
 
 
+class DoubleOwnPair(DoublePair, OwnPair):
+    """A GAN with steps of its own, on processes that see different samples; zeroes more than it has to."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        super().training_step(batch, batch_idx)
+        self.g_optimizer.zero_grad()
+        self.d_optimizer.zero_grad()
+
+
 def all_idioms(rank: int, options: dict[str, Any]) -> dict[str, Any]:
     found = {kind.__name__: fit_double(kind, gradient_clip_val=CLIP, **options) for kind in RANKS}
+    pair = DoubleOwnPair(Config(n_epochs=2, gradient_clip_val=0.05, **options))
+    pair.fit()
+    found["pair"] = weights_of(pair.generator, pair.discriminator)
     found["accumulating"] = fit_double(idioms.Returning, gradient_accumulation_steps=2, **options)
     return found
 

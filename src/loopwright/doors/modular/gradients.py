@@ -138,6 +138,7 @@ class Gradients:
             self._check_left()
         for name in self._spent:
             self.optimization.lanes[name].zero()
+            self._versions.pop(name, None)
         self._spent.clear()
         if self.optimization.window.is_last:
             for lane in self._due():
@@ -321,10 +322,10 @@ class Gradients:
                 self.routes.check(self._reached)
             for name, kept in before.items():
                 lane = self.optimization.lanes[name]
-                self._check_intact(lane)
                 if stepped:
                     self._drop(lane, kept)
                 else:
+                    self._check_intact(lane)
                     self._take(lane, kept)
                     if has_gradients(lane):
                         self._held.add(name)
@@ -348,7 +349,10 @@ class Gradients:
             )
         for param, old in zip(lane.params, kept, strict=True):
             param.grad = old
-        self._note(lane)
+        if lane.name in self._held:
+            self._note(lane)
+        else:
+            self._versions.pop(lane.name, None)
 
     def _due(self) -> list[Lane]:
         """The lanes that are to be stepped, in the order of the optimizers; all processes agree on them."""

@@ -139,8 +139,8 @@ def gradients_left(lane: Lane) -> ConfigurationError:
     return ConfigurationError(
         f"A batch has left gradients of `loss.backward()` to optimizer {lane.name!r} and not stepped it, and the "
         "resume points in `run_dir` do not hold them: a run that is killed would not go on the same. To step after "
-        "several batches set gradient_accumulation_steps and call `self.backward(loss)`; gradients that nothing uses, remove "
-        "with zero_grad()."
+        "several batches set gradient_accumulation_steps and call `self.backward(loss)`; gradients that nothing uses, "
+        "remove with zero_grad()."
     )
 
 
