@@ -131,6 +131,22 @@ def sets_device(self: Any, config: Any) -> None:
     self.device = "cpu"
 
 
+def lbfgs(self: Any) -> None:
+    self.optimizer = torch.optim.LBFGS(self.model.parameters())
+
+
+def too_far(self: Any) -> None:
+    batches = iter(self.train_loader)
+    for batch_idx in range(7):
+        self.training_step(next(batches), batch_idx)
+
+
+def twice(self: Any) -> None:
+    for batch_idx, batch in enumerate(self.train_loader):
+        self.training_step(batch, batch_idx)
+        self.training_step(batch, batch_idx)
+
+
 Mistake = tuple[str, Callable[[], Any], str]
 MISTAKES: list[Mistake] = [
     ("no `configure_models`, and no model made in `__init__`", lambda: trained(NoModel), "override configure_models"),
@@ -150,6 +166,12 @@ MISTAKES: list[Mistake] = [
      lambda: trained(configure_optimizers=optimizers(lambda self, o: None)), "assign it to self"),
     ("`return [optimizer], [scheduler]`",
      lambda: trained(configure_optimizers=optimizers(lambda self, o: ([o], [StepLR(o, 1)]))), "assign"),
+    ("LBFGS without a closure", lambda: trained(configure_optimizers=lbfgs), "closure"),
+    ("`next(batches)` after an epoch's last batch", lambda: trained(training_loop=too_far), "call it again"),
+    ("`training_step` twice for a batch, with gradient_accumulation_steps=2",
+     lambda: trained(config=Config(gradient_accumulation_steps=2), training_loop=twice), "once a batch"),
+    ("all parameters frozen", lambda: trained(configure_models=lambda self: self.model.requires_grad_(False) and None),
+     "Unfreeze"),
     ("models in a list", lambda: trained(OnlyList), "ModuleList"),
     ("a model in a list beside another one", lambda: trained(InList), "ModuleList"),
     ("three loaders", lambda: trained(configure_dataloaders=loaders(lambda loader: (loader,) * 3)), "train_loader"),

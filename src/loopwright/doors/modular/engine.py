@@ -195,7 +195,13 @@ class Engine(CoreTrainer):
 
     def _run_loop(self, lending: Lending) -> None:
         calls, step = self.optimization.calls, self.progress.step
-        self.door.training_loop()
+        try:
+            self.door.training_loop()
+        except StopIteration as error:
+            raise ConfigurationError(
+                "`training_loop` asked for a batch after the last one of an epoch: `iter(self.train_loader)` is one "
+                "epoch, so call it again for the next."
+            ) from error
         lending.end_epoch()
         if self.optimization.calls == calls and self.progress.step == step and not self.is_done(self.until):
             raise ConfigurationError(

@@ -76,6 +76,11 @@ def check_models(owner: object, models: Mapping[str, nn.Module]) -> None:
 
 def check_owned(owner: object, models: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]) -> None:
     """Refuse optimizers of parameters that are in none of the models: they would be neither moved nor saved."""
+    if not any(param.requires_grad for module in models.values() for param in module.parameters()):
+        raise ConfigurationError(
+            f"There is nothing to train: all parameters of {', '.join(models)} are frozen (requires_grad=False). "
+            "Unfreeze some in configure_models."
+        )
     known = {id(param) for module in models.values() for param in module.parameters()}
     for name, optimizer in optimizers.items():
         params = [param for group in optimizer.param_groups for param in group["params"]]

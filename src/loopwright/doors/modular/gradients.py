@@ -385,6 +385,8 @@ class Gradients:
 
     def _finish(self, lane: Lane) -> None:
         if lane.name in self._unscheduled:
+            if self.trainer.accumulate > 1:
+                raise own_steps.twice_in_window(self.trainer, lane)
             self.schedule()
             self._positions[lane.name] = scheduler_positions(lane)
         usual, schedulers, updates = lane.clip_norm, lane.schedulers, lane.updates

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
+from torch.optim import LBFGS
 
 from ...alike import spread_of
 from ...errors import ConfigurationError
@@ -27,6 +28,11 @@ class Ways:
 
     def take(self, trainer: Engine, lane: Lane, way: Way) -> None:
         """An optimizer is about to be stepped in a way."""
+        if way != "own" and isinstance(lane.optimizer, LBFGS):
+            raise ConfigurationError(
+                f"self.{lane.name} is LBFGS, which computes the loss several times a step: write "
+                f"`self.{lane.name}.step(closure)` in `training_step`, or use another optimizer."
+            )
         first = self._first.setdefault(lane.name, way)
         if first == way or (trainer.accumulate > 1 and "own" not in (first, way)):
             return
@@ -132,6 +138,14 @@ def gradients_changed(trainer: Engine, lane: Lane) -> ConfigurationError:
         f"`self.clip_gradients(self.{lane.name}, max_norm)` "
         "or set gradient_clip_val, which clip when they are complete; change them otherwise in "
         "`on_optimizer_step_start`."
+    )
+
+
+def twice_in_window(trainer: Engine, lane: Lane) -> ConfigurationError:
+    return ConfigurationError(
+        f"Optimizer {lane.name!r} would be stepped twice in the last batch of an accumulation window, the second time "
+        f"without the gradients of the other batches: with gradient_accumulation_steps={trainer.accumulate} step it "
+        "once a batch, and call `training_step` once."
     )
 
 
