@@ -170,7 +170,7 @@ def test_a_call_that_was_refused_does_not_keep_the_next_from_finding_its_run(poi
 
 def test_the_same_data_set_with_another_seed_is_refused_in_the_middle_of_an_epoch(points, tmp_path):
     build_trainer(tmp_path).train(points, num_updates=3, batch_size=8)
-    with pytest.raises(DataError, match=r"saved with seed 0, but the seed is now 1.*use seed=0"):
+    with pytest.raises(ConfigurationError, match=r"seed: 0 -> 1"):
         build_trainer(tmp_path, seed=1).train(points, 1, batch_size=8)
 
 

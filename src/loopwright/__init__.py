@@ -9,6 +9,7 @@ from ._version import __version__
 
 if TYPE_CHECKING:
     from .building import Schedule
+    from .data.seeding import seed_everything
     from .errors import (
         CheckpointError,
         ConfigurationError,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from .history import History
     from .hooks import Callback
     from .progress import Progress
+    from .run.weights import load_weights
     from .runtime import Mesh, Runtime
     from .runtime.distributed import DistributedRuntime
     from .runtime.launch import launch
@@ -46,6 +48,8 @@ __all__ = [
     "Trainer",
     "__version__",
     "launch",
+    "load_weights",
+    "seed_everything",
 ]
 
 _HOMES = {
@@ -66,6 +70,8 @@ _HOMES = {
     "StepResult": "step",
     "Trainer": "trainer",
     "launch": "runtime.launch",
+    "seed_everything": "data.seeding",
+    "load_weights": "run.weights",
 }
 
 __getattr__, __dir__ = lazily(__name__, _HOMES)

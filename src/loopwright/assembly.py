@@ -39,10 +39,12 @@ def assemble_models(trainer: Trainer) -> dict[int, nn.Parameter]:
     """Build, place and wrap the models; the parameters that took the place of others, by the ids of those."""
     if trainer.seed is not None and trainer.builds_models:
         seed_everything(trainer.seed)  # models that the trainer makes are part of the run
-    trainer.configure_models()
+    check_returned(trainer.configure_models(), "configure_models", "self.model = ...")  # type: ignore[func-returns-value]
     trainer.modules = found_on(trainer, nn.Module, trainer.models)
     if trainer.runtime.world > 1:
         _check_initialized(trainer)
+    if dry_run.current is None:
+        _compare_models(trainer)
     replaced: dict[int, nn.Parameter] = {}
     for module in trainer.modules.values():
         replaced |= prepare_model(trainer, module)
@@ -50,11 +52,27 @@ def assemble_models(trainer: Trainer) -> dict[int, nn.Parameter]:
     return replaced
 
 
+def check_returned(value: Any, name: str, example: str) -> None:
+    """Refuse components that were returned and not assigned, as other frameworks have it."""
+    if value is not None:
+        raise ConfigurationError(
+            f"{name} returned a {type(value).__name__}, and what it returns is not used: assign it, `{example}`."
+        )
+
+
 def _check_initialized(trainer: Trainer) -> None:
     from .lazy import refuse, uninitialized
 
     if names := uninitialized(trainer.modules):
         raise refuse(names, "every process would draw its own weights for them")
+
+
+def _compare_models(trainer: Trainer) -> None:
+    """Note what the models are, and see that processes have the same before any of them waits for another."""
+    from .identity import check_ranks, describe_models
+
+    trainer.structure = describe_models(trainer.modules)
+    check_ranks(trainer, trainer.structure)
 
 
 def prepare_model(trainer: Trainer, module: nn.Module) -> dict[int, nn.Parameter]:
@@ -65,7 +83,7 @@ def prepare_model(trainer: Trainer, module: nn.Module) -> dict[int, nn.Parameter
 
 def assemble_optimizers(trainer: Trainer, replaced: dict[int, nn.Parameter]) -> None:
     """Build and find the optimizers and schedules."""
-    trainer.configure_optimizers()
+    check_returned(trainer.configure_optimizers(), "configure_optimizers", "self.optimizer = ...")  # type: ignore[func-returns-value]
     trainer.optimizers = found_on(trainer, Optimizer, trainer.optimizers)
     for optimizer in trainer.optimizers.values():
         swap_parameters(optimizer, replaced)

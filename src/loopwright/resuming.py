@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch.nn.parameter import is_lazy
+
 from .data.seeding import set_rng_state
 from .errors import CheckpointError, ConfigurationError, LoopwrightError
+from .runtime import dry_run
 
 if TYPE_CHECKING:
+    from .checkpoint import Checkpoint, CheckpointStore
     from .data.stream import Stream
+    from .run.changes import Change
     from .trainer import Trainer
 
 
@@ -22,6 +28,7 @@ class Mark:
     rng: dict[str, Any]
     lanes: dict[str, Any]
     eval_data: dict[str, Any] | None = None
+    fingerprint: dict[str, Any] | None = None
 
     def enter(self, stream: Stream, eval_stream: Stream | None = None) -> None:
         if self.data is not None:
@@ -44,23 +51,75 @@ def seek(stream: Stream, state: dict[str, Any]) -> None:
         ) from error
 
 
-def restore_run(trainer: Trainer, stream: Stream, resume: bool | str | Path) -> None:
-    """Open the run directory and take the newest sound checkpoint, or the one that `resume` names.
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Optimizers and schedules, by name, that a restore leaves as the program made them."""
 
-    `resume=False` opens a directory of its own beside one that already holds a run.
+    optimizers: frozenset[str] = frozenset()
+    schedules: frozenset[str] = frozenset()
+
+
+NOTHING_KEPT = Kept()
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a `train` call goes on from: the newest of its run, a checkpoint, or nothing; and if that was another."""
+
+    path: Path | None = None
+    is_fresh: bool = False
+    accepts_changes: bool = False
+
+    @classmethod
+    def checked(cls, resume: bool | str | Path, changes: str) -> Origin:
+        """The arguments of `train`."""
+        if changes not in ("refuse", "accept"):
+            raise ConfigurationError(
+                f"changes={changes!r}: use 'refuse', or 'accept' to go on with a run although the program has changed."
+            )
+        path = None if isinstance(resume, bool) or resume == "auto" else Path(resume)
+        return cls(path, resume is False, changes == "accept")
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The checkpoint that a run goes on from, when it was written, and whether the program was another one then."""
+
+    path: Path
+    created: datetime
+    is_changed: bool = False
+
+
+def restore_run(trainer: Trainer, stream: Stream, origin: Origin) -> Resumed | None:
+    """Open the run directory and take the newest sound checkpoint, or the one that was named.
+
+    A fresh start opens a directory of its own beside one that already holds a run.
     """
-    is_path = not isinstance(resume, bool) and resume != "auto"
-    if trainer.num_calls > 1 and not is_path:
+    is_later = trainer.num_calls > 1 and origin.path is None
+    _identify(trainer, stream, is_later=is_later)
+    if is_later:
         if trainer.run is not None and trainer.runtime.is_main:
             trainer.run.lock()
-        return
+        return None
     if trainer.run_dir is not None:
         stream.check_resumable()
-        _open_directory(trainer, is_fresh=resume is False)
-    if is_path:
-        _load(trainer, Path(str(resume)))
-    elif resume is not False and trainer.run is not None:
-        _load(trainer, None)
+        _open_directory(trainer, is_fresh=origin.is_fresh)
+    if origin.path is None and (origin.is_fresh or trainer.run is None):
+        return None
+    return _load(trainer, origin)
+
+
+def _identify(trainer: Trainer, stream: Stream, *, is_later: bool) -> None:
+    """Note what this run is; several processes compare it in every call, before any waits for another."""
+    is_shared = trainer.runtime.world > 1
+    if dry_run.current is not None or (is_later and not is_shared and trainer.fingerprint is not None):
+        return
+    from .identity import check_ranks, describe_program
+
+    description = describe_program(trainer, stream, looks_at_samples=trainer.run_dir is not None or is_shared)
+    check_ranks(trainer, description)
+    if not is_later or trainer.fingerprint is None:
+        trainer.fingerprint = description
 
 
 def _open_directory(trainer: Trainer, *, is_fresh: bool) -> None:
@@ -78,34 +137,61 @@ def _open_directory(trainer: Trainer, *, is_fresh: bool) -> None:
         trainer.run_dir = trainer.run.path
 
 
-def _load(trainer: Trainer, path: Path | None) -> None:
-    """Restore from a checkpoint directory, or from the newest of the run if None; drop what came after it."""
-    if path is None and not _finds_any(trainer):
-        return
-    from .checkpoint import CheckpointStore, read_checkpoint
-    from .checkpoint.capture import restore
+def _load(trainer: Trainer, origin: Origin) -> Resumed | None:
+    """Restore from a checkpoint directory, or from the newest of the run; drop what came after it."""
+    if origin.path is None and not _finds_any(trainer):
+        return None
+    from .checkpoint import CheckpointStore
+    from .checkpoint.manifest import read_manifest
 
     store = CheckpointStore(trainer.run.checkpoints) if trainer.run is not None else None
-    is_shared = trainer.runtime.world > 1
-    if path is None:
-        assert store is not None
-        newest = store.newest(lazy=is_shared) if trainer.runtime.is_main else None
-        found = trainer.runtime.broadcast_object(None if newest is None else newest.path)
-        if found is None:
-            return
-        checkpoint = newest or read_checkpoint(found, verify=False, lazy=True)
-    else:
-        if not path.exists():
-            raise ConfigurationError(
-                f"resume={str(path)!r} does not exist: pass a checkpoint directory, 'auto' to continue the run in "
-                "`run_dir`, or False to start over."
-            )
-        checkpoint = read_checkpoint(path, lazy=is_shared)
-    restore(trainer, checkpoint.tree, str(checkpoint.path))
+    checkpoint = _find_newest(trainer, store) if origin.path is None else _read_named(trainer, origin.path)
+    if checkpoint is None:
+        return None
+    is_changed = take_up(trainer, checkpoint, origin)
     trainer.runtime.barrier("resuming")
     if store is not None and trainer.runtime.is_main:
         store.discard(after_update=trainer.progress.update)
         store.discard_damaged()
+    created = datetime.fromisoformat(read_manifest(checkpoint.path).created)
+    return Resumed(checkpoint.path, created, is_changed)
+
+
+def take_up(trainer: Trainer, checkpoint: Checkpoint, origin: Origin) -> bool:
+    """Restore a checkpoint of the same program, or of another one where that is accepted; whether it was another."""
+    from .checkpoint.capture import restore
+
+    changed = _compare(trainer, checkpoint, origin)
+    if not changed:
+        restore(trainer, checkpoint.tree, str(checkpoint.path))
+        return False
+    from .accepting import NewValues
+
+    values = NewValues(trainer, checkpoint.tree, changed)
+    restore(trainer, checkpoint.tree, str(checkpoint.path), kept=values.kept)
+    values.apply(trainer)
+    return True
+
+
+def _find_newest(trainer: Trainer, store: CheckpointStore | None) -> Checkpoint | None:
+    """The newest sound checkpoint of the run, which the first process chooses for all."""
+    from .checkpoint import read_checkpoint
+
+    assert store is not None
+    newest = store.newest(lazy=trainer.runtime.world > 1) if trainer.runtime.is_main else None
+    found = trainer.runtime.broadcast_object(None if newest is None else newest.path)
+    return None if found is None else newest or read_checkpoint(found, verify=False, lazy=True)
+
+
+def _read_named(trainer: Trainer, path: Path) -> Checkpoint:
+    from .checkpoint import read_checkpoint
+
+    if not path.exists():
+        raise ConfigurationError(
+            f"resume={str(path)!r} does not exist: pass a checkpoint directory, 'auto' to continue the run in "
+            "`run_dir`, or False to start over."
+        )
+    return read_checkpoint(path, lazy=trainer.runtime.world > 1)
 
 
 def _finds_any(trainer: Trainer) -> bool:
@@ -113,3 +199,100 @@ def _finds_any(trainer: Trainer) -> bool:
     assert trainer.run is not None
     found = trainer.runtime.is_main and any(trainer.run.checkpoints.iterdir())
     return bool(trainer.runtime.broadcast_object(found))
+
+
+# Whether it is still the same program
+
+
+def _compare(trainer: Trainer, checkpoint: Checkpoint, origin: Origin) -> dict[str, Change]:
+    """In what the program differs from the one that wrote a checkpoint, by key; refused unless that is accepted.
+
+    What was accepted earlier is in the run's record already, and is not refused again.
+    """
+    from .run.changes import listed, program_changes, refusal
+
+    now, saved = trainer.fingerprint, checkpoint.tree.get("fingerprint")
+    saved = saved if isinstance(saved, dict) else None
+    recorded = (_recorded(trainer) if origin.path is None else None) or saved
+    if now is None or recorded is None:
+        trainer.say(
+            f"{checkpoint.path} does not say what program wrote it: whether model, optimizer, loss and data are the "
+            "same was not compared."
+        )
+        return {}
+    trainer.accepted = program_changes(recorded, now)
+    if trainer.accepted and not origin.accepts_changes:
+        what = str(checkpoint.path) if origin.path is not None else f"the run in {trainer.run_dir}"
+        accept = trainer.accept_changes if _weights_fit(trainer, checkpoint) else None
+        raise ConfigurationError(refusal(what, trainer.accepted, start_over=trainer.start_over, accept=accept))
+    if trainer.accepted:
+        trainer.say(f"Going on with changes:{listed(trainer.accepted)}")
+    return {change.key: change for change in program_changes(saved or recorded, now)}
+
+
+def _recorded(trainer: Trainer) -> dict[str, Any] | None:
+    """What the run directory says that the run is; the first process reads it for all."""
+    from .run import RunManifest
+
+    assert trainer.run is not None
+    found = None
+    if trainer.runtime.is_main and trainer.run.has_run:
+        found = RunManifest.read(trainer.run.manifest_path).fingerprint or None
+    recorded: dict[str, Any] | None = trainer.runtime.broadcast_object(found)
+    return recorded
+
+
+def _weights_fit(trainer: Trainer, checkpoint: Checkpoint) -> bool:
+    from .checkpoint.fitting import compare_model
+
+    saved = checkpoint.tree["models"]
+    return set(saved) == set(trainer.models) and not any(
+        compare_model(model, saved[name]) for name, model in trainer.models.items()
+    )
+
+
+# What is said at the start
+
+
+def starting_line(trainer: Trainer, resumed: Resumed | None) -> str:
+    """What is trained, where, and from which point on."""
+    return f"{_place_text(trainer, resumed)}: {_device_text(trainer)}, {_size_text(trainer)}."
+
+
+def _place_text(trainer: Trainer, resumed: Resumed | None) -> str:
+    place = None if trainer.run_dir is None else shown(trainer.run_dir)
+    if resumed is None:
+        return trainer.without_place if place is None else f"New run in {place}"
+    progress = trainer.progress
+    at = f"at epoch {progress.epoch + 1}, update {progress.update} ({age_text(resumed.created)})"
+    if trainer.run is not None and trainer.run.checkpoints in resumed.path.parents:
+        return f"Resuming {place} {at}"
+    return f"Resuming {shown(resumed.path)} {at}" + ("" if place is None else f", new run in {place}")
+
+
+def _device_text(trainer: Trainer) -> str:
+    runtime = trainer.runtime
+    return str(runtime.device) + (f" on {runtime.world} processes" if runtime.world > 1 else "")
+
+
+def _size_text(trainer: Trainer) -> str:
+    params = {id(p): p for module in trainer.modules.values() for p in module.parameters() if not is_lazy(p)}
+    total = sum(p.numel() for p in params.values())
+    trained = sum(p.numel() for p in params.values() if p.requires_grad)
+    return f"{total:,} parameters" + (f" ({trained:,} trainable)" if trained != total else "")
+
+
+def age_text(moment: datetime) -> str:
+    """How long ago a moment was, in its largest unit."""
+    seconds = max((datetime.now(UTC) - moment).total_seconds(), 0)
+    for unit, size in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if seconds >= size:
+            count = int(seconds // size)
+            return f"{count} {unit}{'' if count == 1 else 's'} ago"
+    return f"{int(seconds)} seconds ago"
+
+
+def shown(path: Path) -> Path:
+    """A path for a person: from here, where it is below."""
+    here, path = Path.cwd(), path.absolute()
+    return path.relative_to(here) if path.is_relative_to(here) else path

@@ -11,14 +11,15 @@ from torch.utils.data import DataLoader
 from . import loop
 from .agreeing import Accord
 from .data.order import derive_seed
-from .data.seeding import seed_everything
+from .data.seeding import seed_everything, set_rng_state
 from .data.stream import Stream
 from .errors import ConfigurationError, DataError, Interrupted
 from .history import History
 from .lazy import materialise
-from .progress import Limits
+from .progress import Limits, counted
 from .required import check_required_metrics
-from .resuming import Mark, restore_run, seek
+from .resuming import Mark, Origin, restore_run, seek, starting_line
+from .runtime import dry_run
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -32,20 +33,16 @@ def run_training(
     *,
     batch_size: int | None,
     resume: bool | str | Path,
+    changes: str = "refuse",
 ) -> History:
     """Train until a limit is reached; without any, for one epoch."""
-    limits = _checked(limits)
+    limits, origin = _checked(limits), Origin.checked(resume, changes)
     with trainer.runtime.supervised():
-        return _train(trainer, data, eval_data, limits, batch_size, resume)
+        return _train(trainer, data, eval_data, limits, batch_size, origin)
 
 
 def _train(
-    trainer: Trainer,
-    data: Any,
-    eval_data: Any,
-    limits: Limits,
-    batch_size: int | None,
-    resume: bool | str | Path,
+    trainer: Trainer, data: Any, eval_data: Any, limits: Limits, batch_size: int | None, origin: Origin
 ) -> History:
     if data is None:
         data, configured = trainer.configure_data()
@@ -56,7 +53,7 @@ def _train(
     trainer.setup_training()
     stream = trainer.open(data, _size_for(data, eval_data, batch_size), shuffle=True)
     try:
-        if not _begin(trainer, stream, data, limits, resume):
+        if not _begin(trainer, stream, data, limits, origin):
             return trainer.history
         trainer.until = limits.from_call(trainer.progress)
         materialise(trainer)
@@ -88,12 +85,13 @@ def _checked(limits: Limits) -> Limits:
     return Limits(epochs=1) if limits == Limits() else limits
 
 
-def _begin(trainer: Trainer, stream: Stream, data: Any, limits: Limits, resume: bool | str | Path) -> bool:
+def _begin(trainer: Trainer, stream: Stream, data: Any, limits: Limits, origin: Origin) -> bool:
     """Put the run where this call starts; False when an earlier process already finished this call."""
     progress = trainer.progress
     trainer.num_calls += 1
     try:
-        restore_run(trainer, stream, resume)
+        is_start = trainer.num_calls == 1
+        resumed = restore_run(trainer, stream, origin)
     except BaseException:
         trainer.num_calls -= 1  # a call that never began; the next one is to look for the run again
         raise
@@ -109,8 +107,9 @@ def _begin(trainer: Trainer, stream: Stream, data: Any, limits: Limits, resume: 
             seed_everything(trainer.seed if rank == 0 else derive_seed(trainer.seed, rank))
     elif trainer.num_calls < progress.call or _is_finished(trainer, limits):
         trainer.say(
-            f"Nothing to train: the run in {trainer.run_dir} is finished ({progress.epoch} epochs, "
-            f"{progress.update} updates). Raise the limit to go on, or pass {trainer.start_over} to start over."
+            f"Nothing to train: the run in {trainer.run_dir} is finished ({counted(progress.epoch, 'epoch')}, "
+            f"{counted(progress.update, 'update')}). Raise the limit to go on, or pass {trainer.start_over} to start "
+            "over."
         )
         trainer.mark = mark
         if trainer.num_calls == progress.call:
@@ -118,9 +117,23 @@ def _begin(trainer: Trainer, stream: Stream, data: Any, limits: Limits, resume: 
                 callback.finish_again(trainer)
         return False
     elif mark is not None:
-        mark.enter(stream, trainer.eval_stream)
+        _enter(trainer, stream, mark, is_changed=resumed is not None and resumed.is_changed)
+    if (is_start or resumed is not None) and dry_run.current is None:
+        trainer.say(starting_line(trainer, resumed))
     trainer.train_data, trainer.train_stream = data, stream
     return True
+
+
+def _enter(trainer: Trainer, stream: Stream, mark: Mark, *, is_changed: bool) -> None:
+    """Take up the position in the data; in data that was changed on purpose there may be none."""
+    try:
+        mark.enter(stream, trainer.eval_stream)
+    except DataError as error:
+        if not is_changed:
+            raise
+        trainer.say(f"The rest of epoch {trainer.progress.epoch + 1} is left out: {error}")
+        trainer.progress.next_epoch()
+        set_rng_state(mark.rng)
 
 
 def _is_finished(trainer: Trainer, limits: Limits) -> bool:

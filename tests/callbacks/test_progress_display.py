@@ -15,9 +15,9 @@ import pytest
 from torch.utils.data import TensorDataset
 
 from loopwright import Callback, ConfigurationError, Trainer
-from loopwright.callbacks import ProgressDisplay
+from loopwright.callbacks import OfflineLoss, ProgressDisplay
 
-from .runs import Crash, build_trainer, train
+from .runs import Crash, build_timed, build_trainer, train
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 EPOCH_LINE = r"epoch {}/2  loss \d\S*  eval_loss \d\S*  \d+\.\d s  [\d,]+ samples/s"
@@ -86,7 +86,8 @@ def test_the_cursor_is_back_after_training_and_after_an_exception(points, monkey
 
 def test_without_a_terminal_there_is_one_plain_line_an_epoch(points, capsys):
     train(build_trainer(progress="auto"), points, num_epochs=2)
-    lines = capsys.readouterr().out.splitlines()
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first.startswith("Training without a run directory")
     assert len(lines) == 2
     for number, line in enumerate(lines, start=1):
         assert re.fullmatch(EPOCH_LINE.format(number), line)
@@ -95,7 +96,8 @@ def test_without_a_terminal_there_is_one_plain_line_an_epoch(points, capsys):
 def test_within_a_long_epoch_there_is_a_line_every_interval(points, capsys, monkeypatch):
     monkeypatch.setattr("loopwright.loop.FLUSH_SECONDS", -1.0)
     train(build_trainer([ProgressDisplay("lines", interval=0.0)], progress="lines"), points, num_epochs=1)
-    lines = capsys.readouterr().out.splitlines()
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first.startswith("Training without a run directory")
     assert [line.split("  ")[1] for line in lines[:-1]] == [f"step {n}/5" for n in range(1, 6)]
     assert lines[-1].startswith("epoch 1/1  loss ")
 
@@ -118,7 +120,7 @@ def test_data_without_a_length_shows_steps_without_a_total(points, capsys, monke
     monkeypatch.setattr("loopwright.loop.FLUSH_SECONDS", -1.0)
     batches = iter([list(points.tensors)] * 2)
     build_trainer([ProgressDisplay("lines", interval=0.0)], progress="lines").train(batches, 1)
-    assert capsys.readouterr().out.splitlines()[0].split("  ")[1] == "step 1"
+    assert capsys.readouterr().out.splitlines()[1].split("  ")[1] == "step 1"
 
 
 def test_metrics_with_brackets_are_shown_as_they_are(points, monkeypatch):
@@ -144,3 +146,13 @@ def test_a_resumed_epoch_starts_the_bar_where_it_is(points, monkeypatch):
 def test_an_unknown_style_is_refused():
     with pytest.raises(ConfigurationError, match="progress='loud': use one of auto, bar, lines, silent"):
         ProgressDisplay("loud")
+
+
+@pytest.mark.parametrize(
+    "callbacks", [[], [OfflineLoss("eval", every_n_updates=2)]], ids=["after epochs", "inside too"]
+)
+def test_samples_per_second_count_training_and_no_evaluation(points, capsys, monkeypatch, callbacks):
+    """37 samples in 5 steps of a second each, whatever the evaluations of ten seconds a step take."""
+    train(build_timed(monkeypatch, callbacks, progress="lines"), points, num_epochs=2)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
+    assert [line.split("  ")[-1] for line in lines] == ["7 samples/s", "7 samples/s"]

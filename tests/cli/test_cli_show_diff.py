@@ -13,7 +13,8 @@ from gallery_helpers import train_run
 from loopwright import ConfigurationError
 from loopwright.cli import main
 from loopwright.run import MetricsStore, RunView, find_runs
-from loopwright.run.comparing import compare_runs, flatten
+from loopwright.run.changes import flatten
+from loopwright.run.comparing import compare_runs
 
 
 def facts(printed: str) -> dict[str, str]:
@@ -82,7 +83,10 @@ def test_show_all_lists_the_packages(configured, capsys):
     main(["show", str(path)])
     assert "  torch: " not in capsys.readouterr().out
     main(["show", str(path), "--all"])
-    assert f"  torch: {RunView(path).manifest['packages']['torch']}\n" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"  torch: {RunView(path).manifest['packages']['torch']}\n" in printed
+    assert "\n\npackages\n" in printed
+    assert "\\n" not in printed
 
 
 # diff

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 import torch
 from cli_helpers import run_on_terminal
 from tests.forked import call_forked
+from tests.mistakes import Mistakes
 from train_helpers import CONFIG, Project, Shell
 
 from loopwright.checkpoint import load_weights
@@ -19,6 +21,7 @@ from loopwright.run.reading import RunView
 
 SIGNAL = "  callbacks: [{kind: cli_project.Signal, number: %d, update: 4}]\n"
 QUIET = ("--progress", "silent")
+ID = r"\d{8}T\d{6}-[0-9a-f]{6}"
 
 
 def newest_weights(run: Path) -> dict[str, torch.Tensor]:
@@ -35,7 +38,7 @@ def test_train_says_where_the_run_is_and_how_it_ended(project: Project, shell: S
     assert shell("train", "run.yaml") == 0
     (run,) = project.runs()
     first, *_, last = shell.out.splitlines()
-    assert first == f"Training in runs/points/{run.name}"
+    assert first == f"New run in runs/points/{run.name}: cpu, 49 parameters."
     assert "epoch 2/2" in shell.out
     assert last.startswith(f"runs/points/{run.name}: finished, 2 of 2 epochs, 100%, best loss ")
     assert shell.err == ""
@@ -69,11 +72,40 @@ def test_a_signal_saves_and_the_same_command_goes_on_exactly(project: Project, s
     (run,) = project.runs()
     assert RunView(run).state == "interrupted"
     assert shell("train", "run.yaml") == 0
-    assert "Continuing" in shell.out
-    assert run.name in shell.out
+    assert f"Resuming runs/points/{run.name} at epoch 2, update 4 (" in shell.out
     assert project.runs() == [run]
     assert shell("train", "run.yaml", "--new", *QUIET) == 0
     assert_same_weights(*project.runs())
+
+
+def test_another_config_is_a_new_run_unless_its_changes_are_accepted(
+    project: Project, shell: Shell, mistake: Mistakes
+) -> None:
+    project.write("run.yaml", CONFIG + SIGNAL % signal.SIGINT)
+    assert shell("train", "run.yaml") == 130
+    (run,) = project.runs()
+    before = (run / "run.json").read_bytes(), (run / "config.yaml").read_bytes()
+    project.write("run.yaml", CONFIG.replace("lr: 0.01", "lr: 0.1") + SIGNAL % signal.SIGINT)
+    assert shell("train", "run.yaml") == 0
+    said, new = shell.out.partition("\nNew run in")[0], project.runs()[-1]
+    assert "model.optimizer.lr: 0.01 -> 0.1" in said
+    mistake.said(
+        "Door: configured", "`loopwright train run.yaml` after the learning rate in it was changed", said, hide=ID
+    )
+    assert new != run
+    shutil.rmtree(new)
+    assert shell("train", "--resume", str(run), "model.optimizer.lr=0.1") == 2
+    assert "config.model.optimizer.lr: 0.01 -> 0.1" in shell.err
+    assert "--accept-changes" in shell.err
+    assert ((run / "run.json").read_bytes(), (run / "config.yaml").read_bytes()) == before
+    mistake.said("Door: configured", "`train --resume RUN model.optimizer.lr=0.1`", shell.err, hide=ID)
+    assert shell("train", "run.yaml", "--accept-changes") == 0
+    assert project.runs() == [run]
+    view = RunView(run)
+    assert view.config["model"]["optimizer"]["lr"] == 0.1
+    (noted,) = view.manifest["changes"]
+    assert noted["update"] == 4
+    assert noted["values"]["optimizer.lr"] == [0.01, 0.1]
 
 
 def test_ctrl_c_in_a_process_without_a_terminal_exits_with_130_and_the_command_continues(
@@ -86,7 +118,7 @@ def test_ctrl_c_in_a_process_without_a_terminal_exits_with_130_and_the_command_c
     assert "epoch 1/2" in done.out
     assert done.err == ""
     assert shell("train", "run.yaml") == 0
-    assert "Continuing" in shell.out
+    assert "Resuming runs/points/" in shell.out
     assert RunView(project.runs()[0]).state == "finished"
 
 
@@ -106,7 +138,7 @@ def test_several_processes_train_one_run(project: Project):
     assert done.returncode == 0, done.stderr
     (run,) = project.runs()
     assert RunView(run).state == "finished"
-    assert done.stdout.count("Training in") == 1
+    assert done.stdout.count("New run in") == 1
     assert done.stdout.count(": finished") == 1
 
 

@@ -137,7 +137,7 @@ def test_evaluate_that_returns_no_numbers_is_named(points: TensorDataset) -> Non
             return None  # type: ignore[return-value]
 
     model = build_net()
-    with pytest.raises(ConfigurationError, match="evaluate returned NoneType; expected a dict of metrics"):
+    with pytest.raises(ConfigurationError, match="`evaluate` returned None; expected a dict of metrics"):
         Silent(model, adam(model), cross_entropy).train(shuffled(points), 1, in_order(points))
 
 

@@ -76,7 +76,7 @@ def test_a_simple_eval_step_that_returns_nothing_is_refused(points: TensorDatase
         def eval_step(self, batch: Any) -> Any:
             return None
 
-    with mistake("Door: simple", "`eval_step` that returns None", ConfigurationError, match="measured nothing"):
+    with mistake("Door: simple", "`eval_step` that returns None", ConfigurationError, match="returned None"):
         simple(Silent).evaluate(DataLoader(points, 8))
 
 

@@ -42,10 +42,20 @@ class RunRecorder(Callback):
         assert trainer.run is not None
         with trainer.run.starting():
             if trainer.run.has_run:
-                update_manifest(trainer.run.manifest_path, state="running")
+                update_manifest(
+                    trainer.run.manifest_path,
+                    state="running",
+                    fingerprint=trainer.fingerprint,
+                    change=_accepted(trainer),
+                )
             else:
                 self._tree = WorkTree(Path.cwd()).ask()
-                manifest = RunManifest.collect(device=str(trainer.runtime.device), seed=trainer.seed, tree=self._tree)
+                manifest = RunManifest.collect(
+                    device=str(trainer.runtime.device),
+                    seed=trainer.seed,
+                    tree=self._tree,
+                    fingerprint=trainer.fingerprint,
+                )
                 manifest.write(trainer.run.manifest_path)
         self._waiting = []
         self._metrics = MetricsStore(trainer.run.metrics_path)
@@ -148,6 +158,13 @@ class RunRecorder(Callback):
             self._write(partial(_note, trainer.run.manifest_path, **changes))
         if self._metrics is not None:
             self._metrics.close()
+
+
+def _accepted(trainer: Trainer) -> dict[str, Any] | None:
+    """What the program has changed in the run since it was last started, once, and from which update on."""
+    changes, trainer.accepted = trainer.accepted, []
+    values = {change.key: [change.first, change.second] for change in changes}
+    return {"update": trainer.progress.update, "values": values} if values else None
 
 
 def _note(path: Path, **changes: Any) -> None:

@@ -14,7 +14,7 @@ from ..data.order import derive_seed
 from ..data.seeding import preserved_rng, rng_state, seed_everything, set_rng_state
 from ..errors import CheckpointError
 from ..progress import Progress
-from ..resuming import Mark
+from ..resuming import NOTHING_KEPT, Kept, Mark
 from .atomic import new_token
 from .files import read_checkpoint, write_checkpoint
 from .fitting import (
@@ -62,8 +62,10 @@ def capture(trainer: Trainer, *, has_history: bool = True) -> dict[str, Tree]:
     trainer.flush()
     lanes = {name: lane.state_dict() for name, lane in trainer.optimization.lanes.items()}
     data, eval_data = capture_data(trainer)
+    program = trainer.fingerprint
     if trainer.mark is not None:  # loaded and not trained since
         lanes, data, eval_data = trainer.mark.lanes, trainer.mark.data, trainer.mark.eval_data
+        program = trainer.mark.fingerprint
     return {
         "models": capture_models(trainer),
         "optimizers": {name: optimizer.state_dict() for name, optimizer in trainer.optimizers.items()},
@@ -80,6 +82,7 @@ def capture(trainer: Trainer, *, has_history: bool = True) -> dict[str, Tree]:
         "stop_reason": trainer.stop_reason,
         "num_pieces": trainer.num_pieces,
         "rng": trainer.runtime.gather_each(rng_state()),
+        "fingerprint": program,
     }
 
 
@@ -109,8 +112,8 @@ def meta_of(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def restore(trainer: Trainer, tree: Any, source: str) -> None:
-    """Put the state back. Everything is compared first: either all of it fits, or nothing is changed.
+def restore(trainer: Trainer, tree: Any, source: str, *, kept: Kept = NOTHING_KEPT) -> None:
+    """Put the state back, but for what is `kept`. Everything is compared first: all of it fits, or nothing is changed.
 
     The position in the data is left in `trainer.mark`, for whoever opens the data to go on from here.
     """
@@ -118,10 +121,10 @@ def restore(trainer: Trainer, tree: Any, source: str) -> None:
     if missing:
         raise CheckpointError(
             f"Checkpoint {source} is no complete state of a trainer: it holds no {', '.join(missing)}. For the weights "
-            "alone, as of a kept model, use loopwright.checkpoint.load_weights."
+            "alone, as of a kept model, use `trainer.load_weights(path)`."
         )
     small = load_stored({part: value for part, value in tree.items() if part not in ("models", "optimizers")})
-    if problems := _compare(trainer, tree, small):
+    if problems := _compare(trainer, tree, small, kept):
         raise CheckpointError(
             f"Checkpoint {source} does not fit this trainer, and nothing was loaded:{listed(problems)}\nBuild the same "
             "models, optimizers and callbacks as the run that wrote it, or start a new run "
@@ -134,11 +137,13 @@ def restore(trainer: Trainer, tree: Any, source: str) -> None:
     with undone_on_error(trainer, source, _named_callbacks(trainer).values()) as at:
         for name, optimizer in trainer.optimizers.items():
             at.part = f"optimizers: {name}"
-            load_optimizer(optimizer, tree["optimizers"][name])
+            if name not in kept.optimizers:
+                load_optimizer(optimizer, tree["optimizers"][name])
         note_steps(trainer, progress.update)
         for name, schedule in trainer.schedules.items():
             at.part = f"schedules: {name}"
-            schedule.scheduler.load_state_dict(small["schedules"][name])
+            if name not in kept.schedules:
+                schedule.scheduler.load_state_dict(small["schedules"][name])
         for name, callback in _named_callbacks(trainer).items():
             at.part = f"callbacks: {name}"
             callback.load_state_dict(small["callbacks"].get(name) or callback.state_dict())
@@ -156,14 +161,14 @@ def restore(trainer: Trainer, tree: Any, source: str) -> None:
     load_computed(trainer, small.get("computed", {}))
     trainer.stop_reason = small["stop_reason"]
     trainer.num_pieces = max(trainer.num_pieces, small.get("num_pieces", 1))  # what did not fit will not fit
-    trainer.mark = Mark(small["data"], rng, small["lanes"], small.get("eval_data"))
+    trainer.mark = Mark(small["data"], rng, small["lanes"], small.get("eval_data"), small.get("fingerprint"))
     set_rng_state(rng)
 
 
-def _compare(trainer: Trainer, tree: Mapping[str, Any], small: Mapping[str, Any]) -> list[str]:
+def _compare(trainer: Trainer, tree: Mapping[str, Any], small: Mapping[str, Any], kept: Kept) -> list[str]:
     """Every disagreement between the trainer and the saved state, in words."""
     return [
-        *compare_components(trainer, tree["models"], tree["optimizers"], small["schedules"]),
+        *compare_components(trainer, tree["models"], tree["optimizers"], small["schedules"], kept=kept),
         *compare_callbacks(_named_callbacks(trainer), small["callbacks"]),
         *compare_run(trainer, small),
     ]
@@ -236,9 +241,15 @@ def save_trainer(trainer: Trainer, path: str | Path) -> None:
     write_together(trainer, path, capture(trainer), meta_of(trainer))
 
 
-def write_together(trainer: Trainer, path: str | Path, tree: Tree, meta: dict[str, Any]) -> None:
+def write_together(
+    trainer: Trainer,
+    path: str | Path,
+    tree: Tree,
+    meta: dict[str, Any],
+    beside: Mapping[str, bytes] | None = None,
+) -> None:
     """Write a checkpoint, for which all processes are needed; it is there for all of them when this returns."""
-    write_checkpoint(path, tree, meta, group=group_of(trainer), token=token_of(trainer))
+    write_checkpoint(path, tree, meta, group=group_of(trainer), token=token_of(trainer), beside=beside)
     trainer.runtime.barrier("save")
 
 

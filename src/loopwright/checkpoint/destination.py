@@ -92,7 +92,7 @@ def foreign_names(directory: Path) -> list[str]:
     names = sorted(set(os.listdir(directory)) - IGNORED)
     own = {name for name in names if name in (MANIFEST, STATE, PIECES) or name.endswith(".safetensors")}
     try:
-        own &= {MANIFEST, *read_manifest(directory).files}
+        own = {MANIFEST, *read_manifest(directory).files}
     except NewerFormatError:
         pass
     except CheckpointError:

@@ -22,7 +22,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +76,7 @@ def write_checkpoint(
     token: str = "",
     stop: threading.Event | None = None,
     parts: Sequence[Part] = (),
+    beside: Mapping[str, bytes] | None = None,
 ) -> None:
     """Write a state tree as a checkpoint directory, which appears complete or not at all.
 
@@ -83,7 +84,8 @@ def write_checkpoint(
     tensors are spread over the processes of a `group`, all of them call this, with trees of one form and one `token`
     (see `new_token`): the process of rank 0 returns when the checkpoint is there, or raises `group.patience` seconds
     later or once `stop` is set; the others return when their part is written. Otherwise the process of rank 0 writes
-    all of it, and the others nothing. `parts` are those of the history, where the tree has a note of them in its place.
+    all of it, and the others nothing. `parts` are those of the history, where the tree has a note of them in its place;
+    `beside` are further files, for other programs that read the model.
     """
     check_token(group, token)
     destination = Path(os.path.realpath(path))  # what a link leads to is written, and the link stays
@@ -97,10 +99,11 @@ def write_checkpoint(
             return
         check_directory(path)
         taken = {part_name(rank) for rank in range(group.world)} if pieces else set()
-        models = _model_files(tree, taken | {part.name for part in parts})
+        models = _model_files(tree, taken | {part.name for part in parts} | set(beside or ()))
         with staged_directory(destination, shared) as staging:
             files = _write_state(staging, structure, _split(tensors, models))
             files |= {part.name: part.put_into(staging) for part in parts}
+            files |= {name: write_bytes(staging / name, content) for name, content in (beside or {}).items()}
             if pieces:
                 write_part(staging, group.rank, pieces)
                 files |= gather_parts(staging, group, pieces, stop or threading.Event())
@@ -124,7 +127,7 @@ def _explained(destination: Path, group: Group) -> Iterator[None]:
 def _write_state(staging: Path, structure: Json, groups: dict[str, dict[str, Tensor]]) -> dict[str, FileRecord]:
     files = {STATE: write_bytes(staging / STATE, json.dumps(structure, allow_nan=False).encode())}
     for name, tensors in groups.items():
-        files[name] = write_tensors(staging / name, tensors)
+        files[name] = write_tensors(staging / name, tensors, None if name == TENSORS else {"format": "pt"})
     return files
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from ..data.seeding import preserved_rng
 from ..history import History
 from ..meter import Meter
 from ..progress import Progress
+from ..resuming import NOTHING_KEPT, Kept
 from .stored import StoredTensor
 
 if TYPE_CHECKING:
@@ -50,19 +51,23 @@ def listed(problems: Sequence[str]) -> str:
 
 
 def compare_components(
-    trainer: Trainer, models: Any, optimizers: Any, schedules: Any, *, partly: bool = False
+    trainer: Trainer, models: Any, optimizers: Any, schedules: Any, *, partly: bool = False, kept: Kept = NOTHING_KEPT
 ) -> list[str]:
-    """Where models, optimizers and schedules disagree with what was saved of them; `partly`, not all need be saved."""
+    """Where models, optimizers and schedules disagree with what was saved of them, but for what is `kept`.
+
+    With `partly` not all of them need be saved.
+    """
     problems: list[str] = []
-    compared: tuple[tuple[str, Any, Any, Callable[[Any, Any], list[str]]], ...] = (
-        ("models", trainer.models, models, compare_model),
-        ("optimizers", trainer.optimizers, optimizers, compare_groups),
-        ("schedules", trainer.schedules, schedules, lambda own, saved: compare_schedule(own.scheduler, saved)),
+    compared: tuple[tuple[str, Any, Any, Collection[str], Callable[[Any, Any], list[str]]], ...] = (
+        ("models", trainer.models, models, (), compare_model),
+        ("optimizers", trainer.optimizers, optimizers, kept.optimizers, compare_groups),
+        ("schedules", trainer.schedules, schedules, kept.schedules, lambda own, s: compare_schedule(own.scheduler, s)),
     )
-    for part, own, saved, compare in compared:
-        if not isinstance(saved, Mapping):
-            problems.append(f"{part}: the checkpoint has {_kind(saved)} instead of a state for each of them")
+    for part, components, states, left, compare in compared:
+        if not isinstance(states, Mapping):
+            problems.append(f"{part}: the checkpoint has {_kind(states)} instead of a state for each of them")
             continue
+        own, saved = ({n: value for n, value in named.items() if n not in left} for named in (components, states))
         if not partly:
             problems += [f"{part}: {name!r} is not in the checkpoint" for name in own if name not in saved]
             problems += [f"{part}: the checkpoint has {n!r}, the trainer has not" for n in saved if n not in own]

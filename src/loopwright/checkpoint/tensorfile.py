@@ -107,7 +107,8 @@ def split_tied(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[s
 def _tied(path: Path, metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """Names that were left out of a file, and the tensors they stand for."""
     if TIED not in metadata:  # files of `safetensors.torch.save_model` note the same as plain entries
-        return {name: kept for name, kept in metadata.items() if kept in tensors and name not in tensors}
+        noted = {name: kept for name, kept in metadata.items() if name != "format"}  # which says "pt", for torch
+        return {name: kept for name, kept in noted.items() if kept in tensors and name not in tensors}
     tied = parse_json(metadata[TIED].encode("utf-8", "replace"), f"{path} ({TIED})")
     if not isinstance(tied, dict) or not all(isinstance(k, str) and k in tensors for k in tied.values()):
         raise CheckpointError(f"{path} ties names to tensors that it does not hold: it is damaged.")

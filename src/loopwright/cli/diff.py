@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ..run.comparing import MISSING, Change, Parting, RunDiff, compare_runs
+from ..run.changes import Change, values_text
+from ..run.comparing import Parting, RunDiff, compare_runs
 from .adding import add_command
 from .exits import FOUND, OK
 from .finding import RUN, add_root, find_run
@@ -65,22 +66,13 @@ def _print_part(name: str, changes: list[Change] | None, most: int | None) -> No
     elif not changes:
         print(f"{name}: same")
     elif len(changes) == 1 and changes[0].key == name:
-        print(printable(f"{name}: {_change_text(changes[0])}"))
+        print(printable(f"{name}: {values_text(changes[0])}"))
     else:
         print(f"{name}: {len(changes)} {'difference' if len(changes) == 1 else 'differences'}")
         for change in changes[:most]:
-            print("  " + printable(f"{change.key}: {_change_text(change)}"))
+            print("  " + printable(f"{change.key}: {values_text(change)}"))
         if most is not None and len(changes) > most:
             print(f"  and {len(changes) - most} more (--all lists them)")
-
-
-def _change_text(change: Change) -> str:
-    return f"{_value_text(change.first)} -> {_value_text(change.second)}"
-
-
-def _value_text(value: object) -> str:
-    text = value if value is MISSING else repr(value)
-    return str(text) if len(str(text)) <= 100 else f"{str(text)[:100]}..."
 
 
 def _print_parting(parting: Parting) -> None:
@@ -89,7 +81,7 @@ def _print_parting(parting: Parting) -> None:
         before = _count(parting.num_same, what) if parting.num_same else "the first that both have"
         print(styled(f"metrics of {parting.level}: they part at {what} {parting.at}", BOLD) + f" ({before})")
         for change in parting.changes:
-            print("  " + printable(f"{change.key}: {_change_text(change)}{_distance(change)}"))
+            print("  " + printable(f"{change.key}: {values_text(change)}{_distance(change)}"))
     elif parting.ends == (None, None):
         print(f"metrics of {parting.level}: neither has any")
     elif None in parting.ends or parting.num_same == 0:

@@ -114,7 +114,7 @@ def _changes(run: RunView, config: Config) -> list[str]:
     from ..doors.configured.directories import differences
     from ..doors.configured.recording import config_text
 
-    return differences(run.config or {}, yaml.safe_load(config_text(config, run.name)))
+    return [c.key for c in differences(run.config or {}, yaml.safe_load(config_text(config, run.name)))]
 
 
 class Child:

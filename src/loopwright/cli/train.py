@@ -18,12 +18,12 @@ from .overriding import add_config, is_override
 
 if TYPE_CHECKING:
     from ..doors.configured import Experiment
-    from ..trainer import Trainer
 
 MORE = """\
 Everything is checked before anything is built. The run goes to runs/<name>/<id>, or where `output_path` says. If there
 is an unfinished run of the same name and config it goes on exactly where it was left; a finished one stays as it is,
-and a new one is started.
+and a new one is started. So it is where the config is another one, unless --accept-changes asks to go on with it. Where
+the config is the same and model, optimizer, loss or data are not, that is an error that lists what has changed.
 
 Ctrl-C or SIGTERM: the update under way is finished and saved, and the command leaves with 130 or 143. The same command
 continues. Ctrl-C twice ends it at once. SIGUSR1 saves without stopping.
@@ -50,6 +50,11 @@ def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
         help="go on with this run (its path, the beginning of its id or name, or `last`), or from this checkpoint in a "
         "new run",
     )
+    parser.add_argument(
+        "--accept-changes",
+        action="store_true",
+        help="go on with a run although its config, code or data have changed since; what changed is noted in run.json",
+    )
     parser.add_argument("--progress", choices=STYLES, default="auto", help="what is shown meanwhile (default: auto)")
     add_root(parser)
 
@@ -63,9 +68,9 @@ def train_command(options: argparse.Namespace) -> int:
         experiment.build()
         assert experiment.trainer is not None
         experiment.trainer.engine.start_over = "--new"
-        _announce(experiment)
+        experiment.trainer.engine.accept_changes = "--accept-changes"
         try:
-            experiment.train(resume=resume)
+            experiment.train(resume=resume, changes="accept" if options.accept_changes else "refuse")
         except Interrupted as left:
             return int(left.code or OK)
     if options.progress != "silent" and is_first_process():
@@ -145,21 +150,9 @@ def _again(run: Path | None, overrides: list[str], progress: str) -> Experiment:
     return experiment
 
 
-def _announce(experiment: Experiment) -> None:
-    """Let a new run say where it is before it begins."""
-    from ..hooks import Callback
-
-    class Announcement(Callback):
-        def on_train_start(self, trainer: Trainer) -> None:
-            if trainer.progress.update == 0 and trainer.run_dir is not None:
-                trainer.say(f"Training in {nearby(trainer.run_dir)}")
-
-    assert experiment.trainer is not None
-    experiment.trainer.engine.add_callback(Announcement())
-
-
 def _tell_end(experiment: Experiment) -> None:
     """How it ended, in a line."""
+    from ..resuming import shown
     from ..run.reading import RunView
     from .run_text import best_text, progress_text
 
@@ -169,10 +162,4 @@ def _tell_end(experiment: Experiment) -> None:
     best = best_text(run)
     named = [] if best == "-" else [best if best.endswith("(last)") else f"best {best}"]
     told = [run.state, progress_text(run.progress), *named]
-    print(printable(f"{nearby(run.path)}: {', '.join(told)}"))
-
-
-def nearby(path: Path) -> Path:
-    """The path from the current folder, where it is in it."""
-    path = path.absolute()
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    print(printable(f"{shown(run.path)}: {', '.join(told)}"))

@@ -21,6 +21,8 @@ from .workers import TrainingFlag, pass_over_signals, signals_held_back, trainin
 class Feed(Protocol):
     """Batches for requests, in the order of the requests."""
 
+    fetcher: Fetcher
+
     def start(self, epoch: int, requests: Iterator[Request]) -> None:
         """Forget the previous requests and go on with these."""
 
@@ -51,7 +53,7 @@ class LocalFeed:
     """Makes every batch in this process, when it is asked for."""
 
     def __init__(self, fetcher: Fetcher, pin_memory: bool) -> None:
-        self._fetcher = fetcher
+        self.fetcher = fetcher
         self._pins = pin_memory and can_pin()
         self._requests: Iterator[Request] = iter(())
 
@@ -59,7 +61,7 @@ class LocalFeed:
         self._requests = requests
 
     def next(self) -> Batch:
-        batch = self._fetcher[next(self._requests)]
+        batch = self.fetcher[next(self._requests)]
         return Batch(pin(batch.value), batch.size) if self._pins else batch
 
     def close(self) -> None:
@@ -70,7 +72,7 @@ class WorkerFeed:
     """Sends requests to worker processes, which are started when the first batch is asked for."""
 
     def __init__(self, fetcher: Fetcher, settings: WorkerSettings) -> None:
-        self._fetcher = fetcher
+        self.fetcher = fetcher
         self._settings = settings
         self._requests = _Requests()
         self._generator = torch.Generator()  # a loader without its own would draw from the one of training
@@ -78,7 +80,7 @@ class WorkerFeed:
         self._batches: Any = None
 
     def start(self, epoch: int, requests: Iterator[Request]) -> None:
-        self._generator.manual_seed(derive_seed(self._fetcher.seed, WORKER, epoch))
+        self._generator.manual_seed(derive_seed(self.fetcher.seed, WORKER, epoch))
         self._requests.current = requests
         self._batches = None
 
@@ -115,7 +117,7 @@ class WorkerFeed:
     def _build(self) -> DataLoader[Any]:
         settings = self._settings
         return DataLoader(
-            self._fetcher,  # type: ignore[arg-type]  # __getitem__ is all it needs
+            self.fetcher,  # type: ignore[arg-type]  # __getitem__ is all it needs
             batch_size=None,
             sampler=self._requests,
             collate_fn=_as_it_is,

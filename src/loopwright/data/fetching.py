@@ -6,7 +6,7 @@ for one sample at a time, so that a sample does not depend on those it is fetche
 collate function and a `__getitems__` that does not return a list of samples, is seeded from the batch's first index.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from hashlib import blake2b
 from operator import index as as_int
 from typing import Any, NamedTuple
@@ -48,6 +48,19 @@ class Fetcher:
         self._is_random_collate = collate is not default_collate and collate is not default_convert
         self._draws, self._collate_draws = Draws(), Draws()
         self._can_split = True  # until `__getitems__` turns out to return something else than a list of samples
+
+    def describe(self) -> dict[str, Any]:
+        """Its length, where it has one, and how samples become a batch where that is not as torch does it."""
+        length = len(self.dataset) if isinstance(self.dataset, Sized) else None
+        return {"length": length} | ({"collate": self._collate} if self._is_random_collate else {})
+
+    def apart(self, dataset: Any) -> "Fetcher":
+        """One of its own over another data set, for a look at samples, which is the same whatever the run's seed."""
+        return Fetcher(dataset, self._collate, 0, self._single)
+
+    def sample(self, index: Any) -> Any:
+        """One sample as the first epoch has it, before it is collated."""
+        return self._draws.make(lambda: self._fetch(Request(0, [index])))
 
     def __getitem__(self, request: Request) -> Batch:
         if self._is_random_collate:

@@ -147,6 +147,14 @@ class IndexedStream(Stream):
                 "out is not known. Leave in_order at True."
             )
 
+    def describe(self) -> dict[str, Any]:
+        return self._feed.fetcher.describe() | self._place.planner.describe()
+
+    def peek(self) -> list[Any] | None:
+        from .peeking import peek_samples
+
+        return peek_samples(self._feed.fetcher)
+
     def close(self) -> None:
         self._feed.close()
         self._is_started = False

@@ -74,6 +74,14 @@ class Stream(ABC):
     def check_resumable(self) -> None:
         """Raise a `DataError` that says what to do instead, if the position cannot be known."""
 
+    def describe(self) -> dict[str, Any]:
+        """What makes the data another where it differs (length, batch size, order), as far as it is known."""
+        return {}
+
+    def peek(self) -> list[Any] | None:
+        """A few samples at fixed places, the first of them twice, without any trace; None where that cannot be."""
+        return None
+
     def close(self) -> None:  # noqa: B027  (most streams hold nothing that has to be ended)
         """End workers and drop iterators."""
 
@@ -108,6 +116,12 @@ class StreamAround(Stream):
 
     def check_resumable(self) -> None:
         self._stream.check_resumable()
+
+    def describe(self) -> dict[str, Any]:
+        return self._stream.describe()
+
+    def peek(self) -> list[Any] | None:
+        return self._stream.peek()
 
     def close(self) -> None:
         self._stream.close()

@@ -112,7 +112,7 @@ class IteratedStream(Stream):
         self._refusal = refusal
         self._pins = batching.pin_memory and can_pin()
         self._epoch = self._position = 0
-        self.num_batches = length
+        self.num_batches = self._length = length
         if length is not None and batching.size is not None:
             self.num_samples = length - length % batching.size if batching.drop_last else length
             self.num_batches = -(-self.num_samples // batching.size)
@@ -151,6 +151,9 @@ class IteratedStream(Stream):
     def check_resumable(self) -> None:
         if not isinstance(self._cursor.source, Stateful):
             raise DataError(self._refusal)
+
+    def describe(self) -> dict[str, Any]:
+        return {"length": self._length, "batch_size": self._batching.size, "drop_last": self._batching.drop_last}
 
     def close(self) -> None:
         self._cursor.close()

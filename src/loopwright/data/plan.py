@@ -85,6 +85,11 @@ class Planner:
         """Whether batches are cut out of an order of single samples."""
         return self.batch_size is not None and not self.single
 
+    def describe(self) -> dict[str, Any]:
+        """What of it makes other batches where it differs."""
+        size = None if self.single else self.batch_size
+        return {"batch_size": size, "drop_last": self.drop_last, "order": self.order.describe()}
+
     def sizes(self) -> tuple[int | None, int | None]:
         """Batches and samples in an epoch that has not been drawn yet, as far as they are known."""
         length = len(self.order)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
+    DistributedSampler,
     RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
@@ -31,6 +32,9 @@ class Order(Protocol):
     def hidden_state(self) -> str | None:
         """Name of what the order may depend on besides (seed, epoch), if anything."""
 
+    def describe(self) -> str:
+        """What makes it another order."""
+
 
 class SequentialOrder:
     """Every index of a data set, from first to last."""
@@ -48,6 +52,9 @@ class SequentialOrder:
 
     def hidden_state(self) -> str | None:
         return None
+
+    def describe(self) -> str:
+        return "sequential"
 
 
 class ShuffledOrder:
@@ -68,6 +75,9 @@ class ShuffledOrder:
     def hidden_state(self) -> str | None:
         return None
 
+    def describe(self) -> str:
+        return "shuffled"
+
 
 class FixedOrder:
     """Indices, or lists of indices, that somebody wrote down."""
@@ -85,6 +95,9 @@ class FixedOrder:
 
     def hidden_state(self) -> str | None:
         return None
+
+    def describe(self) -> str:
+        return f"{len(self)} given indices"
 
 
 class SampledOrder:
@@ -109,6 +122,11 @@ class SampledOrder:
         known = _draws_from_its_generator(self.sampler) or isinstance(self.sampler, HasEpochs | Stateful)
         return None if known else type(self.sampler).__name__
 
+    def describe(self) -> str:
+        name = type(self.sampler).__name__
+        is_divided = isinstance(self.sampler, DistributedSampler)  # which gives fewer on more processes
+        return name if is_divided else f"{name} of {len(self)}"
+
 
 class GroupedOrder:
     """Lists of consecutive indices of another order (a `BatchSampler` used as a sampler)."""
@@ -129,6 +147,9 @@ class GroupedOrder:
 
     def hidden_state(self) -> str | None:
         return self._order.hidden_state()
+
+    def describe(self) -> str:
+        return f"{self._order.describe()}, {self._size} at once"
 
 
 def order_of(sampler: Any, seed: int) -> Order:

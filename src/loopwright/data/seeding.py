@@ -23,14 +23,18 @@ def seed_sample(seed: int) -> None:
     numpy_random().seed(seed & _NUMPY_MASK)
 
 
-def seed_everything(seed: int) -> None:
-    """Seed every generator of this process, devices included."""
+def seed_everything(seed: int) -> int:
+    """Seed every generator of this process (python's, numpy's, torch's, those of devices), and return the seed.
+
+    `Trainer(seed=)` covers what the trainer builds and draws; this is for what the program draws before.
+    """
     if torch.accelerator.is_available():
         torch.manual_seed(seed)
     else:  # the same, without the milliseconds that torch spends on devices which are not there
         _default.manual_seed(seed)
     random.seed(seed)
     numpy_random().seed(seed & _NUMPY_MASK)
+    return seed
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from typing import Any
 
 from ..errors import DataError
 from .interface import Batch, Stream, batch_size_of, check_kind
+from .seeding import preserved_rng
 
 _KIND = "a sequence of batches"
 
@@ -44,6 +45,18 @@ class SequenceStream(Stream):
                 f"{len(self._batches)} batches now: resume with the same data, or start a new run."
             )
         self._epoch, self._position = state["epoch"], state["position"]
+
+    def describe(self) -> dict[str, Any]:
+        return {"length": len(self._batches)}
+
+    def peek(self) -> list[Any] | None:
+        from .peeking import NUM_SAMPLES, places
+
+        with preserved_rng():
+            try:
+                return [self._batches[index] for index in places(len(self._batches), NUM_SAMPLES)]
+            except Exception:  # the loop meets it again, and says where
+                return None
 
     def check_resumable(self) -> None:
         """A position in a sequence is always known."""

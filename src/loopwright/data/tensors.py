@@ -65,6 +65,14 @@ class TensorStream(Stream):
     def check_resumable(self) -> None:
         self._place.check_resumable()
 
+    def describe(self) -> dict[str, Any]:
+        return {"length": len(self._dataset)} | self._place.planner.describe()
+
+    def peek(self) -> list[Any] | None:
+        from .peeking import NUM_ROWS, places
+
+        return [self._dataset[index] for index in places(len(self._dataset), NUM_ROWS)]
+
     def close(self) -> None:
         self._batches = None
 

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
 from numbers import Real
 from typing import Any, Literal
 
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
 from ..errors import ConfigurationError
+
+SECTION = "training"
+NEAR = 0.75  # how alike two names are, from 0 to 1, for one to be a misspelling of the other
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """`training.*` of a config; None where it says nothing."""
 
+    learning_rate: float | None = None
     weight_decay: float | None = None
     max_grad_norm: float | None = None
     scheduler_step_per_batch: bool | None = None
@@ -23,33 +33,57 @@ class Settings:
     @classmethod
     def of(cls, config: Any) -> Settings:
         """Read a config of nested mappings, objects with attributes, or a mix of both."""
-        training = _entry(config, "training")
-        per_batch = _entry(training, "scheduler_step_per_batch")
-        if per_batch is not None and not isinstance(per_batch, bool):
-            raise ConfigurationError(
-                f"config: training.scheduler_step_per_batch is {per_batch!r}; use True (after each batch) or False "
-                "(after each epoch)."
-            )
-        weight_decay = _number(training, "weight_decay")
-        max_grad_norm = _number(training, "max_grad_norm")
-        if max_grad_norm is not None and not max_grad_norm > 0:
-            raise ConfigurationError(
-                f"config: training.max_grad_norm is {max_grad_norm:g}; use a number above 0, or leave it out for no "
-                "clipping."
-            )
-        accumulation = _entry(training, "gradient_accumulation_steps")
-        if accumulation is not None and (type(accumulation) is not int or accumulation < 1):
-            raise ConfigurationError(
-                f"config: training.gradient_accumulation_steps is {accumulation!r}; use how many batches make an "
-                "update, 1 or more."
-            )
+        _check_kind(config)
+        training = _entry(config, SECTION)
+        if config is not None:
+            _check_names(config, training)
         mode = _entry(training, "best_model_mode")
         if mode not in (None, "auto", "min", "max"):
             raise ConfigurationError(
                 f"config: training.best_model_mode is {mode!r}; use 'min' or 'max', whichever values of "
                 "best_model_metric are better, or 'auto' to go by its name."
             )
-        return cls(weight_decay, max_grad_norm, per_batch, accumulation, mode or "auto")
+        return cls(
+            _above_zero(training, "learning_rate", "leave it out for AdamW's own"),
+            _not_negative(training, "weight_decay"),
+            _above_zero(training, "max_grad_norm", "leave it out for no clipping"),
+            _per_batch(training),
+            _accumulation(training),
+            mode or "auto",
+        )
+
+
+def _per_batch(training: Any) -> bool | None:
+    value = _entry(training, "scheduler_step_per_batch")
+    if value is None or isinstance(value, bool):
+        return value
+    raise ConfigurationError(
+        f"config: training.scheduler_step_per_batch is {value!r}; use True (after each batch) or False (after each "
+        "epoch)."
+    )
+
+
+def _accumulation(training: Any) -> int | None:
+    value = _entry(training, "gradient_accumulation_steps")
+    if value is None or (type(value) is int and value >= 1):
+        return value
+    raise ConfigurationError(
+        f"config: training.gradient_accumulation_steps is {value!r}; use how many batches make an update, 1 or more."
+    )
+
+
+def _above_zero(training: Any, name: str, otherwise: str) -> float | None:
+    value = _number(training, name)
+    if value is None or value > 0:
+        return value
+    raise ConfigurationError(f"config: training.{name} is {value:g}; use a number above 0, or {otherwise}.")
+
+
+def _not_negative(training: Any, name: str) -> float | None:
+    value = _number(training, name)
+    if value is None or value >= 0:
+        return value
+    raise ConfigurationError(f"config: training.{name} is {value:g}; use 0 or more, such as 0.01.")
 
 
 def _number(training: Any, name: str) -> float | None:
@@ -67,3 +101,52 @@ def _number(training: Any, name: str) -> float | None:
 def _entry(holder: Any, name: str) -> Any:
     """What a mapping or an object has under a name; the user chose which of them a config is made of."""
     return holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
+
+
+def _check_kind(config: Any) -> None:
+    """Refuse what is another argument in the place of the config, or the name of a file."""
+    order = "The order is Trainer(model, optimizer, loss_fn, config, device, scheduler)"
+    if isinstance(config, LRScheduler):
+        raise ConfigurationError(f"config is a {type(config).__name__}: pass it as `scheduler=`. {order}.")
+    if isinstance(config, torch.device) or (isinstance(config, str) and _is_device(config)):
+        raise ConfigurationError(f"config is the device {str(config)!r}: pass it as `device=`. {order}.")
+    if isinstance(config, (str, bytes, int, float, list, tuple, set, nn.Module, Optimizer)):
+        raise ConfigurationError(
+            f"config is {config!r:.60}, a {type(config).__name__}: pass a mapping or an object with the section "
+            '`training`, such as {"training": {"max_grad_norm": 1.0}}.'
+        )
+
+
+def _is_device(text: str) -> bool:
+    return text.split(":")[0] in ("cpu", "cuda", "mps", "auto")
+
+
+def _check_names(config: Any, training: Any) -> None:
+    """Refuse settings that would not be read: misspelt, outside of their section, or in a misspelt section."""
+    known = [field.name for field in fields(Settings)]
+    for name in _names(config):
+        if name in known and _entry(training, name) is None and _entry(config, name) is not None:
+            value = _entry(config, name)
+            raise ConfigurationError(
+                f"config: {name} is {value!r} outside of the section `training`, where it is not read: write "
+                f'{{"training": {{"{name}": {value!r}}}}}.'
+            )
+        if training is None and _is_near(name, SECTION) and set(_names(_entry(config, name))) & set(known):
+            raise ConfigurationError(f"config: the section {name!r} is not read. Did you mean 'training'?")
+    for name in _names(training):
+        if name not in known and (near := next((one for one in known if _is_near(name, one)), None)):
+            raise ConfigurationError(f"config: training.{name} is not read. Did you mean training.{near}?")
+
+
+def _is_near(name: str, known: str) -> bool:
+    """Whether a name is a misspelling of a known one, and not that with further words, which says something else."""
+    if set(known.split("_")) < set(name.split("_")):
+        return False
+    return difflib.SequenceMatcher(None, name.lower(), known).ratio() >= NEAR
+
+
+def _names(holder: Any) -> Iterator[str]:
+    if isinstance(holder, Mapping):
+        yield from (str(name) for name in holder)
+    elif holder is not None and not isinstance(holder, (str, bytes, int, float)):
+        yield from (name for name in dir(holder) if not name.startswith("_"))

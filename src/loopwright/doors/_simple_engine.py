@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, SupportsFloat
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from .. import loop
-from ..building import Interval
-from ..callbacks.nonfinite import NonFiniteGuard
-from ..components import evaluating, start_training_mode
+from ..callbacks.progress import ProgressDisplay
+from ..callbacks.watching import metric_of
+from ..components import start_training_mode
 from ..data.seeding import preserved_rng, set_rng_state
 from ..errors import ConfigurationError, Interrupted
 from ..optimization import Lane
 from ..progress import Limits
 from ..resuming import Mark
+from ..step_checks import StepWatch, watch_own_steps
 from ..trainer import Trainer as CoreTrainer
-from ._simple_config import Settings
+from ._simple_checks import as_numbers, as_pair, check_loss_value, check_outputs, check_step_result
+from ._simple_components import Components
+from ._simple_optimizing import EpochWatch, Guard, OwnSteps, is_clipped
 
 if TYPE_CHECKING:
     from ..data.stream import Stream
@@ -31,10 +32,12 @@ EpochFunction = Callable[[int], Mapping[str, float]]
 EpochListener = Callable[[int, dict[str, float]], None]
 
 
-class Engine(CoreTrainer):
+class Engine(Components):
     """Maps the core's names onto the door's; batches reach the door's steps as the loader gave them."""
 
-    update_call = "super().train_step(batch)"
+    update_call, accumulate_name = "super().train_step(batch)", "training.gradient_accumulation_steps"
+    plateau_metric = None  # `EpochEnds` looks at what it watches
+    without_place = "Training"
 
     def __init__(
         self,
@@ -43,30 +46,24 @@ class Engine(CoreTrainer):
         model: nn.Module,
         optimizer: Any,
         loss_fn: Any,
-        settings: Settings,
-        device: torch.device | str | None,
+        config: Any,
+        device: torch.device | None,
         scheduler: Any,
     ) -> None:
-        guard = NonFiniteGuard()
-        super().__init__(
-            model,
-            _default_optimizer(settings.weight_decay) if optimizer is None else optimizer,
-            loss_fn,
-            scheduler=scheduler,
-            callbacks=[guard],
-            accumulate=settings.gradient_accumulation_steps or 1,
-            clip_norm=settings.max_grad_norm,
-            runtime=device,
-            seed=None,
-        )
+        guard, self.display = Guard(), Display()
+        super().__init__(model, optimizer, loss_fn, config, device, scheduler, [guard, self.display])
+        if not self.runtime.is_main:
+            self.display.style = "silent"
         guard.on_train_start(self)  # single steps are guarded as well, and they come without a `train` call
         self.door = door
-        self.best_model_mode = settings.best_model_mode
-        self._per_batch = settings.scheduler_step_per_batch
+        self.shown_epoch: int | None = None  # in the place of the run's own count
+        self.watched: Callable[[dict[str, float]], str] | None = None  # by ReduceLROnPlateau, in a `train` call
         self._epoch: EpochFunction | None = None
         self._end_epoch: EpochListener | None = None
-        self._save: Callable[[], None] | None = None
+        self._save: Callable[[], str | None] | None = None
+        self.is_passing = False  # over the data, in the core's loop
         self._eval_data: Any = None
+        self._has_passed = self._has_said = self.has_said_unsaved = False
 
     # What the door's user may have overridden
 
@@ -74,33 +71,67 @@ class Engine(CoreTrainer):
         return batch
 
     def split_batch(self, batch: Any) -> tuple[Any, Any]:
-        return self.door._prepare_batch(batch)
+        return as_pair(self.door._prepare_batch(batch))
 
     def forward(self, inputs: Any) -> Any:
-        return self.door._forward_pass(inputs)
+        outputs = self.door._forward_pass(inputs)
+        if not self.door._overrides("_compute_loss"):
+            check_outputs(outputs)
+        return outputs
 
     def compute_loss(self, outputs: Any, targets: Any) -> Any:
-        return self.door._compute_loss(outputs, targets)
+        loss = self.door._compute_loss(outputs, targets)
+        check_loss_value(loss, self.door._overrides("_compute_loss"))
+        return loss
 
     def train_step(self, batch: Any) -> Any:
         """The door's own step without reading its loss from the device, or what a subclass made of it."""
-        return self.door.train_step(batch) if self.door._overrides("train_step") else self.learn(batch)
+        if not self.door._overrides("train_step"):
+            return self.learn(batch)
+        result = self.door.train_step(batch)
+        check_step_result(result, "train_step")
+        return result
 
     @property
     def has_default_step(self) -> bool:
         return not self.door._overrides("train_step")
 
+    def watch_steps(self) -> StepWatch | None:
+        return None if self.has_default_step else OwnSteps(self)
+
     def check_own_step(self, lane: Lane) -> None:
-        """A step of the user's own clips as it likes; what it cannot do is accumulate."""
+        """A step of the user's own clips as it likes; what it cannot do is train on a part of a batch."""
+        step = "optimizer.step() was called"
+        if self.is_evaluating:
+            raise ConfigurationError(
+                f"{step} in an evaluation, which would train on its data: evaluate and eval_step only measure."
+            )
         if self.accumulate > 1:
             raise ConfigurationError(
-                "train_step called optimizer.step() itself, after every batch, and "
+                f"{step} after every batch by your own train_step or train_epoch, and "
                 f"training.gradient_accumulation_steps is {self.accumulate}: call super().train_step(batch) in it, or "
                 "leave out that setting."
             )
+        if lane.peers is not None or self.num_pieces > 1:
+            raise ConfigurationError(
+                f"{step} by your own train_step or train_epoch with the gradients of a part of the batch, "
+                f"since {'it is spread over processes' if lane.peers is not None else 'memory ran out for all of it'}: "
+                "call super().train_step(batch) in place of backward() and step()."
+            )
+        if lane.clip_norm is not None and not self._has_said:
+            self._has_said = True
+            if not is_clipped(lane.params, lane.clip_norm):
+                self.say(
+                    f"config: training.max_grad_norm={lane.clip_norm:g} is not used: your own train_step or "
+                    "train_epoch takes the steps. Call torch.nn.utils.clip_grad_norm_ before optimizer.step() there."
+                )
 
     def eval_step(self, batch: Any) -> Any:
-        return self.door.eval_step(batch) if self.door._overrides("eval_step") else self.measure(batch)
+        if not self.door._overrides("eval_step"):
+            return self.measure(batch)
+        result = self.door.eval_step(batch)
+        check_step_result(result, "eval_step")
+        return result
 
     def learn(self, batch: Any) -> Any:
         """The step as the core takes it, from the door's parts."""
@@ -110,22 +141,7 @@ class Engine(CoreTrainer):
         """The evaluation of a batch as the core does it, from the door's parts."""
         return super().eval_step(batch)
 
-    # Components
-
-    def configure_optimizers(self) -> None:
-        super().configure_optimizers()
-        if self._per_batch is None:
-            return
-        for name, schedule in self.schedules.items():
-            if schedule.every is not None:
-                continue
-            if schedule.watches and self._per_batch:
-                raise ConfigurationError(
-                    "ReduceLROnPlateau watches a metric of whole epochs and cannot be stepped after each batch: set "
-                    "training.scheduler_step_per_batch to False, or use another scheduler."
-                )
-            interval: Interval = "update" if self._per_batch else "epoch"
-            self.schedules[name] = replace(schedule, every=interval)
+    # Steps and epochs
 
     def ready_for_step(self) -> None:
         """What a single step needs, outside of `train` as well as inside."""
@@ -145,14 +161,13 @@ class Engine(CoreTrainer):
         note_steps(self, self.progress.update)
         self.num_calls = self.progress.call
         self.stop_reason = state["stop_reason"]
+        self.fingerprint = state.get("fingerprint")  # the run that goes on is the one that was saved
         self.mark = Mark(state["data"], own_rng(state["rng"], self), state["lanes"], state.get("eval_data"))
         set_rng_state(self.mark.rng)
 
     def single_eval_mode(self) -> AbstractContextManager[None]:
         """Eval mode for one batch; inside an evaluation of the loop, which already has it, nothing."""
         return nullcontext() if self._phases else self.eval_mode()
-
-    # Epochs
 
     @property
     def is_running(self) -> bool:
@@ -164,7 +179,7 @@ class Engine(CoreTrainer):
         num_epochs: int,
         epoch: EpochFunction,
         end_epoch: EpochListener,
-        save: Callable[[], None] | None = None,
+        save: Callable[[], str | None] | None = None,
     ) -> None:
         """Call `epoch` for each epoch (from 0) inside one `train` call, and then `end_epoch` with what it returned.
 
@@ -186,35 +201,70 @@ class Engine(CoreTrainer):
         assert self._epoch is not None
         assert self._end_epoch is not None
         start, number = self.progress.epoch, self.progress.epoch - self.progress.call_epoch
-        metrics = as_numbers(self._epoch(number), "train_epoch")
+        self._has_passed = False
+        self.display.on_epoch_start(self)
+        with EpochWatch(self) as watch:
+            metrics = as_numbers(self._epoch(number), "train_epoch")
+        watch.check_per_batch()
+        if not watch.has_trained:
+            self.say(
+                f"Nothing was trained in epoch {start + 1}: train_epoch changed no weight of the model. Call "
+                "self.train_step(batch) in it for each batch, or self.optimizer.step()."
+            )
         self.progress.epoch = start
         self.progress.next_epoch()
-        loss = {"loss": metrics["train_loss"]} if "train_loss" in metrics else {}
-        super().schedule_epoch(metrics | loss)
+        for name in [name for name in self.schedules if not watch.has_moved(name)]:
+            self._step_epoch(name, metrics)
+        if not self._has_passed:  # no pass of ours, which would have shown its end
+            self.display.on_epoch_end(self, metrics)
         self._end_epoch(number, metrics)
         self.progress.epoch = start + 1  # a callback may have trained, too
+        self.on_update_end()  # a loop of the user's own did not look at signals
+        if self.is_interrupted:
+            self._leave()
 
     def schedule_epoch(self, row: Mapping[str, float]) -> None:
         """Nothing yet: the door's `train_epoch` may still add metrics, or pass over the data again."""
+
+    def _step_epoch(self, name: str, metrics: dict[str, float]) -> None:
+        """Step a scheduler that counts epochs; one that watches a metric gets that of the best model."""
+        schedule = self.schedules[name]
+        if schedule.interval != "epoch":
+            return
+        if schedule.watches and schedule.metric is None:
+            default = "eval_loss" if "eval_loss" in metrics else "train_loss"
+            watched = default if self.watched is None else self.watched(metrics)
+            schedule.scheduler.step(metric_of(metrics, watched, "ReduceLROnPlateau"))
+        else:
+            schedule.step(metrics)
 
     def pass_over(self, data: Any, eval_data: Any) -> dict[str, float]:
         """Train on all batches of the data once, then evaluate; the metrics under the door's names."""
         is_own = data is self.train_data and self.train_stream is not None
         stream = self.train_stream if is_own else self.open(data, None, shuffle=True)
         assert stream is not None
-        self._eval_data = eval_data
+        self._eval_data, self._has_passed = eval_data, True
         try:
+            self.is_passing = True
             loop.train_epoch(self, stream, Limits())
         finally:
-            self._eval_data = None
+            self._eval_data, self.is_passing = None, False
             if not is_own:
                 stream.close()
         if self.is_interrupted:  # there are no metrics that a subclass could go on with
-            if self._save is not None:
-                self._save()
-            raise Interrupted(self.signals.exit_code)
+            self._leave()
         row = self.history.epochs[-1]
         return {name if name.startswith("eval_") else f"train_{name}": value for name, value in row.items()}
+
+    def _leave(self) -> None:
+        """End the program with the code that belongs to the signal, after saving where there is a place for it."""
+        saved = None if self._save is None else self._save()
+        what = "nothing saved, since train was called without save_dir"
+        what = what if saved is None else f"saved; load_checkpoint({saved!r}) and train go on from there"
+        epoch = self.progress.epoch
+        when = f"in epoch {epoch + 1}" if self.progress.in_epoch else f"after epoch {epoch}"
+        self.say(f"{self.signals.name} {when}: {what}.")
+        raise Interrupted(self.signals.exit_code)
 
     def on_update_end(self) -> None:
         if self.signals.take_save() and self._save is not None:
@@ -224,8 +274,15 @@ class Engine(CoreTrainer):
         """Evaluate through the door, so that a subclass's `evaluate` counts; it may leave modes and seeds changed."""
         if self._eval_data is None:
             return
-        with evaluating(self.modules.values(), ()), preserved_rng():
-            metrics = as_numbers(self.door.evaluate(self._eval_data), "evaluate")
+        handles = [
+            handle for lane in self.optimization.lanes.values() for handle in watch_own_steps(lane, self.check_own_step)
+        ]
+        try:
+            with self.eval_mode(), preserved_rng():
+                metrics = as_numbers(self.door.evaluate(self._eval_data), "evaluate")
+        finally:
+            for handle in handles:
+                handle.remove()
         self.log({f"eval_{name}": value for name, value in metrics.items()})
 
     def names_of_one_batch(self, data: Any) -> set[str]:
@@ -242,17 +299,9 @@ class Engine(CoreTrainer):
         return set(self.evaluate(batches))
 
 
-def as_numbers(returned: Any, method: str) -> dict[str, float]:
-    """The metrics that an overridden method returned, as floats."""
-    if isinstance(returned, Mapping) and all(isinstance(value, SupportsFloat) for value in returned.values()):
-        return {name: float(value) for name, value in returned.items()}
-    shown = type(returned).__name__
-    if isinstance(returned, Mapping):
-        shown = ", ".join(f"{name}: {type(value).__name__}" for name, value in returned.items())
-    raise ConfigurationError(f"{method} returned {shown}; expected a dict of metrics, each of them a number.")
+class Display(ProgressDisplay):
+    """Shows the number that `train_epoch` was given, where it is called on its own."""
 
-
-def _default_optimizer(weight_decay: float | None) -> Callable[..., torch.optim.Optimizer]:
-    if weight_decay is None:
-        return torch.optim.AdamW
-    return partial(torch.optim.AdamW, weight_decay=weight_decay)
+    def _epoch_label(self, trainer: CoreTrainer, ended: bool = False) -> str:
+        shown = trainer.shown_epoch if isinstance(trainer, Engine) else None
+        return super()._epoch_label(trainer, ended) if shown is None else f"epoch {shown}"

@@ -49,16 +49,24 @@ class EpochEnds:
         self.rows: list[dict[str, float]] = []
         self._earlier: list[dict[str, float]] = []
         self._stopping: EarlyStopping | None = None
-        mode = "auto" if metric is None else trainer._engine.best_model_mode
+        mode = "auto" if metric is None else trainer._engine.settings.best_model_mode
         self._watched = WatchedMetric(metric or "eval_loss", mode, "best_model_metric", "training.best_model_mode")
-        if patience is not None:
-            EarlyStopping(patience=patience)  # refuses a wrong number before the first step
+        if patience is not None and (type(patience) is not int or patience < 1):
+            raise ConfigurationError(
+                f"early_stopping_patience={patience!r}: use how many epochs to wait for an improvement, 1 or more, or "
+                "None not to stop early."
+            )
         if save_dir is not None:
             check_inside(save_dir, None if trainer._overrides("_save_checkpoint") else SAVED, "save_dir")
 
     @property
     def watches_metric(self) -> bool:
-        return self.patience is not None or (self.save_dir is not None and self.metric is not None)
+        is_kept = self.save_dir is not None and self.metric is not None
+        return self.patience is not None or is_kept or self._has_plateau
+
+    @property
+    def _has_plateau(self) -> bool:
+        return any(schedule.watches for schedule in self.trainer._engine.schedules.values())
 
     @property
     def has_stopped(self) -> bool:
@@ -76,6 +84,10 @@ class EpochEnds:
         if self.watches_metric:
             self.trainer._engine.directions.said = {}
             self._watched.settle(self.trainer._engine.directions)
+            check_plateau(self.trainer._engine, self._watched.name, self._watched.mode)
+        self.trainer._engine.watched = self._metric_in
+        if self.save_dir is not None and self.trainer._overrides("_save_checkpoint"):
+            self.save_dir.mkdir(parents=True, exist_ok=True)  # `torch.save` does not make it
         if loaded is not None:
             self._go_on(loaded)
 
@@ -112,10 +124,13 @@ class EpochEnds:
         if (save_dir / "best_model").is_dir() and not _regular(save_dir, epoch).exists():
             self._save(save_dir, epoch, self._earlier[epoch])
 
-    def save_now(self) -> None:
-        """Inside an epoch, because a signal asked for it."""
-        if self.save_dir is not None:
-            self.trainer._save_checkpoint(str(self.save_dir / "checkpoint_latest"), len(self._earlier + self.rows) - 1)
+    def save_now(self) -> str | None:
+        """Inside an epoch, because a signal asked for it; the path, if there is a place for it."""
+        if self.save_dir is None:
+            return None
+        path = str(self.save_dir / "checkpoint_latest")
+        self.trainer._save_checkpoint(path, len(self._earlier + self.rows) - 1)
+        return path
 
     def __call__(self, epoch: int, metrics: dict[str, float]) -> None:
         """The epoch has ended: maybe ask to stop, keep, save, and tell the callbacks in any case."""
@@ -214,17 +229,33 @@ def check_metric(trainer: Trainer, name: str | None, eval_dataloader: Any) -> No
         hint = f" What `evaluate` returns has eval_ in front: did you mean 'eval_{name}'?"
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        hint = hint or (f" Did you mean {near[0]!r}?" if near else "")
+        own = " To have a metric of your own, return it from `eval_step` and pass `eval_dataloader=`."
+        hint = hint or (f" Did you mean {near[0]!r}?" if near else own)
         raise ConfigurationError(
             f"best_model_metric={name!r} is nothing that these epochs measure; there is: "
             f"{', '.join(sorted(known))}.{hint}"
         )
 
 
+def check_plateau(engine: Engine, metric: str, mode: Mode, where: str = "") -> None:
+    """Refuse ReduceLROnPlateau where it would take an improvement of what it watches for its opposite."""
+    for schedule in engine.schedules.values():
+        if schedule.watches and schedule.metric is None and schedule.scheduler.mode != mode:
+            better = "larger" if mode == "max" else "smaller"
+            raise ConfigurationError(
+                f'ReduceLROnPlateau(mode="{schedule.scheduler.mode}") watches {metric!r}{where}, of which {better} '
+                f'values are better: make it with mode="{mode}", or have it watch another metric with '
+                "train(..., best_model_metric=...)."
+            )
+
+
 def _checked(callback: EpochCallback, trainer: Trainer) -> Callable[..., None]:
     """The callback with its trainer bound; an exception in it says which one it came from."""
     name = getattr(callback, "__name__", type(callback).__name__)
     if not callable(callback):
-        raise ConfigurationError(f"callbacks: {callback!r} is not a function of (trainer, epoch, metrics).")
+        raise ConfigurationError(
+            f"callbacks: {callback!r} is not a function of (trainer, epoch, metrics): pass functions themselves, as "
+            "callbacks=[log], not callbacks=[log()]."
+        )
     check_arguments(callback, ("trainer", "epoch", "metrics"), f"Callback {name}")
     return named_hook(callback, f"callback {name}", trainer)

@@ -5,35 +5,40 @@ from loopwright.doors.simple import Trainer
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
 from ..data.stream import batch_size_of
 from ..errors import ConfigurationError
 from ..meter import Meter
 from ..step import StepResult
-from ..supervised import TARGET_NAMES, call_model, loss_of, split_supervised
-from ._simple_config import Settings
+from ..supervised import TARGET_NAMES, call_model, describe, loss_of, split_supervised
+from ._simple_checks import (
+    as_device,
+    check_callbacks,
+    check_data,
+    check_epochs,
+    check_loss,
+    check_model,
+    takes,
+)
 from ._simple_engine import Engine
-from ._simple_keeping import EpochCallback, EpochEnds, as_lists, check_metric, read_run
+from ._simple_files import load, pretrained_files, say_unsaved
+from ._simple_keeping import EpochCallback, EpochEnds, check_metric, check_plateau
+from ._simple_parts import Assignable
 
 __all__ = ["Trainer"]
 
 
-class Trainer:
+class Trainer(Assignable):
     """Trains a model in steps, epochs or whole runs; every method may be overridden, and then counts everywhere.
 
     `optimizer` and `scheduler` may be objects or factories; without an optimizer there is AdamW. Of `config`, any
-    mapping or object, four settings are read: `training.max_grad_norm` clips gradients by their norm,
-    `training.scheduler_step_per_batch` says how often the scheduler is stepped, `training.weight_decay` is that
-    of the default AdamW (an optimizer that is given keeps its own), and `training.gradient_accumulation_steps` is how
-    many batches make an update.
+    mapping or object, the section `training` is read; docs/simple.md lists its settings.
     """
 
     def __init__(
@@ -45,10 +50,8 @@ class Trainer:
         device: torch.device | str | None = None,
         scheduler: Any = None,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise ConfigurationError(f"model is a {type(model).__name__}: pass a torch.nn.Module.")
-        self.loss_fn = loss_fn
-        self.config = config
+        check_model(model)
+        check_loss(loss_fn)
         self._best: dict[tuple[Path, str], float] = {}
         self._loaded: dict[str, Any] | None = None  # what the next `train` goes on from
         self._ends: EpochEnds | None = None
@@ -57,54 +60,27 @@ class Trainer:
             model=model,
             optimizer=optimizer,
             loss_fn=loss_fn,
-            settings=Settings.of(config),
-            device=device,
+            config=config,
+            device=as_device(device),
             scheduler=scheduler,
         )
         self._engine.setup()
-        self._loss_takes_targets = _takes(loss_fn, 2)
-        self._model_takes = _keywords_of(model)
-
-    @property
-    def model(self) -> nn.Module:
-        """The model that is trained; another one may be assigned, with an optimizer of its parameters."""
-        return self._engine.model
-
-    @model.setter
-    def model(self, model: nn.Module) -> None:
-        if not isinstance(model, nn.Module):
-            raise ConfigurationError(f"model is a {type(model).__name__}: assign a torch.nn.Module.")
-        self._engine.model = model
-        self._engine.runtime.place(model)
-        self._model_takes = _keywords_of(model)
-
-    @property
-    def optimizer(self) -> Optimizer | None:
-        """The optimizer itself, also where a factory or nothing was given; None while all of the model is frozen."""
-        return self._engine.optimizers.get("optimizer")
-
-    @optimizer.setter
-    def optimizer(self, optimizer: Optimizer) -> None:
-        if not isinstance(optimizer, Optimizer):
-            raise ConfigurationError(f"optimizer is a {type(optimizer).__name__}: assign a torch optimizer.")
-        self._engine.optimizers["optimizer"] = optimizer
-
-    @property
-    def scheduler(self) -> Any:
-        schedule = self._engine.schedules.get("scheduler")
-        return None if schedule is None else schedule.scheduler
-
-    @property
-    def device(self) -> torch.device:
-        return self._engine.runtime.device
+        self._check_early()
 
     # Steps
 
     def train_step(self, batch: Any) -> dict[str, float]:
         """One batch, one update of the weights; the loss and whatever else was measured, as numbers."""
-        self._engine.ready_for_step()
-        self._engine.window.size = batch_size_of(batch)
-        return _numbers(self._engine.learn(batch))
+        engine = self._engine
+        if engine.accumulate > 1 and not engine.is_passing:
+            raise ConfigurationError(
+                f"training.gradient_accumulation_steps is {engine.accumulate}, and train_step was called on its own, "
+                "where each batch is an update: leave out that setting, or let train or super().train_epoch take the "
+                "batches."
+            )
+        engine.ready_for_step()
+        engine.window.size = batch_size_of(batch)
+        return _numbers(engine.learn(batch))
 
     def eval_step(self, batch: Any) -> dict[str, float]:
         """One batch in eval mode and without gradients; the loss and whatever else was measured, as numbers."""
@@ -122,22 +98,31 @@ class Trainer:
     ) -> dict[str, float]:
         """All batches once, then an evaluation if there is a loader for it: `train_loss`, `eval_loss` and so on.
 
-        `epoch` is for those who override this; the order of a shuffling loader follows the trainer's own count.
+        `epoch` is shown beside the losses; the order of a shuffling loader follows the trainer's own count.
         """
         engine = self._engine
         if engine.is_running:
             return engine.pass_over(train_dataloader, eval_dataloader)
+        check_data(train_dataloader, "train_dataloader")
+        check_plateau(engine, "eval_loss", "min", " in train_epoch")
+        engine.check_stepped_once()
         ends: list[dict[str, float]] = []
-        engine.run_epochs(
-            train_dataloader,
-            1,
-            lambda _: engine.pass_over(train_dataloader, eval_dataloader),
-            lambda _, metrics: ends.append(metrics),
-        )
+        engine.shown_epoch, engine.watched = epoch, None
+        try:
+            engine.run_epochs(
+                train_dataloader,
+                1,
+                lambda _: engine.pass_over(train_dataloader, eval_dataloader),
+                lambda _, metrics: ends.append(metrics),
+            )
+        finally:
+            engine.shown_epoch = None
+        engine.note_stepped()
         return ends[0]
 
     def evaluate(self, dataloader: Iterable[Any]) -> dict[str, float]:
         """The means over all samples of what `eval_step` measures; modes stay as they were."""
+        check_data(dataloader, "dataloader")
         return self._engine.evaluate(dataloader)
 
     def train(
@@ -162,6 +147,12 @@ class Trainer:
         After `load_checkpoint` the run that wrote it goes on, exactly: epochs are counted from there, early stopping
         and the best model know what came before, and `num_epochs` is what is left.
         """
+        check_data(train_dataloader, "train_dataloader")
+        check_epochs(num_epochs)
+        if eval_dataloader is not None:
+            check_data(eval_dataloader, "eval_dataloader")
+        check_callbacks(callbacks)
+        self._engine.note_stepped()
         ends = EpochEnds(
             self,
             save_dir=save_dir,
@@ -198,37 +189,28 @@ class Trainer:
         from there too: the order of shuffling loaders, random numbers, early stopping. Of the run so far there is
         `num_epochs`, how many were complete, and `history`, as `train` returns it.
         """
-        from ..checkpoint.parts import load_parts, read_parts
+        content, going_on = load(self._engine, path, optimizer=load_optimizer, scheduler=load_scheduler)
+        self._loaded = going_on or self._loaded
+        self._engine.note_stepped()
+        return content
 
-        parts = read_parts(path)
-        goes_on = load_optimizer and "progress" in parts.rest and not self._engine.is_running
-        run = read_run(parts, self._engine if goes_on else None)
-        load_parts(self._engine, parts, optimizers=load_optimizer, schedules=load_scheduler)
-        is_foreign = not parts.path.is_dir()
-        noted = dict(parts.rest if is_foreign else parts.rest.get("simple", {}))
-        noted.pop("run", None)
-        if goes_on:
-            self._engine.continue_from(parts.rest)
-            self._loaded = run or None
-        rows = run.get("rows", [])
-        return {
-            "model_state_dict": parts.models["model"],
-            "optimizer_state_dict": parts.optimizers.get("optimizer"),
-            "scheduler_state_dict": parts.schedules.get("scheduler"),
-            "epoch": None,
-            "metric_value": None,
-            "num_epochs": len(rows),
-            "history": as_lists(rows),
-        } | noted
+    def export(self, path: str | Path) -> None:
+        """Write the model's weights to one file: `.safetensors`, or `.pt` for `torch.load`."""
+        self._engine.export(path)
 
     def _save_checkpoint(self, path: str, epoch: int, metric_value: float | None = None) -> None:
-        """Write everything to a checkpoint directory, which appears complete or not at all."""
+        """Write everything to a checkpoint directory, which appears complete or not at all.
+
+        `model.safetensors` in it has the weights under the names of the state dict. A model that has `save_pretrained`
+        can be loaded from it with `from_pretrained`.
+        """
         from ..checkpoint.capture import capture, meta_of, write_together
 
+        say_unsaved(self, self._engine)
         noted = {"epoch": epoch, "metric_value": metric_value}
         run = {} if self._ends is None else self._ends.state_dict()
         tree = capture(self._engine) | {"simple": noted | {"run": run}}
-        write_together(self._engine, path, tree, meta_of(self._engine))
+        write_together(self._engine, path, tree, meta_of(self._engine), beside=pretrained_files(self.model))
 
     # The parts of a step
 
@@ -244,20 +226,36 @@ class Trainer:
         name = next((name for name in TARGET_NAMES if name in batch), None)
         if name is None:
             return batch, None
-        is_taken = self._model_takes is None or name in self._model_takes
+        taken = self._engine.model_keywords
+        is_taken = taken is None or name in taken
         inputs = batch if is_taken else {key: value for key, value in batch.items() if key != name}
         return inputs, batch[name]
 
     def _forward_pass(self, inputs: Any) -> Any:
         """The model's outputs; a dict of inputs goes in as keywords."""
-        return call_model(self.model, inputs, split="_prepare_batch", forward="_forward_pass")
+        try:
+            return call_model(self.model, inputs, split="_prepare_batch", forward="_forward_pass")
+        except TypeError as error:
+            if not isinstance(inputs, tuple) or takes(self.model, len(inputs)):
+                raise
+            raise ConfigurationError(
+                f"The model does not take {len(inputs)} inputs ({describe(inputs)}). Of a batch with more than two "
+                "parts, the last is taken for the targets and all others for inputs: override `_prepare_batch` to "
+                "return (inputs, targets)."
+            ) from error
 
     def _compute_loss(self, outputs: Any, targets: Any) -> Any:
         """The loss that the outputs carry, as Hugging Face models' do, or the loss function's."""
         loss_fn = self.loss_fn
-        if targets is None and loss_fn is not None and self._loss_takes_targets:
+        if targets is not None or loss_fn is None or not self._engine.loss_takes_targets:
+            return loss_of(outputs, targets, loss_fn, override="_compute_loss")
+        try:
             return loss_of(outputs, None, lambda outputs: loss_fn(outputs, None), override="_compute_loss")
-        return loss_of(outputs, targets, loss_fn, override="_compute_loss")
+        except (TypeError, AttributeError) as error:
+            raise ConfigurationError(
+                f"The batch has no targets, and loss_fn(outputs, None) failed ({error}): let the loader give "
+                "(inputs, targets), or override `_prepare_batch` to return them."
+            ) from error
 
     def _overrides(self, name: str) -> bool:
         """Whether a subclass, or somebody who assigned to this object, has a method of their own."""
@@ -268,26 +266,3 @@ def _numbers(result: StepResult) -> dict[str, float]:
     meter = Meter()
     meter.add(result)
     return meter.flush()[0]
-
-
-def _takes(function: Callable[..., Any] | None, num_arguments: int) -> bool:
-    """Whether a function can be called with so many arguments; one that does not say so can."""
-    if function is None:
-        return False
-    try:
-        signature = inspect.signature(function.forward if isinstance(function, nn.Module) else function)
-    except ValueError:
-        return True
-    try:
-        signature.bind(*range(num_arguments))
-    except TypeError:
-        return False
-    return True
-
-
-def _keywords_of(model: nn.Module) -> set[str] | None:
-    """Names of the arguments that a model takes; None where it takes any."""
-    parameters = inspect.signature(model.forward).parameters.values()
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return None
-    return {parameter.name for parameter in parameters}

@@ -8,29 +8,17 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from loopwright.errors import ConfigurationError
+from loopwright.run.changes import Change, find_changes, flatten, is_identical
 from loopwright.run.directory import FOLDERS
 from loopwright.run.reading import RunView
 from loopwright.run.reading_metrics import MetricsView
 
 Level = Literal["steps", "epochs"]
-MISSING = "-"  # what stands for a value that a run does not have
-MAX_LEAVES = 100_000
 OWN = ("name", "output_path", "tags", "resume")  # of a config: what names a run rather than makes it
 MEASURED = re.compile(r"(^|[_/.])(time|seconds|second|eta|memory|throughput|speed)($|[_/.])")  # of the machine
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A value that is another in the second run; None where a run has none."""
-
-    key: str
-    first: object
-    second: object
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,26 +64,6 @@ def compare_runs(first: RunView, second: RunView, *, ignore: tuple[str, ...] = (
 
     metrics = tuple(_part(first.metrics, second.metrics, level, is_compared) for level in ("steps", "epochs"))
     return RunDiff(parts, metrics, tuple(sorted(left_out)))  # type: ignore[arg-type]
-
-
-def flatten(value: object) -> dict[str, object]:
-    """The leaves of nested dicts and lists under dotted keys; an empty one is a leaf."""
-    leaves = dict(islice(_leaves(value, ""), MAX_LEAVES + 1))
-    if len(leaves) > MAX_LEAVES:
-        raise ConfigurationError(f"This config has more than {MAX_LEAVES} values, too many to compare.")
-    return leaves
-
-
-def _leaves(value: object, key: str) -> Iterator[tuple[str, object]]:
-    entries: Any = None
-    if isinstance(value, Mapping):
-        entries = value.items()
-    elif isinstance(value, list):
-        entries = enumerate(value)
-    if not entries:
-        yield key, value
-    for name, item in entries or ():
-        yield from _leaves(item, f"{key}.{name}" if key else str(name))
 
 
 def _config(run: RunView) -> object:
@@ -146,14 +114,7 @@ def _compare(first: object, second: object) -> list[Change] | None:
     if not first and not second:
         return None
     ours, theirs = (flatten(value) if value else {} for value in (first, second))
-    # dots in names of packages would sort after their neighbours: the order of the first run is kept
-    keys = dict.fromkeys([*ours, *theirs])
-    changes = [Change(key, ours.get(key, MISSING), theirs.get(key, MISSING)) for key in keys]
-    return [change for change in changes if not _is_equal(change.first, change.second)]
-
-
-def _is_equal(first: object, second: object) -> bool:
-    return type(first) is type(second) and (first == second or (first != first and second != second))
+    return find_changes(ours, theirs, is_identical)  # in the order of the first run
 
 
 def _part(first: MetricsView, second: MetricsView, level: Level, is_compared: Any) -> Parting:

@@ -26,8 +26,11 @@ from loopwright.run.provenance import describe_hardware, describe_platform, inst
 State = Literal["running", "finished", "stopped", "failed", "interrupted"]
 FORMAT = 1
 OPTIONAL = frozenset(
-    ("git_commit", "git_dirty", "reason", "progress", "format", "name", "tags", "packages", "hardware", "data")
-) | {"metric_modes", "eval_keys"}
+    (
+        *("git_commit", "git_dirty", "reason", "progress", "format", "name", "tags", "packages", "hardware", "data"),
+        *("metric_modes", "eval_keys", "fingerprint", "changes"),
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,8 @@ class RunManifest:
     data: dict[str, Any] = field(default_factory=dict)  # by data set: what it is, its length and fingerprint
     metric_modes: dict[str, Mode] = field(default_factory=dict)  # by metric of the epochs: "min" or "max" is better
     eval_keys: list[str] = field(default_factory=list)  # what names begin with that callbacks' evaluations measured
+    fingerprint: dict[str, Any] = field(default_factory=dict)  # what the program gave the run to be, by name
+    changes: list[dict[str, Any]] = field(default_factory=list)  # of the program, that the run went on with
 
     @classmethod
     def collect(
@@ -68,6 +73,7 @@ class RunManifest:
         tags: Iterable[str] = (),
         data: Mapping[str, Any] | None = None,
         tree: WorkTree | None = None,
+        fingerprint: Mapping[str, Any] | None = None,
     ) -> Self:
         """The manifest of a run that starts now, in this process; whether a `tree` given is dirty is left for later."""
         asked = tree or WorkTree(Path.cwd())
@@ -90,6 +96,7 @@ class RunManifest:
             packages=installed_packages(),
             hardware=describe_hardware(),
             data=dict(data or {}),
+            fingerprint=dict(fingerprint or {}),
         )
 
     def changed(
@@ -101,6 +108,8 @@ class RunManifest:
         git_dirty: bool | None = None,
         metric_modes: Mapping[str, Mode] | None = None,
         eval_keys: Iterable[str] = (),
+        fingerprint: Mapping[str, Any] | None = None,
+        change: Mapping[str, Any] | None = None,
     ) -> Self:
         """The same run, further on; a state comes with its own reason, the rest adds to what is known."""
         if state is not None and state not in get_args(State):
@@ -114,6 +123,8 @@ class RunManifest:
             git_dirty=self.git_dirty if git_dirty is None else git_dirty,
             metric_modes={**self.metric_modes, **(metric_modes or {})},
             eval_keys=sorted({*self.eval_keys, *eval_keys}),
+            fingerprint=self.fingerprint if fingerprint is None else dict(fingerprint),
+            changes=[*self.changes, {"at": _now(), **change}] if change else self.changes,
         )
 
     def write(self, path: str | os.PathLike[str]) -> None:
@@ -140,6 +151,8 @@ def update_manifest(
     git_dirty: bool | None = None,
     metric_modes: Mapping[str, Mode] | None = None,
     eval_keys: Iterable[str] = (),
+    fingerprint: Mapping[str, Any] | None = None,
+    change: Mapping[str, Any] | None = None,
 ) -> RunManifest:
     """Note how a run goes on in its `run.json`."""
     manifest = RunManifest.read(path).changed(
@@ -149,6 +162,8 @@ def update_manifest(
         git_dirty=git_dirty,
         metric_modes=metric_modes,
         eval_keys=eval_keys,
+        fingerprint=fingerprint,
+        change=change,
     )
     manifest.write(path)
     return manifest
@@ -160,6 +175,8 @@ def _checked(content: object, path: object, known: set[str]) -> dict[str, Any]:
         raise CheckpointError(f"{path} is not a run's manifest: it lacks some of {sorted(required)}.")
     if content["state"] not in get_args(State) or not isinstance(content.get("progress", {}), dict):
         raise CheckpointError(f"{path} is not a run's manifest: its state is {content['state']!r:.60}.")
+    if not isinstance(content.get("fingerprint", {}), dict) or not isinstance(content.get("changes", []), list):
+        raise CheckpointError(f"{path} is not a run's manifest: what it says of the program is malformed.")
     unknown: dict[str, Any] = dict.fromkeys(known - OPTIONAL)
     return unknown | {key: value for key, value in content.items() if key in known}
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sized
 from typing import Any
 
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import IterableDataset, default_collate
 
-from ...data.seeding import preserved_rng, seed_everything
-from ...run.fingerprint import fingerprint
-
-NUM_SAMPLES = 8
+from ...data.fetching import Fetcher
+from ...data.peeking import peek_samples
+from ...identity import hash_samples
 
 
 def describe_dataset(dataset: Any) -> dict[str, Any]:
@@ -18,13 +17,5 @@ def describe_dataset(dataset: Any) -> dict[str, Any]:
     kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
     if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
         return {"kind": kind, "length": None, "fingerprint": None}
-    length = len(dataset)
-    if isinstance(dataset, TensorDataset):
-        return {"kind": kind, "length": length, "fingerprint": fingerprint(dataset.tensors)}
-    indices = sorted({number * (length - 1) // max(NUM_SAMPLES - 1, 1) for number in range(NUM_SAMPLES)})
-    samples: list[Any] = []
-    with preserved_rng():
-        for index in indices if length else ():
-            seed_everything(0)
-            samples.append(dataset[index])  # type: ignore[index]  # a map-style data set
-    return {"kind": kind, "length": length, "fingerprint": fingerprint([length, samples])}
+    samples = peek_samples(Fetcher(dataset, default_collate, 0))
+    return {"kind": kind, "length": len(dataset), "fingerprint": hash_samples(samples)}

@@ -9,6 +9,8 @@ from typing import Any
 
 from ...checkpoint.destination import local_path
 from ...errors import ConfigurationError
+from ...resuming import shown
+from ...run.changes import Change, find_changes, flatten, listed
 from ...run.reading import RunView
 from .config import UNITS
 
@@ -17,7 +19,6 @@ ROOT = "runs"
 CHANGEABLE = {"name", "output_path", "resume", "tags", "vars", "sweep", "trainer.num_workers", "trainer.save_on_sigint"}
 CHANGEABLE |= {f"trainer.max_{unit}" for unit in UNITS}
 CHANGEABLE |= {f"trainer.{what}_every_n_{unit}" for what in ("log", "track") for unit in UNITS}
-ABSENT = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +32,18 @@ class Destination:
 
 
 def choose(
-    output_path: str | None, name: str, run_id: str, resume: bool | str | Path, config: Mapping[str, Any]
+    output_path: str | None,
+    name: str,
+    run_id: str,
+    resume: bool | str | Path,
+    config: Mapping[str, Any],
+    *,
+    accept: str | None,
 ) -> Destination:
-    """The directory for this config. A run that another process writes, or of another config, is never continued."""
+    """The directory for this config. A run that another process writes is never continued.
+
+    Nor is one of another config, unless `accept`, which is what the way to do so is called, is None.
+    """
     home = local_path(output_path, "output_path") if output_path is not None else Path(ROOT) / name / run_id
     if resume is False:
         return Destination(home, is_new=True)
@@ -45,10 +55,12 @@ def choose(
         if run.state in ("running", "unreadable") or (is_over and output_path is None):
             continue
         changed = differences(run.config or {}, config)
-        if not changed:
-            return Destination(run.path, is_new=False, remark=None if is_over else f"Continuing {shown(run.path)}.")
-        keys = ", ".join(changed[:4])
-        remark = remark or f"{shown(run.path)} was started with another config ({keys}): this is a new run."
+        if not changed or accept is None:
+            return Destination(run.path, is_new=False)
+        remark = remark or (
+            f"{shown(run.path)} was started with another config:{listed(changed)}\nThis is a new run; to go on with "
+            f"that one and the new values, pass {accept}."
+        )
     return Destination(home, is_new=True, remark=remark)
 
 
@@ -68,16 +80,10 @@ def _runs_like(home: Path) -> list[Path]:
     return [path for path in paths if (path / "run.json").is_file()]
 
 
-def shown(path: Path) -> Path:
-    """A path for a person: from here, where it is below."""
-    here, path = Path.cwd(), path.absolute()
-    return path.relative_to(here) if path.is_relative_to(here) else path
-
-
 def _named(path: Path, home: Path) -> Destination:
     """The run or checkpoint that somebody asked to go on from."""
     if (path / "run.json").is_file():
-        return Destination(path, is_new=False, remark=f"Continuing {shown(path)}.")
+        return Destination(path, is_new=False)
     if not path.exists():
         raise ConfigurationError(
             f"resume: {str(path)!r} does not exist: name a run directory or a checkpoint, or use 'auto' or false."
@@ -85,27 +91,16 @@ def _named(path: Path, home: Path) -> Destination:
     return Destination(home, is_new=True, resume=path, remark=f"Going on from {shown(path)} in a run of its own.")
 
 
-def differences(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Keys of the settings that make two configs different runs; how long and what it is called do not."""
-    before, after = flatten(earlier), flatten(now)
-    keys = [*after, *(key for key in before if key not in after)]
-    return [key for key in keys if not is_changeable(key) and before.get(key, ABSENT) != after.get(key, ABSENT)]
+def differences(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+    """The settings that make two configs different runs; how long and what it is called do not."""
+    return find_changes(settings_of(earlier), settings_of(now), lambda before, after: before == after)
+
+
+def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a config makes the run what it is, as dotted keys with their scalars."""
+    return {key: value for key, value in flatten(config).items() if not is_changeable(key)}
 
 
 def is_changeable(key: str) -> bool:
     parts = key.split(".")
     return any(".".join(parts[:count]) in CHANGEABLE for count in range(1, len(parts) + 1))
-
-
-def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """A tree as dotted keys with their scalars."""
-    if isinstance(tree, Mapping):
-        items: Any = tree.items()
-    elif isinstance(tree, list):
-        items = enumerate(tree)
-    else:
-        return {prefix: tree}
-    flat: dict[str, Any] = {}
-    for key, value in items:
-        flat |= flatten(value, f"{prefix}.{key}" if prefix else str(key))
-    return flat

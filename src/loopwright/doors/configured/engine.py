@@ -26,6 +26,7 @@ from ...step import StepResult
 from ...supervised import call_model
 from ...trainer import Trainer as CoreTrainer
 from .config import BaseTrainerConfig
+from .data import describe_dataset
 from .losses import result_of, step_result_of
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Engine(CoreTrainer):
     """Maps the core's names onto the door's. `datasets` is what callbacks find data sets in, by their keys."""
 
     accumulate_name = "max_batch_size"
+    step_methods = ("train_step", "loss_compute", "_split_batch")
 
     def __init__(
         self,
@@ -77,6 +79,7 @@ class Engine(CoreTrainer):
         self.door = door
         self.config = config
         self.datasets: dict[str, Any] = dict(datasets)
+        self.settings: Mapping[str, Any] = {}  # of the run's config, where there is one
 
     # What the door's user may have overridden
 
@@ -112,13 +115,25 @@ class Engine(CoreTrainer):
         if not self.config.save_on_sigint and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
+    def describe_more(self) -> dict[str, Any]:
+        """The settings of the config, and the data sets that are not trained on."""
+        described = {f"config.{key}": value for key, value in self.settings.items()}
+        for key, dataset in self.datasets.items():
+            if key != "train":
+                found = describe_dataset(dataset)
+                described |= {
+                    f"datasets.{key}.length": found["length"],
+                    f"datasets.{key}.data.samples": found["fingerprint"],
+                }
+        return described
+
     def add_callback(self, callback: Callback) -> None:
         """One more, before training."""
         self.bind_hooks([*self.active_callbacks, callback])
 
     # Running
 
-    def run_to_limit(self, resume: bool | str | Path) -> History:
+    def run_to_limit(self, resume: bool | str | Path, changes: str) -> History:
         """Train until the clock shows the limit; a call after that has nothing to do."""
         data, config = self.training_data(), self.config
         if self.num_calls == 0 and config.start_at_epoch:
@@ -133,7 +148,7 @@ class Engine(CoreTrainer):
         )
         if self.num_calls and 0 in (epochs, updates, samples):
             return self.history
-        return self.train(data, epochs, num_updates=updates, num_samples=samples, resume=resume)
+        return self.train(data, epochs, num_updates=updates, num_samples=samples, resume=resume, changes=changes)
 
     def training_data(self) -> Any:
         """The data set `train`, in a loader where workers read it."""

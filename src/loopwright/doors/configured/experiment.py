@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,7 +26,8 @@ from ...runtime.single import move_to
 from .code import copy_modules
 from .config import INITIALIZER
 from .data import describe_dataset
-from .directories import Destination, choose
+from .directories import Destination, choose, settings_of
+from .engine import Engine
 from .optimizing import optimizer_of, scheduler_of
 from .places import DATASET, MODEL, TRAINER, schema
 from .recording import RunLog, config_text, noting_failure, record_continuation, record_start
@@ -41,9 +44,9 @@ class Experiment:
     `trainer` is the trainer once it is built, and `run` the run directory once there is one.
     """
 
-    def __init__(self, config: Config, *, run: Path | None = None, progress: str = "auto") -> None:
+    def __init__(self, config: Config, *, run: str | Path | None = None, progress: str = "auto") -> None:
         self.config = config
-        self.run = run
+        self.run = None if run is None else Path(run)
         self.progress = progress
         self.seed: int | None = config.get("seed", 0)
         self.name: str = config.get("name") or Path(config.place("")[0]).stem
@@ -73,10 +76,11 @@ class Experiment:
         """Build the data sets, the model and the trainer."""
         self.trainer, self._has_trained = self._build(), False
 
-    def train(self, *, resume: bool | str | Path = "auto") -> History:
+    def train(self, *, resume: bool | str | Path = "auto", changes: str = "refuse") -> History:
         """Train, in a run directory. An unfinished run of the same name and config is continued.
 
         `resume=False` starts a run of its own; a path goes on from that run, or from that checkpoint in a new run.
+        `changes="accept"` goes on with the newest unfinished run although its config, code or data have changed.
         """
         if resume == "auto":
             given = self.config.get("resume")
@@ -88,17 +92,18 @@ class Experiment:
         with beside(self.config.folder):
             if dry_run.current is not None:  # which takes one update and touches no directory
                 return trainer.train()
-            destination = self._open(trainer, resume)
+            destination = self._open(trainer, resume, accepts=changes == "accept")
             self._has_trained = True
             assert self.run is not None
             if not trainer.engine.runtime.is_main:
-                return trainer.train(resume=destination.resume)
-            run = RunDirectory.open(self.run)
-            with logging_to(run.log_path), noting_failure(run):
+                return trainer.train(resume=destination.resume, changes=changes)
+            run, log = RunDirectory.open(self.run), self._add_log(trainer.engine, destination)
+            with logging_to(run.log_path), noting_failure(run) if destination.is_new else nullcontext():
                 try:
-                    return trainer.train(resume=destination.resume)
+                    return trainer.train(resume=destination.resume, changes=changes)
                 finally:
-                    copy_modules(self.config.folder, run.path)  # those imported late
+                    if log.record is None:  # unless the run was left as it is
+                        copy_modules(self.config.folder, run.path)  # those imported late
 
     def evaluate(self, dataset_key: str | None = None, *, checkpoint: str | Path = "newest") -> dict[str, float]:
         """The losses on a data set; without a key, what the run's evaluation callbacks measure, once.
@@ -183,20 +188,29 @@ class Experiment:
 
     # The run directory
 
-    def _open(self, trainer: BaseTrainer, resume: bool | str | Path) -> Destination:
+    def _open(self, trainer: BaseTrainer, resume: bool | str | Path, *, accepts: bool) -> Destination:
         """Choose the directory and write down what goes on in it; the first process does, the others follow."""
         engine = trainer.engine
         destination: Destination | None = None
         if engine.runtime.is_main:
-            destination = self._prepare(trainer, resume)
+            destination = self._prepare(trainer, resume, accepts=accepts)
         destination = engine.runtime.broadcast_object(destination)
         assert destination is not None
         self.run = engine.run_dir = destination.path.absolute()
-        if engine.runtime.is_main and not any(isinstance(callback, RunLog) for callback in engine.active_callbacks):
-            engine.add_callback(RunLog())
+        engine.settings = settings_of(yaml.safe_load(config_text(self.config, self.name)))
         return destination
 
-    def _prepare(self, trainer: BaseTrainer, resume: bool | str | Path) -> Destination:
+    def _add_log(self, engine: Engine, destination: Destination) -> RunLog:
+        log = next((callback for callback in engine.active_callbacks if isinstance(callback, RunLog)), None)
+        if log is None:
+            log = RunLog()
+            engine.add_callback(log)
+        if not destination.is_new:
+            run, text = RunDirectory.open(destination.path), config_text(self.config, self.name)
+            log.record = partial(record_continuation, run, self.config, text)
+        return log
+
+    def _prepare(self, trainer: BaseTrainer, resume: bool | str | Path, *, accepts: bool) -> Destination:
         engine, config = trainer.engine, self.config
         text = config_text(config, self.name)
         data = {str(key): describe_dataset(dataset) for key, dataset in trainer.datasets.items()}
@@ -207,14 +221,11 @@ class Experiment:
             tags=_words(config.get("tags")),
             data=data,
         )
-        destination = self._destination(text, manifest.id, resume)
+        accept = None if accepts else engine.accept_changes
+        destination = self._destination(text, manifest.id, resume, accept)
         if destination.remark is not None:
             engine.say(destination.remark)
         if not destination.is_new:
-            run = RunDirectory(destination.path)
-            with run, run.starting():
-                for remark in record_continuation(run, config, text, data):
-                    engine.say(remark)
             return destination
         run = RunDirectory.fresh(destination.path)
         with run.starting():
@@ -222,10 +233,11 @@ class Experiment:
         run.unlock()
         return Destination(run.path, is_new=True, resume=destination.resume)
 
-    def _destination(self, text: str, run_id: str, resume: bool | str | Path) -> Destination:
+    def _destination(self, text: str, run_id: str, resume: bool | str | Path, accept: str | None) -> Destination:
         if self.run is not None and resume in ("auto", True):
             return Destination(self.run, is_new=False)
-        return choose(self.config.get("output_path"), self.name, run_id, resume, yaml.safe_load(text))
+        config = yaml.safe_load(text)
+        return choose(self.config.get("output_path"), self.name, run_id, resume, config, accept=accept)
 
 
 def _other_problems(config: Config) -> Iterator[Problem]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from ...checkpoint.atomic import staged_file, write_bytes
 from ...config import Config
@@ -21,9 +20,18 @@ logger = logging.getLogger("loopwright.run")
 
 
 class RunLog(Callback):
-    """Tells the log of a run where it is; the log is open for as long as `train` takes."""
+    """Tells the log of a run where it is; the log is open for as long as `train` takes.
+
+    `record` brings a run that goes on up to date, once it is known to go on, and says what is not as it was.
+    """
+
+    def __init__(self) -> None:
+        self.record: Callable[[], list[str]] | None = None
 
     def on_train_start(self, trainer: Trainer) -> None:
+        record, self.record = self.record, None
+        for remark in record() if record is not None else ():
+            trainer.say(remark)
         progress = trainer.progress
         logger.info("Training from epoch %d, update %d, sample %d.", progress.epoch, progress.update, progress.sample)
 
@@ -63,19 +71,11 @@ def record_start(run: RunDirectory, config: Config, text: str, manifest: RunMani
     manifest.write(run.manifest_path)
 
 
-def record_continuation(run: RunDirectory, config: Config, text: str, data: Mapping[str, Any]) -> list[str]:
+def record_continuation(run: RunDirectory, config: Config, text: str) -> list[str]:
     """Bring config and code up to date; what is not as it was when the run began, in words."""
-    manifest = RunManifest.read(run.manifest_path)
-    remarks = [
-        f"The data set {key!r} is not the one that the run began with."
-        for key, now in data.items()
-        if key in manifest.data and manifest.data[key] != now
-    ]
     changed = copy_modules(config.folder, run.path)
-    if changed:
-        remarks.append(f"The code has changed since the run began: {', '.join(changed)}.")
     write_text(run.config_path, text)
-    return remarks
+    return [f"The code has changed since the run began: {', '.join(changed)}."] if changed else []
 
 
 @contextmanager

@@ -101,9 +101,9 @@ class BaseTrainer:
 
     # Running
 
-    def train(self, *, resume: bool | str | Path = "auto") -> History:
-        """Train up to the limit in the config."""
-        return self._engine.run_to_limit(resume)
+    def train(self, *, resume: bool | str | Path = "auto", changes: str = "refuse") -> History:
+        """Train up to the limit in the config; `resume` and `changes` as in `loopwright.Trainer.train`."""
+        return self._engine.run_to_limit(resume, changes)
 
     def evaluate(self, dataset_key: str) -> dict[str, float]:
         """The mean losses over every sample of a data set."""

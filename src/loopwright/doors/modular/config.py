@@ -35,8 +35,8 @@ class DreamTrainerConfig:
     shards the model over `num_shards` processes (None: those of one host) and copies that over the others.
 
     With `run_dir`, metrics and resume points go there, and the same program goes on where an earlier one was killed
-    (`resume` as in `loopwright.Trainer.train`); the best model by `monitor` is kept there, too. With `save_dir`,
-    `save_checkpoint` is called with `<save_dir>/epoch_<n>` after every `save_every_n_epochs` epochs.
+    (`resume` and `changes` as in `loopwright.Trainer.train`); the best model by `monitor` is kept there, too. With
+    `save_dir`, `save_checkpoint` is called with `<save_dir>/epoch_<n>` after every `save_every_n_epochs` epochs.
     """
 
     n_epochs: int = 1
@@ -63,6 +63,7 @@ class DreamTrainerConfig:
     callbacks: Sequence[Any] = ()
     run_dir: str | Path | None = None
     resume: bool | str | Path = "auto"
+    changes: Literal["refuse", "accept"] = "refuse"
     checkpoint_every_n_steps: int | None = None
     checkpoint_every_n_epochs: int | Literal["auto"] | None = "auto"
     checkpoint_every_n_minutes: float | None = 5.0

@@ -55,6 +55,7 @@ class Engine(CoreTrainer):
     step_name, eval_name, update_call = "training_step", "validation_step", "self.backward(loss)"
     accumulate_name, takes_count = "gradient_accumulation_steps", False
     nonfinite_advice = "Lower the learning rate, clip gradients (`gradient_clip_val`) or look for bad samples."
+    step_methods = ("training_step", "training_loop")
 
     def __init__(self, door: DreamTrainer, config: DreamTrainerConfig) -> None:
         check_clipping("gradient_clip_val", config.gradient_clip_val)
@@ -169,7 +170,8 @@ class Engine(CoreTrainer):
         self.events.emit("on_fit_start")
         limits = RunLimits(epochs=self.config.n_epochs, updates=self.config.max_steps)
         try:
-            run_training(self, self.loaders[0], None, limits, batch_size=None, resume=self.config.resume)
+            resume, changes = self.config.resume, self.config.changes
+            run_training(self, self.loaders[0], None, limits, batch_size=None, resume=resume, changes=changes)
         finally:
             self.validation.close()
         self.events.emit("on_fit_end")
@@ -185,29 +187,13 @@ class Engine(CoreTrainer):
         self.lending = lending = Lending(self)
         try:
             with self.gradients.watching():
-                self._run_loop(lending)
+                lending.run()
         except LoopLeft:
             pass
         finally:
             self.lending = None
         if not self.is_done(until):
             self.stop("training_loop has ended")
-
-    def _run_loop(self, lending: Lending) -> None:
-        calls, step = self.optimization.calls, self.progress.step
-        try:
-            self.door.training_loop()
-        except StopIteration as error:
-            raise ConfigurationError(
-                "`training_loop` asked for a batch after the last one of an epoch: `iter(self.train_loader)` is one "
-                "epoch, so call it again for the next."
-            ) from error
-        lending.end_epoch()
-        if self.optimization.calls == calls and self.progress.step == step and not self.is_done(self.until):
-            raise ConfigurationError(
-                "`training_loop` has ended, and it trained nothing: iterate `self.train_loader` in it, once for each "
-                "epoch, and call `self.training_step(batch, batch_idx)` or `self.backward(loss)` for each batch."
-            )
 
     def run_epochs(self) -> None:
         """The epochs as the core runs them."""

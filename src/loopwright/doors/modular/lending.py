@@ -7,6 +7,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from ... import loop
+from ...errors import ConfigurationError
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -29,6 +30,24 @@ class Lending:
         self._is_left = False
         self._started = self._seconds = self._flushed = 0.0
 
+    def run(self) -> None:
+        """Call the user's loop, or the door's own; one that trains nothing is a mistake."""
+        trainer = self.trainer
+        calls, step = trainer.optimization.calls, trainer.progress.step
+        try:
+            trainer.door.training_loop()
+        except StopIteration as error:
+            raise ConfigurationError(
+                "`training_loop` asked for a batch after the last one of an epoch: `iter(self.train_loader)` is one "
+                "epoch, so call it again for the next."
+            ) from error
+        self.end_epoch()
+        if trainer.optimization.calls == calls and trainer.progress.step == step and not trainer.is_done(trainer.until):
+            raise ConfigurationError(
+                "`training_loop` has ended, and it trained nothing: iterate `self.train_loader` in it, once for each "
+                "epoch, and call `self.training_step(batch, batch_idx)` or `self.backward(loss)` for each batch."
+            )
+
     @property
     def is_open(self) -> bool:
         """Whether an epoch is under way."""
@@ -43,7 +62,8 @@ class Lending:
         assert trainer.train_stream is not None
         loop.begin_epoch(trainer, trainer.train_stream)
         self._is_left = False
-        self._started, self._seconds, self._flushed = monotonic(), progress.seconds, progress.seconds
+        self._started = monotonic() - trainer.eval_seconds
+        self._seconds = self._flushed = progress.seconds
         self._steps = self._lend()
         return self._steps
 
@@ -99,7 +119,7 @@ class Lending:
     def _end_update(self) -> None:
         trainer, progress = self.trainer, self.trainer.progress
         progress.next_update()
-        progress.seconds = self._seconds + monotonic() - self._started
+        progress.seconds = self._seconds + monotonic() - trainer.eval_seconds - self._started
         if trainer.accord is not None:
             trainer.accord.after_update(trainer)
         trainer.emit("on_update_end")

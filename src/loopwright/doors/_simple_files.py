@@ -1,0 +1,117 @@
+"""Files of the simple door: what a checkpoint is read into, and what beside it lets other programs use the model."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from ..errors import CheckpointError
+from ._simple_keeping import as_lists, read_run
+
+if TYPE_CHECKING:
+    from ._simple_engine import Engine
+
+WEIGHTS = re.compile(r"(pytorch_)?model[-\w]*\.(safetensors|bin)(\.index\.json)?")  # a checkpoint has its own
+OWN = ("manifest.json", "state.json", "state.safetensors", "pieces.json")
+
+
+def load(
+    engine: Engine, path: str | Path, *, optimizer: bool, scheduler: bool
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Load a checkpoint or a file of weights; what it holds, and what the next `train` goes on from, if anything."""
+    from ..checkpoint.parts import load_parts, read_parts
+
+    _check_there(Path(path))
+    parts = read_parts(path)
+    goes_on = optimizer and "progress" in parts.rest and not engine.is_running
+    run = read_run(parts, engine if goes_on else None)
+    try:
+        load_parts(engine, parts, optimizers=optimizer, schedules=scheduler)
+    except CheckpointError as error:
+        if "optimizers: " not in str(error):
+            raise
+        raise CheckpointError(
+            f"{error}\nFor the weights alone, call load_checkpoint(path, load_optimizer=False)."
+        ) from error
+    noted = dict(parts.rest.get("simple", {}) if parts.path.is_dir() else parts.rest)
+    noted.pop("run", None)
+    if goes_on:
+        engine.continue_from(parts.rest)
+    rows = run.get("rows", [])
+    content = {
+        "model_state_dict": parts.models["model"],
+        "optimizer_state_dict": parts.optimizers.get("optimizer"),
+        "scheduler_state_dict": parts.schedules.get("scheduler"),
+        "epoch": None,
+        "metric_value": None,
+        "num_epochs": len(rows),
+        "history": as_lists(rows),
+    }
+    return content | noted, (run or None) if goes_on else None
+
+
+def _check_there(path: Path) -> None:
+    """Say what is beside a path at which there is nothing."""
+    if path.exists():
+        return
+    folder = path.parent
+    found = sorted(one.name for one in folder.iterdir() if not one.name.startswith(".")) if folder.is_dir() else []
+    there = f"in {folder} there is: {', '.join(found[:8])}" if found else f"{folder} is not there or empty"
+    raise CheckpointError(
+        f"There is no checkpoint and no file of weights at {path}; {there}. Pass what `save_dir` of train was, and "
+        "best_model or checkpoint_epoch_<n> in it."
+    )
+
+
+def say_unsaved(door: object, engine: Engine) -> None:
+    """Say once which attributes of a subclass are trained and not in its checkpoints."""
+    own = [*engine.modules.values(), *engine.optimizers.values(), *(s.scheduler for s in engine.schedules.values())]
+    kept = {id(one) for one in own}
+    names = [name for name, value in vars(door).items() if id(value) not in kept and _is_trained(value)]
+    if names and not engine.has_said_unsaved:
+        engine.has_said_unsaved = True
+        engine.say(
+            f"Checkpoints do not hold {', '.join(names)}, which {type(door).__name__} has beside model, optimizer and "
+            "scheduler: override `_save_checkpoint` and `load_checkpoint` to save more."
+        )
+
+
+def _is_trained(value: Any) -> bool:
+    if isinstance(value, nn.Module):
+        return any(param.requires_grad for param in value.parameters())
+    return isinstance(value, (Optimizer, LRScheduler))
+
+
+def pretrained_files(model: nn.Module) -> dict[str, bytes]:
+    """What `from_pretrained` needs beside the weights, of a model that has `save_pretrained`; nothing of others."""
+    if not callable(getattr(model, "save_pretrained", None)):
+        return {}
+    with TemporaryDirectory() as folder:
+        try:
+            for part in _transformers_parts(model) or [model]:
+                part.save_pretrained(folder)
+        except Exception as error:
+            error.add_note(
+                f"raised in save_pretrained of {type(model).__name__}, for the files that from_pretrained reads"
+            )
+            raise
+        files = [path for path in Path(folder).iterdir() if path.is_file()]
+        return {
+            path.name: path.read_bytes() for path in files if not WEIGHTS.fullmatch(path.name) and path.name not in OWN
+        }
+
+
+def _transformers_parts(model: nn.Module) -> list[Any]:
+    """The configs of a model of transformers, which are all that has to be written without its weights."""
+    module = sys.modules.get("transformers.modeling_utils")
+    if module is None or not isinstance(model, module.PreTrainedModel):
+        return []
+    found = (getattr(model, name, None) for name in ("config", "generation_config"))
+    return [part for part in found if part is not None]

@@ -1,0 +1,183 @@
+"""What differs between two descriptions of a run, and how that is said. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from loopwright.errors import ConfigurationError
+
+MISSING = "-"  # what stands for a value that a run does not have
+UNKNOWN = "unknown"  # what stands for a value that cannot be compared: it is equal to any other
+MAX_LEAVES = 100_000
+MAX_LISTED = 20
+MAX_TEXT = 100
+COMPILED = re.compile(r"(.*) \(Python ([\d.]+)\)")  # a hash of code, which another version compiles differently
+OTHER_SAMPLES = "other samples than before; data that is drawn without a seed is another in every process: call " + (
+    "`loopwright.seed_everything(0)` before drawing it"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A value that is another in the second description; `MISSING` where one of them has none."""
+
+    key: str
+    first: object
+    second: object
+
+
+def flatten(value: object) -> dict[str, object]:
+    """The leaves of nested dicts and lists under dotted keys; an empty one is a leaf."""
+    leaves = dict(islice(_leaves(value, ""), MAX_LEAVES + 1))
+    if len(leaves) > MAX_LEAVES:
+        raise ConfigurationError(f"This config has more than {MAX_LEAVES} values, too many to compare.")
+    return leaves
+
+
+def _leaves(value: object, key: str) -> Iterator[tuple[str, object]]:
+    entries: Iterable[tuple[object, object]] | None = None
+    if isinstance(value, Mapping):
+        entries = value.items()
+    elif isinstance(value, list):
+        entries = enumerate(value)
+    if not entries or not value:
+        yield key, value
+        return
+    for name, item in entries:
+        yield from _leaves(item, f"{key}.{name}" if key else str(name))
+
+
+def find_changes(
+    first: Mapping[str, object], second: Mapping[str, object], is_same: Callable[[object, object], bool]
+) -> list[Change]:
+    """The values that differ between two flat descriptions, in the order of the first."""
+    keys = dict.fromkeys([*first, *second])
+    changes = (Change(key, first.get(key, MISSING), second.get(key, MISSING)) for key in keys)
+    return [change for change in changes if not is_same(change.first, change.second)]
+
+
+def is_identical(first: object, second: object) -> bool:
+    """Whether two values are the same in type, too; not a number is the same as itself."""
+    return type(first) is type(second) and (first == second or (first != first and second != second))
+
+
+def is_same_program(first: object, second: object) -> bool:
+    """Whether two values say the same of a program, or are of a kind that cannot be compared."""
+    if UNKNOWN in (first, second):
+        return True
+    if isinstance(first, str) and isinstance(second, str):
+        ours, theirs = COMPILED.fullmatch(first), COMPILED.fullmatch(second)
+        if ours and theirs and ours[2] != theirs[2]:
+            return True
+    return first == second
+
+
+def program_changes(first: Mapping[str, object], second: Mapping[str, object]) -> list[Change]:
+    """In what a program differs from another by their descriptions; what follows from another difference is left out.
+
+    An option of torch's that only one of them has is torch's doing: another version of it has other options, and says
+    those of layers in other words. Evaluation data that only one of them has changes nothing in the training.
+    """
+    if first.get("torch") != second.get("torch"):
+        first, second = _without_options(first), _without_options(second)
+    changes = find_changes(first, second, is_same_program)
+    changed = {change.key for change in changes}
+    return [change for change in changes if not _is_implied(change, changed, first, second)]
+
+
+def _without_options(description: Mapping[str, object]) -> dict[str, object]:
+    """A description with the names of layers only."""
+    return {
+        key: value.partition("(")[0] if isinstance(value, str) and key.startswith("model") else value
+        for key, value in description.items()
+        if key != "torch"
+    }
+
+
+def _is_implied(change: Change, changed: set[str], first: Mapping[str, object], second: Mapping[str, object]) -> bool:
+    if MISSING not in (change.first, change.second):
+        return False
+    parts = change.key.split(".")
+    owners = [".".join(parts[:count]) for count in range(1, len(parts))]
+    is_torch = any(str(first.get(o)).startswith("torch.") or str(second.get(o)).startswith("torch.") for o in owners)
+    return is_torch or parts[0] == "eval_data" or any(owner in changed for owner in owners)
+
+
+def value_text(value: object) -> str:
+    text = str(value) if value is MISSING else repr(value)
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."
+
+
+def values_text(change: Change) -> str:
+    """The old value and the new one."""
+    return f"{value_text(change.first)} -> {value_text(change.second)}"
+
+
+def values_of(change: Change) -> tuple[object, object]:
+    return change.first, change.second
+
+
+def change_text(change: Change) -> str:
+    """A difference in a line."""
+    first, second = (isinstance(value, str) and bool(COMPILED.fullmatch(value)) for value in values_of(change))
+    if first and second:
+        return f"{change.key}: its code is another"
+    if first or second:
+        return f"{change.key}: {'written by you before, the default now' if first else 'the default before, yours now'}"
+    is_drawn = change.key.endswith("data.samples") and MISSING not in (change.first, change.second)
+    return f"{change.key}: {values_text(change)}" + (f" ({OTHER_SAMPLES})" if is_drawn else "")
+
+
+def listed(changes: Sequence[Change]) -> str:
+    """Differences, each in a line of its own."""
+    lines = [f"\n  - {change_text(change)}" for change in changes[:MAX_LISTED]]
+    more = f"\n  - and {len(changes) - MAX_LISTED} more" if len(changes) > MAX_LISTED else ""
+    return "".join(lines) + more
+
+
+def refusal(what: str, changes: Sequence[Change], *, start_over: str, accept: str | None) -> str:
+    """Why a run does not go on, and the ways on; `accept` is None where the new values could not be applied."""
+    third = (
+        f"pass {accept} to go on with the new values, which is then noted in run.json"
+        if accept is not None
+        else "going on with the new values is not possible here: the saved weights do not fit the model"
+    )
+    return (
+        f"The program is not the one that {what} was started with:{listed(changes)}\nWays on:\n  - put it back, and "
+        f"the run goes on as it was\n  - pass {start_over} for a new run beside it\n  - {third}"
+    )
+
+
+def rank_refusal(differing: Mapping[str, Mapping[int, object]]) -> str:
+    """Why processes that were started together cannot train together: each key, with the values by rank."""
+    lines = []
+    for key, values in list(differing.items())[:MAX_LISTED]:
+        ranks: dict[str, list[int]] = {}
+        for rank, value in values.items():
+            ranks.setdefault(value_text(value), []).append(rank)
+        lines.append(f"\n  - {key}: " + ", ".join(f"{text} on {_ranks_text(own)}" for text, own in ranks.items()))
+    more = f"\n  - and {len(differing) - MAX_LISTED} more" if len(differing) > MAX_LISTED else ""
+    return (
+        f"The processes do not train the same program; they differ in:{''.join(lines)}{more}\nBuild the same model, "
+        "optimizers and data on every process; what is drawn at random needs the same seed on all of them "
+        "(`loopwright.seed_everything(0)`)."
+    )
+
+
+def _ranks_text(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
+
+
+def differing_by_rank(descriptions: Sequence[Mapping[str, object]]) -> dict[str, dict[int, object]]:
+    """The keys in which the descriptions of several processes differ, with the value of each rank."""
+    keys = dict.fromkeys(key for description in descriptions for key in description if key != "torch")
+    found = {}
+    for key in keys:
+        values = [description.get(key, MISSING) for description in descriptions]
+        if any(not is_same_program(values[0], value) for value in values[1:]):
+            found[key] = dict(enumerate(values))
+    return found

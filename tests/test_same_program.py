@@ -1,0 +1,481 @@
+"""The program changed, the run directory did not: what differs is named and refused, or goes on with the new values."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+import loopwright
+from loopwright import ConfigurationError, Schedule, Trainer
+from loopwright.cli import main
+from loopwright.data.peeking import peek_samples
+from loopwright.run import RunManifest
+from loopwright.run.changes import program_changes
+
+from .forked import call_forked
+from .loops import assert_same_model, batches, build_linear, build_net
+from .mistakes import Mistakes
+
+SECTION = "The program changed, the run directory did not"
+adam = partial(torch.optim.Adam, lr=0.01)
+sgd = partial(torch.optim.SGD, lr=0.01)
+SAMPLES = r"'[0-9a-f]{16}( \(Python [\d.]+\))?'"
+
+
+def drawn(length: int = 36, seed: int = 3) -> TensorDataset:
+    inputs = torch.randn(length, 6, generator=torch.Generator().manual_seed(seed))
+    return TensorDataset(inputs, (inputs.sum(1) > 0).long())
+
+
+def train(folder: Path, num_epochs: int = 1, *, changes: str = "refuse", resume: Any = "auto", **given: Any) -> Trainer:
+    """A program with defaults for everything, some of it replaced."""
+    data, size = given.pop("data", None) or drawn(), given.pop("batch_size", 8)
+    size = None if isinstance(data, DataLoader) else size
+    parts = {"model": build_net(), "optimizer": adam, "loss_fn": F.cross_entropy, "progress": "silent", **given}
+    kind = parts.pop("kind", Trainer)
+    trainer = kind(parts.pop("model"), parts.pop("optimizer"), parts.pop("loss_fn"), run_dir=folder, **parts)
+    trainer.train(data, num_epochs, batch_size=size, changes=changes, resume=resume)
+    return trainer
+
+
+class Smoothed(Trainer):
+    def compute_loss(self, outputs: Any, targets: Any) -> Any:
+        return F.cross_entropy(outputs, targets, label_smoothing=0.1)
+
+
+CHANGES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "lr": ("Another learning rate", {"optimizer": partial(torch.optim.Adam, lr=0.1)}, r"optimizer\.lr: 0\.01 -> 0\.1"),
+    "optimizer": (
+        "Another optimizer, Adam before and SGD now",
+        {"optimizer": sgd},
+        r"optimizer: 'torch\.optim\.adam\.Adam' -> 'torch\.optim\.sgd\.SGD'\nWays on",
+    ),
+    "loss": ("Another loss", {"loss_fn": F.multi_margin_loss}, r"loss: '.*cross_entropy' -> '.*multi_margin_loss'"),
+    "loss option": (
+        "Another option of the loss",
+        {"loss_fn": partial(F.cross_entropy, label_smoothing=0.1)},
+        r"loss: '.*' -> 'partial of .*'",
+    ),
+    "own loss": (
+        "`compute_loss` is overridden, and was not",
+        {"kind": Smoothed},
+        r"compute_loss: the default before, yours now",
+    ),
+    "batch size": ("Another batch size", {"batch_size": 4}, r"batch_size: 8 -> 4"),
+    "accumulation": ("Another `accumulate`", {"accumulate": 2}, r"accumulate: 1 -> 2"),
+    "clipping": ("Another `clip_norm`", {"clip_norm": 1.0}, r"clip_norm: None -> 1\.0"),
+    "precision": ("Another precision", {"precision": "bf16"}, r"precision: 'fp32' -> 'bf16'"),
+    "seed": ("Another seed", {"seed": 5}, r"seed: 0 -> 5"),
+    "samples": ("Other data of the same length", {"data": drawn(seed=4)}, r"data\.samples: .*seed_everything\(0\)"),
+    "length": ("More data", {"data": drawn(48)}, r"data\.length: 36 -> 48"),
+    "dropout": ("Another dropout", {"model": build_net(dropout=0.5)}, r"model\.3: 'Dropout\(p=0\.25, .*p=0\.5"),
+    "schedule": (
+        "A scheduler, where there was none",
+        {"scheduler": partial(StepLR, step_size=1)},
+        r"scheduler: - -> 'torch\.optim\.lr_scheduler\.StepLR'\nWays on",
+    ),
+}
+
+
+@pytest.fixture
+def first(tmp_path: Path) -> Path:
+    """A run that was stopped in its first epoch."""
+    trainer = Trainer(build_net(), adam, F.cross_entropy, run_dir=tmp_path / "first", progress="silent")
+    trainer.train(drawn(), num_updates=3, batch_size=8)
+    return tmp_path / "first"
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_program_is_refused_with_what_has_changed_and_the_ways_on(
+    first: Path, mistake: Mistakes, change: str
+) -> None:
+    what, given, said = CHANGES[change]
+    before = (first / "run.json").read_bytes()
+    with mistake(SECTION, what, ConfigurationError, match=said, hide=SAMPLES) as caught:
+        train(first, **given)
+    assert "resume=False" in str(caught.value)
+    assert 'changes="accept"' in str(caught.value)
+    assert (first / "run.json").read_bytes() == before
+    train(first)  # put back, it goes on
+
+
+def test_a_model_whose_weights_do_not_fit_leaves_two_ways(first: Path, mistake: Mistakes) -> None:
+    wide = nn.Sequential(nn.Linear(6, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.25), nn.Linear(32, 3))
+    said = r"model\.0: 'Linear\(in_features=6, out_features=16, bias=True\)' -> .*=32(.|\n)*not possible"
+    with mistake(SECTION, "A wider model", ConfigurationError, match=said):
+        train(first, model=wide)
+
+
+def test_a_finished_run_whose_program_changed_is_not_nothing_to_train(
+    first: Path, mistake: Mistakes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(first)
+    with mistake(SECTION, "Another learning rate after the run is finished", ConfigurationError, match=r"lr: 0\.01"):
+        train(first, optimizer=partial(torch.optim.Adam, lr=0.1), progress="lines")
+    assert "Nothing to train" not in capsys.readouterr().out
+
+
+def test_resume_false_is_a_new_run_beside_it(first: Path) -> None:
+    trainer = train(first, optimizer=sgd, resume=False)
+    assert trainer.run_dir == first.with_name("first-2")
+
+
+def test_an_unknown_answer_to_changes_is_refused(tmp_path: Path, mistake: Mistakes) -> None:
+    with mistake("Arguments", '`changes="yes"`', ConfigurationError, match=r"'refuse', or 'accept'"):
+        train(tmp_path, changes="yes")
+
+
+# What may change
+
+
+class Noisy(Dataset[Any]):
+    """Samples with noise from all global generators, and one of its own that nobody seeded."""
+
+    def __init__(self, *, own: bool = False) -> None:
+        self.data, self.own = drawn(), np.random.default_rng() if own else None
+        self.opened: list[int] | None = None
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if self.opened is None:
+            self.opened = []
+        x, y = self.data[index]
+        noise = random.gauss(0, 0.1) + float(np.random.normal()) + float(torch.randn(()))
+        return x + noise + (0.0 if self.own is None else self.own.normal()), y
+
+
+class Counting(IterableDataset[Any]):
+    def __init__(self) -> None:
+        self.data, self.at = drawn(), 0
+
+    def __iter__(self) -> Any:
+        while self.at < len(self.data):
+            self.at += 1
+            yield self.data[self.at - 1]
+        self.at = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+
+
+class Remembering(nn.Module):
+    """Has attributes of every kind, a lazy buffer and a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(6, 3), nn.Parameter(torch.randn(3))
+        self.token, self.calls = object(), random.random()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if not hasattr(self, "seen"):
+            self.register_buffer("seen", torch.zeros(len(x)), persistent=False)
+        return self.layer(x) * self.scale
+
+
+class Focal(nn.Module):
+    def __init__(self, power: float) -> None:
+        super().__init__()
+        self.power, self.device = power, f"somewhere {random.random()}"
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, targets) ** self.power
+
+
+def weighted(weight: float) -> Any:
+    return lambda outputs, targets: weight * F.cross_entropy(outputs, targets)
+
+
+SAME: dict[str, Any] = {
+    "lambda": lambda: {"loss_fn": lambda p, t: F.cross_entropy(p, t)},
+    "partial": lambda: {"loss_fn": partial(F.cross_entropy, label_smoothing=0.1)},
+    "closure": lambda: {"loss_fn": weighted(0.5)},
+    "loss module": lambda: {"loss_fn": Focal(2.0)},
+    "weights of classes": lambda: {"loss_fn": nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))},
+    "own module, not seeded": lambda: {"model": Remembering()},
+    "own step": lambda: {"kind": Smoothed},
+    "augmentation": lambda: {"data": Noisy()},
+    "generator of its own": lambda: {"data": Noisy(own=True)},
+    "workers": lambda: {"data": DataLoader(Noisy(), 8, shuffle=True, num_workers=1)},
+    "iterable": lambda: {"data": Counting()},
+    "one cycle": lambda: {"scheduler": partial(OneCycleLR, max_lr=0.1, total_steps=100)},
+    "plateau": lambda: {"scheduler": partial(ReduceLROnPlateau, patience=0)},
+    "function of the epoch": lambda: {"scheduler": partial(LambdaLR, lr_lambda=lambda epoch: 0.9**epoch)},
+}
+
+
+@pytest.mark.parametrize("program", SAME)
+def test_the_same_program_started_again_goes_on(tmp_path: Path, program: str) -> None:
+    train(tmp_path, **SAME[program]())
+    torch.manual_seed(99), random.seed(99), np.random.seed(99)
+    assert train(tmp_path, 2, **SAME[program]()).progress.epoch == 2
+
+
+def test_workers_limits_callbacks_and_what_is_shown_may_change(tmp_path: Path) -> None:
+    train(tmp_path, data=DataLoader(drawn(), 8, shuffle=True))
+    loader = DataLoader(drawn(), 8, shuffle=True, num_workers=1)
+    assert (
+        train(tmp_path, 2, data=loader, callbacks=[lambda trainer, metrics: None], progress="lines").progress.epoch == 2
+    )
+
+
+def test_a_learning_rate_that_a_schedule_or_a_callback_changed_is_no_change(tmp_path: Path) -> None:
+    def halve(trainer: Trainer, metrics: Any) -> None:
+        trainer.optimizers["optimizer"].param_groups[0]["lr"] *= 0.5
+
+    for num_epochs in (1, 2):
+        trainer = train(tmp_path, num_epochs, callbacks=[halve], scheduler=partial(StepLR, step_size=1, gamma=0.5))
+    assert trainer.optimizers["optimizer"].param_groups[0]["lr"] == pytest.approx(0.01 / 16)
+
+
+def test_layers_that_another_version_of_torch_describes_in_other_words_are_no_change() -> None:
+    old = {"torch": "2.9", "model.0": "Linear(in_features=6, out_features=3)", "model.1": "ReLU()"}
+    new = {"torch": "2.13", "model.0": "Linear(6, 3, bias=True)", "model.1": "GELU()"}
+    assert [change.key for change in program_changes(old, new)] == ["model.1"]
+    assert [change.key for change in program_changes(old | {"torch": "2.13"}, new)] == ["model.0", "model.1"]
+
+
+def test_looking_at_samples_leaves_no_trace() -> None:
+    data = Noisy(own=True)
+    stream = Trainer(build_net(), adam, F.cross_entropy).open(data, 8, shuffle=True)
+    position = stream.state_dict()
+    before = torch.get_rng_state(), random.getstate(), data.own.bit_generator.state
+    assert len(peek_samples(stream._feed.fetcher)) == 4
+    assert data.opened is None  # a file would not be open yet when workers are started
+    assert data.own.bit_generator.state == before[2]
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+    assert stream.state_dict() == position
+
+
+def test_a_comment_or_another_place_does_not_make_another_loss() -> None:
+    from loopwright.identity import describe_object
+
+    one: dict[str, Any] = {}
+    two: dict[str, Any] = {}
+    three: dict[str, Any] = {}
+    exec('def loss(p, t):\n    """Old."""\n    return (p - t).abs().mean()', one)
+    exec('\n\ndef loss(p, t):\n    """New."""\n    # why\n    return (p - t).abs().mean()', two)
+    exec('def loss(p, t):\n    """Old."""\n    return (p - t).abs().sum()', three)
+    assert describe_object("loss", one["loss"]) == describe_object("loss", two["loss"])
+    assert describe_object("loss", one["loss"]) != describe_object("loss", three["loss"])
+
+
+# Going on with new values
+
+
+def test_an_accepted_learning_rate_is_used_and_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a hand-written loop that changes the learning rate of its Adam after an epoch."""
+    data, model = drawn(), build_linear()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
+    for epoch in range(3):
+        optimizer.param_groups[0]["lr"] = 0.01 if epoch == 0 else 0.1
+        for inputs, targets in batches(data, 8, epoch):
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+    new = partial(torch.optim.Adam, lr=0.1)
+    train(tmp_path, model=build_linear())
+    train(tmp_path, 2, model=build_linear(), optimizer=new, changes="accept")
+    trainer = train(tmp_path, 3, model=build_linear(), optimizer=new)  # accepted once, it is the run's
+    assert_same_model(trainer.model, model)
+    (noted,) = RunManifest.read(tmp_path / "run.json").changes
+    assert (noted["update"], noted["values"]) == (5, {"optimizer.lr": [0.01, 0.1]})
+    assert main(["show", str(tmp_path)]) == 0
+    assert "changes      at update 5: optimizer.lr 0.01 -> 0.1\n" in capsys.readouterr().out
+
+
+def test_accepted_values_count_also_if_the_run_dies_before_it_saves_again(tmp_path: Path) -> None:
+    class Dies(loopwright.Callback):
+        def on_train_step_start(self, trainer: Trainer, batch: Any) -> None:
+            raise KeyboardInterrupt
+
+    new = partial(torch.optim.Adam, lr=0.1)
+    train(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, 2, optimizer=new, changes="accept", callbacks=[Dies()])
+    trainer = train(tmp_path, 2, optimizer=new)
+    assert trainer.optimizers["optimizer"].param_groups[0]["lr"] == 0.1
+    assert len(RunManifest.read(tmp_path / "run.json").changes) == 1
+
+
+def test_another_optimizer_starts_without_state_and_says_so(
+    tmp_path: Path, mistake: Mistakes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tmp_path)
+    momentum = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+    trainer = train(tmp_path, 2, optimizer=momentum, changes="accept", progress="lines")
+    assert isinstance(trainer.optimizers["optimizer"], torch.optim.SGD)
+    assert trainer.progress.epoch == 2
+    out = capsys.readouterr().out
+    assert "Optimizer 'optimizer' (SGD) does not fit the saved state: it starts without any." in out
+    said = out.partition("\nResuming")[0]
+    mistake.said(SECTION, 'Another optimizer, with `changes="accept"`', said)
+
+
+def test_an_option_that_needs_other_state_starts_without_the_old(tmp_path: Path) -> None:
+    train(tmp_path)
+    trainer = train(tmp_path, 2, optimizer=partial(torch.optim.Adam, lr=0.01, amsgrad=True), changes="accept")
+    assert trainer.progress.epoch == 2
+
+
+SCHEDULES: dict[str, tuple[Any, Any]] = {
+    "steps": (partial(StepLR, step_size=1, gamma=0.5), lambda base, epoch: base * 0.5**epoch),
+    "cosine": (
+        partial(CosineAnnealingLR, T_max=10, eta_min=0.001),
+        lambda base, epoch: 0.001 + (base - 0.001) * (1 + np.cos(np.pi * epoch / 10)) / 2,
+    ),
+    "function": (partial(LambdaLR, lr_lambda=lambda epoch: 1 / (1 + epoch)), lambda base, epoch: base / (1 + epoch)),
+}
+
+
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_a_schedule_goes_on_from_the_new_learning_rate(tmp_path: Path, kind: str) -> None:
+    schedule, expected = SCHEDULES[kind]
+    train(tmp_path, 2, scheduler=schedule)
+    trainer = train(tmp_path, 3, scheduler=schedule, optimizer=partial(torch.optim.Adam, lr=0.1), changes="accept")
+    assert trainer.optimizers["optimizer"].param_groups[0]["lr"] == pytest.approx(expected(0.1, 3))
+
+
+def test_new_options_of_a_schedule_count_at_its_place(tmp_path: Path) -> None:
+    train(tmp_path, 2, scheduler=partial(StepLR, step_size=1, gamma=0.5))
+    trainer = train(tmp_path, 3, scheduler=partial(StepLR, step_size=1, gamma=0.1), changes="accept")
+    assert trainer.optimizers["optimizer"].param_groups[0]["lr"] == pytest.approx(0.01 * 0.1**3)
+
+
+def test_a_schedule_that_is_taken_away_leaves_the_given_learning_rate(tmp_path: Path) -> None:
+    train(tmp_path, 2, scheduler=partial(StepLR, step_size=1, gamma=0.5))
+    trainer = train(tmp_path, 3, changes="accept")
+    assert trainer.optimizers["optimizer"].param_groups[0]["lr"] == 0.01
+
+
+def test_a_schedule_that_is_added_starts_at_its_beginning(tmp_path: Path) -> None:
+    train(tmp_path, 2)
+    schedule = Schedule(partial(StepLR, step_size=1, gamma=0.5), every="epoch")
+    trainer = train(tmp_path, 3, scheduler=schedule, changes="accept")
+    assert trainer.optimizers["optimizer"].param_groups[0]["lr"] == pytest.approx(0.005)
+
+
+def test_other_data_leaves_out_the_rest_of_the_epoch_and_says_so(
+    first: Path, mistake: Mistakes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = train(first, 2, data=drawn(48), changes="accept", progress="lines")
+    assert (trainer.progress.epoch, trainer.progress.update) == (2, 3 + 6)
+    line = next(line for line in capsys.readouterr().out.splitlines() if "left out" in line)
+    mistake.said(SECTION, 'More data inside an epoch, with `changes="accept"`', line)
+
+
+# A checkpoint that is named
+
+
+def test_a_checkpoint_that_is_named_is_compared_too(first: Path, tmp_path: Path, mistake: Mistakes) -> None:
+    (point,) = (first / "checkpoints").iterdir()
+    new = partial(torch.optim.Adam, lr=0.1)
+    what = "Going on from a checkpoint (`resume=path`) with another learning rate"
+    with mistake(SECTION, what, ConfigurationError, match=r"update-00000003 was started with:\n.*lr: 0\.01 -> 0\.1"):
+        train(tmp_path / "second", resume=point, optimizer=new)
+    trainer = train(tmp_path / "third", resume=point, optimizer=new, changes="accept")
+    assert trainer.optimizers["optimizer"].param_groups[0]["lr"] == 0.1
+
+
+def test_a_checkpoint_that_a_trainer_without_a_directory_saved_says_what_it_is(tmp_path: Path) -> None:
+    trainer = train(None)  # type: ignore[arg-type]
+    trainer.save(tmp_path / "point")
+    with pytest.raises(ConfigurationError, match=r"optimizer: 'torch\.optim\.adam\.Adam'"):
+        train(tmp_path / "run", 2, resume=tmp_path / "point", optimizer=sgd)
+
+
+# What is said at the start
+
+
+def test_every_start_says_device_size_directory_and_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    frozen = build_net()
+    frozen[0].requires_grad_(False)
+    for given in ({}, {"model": build_net()}, {"run_dir": None}, {"model": frozen, "run_dir": "other"}):
+        data = drawn()
+        parts = {"model": build_net(), "run_dir": "runs/first", **given}
+        trainer = Trainer(parts["model"], adam, F.cross_entropy, run_dir=parts["run_dir"], progress="lines")
+        trainer.train(data, num_updates=5 + len(given), batch_size=8)
+    lines = [line for line in capsys.readouterr().out.splitlines() if "parameters" in line]
+    assert lines[0] == "New run in runs/first: cpu, 195 parameters."
+    assert lines[1].startswith("Resuming runs/first at epoch 2, update 5 (")
+    assert lines[1].endswith(" seconds ago): cpu, 195 parameters.")
+    assert lines[2] == "Training without a run directory: cpu, 195 parameters."
+    assert lines[3] == "New run in other: cpu, 195 parameters (83 trainable)."
+
+
+def test_a_run_from_before_fingerprints_goes_on_and_says_what_was_not_compared(
+    first: Path, mistake: Mistakes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from loopwright.checkpoint import read_checkpoint, write_checkpoint
+
+    manifest = json.loads((first / "run.json").read_text())
+    del manifest["fingerprint"], manifest["changes"]
+    (first / "run.json").write_text(json.dumps(manifest))
+    (point,) = (first / "checkpoints").iterdir()
+    saved = read_checkpoint(point)
+    tree = {key: value for key, value in saved.tree.items() if key != "fingerprint"}
+    write_checkpoint(point, tree, saved.meta)
+    trainer = train(first, 2, progress="lines")
+    assert trainer.progress.epoch == 2
+    line = capsys.readouterr().out.splitlines()[0]
+    mistake.said(SECTION, "A run that an earlier version of Loopwright began", line)
+    assert RunManifest.read(first / "run.json").fingerprint["optimizer.lr"] == 0.01
+
+
+def test_a_run_that_failed_before_its_first_resume_point_may_change(tmp_path: Path) -> None:
+    def broken(outputs: Tensor, targets: Tensor) -> Tensor:
+        raise ValueError("a mistake in the loss")
+
+    with pytest.raises(ValueError, match="a mistake"):
+        train(tmp_path, loss_fn=broken)
+    assert train(tmp_path).progress.epoch == 1
+
+
+# Seeds
+
+
+def test_seed_everything_seeds_all_generators_and_returns_the_seed() -> None:
+    def draw() -> tuple[float, float, float]:
+        return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+    assert loopwright.seed_everything(7) == 7
+    once = draw()
+    assert loopwright.seed_everything(7) == 7
+    assert draw() == once
+
+
+def test_the_first_program_of_the_readme_goes_on_when_it_is_started_again(tmp_path: Path) -> None:
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    program = readme.partition("```python\n")[2].partition("```")[0]
+    longer = program.replace("num_epochs=5", "num_epochs=6")
+    ended = [call_forked(partial(exec, text, {}), tmp_path) for text in (program, program, longer)]
+    assert [one.code for one in ended] == [0, 0, 0], ended[2].err
+    assert "Nothing to train" in ended[1].out
+    assert "Resuming runs/first at epoch 6, update 160" in ended[2].out
+
+
+def test_data_drawn_without_a_seed_is_noticed(tmp_path: Path, mistake: Mistakes) -> None:
+    train(tmp_path, data=TensorDataset(torch.randn(36, 6), torch.zeros(36).long()))
+    what = "Data that is drawn at every start, without a seed"
+    with mistake(SECTION, what, ConfigurationError, match=r"data\.samples.*seed_everything\(0\)", hide=SAMPLES):
+        train(tmp_path, 2, data=TensorDataset(torch.randn(36, 6), torch.zeros(36).long()))
