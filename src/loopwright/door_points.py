@@ -20,6 +20,11 @@ class DoorPoints(TrainerHooks):
     without_place = "Training without a run directory"  # how the line at the start begins where there is none
     step_name, eval_name = "train_step", "eval_step"
     update_call, accumulate_name = "self.update(loss)", "accumulate"
+    nonfinite_advice = (
+        "Lower the learning rate, clip gradients (`clip_norm=`) or look for bad samples; `NonFiniteGuard('skip')` goes "
+        "on without such updates."
+    )
+    takes_count = True  # whether a loss may be a sum, trained with the number of its items
     step_methods: tuple[str, ...] = ("train_step", "compute_loss")  # what a user writes that decides what is learnt
     plateau_metric: str | None = "loss"  # what ReduceLROnPlateau watches; None where only a subclass's user knows
 

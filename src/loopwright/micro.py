@@ -80,8 +80,9 @@ def _step_once(trainer: Trainer, piece: Any, length: int) -> StepResult:
     calls = trainer.optimization.calls - before
     if calls != 1:
         raise ConfigurationError(
-            f"Memory ran out, and the step cannot be taken in pieces: `train_step` called `update` {calls} times, "
-            "which for a piece of a batch is not the same as for all of it. Use smaller batches and `accumulate=`."
+            f"Memory ran out, and the step cannot be taken in pieces: `{trainer.step_name}` called "
+            f"`{trainer.update_call}` {calls} times, which for a piece of a batch is not the same as for all of it. "
+            f"Use smaller batches and `{trainer.accumulate_name}=`."
         )
     return result
 
@@ -126,7 +127,7 @@ def _check_possible(trainer: Trainer, batches: Sequence[Batch], position: int, e
 
 
 def _obstacle(trainer: Trainer, batches: Sequence[Batch], position: int, error: torch.OutOfMemoryError) -> str | None:
-    less = "Use smaller batches (with `accumulate=` for the same effect)."
+    less = f"Use smaller batches (with `{trainer.accumulate_name}=` for the same effect)."
     if len(trainer.optimization.lanes) > 1:
         return f"With several optimizers a step in pieces is not the same as the whole. {less}"
     if any(batch.total is not None for batch in batches):

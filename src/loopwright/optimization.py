@@ -217,14 +217,14 @@ class Lane:
 
     def _is_agreed(self) -> bool:
         """Whether no process saw a loss that is not finite; all of them act alike."""
-        if self.peers is None or self.guard is None or self._flag is None:
-            return True
-        if self._on_device:
-            return True
+        return self.peers is None or self._on_device or self.settle(" on at least one process")
+
+    def settle(self, where: str = "") -> bool:
+        """Whether no loss was noted that is not finite; reads that, for a step that does not leave itself out."""
         flag, self._flag = self._flag, None
-        if not float(flag):
+        if flag is None or self.guard is None or not float(flag):
             return True
-        self.guard.refuse(f"the loss of optimizer {self.name!r} is not finite on at least one process")
+        self.guard.refuse(f"the loss of optimizer {self.name!r} is not finite{where}")
         return False
 
     def clip(self) -> bool:

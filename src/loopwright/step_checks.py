@@ -107,7 +107,7 @@ class StepWatch:
 
     def _before_own_step(self, lane: Lane) -> None:
         self.trainer.check_own_step(lane)
-        self._positions[lane.name] = _positions(lane)
+        self._positions[lane.name] = scheduler_positions(lane)
 
     def _after_own_step(self, lane: Lane) -> None:
         self.optimization.calls += 1
@@ -120,7 +120,7 @@ class StepWatch:
         for name, before in self._positions.items():
             lane = self.optimization.lanes[name]
             self.trainer.check_own_step(lane)  # `update` may have followed
-            if _positions(lane) == before:
+            if scheduler_positions(lane) == before:
                 lane.schedule()
         self._positions = {}
 
@@ -146,15 +146,20 @@ def refuse_own_step(trainer: Trainer, lane: Lane) -> None:
         )
 
 
-def own_step_obstacle(trainer: Trainer, lane: Lane) -> str | None:
-    """Why an optimizer must not be stepped by anything but `update`, or None."""
-    if lane.peers is not None:
+def own_step_obstacle(
+    trainer: Trainer, lane: Lane, *, is_averaged: bool = False, is_clipped: bool = False
+) -> str | None:
+    """Why an optimizer must not be stepped by anything but `update`, or None.
+
+    A door that averages gradients over processes or clips them before such a step says so.
+    """
+    if lane.peers is not None and not is_averaged:
         return "would go by the gradients of this process's part of the batch, and the processes' weights would differ"
     if trainer.accumulate > 1:
         return f"would come after every batch, not after {trainer.accumulate} of them as {trainer.accumulate_name} says"
     if trainer.num_pieces > 1:
         return "would come after a part of the batch, since memory ran out and batches are taken in pieces"
-    if lane.clip_norm is not None or lane.clip_value is not None:
+    if not is_clipped and (lane.clip_norm is not None or lane.clip_value is not None):
         name, value = ("clip_norm", lane.clip_norm) if lane.clip_norm is not None else ("clip_value", lane.clip_value)
         return f"would leave out the clipping that {name}={value} asks for"
     if lane.scaler is not None:
@@ -169,11 +174,11 @@ def refuse_update(trainer: Trainer, loss: Any, count: Any) -> None:
             f"An update during an evaluation would train on its data: `{trainer.eval_name}`, and what else runs in an "
             f"evaluation or prediction, only measures. Update in `{trainer.step_name}`."
         )
-    if (mistake := mistake_in_loss(loss, count)) is not None:
+    if (mistake := mistake_in_loss(loss, count, trainer.takes_count)) is not None:
         raise ConfigurationError(f"The loss trained in `{trainer.step_name}` {mistake}.") from None
 
 
-def mistake_in_loss(loss: Any, count: Any) -> str | None:
+def mistake_in_loss(loss: Any, count: Any, takes_count: bool = True) -> str | None:
     """What is wrong with a loss that could not be trained, or with its count; None if nothing is."""
     if loss is None:
         return "is None: look at what should have computed and returned it"
@@ -187,9 +192,8 @@ def mistake_in_loss(loss: Any, count: Any) -> str | None:
     if loss.is_complex():
         return f"is complex ({loss.dtype}): give a real number, such as `loss.abs()` or `loss.real`"
     if loss.numel() != 1:
-        return (
-            f"has shape {tuple(loss.shape)}: reduce it to one number, such as its mean, or give its sum with `count=`"
-        )
+        other = ", or give its sum with `count=`" if takes_count else ""
+        return f"has shape {tuple(loss.shape)}: reduce it to one number, such as its mean{other}"
     if not loss.requires_grad:
         return (
             "has no graph, so there is nothing to train: compute it from the model's outputs, without `.detach()`, "
@@ -202,6 +206,6 @@ def mistake_in_loss(loss: Any, count: Any) -> str | None:
     return None if count >= 0 else f"has the count {float(count):g}: give the number of items that it is a sum over"
 
 
-def _positions(lane: Lane) -> list[Any]:
+def scheduler_positions(lane: Lane) -> list[Any]:
     """How far schedulers are, to tell whether the user steps them."""
     return [getattr(scheduler, "last_epoch", None) for scheduler in lane.schedulers]

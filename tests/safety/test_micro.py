@@ -261,7 +261,7 @@ def test_a_step_that_updates_twice_cannot_be_taken_in_pieces():
                 self.update(loss)
             return loss
 
-    with pytest.raises(ConfigurationError, match="called `update` 2 times"):
+    with pytest.raises(ConfigurationError, match=r"called `self\.update\(loss\)` 2 times"):
         run(2, build_batches(4), Twice)
 
 

@@ -26,7 +26,7 @@ def materialise(module: nn.Module, device: torch.device) -> None:
     time is initialised whole, on every process with the same random numbers, and each keeps its part: the values are
     those that one process would have drawn.
     """
-    _give_memory(module, device)
+    give_memory(module, device)
     missing = []
     for name, part in module.named_modules():
         own = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
@@ -42,7 +42,8 @@ def materialise(module: nn.Module, device: torch.device) -> None:
         )
 
 
-def _give_memory(module: nn.Module, device: torch.device) -> None:
+def give_memory(module: nn.Module, device: torch.device) -> None:
+    """Memory for a model on the meta device, without values; its parameters stay the objects they are."""
     if any(spread_of(param) is not None for param in module.parameters()):
         module.to_empty(device=device)  # what shards a model watches this
         return

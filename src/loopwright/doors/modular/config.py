@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import difflib
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -73,6 +75,11 @@ class DreamTrainerConfig:
     save_every_n_epochs: int = 1
     progress: str = "auto"
 
+    def __new__(cls, *args: Any, **fields: Any) -> Self:
+        """Refuse misspelt fields and subclasses whose fields would be ignored, with what to write instead."""
+        check_fields(cls, args, fields)
+        return super().__new__(cls)
+
     def __getstate__(self) -> dict[str, Any]:
         """All settings; in a checkpoint without the callbacks, which are no settings and cannot be loaded safely."""
         return vars(self) | ({"callbacks": ()} if _is_saving.get() else {})
@@ -98,6 +105,36 @@ class DreamTrainerConfig:
         return cls(**{"strategy": "hsdp", **fields})
 
 
+def check_fields(kind: type[DreamTrainerConfig], args: Sequence[Any], given: Mapping[str, Any]) -> None:
+    """Refuse arguments that a config does not have, and fields of a subclass that dataclasses do not see."""
+    for part in kind.__mro__[: kind.__mro__.index(DreamTrainerConfig)]:
+        annotated = inspect.get_annotations(part)
+        known = {field.name for base in part.__mro__[1:] if is_dataclass(base) for field in fields(base)}
+        bare = [name for name in vars(part) if name in known and name not in annotated]
+        if "__dataclass_fields__" not in vars(part) and (annotated or bare):
+            raise ConfigurationError(
+                f"{part.__name__} is not a dataclass, so that its fields ({', '.join([*annotated, *bare])}) would be "
+                "ignored: write @dataclass(kw_only=True) above it."
+            )
+        if bare:
+            raise ConfigurationError(
+                f"{part.__name__}.{bare[0]} has no type, so that the default of the base class would stay"
+                f": write `{bare[0]}: {type(vars(part)[bare[0]]).__name__} = {vars(part)[bare[0]]!r}`."
+            )
+    names = inspect.signature(kind.__init__).parameters
+    if args and not any(p.kind in (p.VAR_POSITIONAL, p.POSITIONAL_OR_KEYWORD) for p in list(names.values())[1:]):
+        raise ConfigurationError(
+            f"{kind.__name__} was given {args[0]!r} without a name: all fields are keywords, as in "
+            f"{kind.__name__}(n_epochs=3)."
+        )
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in names.values())
+    for name in given:
+        if name not in names and not takes_any:
+            near = difflib.get_close_matches(name, names, 1)
+            hint = f"did you mean {near[0]}?" if near else f"make it a field of a subclass: `{name}: ... = ...`."
+            raise ConfigurationError(f"{kind.__name__} has no field {name!r}; {hint}")
+
+
 @contextmanager
 def saving() -> Iterator[None]:
     """Configs that are pickled here go into a checkpoint."""
@@ -118,12 +155,58 @@ def check_config(config: DreamTrainerConfig) -> None:
         raise ConfigurationError(f"strategy={config.strategy!r}: use one of {', '.join(STRATEGIES)}, or a Mesh.")
     if config.scheduler_interval not in (None, "epoch", "update"):
         raise ConfigurationError(f"scheduler_interval={config.scheduler_interval!r}: use 'epoch', 'update' or None.")
-    counts = ("n_epochs", "max_steps", "val_every_n_steps", "save_every_n_epochs", "keep_best", "keep_checkpoints")
-    for name in counts:
-        value, least = getattr(config, name), 0 if name in ("n_epochs", "max_steps") else 1
-        is_unset = value is None and name in ("max_steps", "val_every_n_steps")
-        if not is_unset and (not isinstance(value, int) or value < least):
-            raise ConfigurationError(f"{name}={value!r}: use a whole number, {least} or more.")
+    if config.monitor_mode not in ("auto", "min", "max"):
+        raise ConfigurationError(f"monitor_mode={config.monitor_mode!r}: use 'auto', 'min' or 'max'.")
+    _check_numbers(config)
+    _check_device(config.device)
+    if isinstance(config.callbacks, str) or not isinstance(config.callbacks, Iterable):
+        shown = getattr(config.callbacks, "__name__", type(config.callbacks).__name__)
+        raise ConfigurationError(f"callbacks is {shown}, no list: write callbacks=[{shown}], even for one.")
+
+
+COUNTS = {
+    "n_epochs": 0,
+    "max_steps": 0,
+    "train_batch_size": 1,
+    "val_batch_size": 1,
+    "num_workers": 0,
+    "val_every_n_steps": 1,
+    "num_shards": 1,
+    "save_every_n_epochs": 1,
+    "keep_best": 1,
+    "keep_checkpoints": 1,
+    "checkpoint_every_n_steps": 1,
+}
+YOURS = ("train_batch_size", "val_batch_size", "num_workers")
+OPTIONAL = ("max_steps", "val_every_n_steps", "num_shards", "checkpoint_every_n_steps", *YOURS)
+
+
+def _check_numbers(config: DreamTrainerConfig) -> None:
+    for name, least in COUNTS.items():
+        value = getattr(config, name)
+        is_unset = value is None and name in OPTIONAL
+        if not is_unset and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+            other = ", or None" if name in OPTIONAL else ""
+            raise ConfigurationError(f"{name}={value!r}: use a whole number, {least} or more{other}.")
+    if config.seed is not None and (not isinstance(config.seed, int) or isinstance(config.seed, bool)):
+        raise ConfigurationError(f"seed={config.seed!r}: use a whole number, or None for other weights every time.")
+    for name in ("learning_rate", "weight_decay"):
+        value = getattr(config, name)
+        if isinstance(value, str):
+            raise ConfigurationError(f"{name}={value!r}: use a number, without quotes.")
+
+
+def _check_device(device: str | torch.device | None) -> None:
+    if device is None:
+        return
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        raise ConfigurationError(f"device={device!r}: use 'cpu', 'cuda', 'cuda:1', 'mps', or None.") from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigurationError(
+            f"device={str(device)!r}, and torch finds no CUDA device here: leave `device` out to use what there is."
+        )
 
 
 def build_runtime(config: DreamTrainerConfig) -> Runtime:

@@ -8,19 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ... import loop
 from ...building import Schedule, build_schedule
-from ...callbacks.checkpoints import BestModel, Checkpoints
 from ...components import check_accumulation, check_clipping, found_on, is_trained, swap_parameters
 from ...data.stream import Stream
-from ...errors import ConfigurationError
+from ...errors import CheckpointError, ConfigurationError
 from ...history import History
-from ...hooks import Callback as CoreCallback
 from ...hooks import Dispatch
 from ...meter import ComputedMetric
 from ...progress import Limits, Progress
@@ -29,12 +26,14 @@ from ...trainer import Trainer as CoreTrainer
 from ...training import run_training
 from .callback import Callback, Hooks, States, sort_callbacks
 from .config import DreamTrainerConfig, build_runtime
-from .finding import as_loaders, assign, modules_of, raw_module
+from .finding import as_loaders, assign, check_models, check_owned, check_ready, initialise, modules_of, raw_module
 from .gradients import Gradients
 from .lending import Lending, LoopLeft
 from .loaders import Loader
+from .measured import check_returned, measured_in, without_graph
 from .rounds import Rounds
-from .saving import OwnFiles
+from .saving import OwnFiles, default_callbacks
+from .schedulers import EpochSchedulers
 from .validation import Validation
 
 if TYPE_CHECKING:
@@ -54,6 +53,8 @@ class Engine(CoreTrainer):
     """Maps the core's names onto the door's."""
 
     step_name, eval_name, update_call = "training_step", "validation_step", "self.backward(loss)"
+    accumulate_name, takes_count = "gradient_accumulation_steps", False
+    nonfinite_advice = "Lower the learning rate, clip gradients (`gradient_clip_val`) or look for bad samples."
     step_methods = ("training_step", "training_loop")
 
     def __init__(self, door: DreamTrainer, config: DreamTrainerConfig) -> None:
@@ -61,7 +62,7 @@ class Engine(CoreTrainer):
         check_accumulation(config.gradient_accumulation_steps, "gradient_accumulation_steps")
         own, core = sort_callbacks(config.callbacks)
         super().__init__(
-            callbacks=[States(own), *core, *_default_callbacks(config, core), Rounds()],
+            callbacks=[States(own), *core, *default_callbacks(config, core), Rounds()],
             accumulate=config.gradient_accumulation_steps,
             clip_norm=config.gradient_clip_val,
             runtime=build_runtime(config),
@@ -72,16 +73,20 @@ class Engine(CoreTrainer):
         self.door, self.config, self.plateau_metric = door, config, config.monitor
         self.events = Dispatch(Callback, door, own, base=Hooks)
         self.loaders: tuple[Any, Any] = (None, None)
-        self.gradients = Gradients(self.optimization)
+        self.gradients = Gradients(self)
         self.files = OwnFiles(self)
         self.lending: Lending | None = None
         self.outputs: Any = None
         self.validation = Validation(self)
         self.is_in_window = False
+        self.has_computed = False  # whether `compute_metrics` was called
+        self.calls_before: int | None = None  # of `backward` and steps, when an epoch began that is seen whole
         self.waiting: list[Callable[[], None]] = []
         self._logged: dict[str, Any] | None = None  # of the step under way
+        self._is_taking = False  # a call of `training_step`
+        self._returned: Any = None  # by it, while a loop of the user's own may still train that
         self._wrapped: dict[int, nn.Parameter] = {}
-        self._positions: dict[str, Any] = {}
+        self.schedulers = EpochSchedulers(self)
 
     # Components
 
@@ -90,9 +95,11 @@ class Engine(CoreTrainer):
         assign(door, door.configure_models(), nn.Module, "configure_models", "model")
         assign(door, door.configure_metrics(), (nn.Module, ComputedMetric), "configure_metrics", "metrics")
         for name, module in modules_of(door).items():
+            initialise(raw_module(module), self.runtime.device)
             if module is not raw_module(module):
                 self.wrap(module)  # here, where it is known not to need compiling
             self.models[name] = raw_module(module)
+        check_models(door, self.models)
         train, val = as_loaders(door.configure_dataloaders())
         self.loaders = (train if train is not None else self.loaders[0], val if val is not None else self.loaders[1])
 
@@ -101,6 +108,11 @@ class Engine(CoreTrainer):
         assign(door, door.configure_optimizers(), (Optimizer, *kinds), "configure_optimizers", "optimizer")
         assign(door, door.configure_schedulers(), kinds, "configure_schedulers", "scheduler")
         self.optimizers = found_on(door, Optimizer, {})
+        if not self.optimizers:
+            raise ConfigurationError(
+                "configure_optimizers made no optimizer that the trainer can see: assign it to self "
+                "(`self.optimizer = ...`) or return it."
+            )
         for optimizer in self.optimizers.values():
             swap_parameters(optimizer, self._wrapped)
         only = next(iter(self.optimizers.values())) if len(self.optimizers) == 1 else None
@@ -121,13 +133,10 @@ class Engine(CoreTrainer):
         return module
 
     def setup_training(self) -> None:
+        self.setup()
+        check_owned(self.door, self.modules, self.optimizers)
         super().setup_training()
-        self.gradients = Gradients(
-            self.optimization,
-            num_steps=self.accumulate,
-            context=lambda: self.runtime.no_autocast,
-            heard=lambda name: self.events.emit("on_optimizer_step_end", name),
-        )
+        self.gradients.begin_run()
 
     # Data
 
@@ -157,7 +166,7 @@ class Engine(CoreTrainer):
 
     def fit(self) -> History:
         self.setup()
-        self._check_ready()
+        check_ready(self)
         self.events.emit("on_fit_start")
         limits = RunLimits(epochs=self.config.n_epochs, updates=self.config.max_steps)
         try:
@@ -168,18 +177,6 @@ class Engine(CoreTrainer):
         self.events.emit("on_fit_end")
         return self.history
 
-    def _check_ready(self) -> None:
-        if self.loaders[0] is None:
-            raise ConfigurationError(
-                "There is no training data: return (train_loader, val_loader) from configure_dataloaders."
-            )
-        if not (self.overrides("training_step") or self.overrides("training_loop")):
-            raise ConfigurationError(f"{type(self.door).__name__} has no training_step(batch, batch_idx): override it.")
-        if self.loaders[1] is not None and not (self.overrides("validation_step") or self.overrides("validation_loop")):
-            raise ConfigurationError(
-                "There is a validation loader and no validation_step: override it, or return None for that loader."
-            )
-
     def overrides(self, name: str) -> bool:
         from .trainer import DreamTrainer
 
@@ -189,8 +186,8 @@ class Engine(CoreTrainer):
         """All epochs, in the door's own loop or one of the user's."""
         self.lending = lending = Lending(self)
         try:
-            self.door.training_loop()
-            lending.end_epoch()
+            with self.gradients.watching():
+                lending.run()
         except LoopLeft:
             pass
         finally:
@@ -209,20 +206,12 @@ class Engine(CoreTrainer):
 
     def schedule_epoch(self, row: Mapping[str, float]) -> None:
         """Step the schedulers that count epochs, but for those that the user's loop has stepped."""
-        for name, schedule in self.schedules.items():
-            if schedule.interval == "epoch" and _position(schedule) == self._positions.get(name):
-                if schedule.watches and schedule.metric is None:
-                    watched = self.config.monitor or ("val_loss" if "val_loss" in row else "loss")
-                    schedule = replace(schedule, metric=watched)
-                schedule.step(row)
-
-    def _note_positions(self) -> None:
-        self._positions = {name: _position(schedule) for name, schedule in self.schedules.items()}
+        self.schedulers.step(row)
 
     # A step
 
     def watch_steps(self) -> None:
-        """Nothing: `backward` and `step` are looked at by `gradients`."""
+        """Nothing: `backward`, `step` and what else steps an optimizer are looked at by `gradients`."""
 
     def train_step(self, batch: Any) -> StepResult:
         self.open_step()
@@ -233,6 +222,16 @@ class Engine(CoreTrainer):
         """Gradients of a loss; a mistake in it is named."""
         if self.is_evaluating:
             self.check_update(loss)
+        if self._logged is None and not self._is_taking:
+            raise ConfigurationError(
+                "`backward(loss)` was called outside a batch, where no step would follow: call it in `training_step`, "
+                "or in a `training_loop` that iterates `self.train_loader`."
+            )
+        self.gradients.use("backward")
+        self.train_loss(loss, optimizer, retain_graph=retain_graph)
+
+    def train_loss(self, loss: Any, optimizer: Optimizer | str | None = None, *, retain_graph: bool = False) -> None:
+        """The backward pass of a loss, whoever asked for it."""
         try:
             self.gradients.backward(loss, optimizer, retain_graph=retain_graph)
         except (AttributeError, RuntimeError, TypeError, ValueError):
@@ -243,19 +242,44 @@ class Engine(CoreTrainer):
         """A call of the door's `training_step`, by whichever loop; its gradients are dealt with when it is over."""
         if not self.optimization.lanes:
             self.setup_training()
-        with self.runtime.autocast:
-            returned = call()
-        self.gradients.end_step()
-        self.outputs = _without_graph(returned)
+        is_alone = self._logged is None  # called by neither loop
+        if is_alone:
+            self.gradients.begin_step()
+        self._is_taking = True
+        try:
+            with self.gradients.watching(), self.runtime.autocast:
+                returned = call()
+        finally:
+            self._is_taking = False
+        if self.lending is None:
+            self.gradients.train_returned(returned)
+        if self.lending is None or self.gradients.is_used:
+            self.gradients.end_step()
+        else:
+            self._returned = returned  # the loop may train it yet
+        if is_alone:
+            self.gradients.schedule()
+        self.outputs = without_graph(returned)
         return returned
+
+    def end_batch(self) -> None:
+        """A loop of the user's own is done with a batch."""
+        returned, self._returned = self._returned, None
+        self.gradients.train_returned(returned)
+        self.gradients.end_step()
 
     def open_step(self) -> None:
         self._logged, self.outputs = {}, None
+        if not self.is_evaluating:
+            self.gradients.begin_step()
 
     def close_step(self, size: int, *, is_returned: bool = False) -> StepResult:
         """What a step has measured: what was logged in it, and what it returned if the user's loop logs nothing."""
         logged, self._logged = self._logged or {}, None
-        returned = self._measured(self.outputs) if is_returned or not logged else None
+        if not self.is_evaluating:
+            self.gradients.schedule()
+        returned = measured_in(self.door, self.outputs) if is_returned or not logged else None
+        check_returned(returned, self.eval_name if self.is_evaluating else self.step_name)
         if isinstance(returned, Mapping) or returned is None:
             return StepResult.of({**logged, **(returned or {})}, size)
         result = StepResult.of(returned, size)
@@ -268,20 +292,12 @@ class Engine(CoreTrainer):
         """A call of the door's `validation_step`, by whichever loop."""
         with self.runtime.autocast:
             returned = call()
-        self.outputs = _without_graph(returned)
+        self.outputs = without_graph(returned)
         return returned
-
-    def _measured(self, returned: Any) -> Any:
-        """What a step returned, with the metrics of its outputs and targets in place of those."""
-        if not isinstance(returned, Mapping) or not {"outputs", "targets"} <= returned.keys():
-            return returned
-        rest = {name: value for name, value in returned.items() if name not in ("outputs", "targets")}
-        with torch.no_grad():
-            return {**rest, **self.door.compute_metrics(returned["outputs"], returned["targets"])}
 
     def log_metrics(self, values: Mapping[str, Any] | None) -> None:
         """Add to the step under way or just over, the validation, or the epoch, whichever is the smallest."""
-        measured = self._measured(values)
+        measured = measured_in(self.door, values)
         if not measured:
             return
         if self._logged is not None:
@@ -310,6 +326,11 @@ class Engine(CoreTrainer):
 
     # Files
 
+    def load(self, path: str | Path) -> None:
+        if not Path(path).exists():
+            raise CheckpointError(f"load_checkpoint({str(path)!r}): there is no such file or directory.")
+        super().load(path)
+
     def save_soon(self, path: str | Path) -> None:
         """Write everything, as soon as the update under way is whole."""
         path = self.files.whole_path(path)
@@ -322,12 +343,14 @@ class Engine(CoreTrainer):
 
     def on_train_start(self) -> None:
         self.gradients.reset()
-        self._note_positions()
-        self.is_in_window, self._logged = False, None
+        self.schedulers.note()
+        self.is_in_window, self._logged, self.calls_before = False, None, None
         self.events.emit("on_train_start")
 
     def on_epoch_start(self) -> None:
-        self._note_positions()
+        self.schedulers.check()
+        self.schedulers.note()
+        self.calls_before = self.optimization.calls
         self.events.emit("on_epoch_start")
         self.events.emit("on_train_epoch_start")
 
@@ -358,38 +381,8 @@ class Engine(CoreTrainer):
         self.events.emit("on_validation_start")
 
     def on_loop_end(self) -> None:
+        self.schedulers.check()
         self.events.emit("on_train_end")
 
     def on_exception(self, error: BaseException) -> None:
         self.events.emit("on_exception", error)
-
-
-def _without_graph(returned: Any) -> Any:
-    """What a step returned, as callbacks see it: without what only a backward pass needs."""
-    if isinstance(returned, Tensor):
-        return returned.detach()
-    if isinstance(returned, Mapping):
-        return {name: value.detach() if isinstance(value, Tensor) else value for name, value in returned.items()}
-    return returned
-
-
-def _position(schedule: Schedule) -> Any:
-    """How far a scheduler is, to tell whether the user steps it."""
-    return getattr(schedule.scheduler, "last_epoch", None)
-
-
-def _default_callbacks(config: DreamTrainerConfig, given: list[CoreCallback]) -> list[CoreCallback]:
-    """What a run directory is filled with, as the config says, unless the user brought such callbacks."""
-    if config.run_dir is None:
-        return []
-    saving = Checkpoints(
-        config.checkpoint_every_n_steps,
-        config.checkpoint_every_n_epochs,
-        config.checkpoint_every_n_minutes,
-        keep=config.keep_checkpoints,
-    )
-    is_wanted = config.monitor is not None
-    metric = config.monitor or "val_loss"
-    keeping = BestModel(metric, config.monitor_mode, keep=config.keep_best, required=is_wanted)
-    keeping.watched.argument = "monitor_mode"
-    return [new for new in (keeping, saving) if not any(isinstance(other, type(new)) for other in given)]

@@ -6,13 +6,17 @@ import sys
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader, DistributedSampler
 
 from ...errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from .engine import Engine
 
 
 def assign(owner: object, returned: Any, kind: type | tuple[type, ...], method: str, default: str) -> None:
@@ -27,6 +31,11 @@ def assign(owner: object, returned: Any, kind: type | tuple[type, ...], method: 
     if isinstance(returned, kind):
         setattr(owner, default, returned)
         return
+    if isinstance(returned, Mapping) and (odd := [key for key in returned if not isinstance(key, str)]):
+        raise ConfigurationError(
+            f"{method} returned a dict with a {type(odd[0]).__name__} as key: use names, as in "
+            f"{{'{default}': ...}}, or assign to self and return nothing."
+        )
     if not isinstance(returned, Mapping) or not all(isinstance(part, kind) for part in parts):
         raise ConfigurationError(
             f"{method} returned {type(returned).__name__}: assign what it makes to self and return nothing, or return "
@@ -52,6 +61,73 @@ def modules_of(owner: object) -> dict[str, nn.Module]:
     return found
 
 
+def check_models(owner: object, models: Mapping[str, nn.Module]) -> None:
+    """Refuse a trainer without a model; modules in a list or dict are ones that it does not see."""
+    if any(True for module in models.values() for _ in module.parameters()):
+        return
+    hidden = hidden_modules(owner)
+    how = (
+        f"self.{hidden} holds some, which is not seen: make it an nn.ModuleList or nn.ModuleDict"
+        if hidden
+        else ("override configure_models and write `self.model = ...` in it")
+    )
+    raise ConfigurationError(f"{type(owner).__name__} has no models with parameters: {how}.")
+
+
+def check_owned(owner: object, models: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]) -> None:
+    """Refuse optimizers of parameters that are in none of the models: they would be neither moved nor saved."""
+    if not any(param.requires_grad for module in models.values() for param in module.parameters()):
+        raise ConfigurationError(
+            f"There is nothing to train: all parameters of {', '.join(models)} are frozen (requires_grad=False). "
+            "Unfreeze some in configure_models."
+        )
+    known = {id(param) for module in models.values() for param in module.parameters()}
+    for name, optimizer in optimizers.items():
+        params = [param for group in optimizer.param_groups for param in group["params"]]
+        strange = sum(id(param) not in known for param in params)
+        if strange:
+            hidden = hidden_modules(owner)
+            raise ConfigurationError(
+                f"self.{name} holds {strange} of {len(params)} parameters that belong to none of the models "
+                f"({', '.join(models)}): assign their model to self in configure_models"
+                f"{f', and make self.{hidden} an nn.ModuleList or nn.ModuleDict' if hidden else ''}, and build the "
+                "optimizer from it in configure_optimizers."
+            )
+
+
+def check_ready(trainer: Engine) -> None:
+    """Refuse to train without data, or without the steps that it needs."""
+    if trainer.loaders[0] is None:
+        raise ConfigurationError(
+            "There is no training data: return (train_loader, val_loader) from configure_dataloaders."
+        )
+    if not (trainer.overrides("training_step") or trainer.overrides("training_loop")):
+        raise ConfigurationError(f"{type(trainer.door).__name__} has no training_step(batch, batch_idx): override it.")
+    is_validated = trainer.overrides("validation_step") or trainer.overrides("validation_loop")
+    if trainer.loaders[1] is not None and not is_validated:
+        raise ConfigurationError(
+            "There is a validation loader and no validation_step: override it, or return None for that loader."
+        )
+
+
+def hidden_modules(owner: object) -> str | None:
+    """The name of a list or dict on the owner that holds modules."""
+    for name, value in vars(owner).items():
+        parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+        if any(isinstance(part, nn.Module) for part in parts):
+            return name
+    return None
+
+
+def initialise(module: nn.Module, device: torch.device) -> None:
+    """Give a model on the meta device memory and call its `init_weights`, where it has that."""
+    from ...runtime.wrapping import give_memory, is_meta
+
+    if callable(init := getattr(module, "init_weights", None)) and is_meta(module):
+        give_memory(module, device)
+        init()
+
+
 def raw_module(module: nn.Module) -> nn.Module:
     """The module that `torch.compile` was given, so that names in state dicts stay as they are."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")  # until somebody compiles, there can be no such module
@@ -70,6 +146,10 @@ def as_loaders(returned: Any) -> tuple[Any, Any]:
                 f"configure_dataloaders returned {', '.join(unknown)}: name them 'train' and 'val'."
             )
         return returned.get("train"), returned.get("val")
+    if isinstance(returned, tuple | list):
+        raise ConfigurationError(
+            f"configure_dataloaders returned {len(returned)} parts: return (train_loader, val_loader), or one loader."
+        )
     return returned, None
 
 

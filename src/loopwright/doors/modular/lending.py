@@ -7,6 +7,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from ... import loop
+from ...errors import ConfigurationError
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -28,6 +29,24 @@ class Lending:
         self._steps: Iterator[Any] | None = None
         self._is_left = False
         self._started = self._seconds = self._flushed = 0.0
+
+    def run(self) -> None:
+        """Call the user's loop, or the door's own; one that trains nothing is a mistake."""
+        trainer = self.trainer
+        calls, step = trainer.optimization.calls, trainer.progress.step
+        try:
+            trainer.door.training_loop()
+        except StopIteration as error:
+            raise ConfigurationError(
+                "`training_loop` asked for a batch after the last one of an epoch: `iter(self.train_loader)` is one "
+                "epoch, so call it again for the next."
+            ) from error
+        self.end_epoch()
+        if trainer.optimization.calls == calls and trainer.progress.step == step and not trainer.is_done(trainer.until):
+            raise ConfigurationError(
+                "`training_loop` has ended, and it trained nothing: iterate `self.train_loader` in it, once for each "
+                "epoch, and call `self.training_step(batch, batch_idx)` or `self.backward(loss)` for each batch."
+            )
 
     @property
     def is_open(self) -> bool:
@@ -86,7 +105,7 @@ class Lending:
             trainer.emit("on_train_step_start", batch)
             trainer.open_step()
             yield batch
-            trainer.gradients.end_step()  # of a loop that calls no `training_step`
+            trainer.end_batch()
             result = trainer.close_step(size)
             progress.next_step(size if total is None else total)
             trainer.meter.add(result if size or total is None else loop.NOTHING)

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ...checkpoint.destination import check_inside
+from ...errors import ConfigurationError
 from ...hooks import Callback
+from .own_steps import nothing_trained
 
 if TYPE_CHECKING:
     from ...trainer import Trainer
@@ -36,7 +38,7 @@ class Rounds(Callback):
         engine = cast("Engine", trainer)
         every = engine.config.val_every_n_steps
         is_due = every is not None and engine.progress.update % every == 0
-        if is_due and not engine.overrides("training_loop") and engine.door.should_validate():
+        if is_due and not engine.overrides("training_loop") and _is_time(engine):
             with engine.validation.undisturbed():
                 engine.door.validation_loop()
         waiting, engine.waiting = engine.waiting, []
@@ -45,20 +47,20 @@ class Rounds(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
         engine = cast("Engine", trainer)
-        lanes, optimizers = engine.optimization.lanes.values(), engine.optimizers.values()
-        if (
-            engine.progress.epoch == 0
-            and not any(lane.updates for lane in lanes)
-            and not any(o.state for o in optimizers)
-        ):
-            engine.say("No optimizer was stepped in the first epoch: does training_step call self.backward(loss)?")
+        if engine.optimization.calls == engine.calls_before:
+            raise nothing_trained(engine)
         is_ours = engine.config.val_every_n_steps is None and not engine.overrides("training_loop")
-        if is_ours and engine.door.should_validate():
+        if is_ours and _is_time(engine):
             engine.door.validation_loop()
 
     def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         engine = cast("Engine", trainer)
         folder, epoch = engine.config.save_dir, engine.progress.epoch
+        if epoch == 1 and engine.overrides("compute_metrics") and not engine.has_computed:
+            engine.say(
+                "compute_metrics was not called: call it in a step, or return 'outputs' and 'targets' from the step, "
+                "of which the trainer then computes the metrics."
+            )
         if folder is not None and epoch % engine.config.save_every_n_epochs == 0:
             Path(folder).mkdir(parents=True, exist_ok=True)
             engine.door.save_checkpoint(Path(folder) / f"epoch_{epoch}")
@@ -70,3 +72,10 @@ class Rounds(Callback):
         self._validated_at = state["validated_at"]
         if self._trainer is not None:
             self._trainer.validation.done_at = self._validated_at
+
+
+def _is_time(engine: Engine) -> bool:
+    answer = engine.door.should_validate()
+    if answer is None:
+        raise ConfigurationError("should_validate returned None: return True or False.")
+    return bool(answer)

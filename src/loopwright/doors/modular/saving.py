@@ -1,4 +1,4 @@
-"""Checkpoints that a user writes with code of their own, on several processes."""
+"""Checkpoints: what a run directory is filled with, and those that a user writes, on several processes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...callbacks.checkpoints import BestModel, Checkpoints
+from ...hooks import Callback as CoreCallback
+
 if TYPE_CHECKING:
+    from .config import DreamTrainerConfig
     from .engine import Engine
 
 Write = Callable[[Any], Any]
@@ -56,3 +60,20 @@ class OwnFiles:
 
     def _whole(self, path: str | Path) -> Path:
         return Path(path).with_name(Path(path).name.removesuffix(f".rank{self.trainer.runtime.rank}"))
+
+
+def default_callbacks(config: DreamTrainerConfig, given: list[CoreCallback]) -> list[CoreCallback]:
+    """What a run directory is filled with, as the config says, unless the user brought such callbacks."""
+    if config.run_dir is None:
+        return []
+    saving = Checkpoints(
+        config.checkpoint_every_n_steps,
+        config.checkpoint_every_n_epochs,
+        config.checkpoint_every_n_minutes,
+        keep=config.keep_checkpoints,
+    )
+    is_wanted = config.monitor is not None
+    metric = config.monitor or "val_loss"
+    keeping = BestModel(metric, config.monitor_mode, keep=config.keep_best, required=is_wanted)
+    keeping.watched.argument = "monitor_mode"
+    return [new for new in (keeping, saving) if not any(isinstance(other, type(new)) for other in given)]

@@ -16,7 +16,7 @@ from ...components import check_clipping
 from ...data.seeding import seed_everything
 from ...errors import ConfigurationError
 from ...history import History
-from ...hooks import check_hooks
+from ...hooks import check_arguments, check_hooks
 from .callback import Hooks
 from .config import DreamTrainerConfig, check_config, saving
 from .engine import Engine
@@ -38,6 +38,8 @@ class DreamTrainer(Hooks):
     def __init__(self, config: DreamTrainerConfig) -> None:
         check_config(config)
         check_hooks(self, Hooks, allow_other=True)
+        for name, arguments in _ARGUMENTS.items():
+            check_arguments(getattr(self, name), arguments, f"{type(self).__name__}.{name}")
         self.config = config
         self._calls: set[str] = set()  # methods that are under way
         self._engine = Engine(self, config)
@@ -53,6 +55,13 @@ class DreamTrainer(Hooks):
             if function is not getattr(DreamTrainer, name) and not hasattr(function, "is_watched"):
                 setattr(cls, name, _watched(function, name, through))
 
+    def __getattr__(self, name: str) -> Any:
+        if name in ("_engine", "_calls", "config"):
+            raise ConfigurationError(
+                f"{type(self).__name__}.__init__ has not called super().__init__(config): make that its first line."
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+
     # What a trainer is made of
 
     def configure_models(self) -> Any:
@@ -60,7 +69,8 @@ class DreamTrainer(Hooks):
 
     def configure_optimizers(self) -> Any:
         """Assign optimizers, and schedulers if you like, to self."""
-        raise ConfigurationError(f"{type(self).__name__} has no optimizers: override configure_optimizers.")
+        if not any(isinstance(value, Optimizer) for value in vars(self).values()):
+            raise ConfigurationError(f"{type(self).__name__} has no optimizers: override configure_optimizers.")
 
     def configure_schedulers(self) -> Any:
         """Assign schedulers to self."""
@@ -157,7 +167,12 @@ class DreamTrainer(Hooks):
 
     @property
     def device(self) -> torch.device:
+        """Where models and batches are; `DreamTrainerConfig(device=...)` says which."""
         return self._engine.runtime.device
+
+    @device.setter
+    def device(self, device: Any) -> None:
+        raise ConfigurationError(f"self.device = {device!r}: say it in the config, DreamTrainerConfig(device=...).")
 
     @property
     def world_size(self) -> int:
@@ -195,6 +210,11 @@ class DreamTrainer(Hooks):
         self._engine.progress.update = update
 
     @property
+    def is_accumulating_gradients(self) -> bool:
+        """Whether more batches of the accumulation window come before its step."""
+        return not self._engine.window.is_last
+
+    @property
     def train_loader(self) -> Loader | None:
         return self._engine.train_loader
 
@@ -210,6 +230,23 @@ class DreamTrainer(Hooks):
     def val_loader(self, loader: Any) -> None:
         self._engine.loaders = (self._engine.loaders[0], loader)
 
+
+# What methods are called with that a user may replace.
+_ARGUMENTS: dict[str, tuple[str, ...]] = {
+    "configure_models": (),
+    "configure_optimizers": (),
+    "configure_schedulers": (),
+    "configure_metrics": (),
+    "configure_dataloaders": (),
+    "training_step": ("batch", "batch_idx"),
+    "validation_step": ("batch", "batch_idx"),
+    "training_loop": (),
+    "validation_loop": (),
+    "should_validate": (),
+    "compute_metrics": ("outputs", "targets"),
+    "save_checkpoint": ("path",),
+    "load_checkpoint": ("path",),
+}
 
 Call = Callable[[], Any]
 
@@ -237,6 +274,11 @@ def _take_step(trainer: DreamTrainer, step: Callable[..., Any], *args: Any, **op
 
 def _measure(trainer: DreamTrainer, step: Callable[..., Any], *args: Any, **options: Any) -> Any:
     return trainer._engine.measure(partial(step, *args, **options))
+
+
+def _compute(trainer: DreamTrainer, compute: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    trainer._engine.has_computed = True
+    return compute(*args, **options)
 
 
 def _validate(trainer: DreamTrainer, loop: Call) -> Any:
@@ -268,6 +310,7 @@ _WATCHED: dict[str, Callable[..., Any]] = {
     "training_step": _take_step,
     "validation_step": _measure,
     "validation_loop": _validate,
+    "compute_metrics": _compute,
     "save_checkpoint": _save,
     "load_checkpoint": _load,
 }

@@ -14,6 +14,7 @@ from ...errors import ConfigurationError
 from ...meter import Meter
 from ...step import StepResult
 from .finding import without_padding
+from .measured import check_returned
 
 if TYPE_CHECKING:
     from ...data.stream import Stream
@@ -30,6 +31,7 @@ class Validation:
         self.done_at = 0
         self.is_undisturbed = False
         self.index = 0
+        self._num_samples = 0  # that a loop of the user's own has seen
         self._stream: Stream | None = None
 
     @property
@@ -59,23 +61,38 @@ class Validation:
         with trainer.step_kept(), self.undisturbed(), trainer.phase(meter), trainer.eval_mode():
             with torch.no_grad(), preserved_rng():
                 trainer.events.emit("on_validation_start")
+                self._num_samples = 0
                 returned = call()
+                self._add(meter, returned)
             measured = meter.compute(trainer.runtime.sum_table, gather=trainer.runtime.gather_samples)
-        if isinstance(returned, Mapping):
-            measured |= {name: float(value) for name, value in returned.items()}
         self.note(measured)
         return returned
+
+    def _add(self, meter: Meter, returned: Any) -> None:
+        """What a loop returned, as the mean over the samples that it saw, on all processes; without any, over those."""
+        check_returned(returned, "validation_loop")
+        total = sum(self.trainer.runtime.gather_each(self._num_samples))
+        size = self._num_samples if total else 1
+        if returned is not None and size:
+            meter.add(StepResult.of(returned, size))
 
     def note(self, measured: Mapping[str, float]) -> Metrics:
         """Put what a validation measured into the epoch's row and, inside an epoch, beside the step."""
         trainer = self.trainer
         self.done_at = trainer.progress.update
-        row = {name if "val_" in name else f"val_{name}": value for name, value in measured.items()}
+        row = _named(measured, self._begins())
         trainer.log(row)
         if trainer.meter.num_pending:
             trainer.log_step(row)
         trainer.events.emit("on_validation_end", row)
         return row
+
+    def _begins(self) -> tuple[str, ...]:
+        """How names of a validation's metrics begin: also after the prefix of averages that were validated, too."""
+        from ...callbacks.ema import EMA
+
+        averages = [average for c in self.trainer.active_callbacks if isinstance(c, EMA) for average in c.decays]
+        return ("val_", "val/", *(f"{average}_val{mark}" for average in averages for mark in "_/"))
 
     def step(self, batch: Any) -> StepResult:
         """One batch, for the core."""
@@ -96,10 +113,12 @@ class Validation:
             if size == 0 and total is not None and not trainer.runtime.forwards_together:
                 continue
             trainer.window.size = size
+            self._num_samples += size
             batch = trainer.prepare_batch(value)
             trainer.events.emit("on_validation_batch_start", batch, index)
             yield batch
             trainer.events.emit("on_validation_batch_end", trainer.outputs, batch, index)
+        trainer.window.size = self._num_samples  # of what is logged after the batches
 
     @contextmanager
     def undisturbed(self) -> Iterator[None]:
@@ -109,3 +128,17 @@ class Validation:
             yield
         finally:
             self.is_undisturbed = before
+
+
+def _named(measured: Mapping[str, float], begins: tuple[str, ...]) -> Metrics:
+    """Metrics of a validation under names that begin with val_ or val/, so that none is taken for one of training."""
+    row: Metrics = {}
+    for name, value in measured.items():
+        new = name if name.startswith(begins) else f"val_{name}"
+        if new in row:
+            raise ConfigurationError(
+                f"A validation measured {new.removeprefix('val_')!r} and {new!r}, which are one name: in the history "
+                "what it measures begins with val_. Leave one out, or name it otherwise."
+            )
+        row[new] = value
+    return row

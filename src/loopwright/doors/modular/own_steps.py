@@ -1,0 +1,220 @@
+"""How a program steps its optimizers: in one way for each, and with losses of which it is clear whose they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import Tensor
+from torch.optim import LBFGS
+
+from ...alike import spread_of
+from ...errors import ConfigurationError
+from ...optimization import Lane
+from ...step_checks import own_step_obstacle
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+Way = Literal["end", "step", "own"]
+Use = Literal["backward", "return"]
+
+
+class Ways:
+    """How each optimizer has been stepped so far in a run; one that is stepped in two ways is stepped too often."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, Way] = {}
+
+    def take(self, trainer: Engine, lane: Lane, way: Way) -> None:
+        """An optimizer is about to be stepped in a way."""
+        if way != "own" and isinstance(lane.optimizer, LBFGS):
+            raise ConfigurationError(
+                f"self.{lane.name} is LBFGS, which computes the loss several times a step: write "
+                f"`self.{lane.name}.step(closure)` in `training_step`, or use another optimizer."
+            )
+        first = self._first.setdefault(lane.name, way)
+        if first == way or (trainer.accumulate > 1 and "own" not in (first, way)):
+            return
+        name = lane.name
+        words = {
+            "end": "the trainer, at the end of a batch that called `self.backward(loss)` and no `step`",
+            "step": f"`self.step(self.{name})`",
+            "own": f"`self.{name}.step()`",
+        }
+        raise ConfigurationError(
+            f"Optimizer {name!r} is stepped in two ways, so once too often: first by {words[first]}, now by "
+            f"{words[way]}. Choose one for every batch: `self.backward(loss)` alone, or followed by "
+            f"`self.step(self.{name})` or `self.{name}.step()` in the same `training_step`. To step "
+            "after every fourth batch only, set gradient_accumulation_steps=4 and leave the step to the trainer."
+        )
+
+
+class Routes:
+    """Which optimizers the losses reach of which a step does not say whose they are."""
+
+    def __init__(self) -> None:
+        self._seen: list[frozenset[str]] = []  # sets of optimizers, each when it first came
+
+    def check(self, reached: Sequence[frozenset[str]]) -> None:
+        """Refuse losses of one step, or of alternating ones, that could be for one optimizer or for several."""
+        for position, names in enumerate(reached):
+            for other in reached[:position]:
+                if names & other and len(names | other) > 1:
+                    raise _unclear(names, other)
+        for names in reached:
+            before = self._seen[-1] if self._seen else names
+            if names in self._seen and names != before and names & before:
+                raise _unclear(names, before)
+            if names and names not in self._seen:
+                self._seen.append(names)
+
+
+def _unclear(names: frozenset[str], other: frozenset[str]) -> ConfigurationError:
+    both, first, second = sorted(names & other), " and ".join(sorted(names)), " and ".join(sorted(other))
+    example = min(names ^ other, default=both[0])
+    return ConfigurationError(
+        "It is not clear whose losses these are: one `self.backward(loss)` reaches the parameters of "
+        f"{first}, another one those of {second}, so that {both[0]} would be trained on both. Say whom each loss is "
+        f"for: `self.backward(loss, self.{example})`, or call `self.step(self.{example})` after it. One loss for all "
+        "of them is `self.backward(first + second)`."
+    )
+
+
+def check_own_step(trainer: Engine, lane: Lane, *, is_ours: bool) -> None:
+    """Refuse `optimizer.step()` where it would be a wrong step; `is_ours` says that gradients come from `backward`."""
+    name = lane.name
+    if trainer.is_evaluating:
+        trainer.check_update(None)
+    obstacle = own_step_obstacle(trainer, lane, is_averaged=is_ours, is_clipped=True)
+    if obstacle is None and not is_ours and lane.clip_norm is not None and not has_gradients(lane):
+        obstacle = f"has no gradients yet that gradient_clip_val={lane.clip_norm} could clip, as with a closure"
+    if obstacle is None:
+        return
+    if is_ours:
+        instead = f"write `self.step(self.{name})` in place of it, or nothing at all, and leave out zero_grad()"
+    else:
+        instead = (
+            "write `self.backward(loss)` in place of `loss.backward()`, and leave out "
+            f"`self.{name}.step()` and zero_grad(), which the trainer does"
+        )
+    raise ConfigurationError(f"`self.{name}.step()` was called by your program, which {obstacle}: {instead}.")
+
+
+def complete(lane: Lane) -> None:
+    """Make gradients those of all processes; there are none where the loss was refused, so that nothing is stepped."""
+    if lane.is_spoilt:
+        lane.reset()
+        return
+    lane.complete()
+    if not lane.settle():
+        lane.zero()
+
+
+def gradients_gone(trainer: Engine, lane: Lane) -> ConfigurationError:
+    """Somebody removed what `backward` computed before the optimizer was stepped."""
+    if trainer.accumulate > 1:
+        where = f"in an accumulation window of {trainer.accumulate} batches (gradient_accumulation_steps)"
+    else:
+        where = "before the optimizer was stepped"
+    return ConfigurationError(
+        f"Optimizer {lane.name!r} has no gradients any more, {where}, though `self.backward(loss)` was called: "
+        "zero_grad() has removed them, or the loss does not depend on its parameters. Leave zero_grad() out; the "
+        "trainer does it after the step."
+    )
+
+
+def gradients_changed(trainer: Engine, lane: Lane) -> ConfigurationError:
+    """Somebody clipped or changed gradients that were not those of the whole update yet."""
+    if lane.scaler is not None:
+        why = "still scaled for precision='fp16'"
+    elif lane.peers is not None:
+        why = "those of this process's part of the batch, not yet averaged over the processes"
+    else:
+        why = f"part of a sum over {trainer.accumulate} batches (gradient_accumulation_steps)"
+    return ConfigurationError(
+        f"The gradients of optimizer {lane.name!r} were changed after `self.backward(loss)`, while they were {why}: by "
+        "clip_grad_norm_, perhaps, or zero_grad(set_to_none=False). Call "
+        f"`self.clip_gradients(self.{lane.name}, max_norm)` "
+        "or set gradient_clip_val, which clip when they are complete; change them otherwise in "
+        "`on_optimizer_step_start`."
+    )
+
+
+def twice_in_window(trainer: Engine, lane: Lane) -> ConfigurationError:
+    return ConfigurationError(
+        f"Optimizer {lane.name!r} would be stepped twice in the last batch of an accumulation window, the second time "
+        f"without the gradients of the other batches: with gradient_accumulation_steps={trainer.accumulate} step it "
+        "once a batch, and call `training_step` once."
+    )
+
+
+def gradients_left(lane: Lane) -> ConfigurationError:
+    return ConfigurationError(
+        f"A batch has left gradients of `loss.backward()` to optimizer {lane.name!r} and not stepped it, and the "
+        "resume points in `run_dir` do not hold them: a run that is killed would not go on the same. To step after "
+        "several batches set gradient_accumulation_steps and call `self.backward(loss)`; gradients that nothing uses, "
+        "remove with zero_grad()."
+    )
+
+
+def are_incomplete(trainer: Engine, lane: Lane) -> bool:
+    """Whether gradients after `backward` are not yet what the optimizer is stepped with."""
+    if any(spread_of(param) is not None for param in lane.params):
+        return False  # a sharded model's are the sum over processes already, and clipped as such
+    return lane.peers is not None or lane.scaler is not None or trainer.accumulate > 1
+
+
+def versions(lane: Lane) -> list[tuple[int, int]]:
+    """What changes when gradients are replaced or changed in place."""
+    return [(id(param.grad), param.grad._version) for param in lane.params if param.grad is not None]
+
+
+def step_without_backward(trainer: Engine, lane: Lane) -> ConfigurationError:
+    raw = (
+        " There are gradients of `loss.backward()`, which are neither scaled nor averaged."
+        if has_gradients(lane)
+        else ""
+    )
+    return ConfigurationError(
+        f"`self.step(self.{lane.name})` was called and no `self.backward(loss)` before it in this batch.{raw} Write "
+        f"`self.backward(loss)` and then `self.step(self.{lane.name})`."
+    )
+
+
+def loss_in(trainer: Engine, returned: Any) -> Tensor | None:
+    """The loss to train in what `training_step` returned; others than that are a mistake, if they could be trained."""
+    values = returned if isinstance(returned, Mapping) else {"loss": returned}
+    losses = {name: value for name, value in values.items() if isinstance(value, Tensor) and value.requires_grad}
+    if losses and "loss" not in losses:
+        raise ConfigurationError(
+            f"`training_step` returned {', '.join(losses)} and trained nothing: only what it returns as 'loss' is "
+            "trained by itself. Call `self.backward(loss)` for each, with several optimizers "
+            f"`self.backward(loss, self.{next(iter(trainer.optimizers))})`; what is only to be reported, return as "
+            "`value.detach()`."
+        )
+    return losses.get("loss")
+
+
+def two_uses() -> ConfigurationError:
+    return ConfigurationError(
+        "Some steps call `self.backward(loss)` or step an optimizer, others only return a loss, which was trained "
+        "since nothing else had been. Call `self.backward(loss)` in each of them; a loss that is not to be "
+        "trained, return as `loss.detach()`."
+    )
+
+
+def nothing_trained(trainer: Engine) -> ConfigurationError:
+    """An epoch is over in which there was neither a `backward` nor a step."""
+    progress, lanes = trainer.progress, trainer.optimization.lanes
+    raw = [name for name, lane in lanes.items() if has_gradients(lane)]
+    what = "called `loss.backward()`, and no optimizer was stepped" if raw else "trained none of the optimizers"
+    return ConfigurationError(
+        f"Nothing was trained: epoch {progress.epoch + 1} is over ({progress.epoch_step} batches), and your program "
+        f"{what} ({', '.join(lanes)}). Call `self.backward(loss)` in `training_step`, or return the loss itself, "
+        "neither detached nor as a number."
+    )
+
+
+def has_gradients(lane: Lane) -> bool:
+    return any(param.grad is not None for param in lane.params)
