@@ -42,6 +42,10 @@ class Trainer(TrainerHooks):
     start_over = "resume=False"  # what messages call the way to a new run, where it is another one
     step_name, eval_name = "train_step", "eval_step"  # and the steps
     update_call, accumulate_name = "self.update(loss)", "accumulate"
+    nonfinite_advice = (
+        "Lower the learning rate, clip gradients (`clip_norm=`) or look for bad samples; `NonFiniteGuard('skip')` goes "
+        "on without such updates."
+    )
     accept_changes = 'changes="accept"'  # and the way to go on with a run although the program has changed
     without_place = "Training without a run directory"  # how the line at the start begins where there is none
     step_methods: tuple[str, ...] = ("train_step", "compute_loss")  # what a user writes that decides what is learnt
@@ -178,6 +182,11 @@ class Trainer(TrainerHooks):
         inputs, targets = self.split_batch(batch)
         outputs = self.forward(inputs)
         return StepResult.of_loss(self.compute_loss(outputs, targets), self.window.size, outputs)
+
+    def predict_step(self, batch: Any) -> Any:
+        """What `predict` is to give for a batch, in eval mode and without gradients. Default: the model's outputs."""
+        inputs, _ = self.split_batch(batch)
+        return self.forward(inputs)
 
     def update(
         self,
@@ -316,6 +325,15 @@ class Trainer(TrainerHooks):
         return self
 
     @property
+    def core(self) -> Trainer:
+        """The trainer that holds the state of a run; callbacks may have been given a door in front of it."""
+        return self
+
+    def trainer_for(self, callback: Callback) -> Any:
+        """What a callback is given as its trainer. Default: this one."""
+        return self
+
+    @property
     def has_default_step(self) -> bool:
         return getattr(self.train_step, "__func__", None) is Trainer.train_step
 
@@ -402,7 +420,7 @@ class Trainer(TrainerHooks):
 
     def bind_hooks(self, callbacks: Iterable[Callback]) -> None:
         self.active_callbacks = list(callbacks)
-        self.hooks = Dispatch(Callback, self, self.active_callbacks, base=TrainerHooks).hooks
+        self.hooks = Dispatch(Callback, self, self.active_callbacks, TrainerHooks, self.trainer_for).hooks
 
     def emit(self, event: str, *args: Any) -> None:
         for hook in self.hooks[event]:

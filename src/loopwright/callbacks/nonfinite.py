@@ -53,8 +53,7 @@ class NonFiniteGuard(Callback):
             self._trainer.stop(f"{what} {where}")
             return
         raise NonFiniteLossError(
-            f"{what[0].upper()}{what[1:]} {where}; that optimizer step was not taken. Lower the learning rate, clip "
-            "gradients (`clip_norm=`) or look for bad samples; `NonFiniteGuard('skip')` goes on without such updates."
+            f"{what[0].upper()}{what[1:]} {where}; that optimizer step was not taken. {self._trainer.nonfinite_advice}"
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -120,7 +120,13 @@ class SchemaWriter:
         if detailed := [kind for kind in kinds if self.is_detailed(kind, place)]:
             body["allOf"] = [self.case(kind, place) for kind in detailed]
         self.defs[name] = {"description": place.description or f"A {place.wanted}.", "anyOf": [body, choices, VARIABLE]}
-        return {"$ref": f"#/$defs/{name}"}
+        return self.several(name) if place.several else {"$ref": f"#/$defs/{name}"}
+
+    def several(self, name: str) -> Json:
+        """One object of a definition, or several under names."""
+        one = {"$ref": f"#/$defs/{name}"}
+        named = {"type": "object", "not": {"required": [KIND]}, "minProperties": 1, "additionalProperties": one}
+        return {"anyOf": [one, named]}
 
     def kinds_of(self, place: Place) -> list[str]:
         used = [kind for other, kind in self.kinds if other is place]

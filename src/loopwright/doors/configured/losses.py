@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...errors import ConfigurationError
 from ...step import StepResult
+from ...supervised import describe
 
 _ACCEPTED = (
     "a dict of named losses, a tensor, a list or tuple of tensors, or any of these together with a dict of additional "
@@ -69,12 +70,12 @@ def name_losses(losses: Any) -> dict[str, Tensor]:
     return dict(losses)
 
 
-def step_result_of(result: Any, size: int) -> StepResult:
+def step_result_of(result: Any, size: int, step: str = "train_step") -> StepResult:
     """A `TrainerResult` as the core has it: the total is the `loss`, and each loss a metric of its own."""
     if not isinstance(result, TrainerResult):
         raise ConfigurationError(
-            f"train_step returned a {type(result).__name__}: return TrainerResult(total_loss=...), with the losses to "
-            "log and additional outputs if there are any."
+            f"{step} returned {describe(result)}; expected a TrainerResult: return TrainerResult(total_loss=loss), "
+            "with losses_to_log and additional_outputs if there are any."
         )
     metrics = dict(_metrics(result.total_loss, (result.losses_to_log or {}).items()))
     return StepResult(result.total_loss, size, metrics, None, result.additional_outputs, tuple(metrics))
