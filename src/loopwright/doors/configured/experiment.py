@@ -34,7 +34,7 @@ from .recording import RunLog, config_text, noting_failure, record_continuation,
 from .stored import load_for_use
 from .trainer import BaseTrainer
 
-READERS = ("OfflineLoss", "DatasetStatistics")  # callbacks that name a data set
+READERS = {"OfflineLoss": "eval", "DatasetStatistics": "train"}  # callbacks that name a data set, with the default
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -252,7 +252,7 @@ def _other_problems(config: Config) -> Iterator[Problem]:
         known = ", ".join(map(str, datasets)) or "none"
         yield config.problem("datasets", f"there is no data set `train` to train on, only: {known}.")
     if isinstance(datasets, Mapping):
-        yield from _unknown_datasets(config, [*map(str, datasets), "train", "eval"])
+        yield from _unknown_datasets(config, list(map(str, datasets)))
     if isinstance(config.get("model"), Mapping):
         yield from _wrong_parts(config, model_names(config))
     if config.get("initializer") is not None and config.get("trainer.initializer") is not None:
@@ -296,9 +296,11 @@ def _unknown_datasets(config: Config, known: Sequence[str]) -> Iterator[Problem]
     """Callbacks that name a data set which is not there."""
     callbacks = config.get("trainer.callbacks")
     for at, callback in enumerate(callbacks if isinstance(callbacks, list) else ()):
-        if not isinstance(callback, Mapping) or str(callback.get("kind")).rpartition(".")[2] not in READERS:
+        kind = callback.get("kind") if isinstance(callback, Mapping) else callback
+        name = str(kind).rpartition(".")[2]
+        if name not in READERS:
             continue
-        key = callback.get("dataset_key", "train")
+        key = callback.get("dataset_key", READERS[name]) if isinstance(callback, Mapping) else READERS[name]
         if isinstance(key, str) and key not in known:
             place = f"trainer.callbacks.{at}.dataset_key"
             yield config.problem(place, f"there is no data set {key!r}; {nearest(key, known)}")

@@ -207,7 +207,12 @@ class BaseTrainer:
 
     @property
     def datasets(self) -> dict[str, Any]:
+        """The data sets by their keys."""
         return self._engine.datasets
+
+    @datasets.setter
+    def datasets(self, datasets: Mapping[str, Any]) -> None:
+        self._engine.datasets = dict(datasets)
 
     @property
     def optimizer(self) -> Optimizer:
