@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch import Tensor, nn
@@ -11,12 +12,62 @@ from torch.optim import Optimizer
 
 from ...config.problems import nearest
 from ...errors import ConfigurationError
+from ...hooks import TrainerHooks, hook_names
 from ...step_checks import mistake_in_loss
 from ...supervised import describe
 from .config import BaseTrainerConfig
 
 if TYPE_CHECKING:
     from .trainer import BaseTrainer
+
+
+# The methods that a subclass may replace, and how each of them is called.
+REPLACEABLE: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "loss_compute": ((), ("forward_output", "targets")),
+    "train_step": (("batch", "model"), ()),
+    "eval_step": (("batch", "model"), ()),
+    "predict_step": (("batch", "model"), ()),
+    "_split_batch": (("batch",), ()),
+}
+MISTAKEN = {  # names that other frameworks have for them
+    "compute_loss": "loss_compute",
+    "training_step": "train_step",
+    "evaluation_step": "eval_step",
+    "validation_step": "eval_step",
+    "test_step": "eval_step",
+    "prediction_step": "predict_step",
+    "split_batch": "_split_batch",
+}
+
+
+def check_methods(door: BaseTrainer) -> None:
+    """Refuse methods that would never be called, or not with the arguments they take."""
+    kind = type(door)
+    for name, meant in MISTAKEN.items():
+        if callable(getattr(kind, name, None)) and not door.overrides(meant):
+            raise ConfigurationError(f"{kind.__name__}.{name} would never be called; did you mean {meant}?")
+    for name in hook_names(TrainerHooks):
+        if callable(getattr(kind, name, None)):
+            raise ConfigurationError(
+                f"{kind.__name__}.{name} would never be called: events are for callbacks. Write it in a subclass of "
+                "loopwright.Callback, with `trainer` as its first argument, and name that under `callbacks`."
+            )
+    for name, (positional, keywords) in REPLACEABLE.items():
+        if door.overrides(name):
+            _check_call(door, name, positional, keywords)
+
+
+def _check_call(door: BaseTrainer, name: str, positional: Sequence[str], keywords: Sequence[str]) -> None:
+    signature = inspect.signature(getattr(door, name))
+    try:
+        signature.bind(*positional, **dict.fromkeys(keywords))
+    except TypeError:
+        call = ", ".join([*positional, *(f"{key}=..." for key in keywords)])
+        wanted = ", ".join(["self", *positional, *keywords])
+        raise ConfigurationError(
+            f"{type(door).__name__}.{name} takes {signature}, and is called as {name}({call}): write `def "
+            f"{name}({wanted})`."
+        ) from None
 
 
 def checked_config(door: BaseTrainer, config: Any) -> BaseTrainerConfig:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, model_validator
 
 from ...config.places import Place
+from ...config.problems import nearest
 from ...hooks import Callback
 from ...initializers import Initializer
 
@@ -63,6 +64,16 @@ class BaseTrainerConfig(BaseModel):
     save_on_sigint: StrictBool = Field(
         True, description="Finish the update and save when Ctrl-C is pressed, rather than end at once."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _knows_every_key(cls, settings: Any) -> Any:
+        """Say what was meant, where pydantic only says that a key is one too many."""
+        if isinstance(settings, dict) and cls.model_config.get("extra") == "forbid":
+            known = {*cls.model_fields, *(info.alias for info in cls.model_fields.values() if info.alias)}
+            for name in [name for name in settings if name not in known]:
+                raise ValueError(f"there is no setting {name}; {nearest(str(name), known)}")
+        return settings
 
     @model_validator(mode="after")
     def _has_one_limit(self) -> Self:

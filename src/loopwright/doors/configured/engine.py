@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from ...building import named
+from ...building import build_schedule, named
 from ...callbacks.losses import OnlineLoss
 from ...callbacks.measuring import ProgressLine
 from ...callbacks.nonfinite import NonFiniteGuard
@@ -177,8 +177,11 @@ class Engine(CoreTrainer):
             self._is_several = isinstance(value, Mapping)
         if not self._is_set_up:
             self._given[name] = value
-        if name == "model" or self._is_set_up:
-            setattr(self, name, value)
+        if name == "model" or (self._is_set_up and name == "optimizer"):
+            setattr(self, name, value)  # the core looks for what was replaced
+        elif self._is_set_up:
+            only = next(iter(self.optimizers.values())) if len(self.optimizers) == 1 else None
+            self.schedules = {key: build_schedule(given, only) for key, given in named(value, name).items()}
 
     def setup_training(self) -> None:
         super().setup_training()

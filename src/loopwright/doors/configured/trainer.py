@@ -15,7 +15,7 @@ from ...errors import ConfigurationError
 from ...history import History
 from ...progress import Progress
 from ...supervised import call_model, describe
-from .checks import check_models, checked_config
+from .checks import check_methods, check_models, checked_config
 from .config import BaseTrainerConfig
 from .engine import Engine
 from .losses import TrainerResult, result_of
@@ -44,6 +44,7 @@ class BaseTrainer:
         runtime: Any = None,
         progress: str = "auto",
     ) -> None:
+        check_methods(self)
         self.config = checked_config(self, trainer_config)
         check_models(self, model)
         self.forward_properties = list(trainer_config.forward_properties)
@@ -77,7 +78,15 @@ class BaseTrainer:
         """
         forward_batch, targets_batch = self._split_batch(batch)
         forward_output = call_model(model, forward_batch, split="_split_batch", forward="train_step")
-        return result_of(self.loss_compute(forward_output=forward_output, targets=targets_batch))
+        try:
+            losses = self.loss_compute(forward_output=forward_output, targets=targets_batch)
+        except KeyError as error:
+            error.add_note(
+                f"`loss_compute` was given forward_output={describe(forward_output)} and targets="
+                f"{describe(targets_batch)}. Name the keys of a batch that it needs in target_properties."
+            )
+            raise
+        return result_of(losses)
 
     def eval_step(self, batch: Any, model: Any) -> TrainerResult:
         """One batch of an evaluation, in eval mode and without gradients: what `train_step` gives, by default."""
