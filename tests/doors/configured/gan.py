@@ -67,3 +67,10 @@ class Together(Gan):
         return TrainerResult(loss + 0.1 * model["discriminator"](batch["x"]).square().mean())
 
     eval_step = BaseTrainer.eval_step
+
+
+class Bare(Gan):
+    """Only trains."""
+
+    eval_step = BaseTrainer.eval_step
+    predict_step = BaseTrainer.predict_step

@@ -108,6 +108,17 @@ def test_check_finds_no_mistakes_in_it(project, capsys):
     assert "No mistakes found" in capsys.readouterr().out
 
 
+def test_check_says_what_is_not_evaluated_and_predicted(project, capsys):
+    (project / "run.yaml").write_text(
+        RUN.replace("mine.Gan", "mine.Bare").partition(",\n          callbacks")[0] + "}\n"
+    )
+    assert main(["check", "run.yaml"]) == 0
+    out = capsys.readouterr().out
+    assert "No mistakes found" in out
+    assert "override `eval_step(self, batch, model)`" in " ".join(out.split())
+    assert "prediction" not in out
+
+
 def test_a_sweep_varies_the_optimizer_of_one_model(project):
     variants = list(expand_sweep("run.yaml", ["model.generator.optimizer.lr=0.1,0.01"]))
     runs = [Experiment.from_config(variant.config, progress="silent") for variant in variants]

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from .trainer import BaseTrainer
 
 
+class UpdateInEvaluationError(ConfigurationError):
+    """A step updates weights, and was used to evaluate."""
+
+
 # The methods that a subclass may replace, and how each of them is called.
 REPLACEABLE: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "loss_compute": ((), ("forward_output", "targets")),
@@ -156,7 +160,7 @@ def refuse_in_evaluation(what: str, door: BaseTrainer) -> NoReturn:
             "an evaluation uses `train_step` where there is no `eval_step`: override `eval_step(self, batch, model)`, "
             "which returns a TrainerResult and updates nothing"
         )
-    raise ConfigurationError(
+    raise UpdateInEvaluationError(
         f"{type(door).__name__} {what} during an evaluation, and would train on its data; {advice}."
     )
 
@@ -164,7 +168,7 @@ def refuse_in_evaluation(what: str, door: BaseTrainer) -> NoReturn:
 def refuse_backward(error: RuntimeError, name: str) -> None:
     """Raise where a step of an evaluation called backward(), which has no gradients."""
     if "does not require grad" in str(error):
-        raise ConfigurationError(
+        raise UpdateInEvaluationError(
             f"`{name}` called backward() in an evaluation, where there are no gradients: override `eval_step(self, "
             "batch, model)`, which returns a TrainerResult and updates nothing, and call `self.update(loss)` in "
             "`train_step`."

@@ -19,6 +19,7 @@ from ...building import build_schedule, named
 from ...callbacks.losses import OnlineLoss
 from ...callbacks.measuring import ProgressLine
 from ...callbacks.nonfinite import NonFiniteGuard
+from ...config.problems import near_names
 from ...errors import ConfigurationError
 from ...history import History
 from ...hooks import Callback, FunctionCallback
@@ -53,7 +54,7 @@ class Engine(CoreTrainer):
 
     accumulate_name = "max_batch_size"
     nonfinite_advice = (
-        "Lower the learning rate (`model.optimizer.lr`) or look for bad samples; `skip_nan_loss: true` leaves such "
+        "Lower the learning rate (`lr` of the optimizer) or look for bad samples; `skip_nan_loss: true` leaves such "
         "updates out."
     )
     step_methods = ("train_step", "loss_compute", "_split_batch")
@@ -127,6 +128,11 @@ class Engine(CoreTrainer):
             refuse_backward(error, name)
             raise
         return step_result_of(returned, self.window.size, name)
+
+    @property
+    def can_predict(self) -> bool:
+        """Whether it is known what a prediction is; of several models, only the user can say."""
+        return not self._is_several or self.door.overrides("predict_step")
 
     def predict_step(self, batch: Any) -> Any:
         return self.door.predict_step(batch, self.door_model)
@@ -260,10 +266,10 @@ class Engine(CoreTrainer):
     def dataset(self, key: str) -> Any:
         """A data set by its key."""
         if key not in self.datasets:
-            raise ConfigurationError(
-                f"There is no data set {key!r}; there is: {', '.join(map(repr, self.datasets)) or 'none'}. Add it "
-                "under `datasets`."
-            )
+            near = near_names(key, list(self.datasets))
+            hint = f"Did you mean {' or '.join(map(repr, near))}? Otherwise add it" if near else "Add it"
+            known = ", ".join(map(repr, self.datasets)) or "none"
+            raise ConfigurationError(f"There is no data set {key!r}; there is: {known}. {hint} under `datasets`.")
         return self.datasets[key]
 
     def open(self, data: Any, batch_size: int | None, *, shuffle: bool) -> Stream:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...callbacks.interval import Periodic
+from ...config.problems import near_names
 from ...errors import ConfigurationError
 from ...history import History
 from ...progress import Progress
@@ -111,9 +112,11 @@ class BaseTrainer:
         for setting in ("forward_properties", "target_properties"):
             missing = [name for name in getattr(self, setting) if name not in batch]
             if missing:
+                near = near_names(missing[0], [str(name) for name in batch])
+                hint = f" Did you mean {' or '.join(near)}?" if near else ""
                 raise ConfigurationError(
                     f"{setting} names {', '.join(map(repr, missing))}, which a batch does not have; it has: "
-                    f"{', '.join(map(str, batch))}."
+                    f"{', '.join(map(str, batch))}.{hint} Correct the setting, or let the data set give it."
                 )
         return {name: batch[name] for name in self.forward_properties}, {
             name: batch[name] for name in self.target_properties
@@ -181,8 +184,9 @@ class BaseTrainer:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         engine = vars(self).get("_engine")
         if engine is None:
+            what = "used" if name == "_engine" else f"asked for `{name}`"
             raise ConfigurationError(
-                f"{type(self).__name__} is asked for `{name}` before it is put together: in its `__init__`, call "
+                f"{type(self).__name__} is {what} before it is put together: in its `__init__`, call "
                 "`super().__init__(trainer_config, **kwargs)` first."
             )
         try:
