@@ -293,6 +293,12 @@ def test_settings(refused):
         BaseTrainerConfig()
     with refused("`max_epochs` and `max_updates`", ValidationError, match="found max_epochs and max_updates"):
         BaseTrainerConfig(max_epochs=1, max_updates=1)
+    with refused(
+        "`disable_gradient_accumulation` with a smaller `max_batch_size`",
+        ValidationError,
+        match="leave one of them out",
+    ):
+        BaseTrainerConfig(max_epochs=1, max_batch_size=4, disable_gradient_accumulation=True)
     with refused("no `forward_properties`", match="name the keys of a batch"):
         build_trainer(forward_properties=[])
 
@@ -333,6 +339,8 @@ def test_a_model_with_other_arguments(refused):
 def test_callbacks(refused):
     with refused("a callback with a misspelt event", match="did you mean on_epoch_end"):
         build_trainer(callbacks=[type("Mine", (Callback,), {"on_epoch_ended": lambda self, trainer: None})()])
+    with refused("a callback with an event of the published system", match="here that event is on_update_end"):
+        build_trainer(callbacks=[type("Mine", (Callback,), {"after_update": lambda self, update_counter: None})()])
     with refused("`OfflineLoss` of a data set that is not there", match="no data set of that name"):
         build_trainer(callbacks=[OfflineLoss("tset")]).train()
 

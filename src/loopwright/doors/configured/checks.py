@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch import Tensor, nn
@@ -42,6 +42,26 @@ MISTAKEN = {  # names that other frameworks have for them
     "prediction_step": "predict_step",
     "split_batch": "_split_batch",
 }
+
+
+EVENTS = {  # of the published system's callbacks, which have other arguments too
+    "before_training": "on_train_start",
+    "after_training": "on_train_end",
+    "after_epoch": "on_epoch_end",
+    "after_update": "on_update_end",
+    "track_after_accumulation_step": "on_train_step_end",
+    "track_after_update_step": "on_update_end",
+    "periodic_callback": "measure, of a subclass of loopwright.callbacks.Periodic",
+}
+
+
+def check_events(callbacks: Iterable[object]) -> None:
+    """Refuse callbacks whose methods are named as in the published system, and would never be called."""
+    for callback in callbacks:
+        for name, meant in EVENTS.items():
+            if callable(getattr(callback, name, None)):
+                kind = type(callback).__name__
+                raise ConfigurationError(f"{kind}.{name} would never be called; here that event is {meant}.")
 
 
 def check_methods(door: BaseTrainer) -> None:

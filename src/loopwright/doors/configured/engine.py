@@ -29,7 +29,7 @@ from ...runtime.single import is_launched
 from ...step import StepResult
 from ...supervised import call_model
 from ...trainer import Trainer as CoreTrainer
-from .checks import check_models, check_optimizer_name, refuse_backward, refuse_in_evaluation, refuse_loss
+from .checks import check_events, check_models, check_optimizer_name, refuse_backward, refuse_in_evaluation, refuse_loss
 from .config import BaseTrainerConfig
 from .data import describe_dataset
 from .losses import result_of, step_result_of
@@ -87,6 +87,7 @@ class Engine(CoreTrainer):
             run_dir=run_dir,
             progress=progress,
         )
+        check_events(self.callbacks)
         self.config = config
         self._is_several = isinstance(model, Mapping)
         self._is_updating_total = False
@@ -191,6 +192,9 @@ class Engine(CoreTrainer):
 
     def setup_training(self) -> None:
         super().setup_training()
+        if self.num_calls == 0:
+            for name, reason in self.config.without_effect.items():
+                self.say(f"trainer.{name} has no effect: {reason}.")
         for name, module in vars(self.door).items():
             if isinstance(module, nn.Module):
                 self._take_along(name, module)

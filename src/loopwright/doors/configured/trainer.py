@@ -164,6 +164,10 @@ class BaseTrainer:
         """Take the complete state from a checkpoint."""
         self._engine.load(path)
 
+    def export(self, path: str | Path) -> None:
+        """Write the weights alone, as safetensors (or `.pt`)."""
+        self._engine.export(path)
+
     def stop(self, reason: str = "stop() was called") -> None:
         """Ask for the end of training after the current update."""
         self._engine.stop(reason)
