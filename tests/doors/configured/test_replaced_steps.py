@@ -105,6 +105,16 @@ class Plain(OwnStep):
         return OwnStep.train_step(self, batch, model)
 
 
+class WithoutZeroing(Plain):
+    """Leaves to the trainer what the trainer does after each of its own updates."""
+
+    def train_step(self, batch, model):
+        loss = huber(model(batch["coordinates"], batch["features"]), batch["labels"])
+        loss.backward()
+        self.optimizer.step()
+        return TrainerResult(total_loss=loss)
+
+
 class PlainAndDetached(Plain):
     def train_step(self, batch, model):
         return TrainerResult(super().train_step(batch, model).total_loss.detach())
@@ -134,7 +144,8 @@ class Everything(BaseTrainer):
 
 
 KINDS = [
-    OwnLoss, OwnSplit, OwnStep, StepAndLoss, Updating, Plain, PlainAndDetached, PlainAndNumber, Everything,
+    OwnLoss, OwnSplit, OwnStep, StepAndLoss, Updating, Plain, WithoutZeroing, PlainAndDetached, PlainAndNumber,
+    Everything,
 ]  # fmt: skip
 
 

@@ -91,6 +91,7 @@ class Engine(CoreTrainer):
         self.config = config
         self._is_several = isinstance(model, Mapping)
         self._is_updating_total = False
+        self._own_steps: dict[str, int] = {}  # of each optimizer, as many as were seen
         self.datasets: dict[str, Any] = dict(datasets)
         self.settings: Mapping[str, Any] = {}  # of the run's config, where there is one
 
@@ -119,7 +120,16 @@ class Engine(CoreTrainer):
         if self.optimization.calls == before:
             self._is_updating_total = True
             self.update(returned.total_loss)
+        else:
+            self._zero_stepped()
         return result
+
+    def _zero_stepped(self) -> None:
+        """Zero the gradients of optimizers that the step stepped itself, as is done after every other update."""
+        for lane in self.optimization.lanes.values():
+            if lane.own_steps != self._own_steps.get(lane.name, 0):
+                self._own_steps[lane.name] = lane.own_steps
+                lane.zero()
 
     def eval_step(self, batch: Any) -> StepResult:
         name = "eval_step" if self.door.overrides("eval_step") else "train_step"
