@@ -10,7 +10,15 @@ from loopwright import loop
 DOCUMENT = Path(__file__).parent.parent / "docs" / "architecture.md"
 
 
-SHOWN = [loop.train, loop.train_epoch, loop.begin_epoch, loop.record_epoch, loop.train_steps, loop.take_windows]
+SHOWN = [
+    loop.train,
+    loop.train_epoch,
+    loop.begin_epoch,
+    loop.record_epoch,
+    loop.train_steps,
+    loop.open_steps,
+    loop.take_windows,
+]
 
 
 @pytest.mark.parametrize("function", SHOWN)

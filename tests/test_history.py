@@ -220,3 +220,26 @@ def test_state_comes_back():
     assert list(other.steps["loss"]) == list(history.steps["loss"])
     assert repr(other) == repr(history) == "History(3 epochs; loss 0.3333, eval_loss 0.6667, accuracy 0.6667)"
     assert repr(History()) == "History(0 epochs; empty)"
+
+
+def test_a_history_is_iterated_as_a_mapping_of_epoch_metrics():
+    history = filled()
+    assert list(history) == ["loss", "eval_loss", "accuracy"]
+    assert dict(history) == dict(history.items()) == history.to_dict()
+    assert list(history.keys()) == list(history)
+    assert list(history.values()) == [history[name] for name in history]
+    assert history.get("loss") == [1.0, 0.5, 1 / 3]
+    assert history.get("acc") is None
+    assert history.get("acc", []) == []
+    assert len(history) == 3
+
+
+def test_a_number_in_the_place_of_a_name_says_where_rows_are():
+    with pytest.raises(KeyError, match=r"No metric 0 in this history; .*The rows of epochs are in `history.epochs`"):
+        filled()[0]
+
+
+def test_a_single_epoch_is_written_without_an_s():
+    history = History()
+    history.set_epoch(0, {"loss": 1.0})
+    assert repr(history) == "History(1 epoch; loss 1)"

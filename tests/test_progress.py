@@ -59,3 +59,11 @@ def test_state_comes_back():
     progress.next_call()
     other.load_state_dict(progress.state_dict())
     assert other == progress
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [(Limits(epochs=1), "1 epoch done"), (Limits(updates=1), "1 update done"), (Limits(samples=1), "1 sample seen")],
+)
+def test_one_of_a_thing_is_written_without_an_s(limits, said):
+    assert limits.reached(Progress(epoch=1, update=1, sample=1)) == said

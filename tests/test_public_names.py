@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import is_dataclass
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -64,6 +69,37 @@ def test_every_package_keeps_its_promises(path):
     names = getattr(module, "__all__", [])
     assert list(names) == sorted(names, key=order)
     assert all(hasattr(module, name) for name in names)
+
+
+PACKAGES = [".".join(path.parent.relative_to(SOURCE.parent).parts) for path in sorted(SOURCE.rglob("__init__.py"))]
+
+
+def called_by_users(module: ModuleType) -> Iterator[tuple[str, inspect.Signature]]:
+    """The public functions of a module, and the methods of its public classes, but no results, which are only read."""
+    listed = getattr(module, "__all__", None) or [name for name in vars(module) if not name.startswith("_")]
+    for name in listed:
+        value = getattr(module, name)
+        if not getattr(value, "__module__", "").startswith("loopwright") or is_dataclass(value):
+            continue
+        if inspect.isfunction(value):
+            yield name, inspect.signature(value)
+        elif inspect.isclass(value):
+            for method, function in inspect.getmembers(value, inspect.isfunction):
+                if method == "__init__" or not method.startswith("_"):
+                    yield f"{name}.{method}", inspect.signature(function)
+
+
+@pytest.mark.parametrize("name", [*PACKAGES, "loopwright.onnx_files", "loopwright.debug", "loopwright.plots"])
+def test_every_path_may_be_a_text(name):
+    """An annotation of a public function that names Path names str beside it; mypy sees that it is then converted."""
+    module = import_module(name)
+    only_paths = {
+        f"{function}({parameter.name}: {parameter.annotation})"
+        for function, signature in called_by_users(module)
+        for parameter in signature.parameters.values()
+        if re.search(r"\bPath\b", str(parameter.annotation)) and not re.search(r"\bstr\b", str(parameter.annotation))
+    }
+    assert only_paths == set()
 
 
 def test_types_are_shipped():

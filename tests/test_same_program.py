@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import loopwright
 from loopwright import ConfigurationError, Schedule, Trainer
+from loopwright.cli import main
 from loopwright.data.peeking import peek_samples
 from loopwright.run import RunManifest
 from loopwright.run.changes import program_changes
@@ -66,7 +67,11 @@ CHANGES: dict[str, tuple[str, dict[str, Any], str]] = {
         {"loss_fn": partial(F.cross_entropy, label_smoothing=0.1)},
         r"loss: '.*' -> 'partial of .*'",
     ),
-    "own loss": ("`compute_loss` is overridden, and was not", {"kind": Smoothed}, r"compute_loss: - -> '\w+"),
+    "own loss": (
+        "`compute_loss` is overridden, and was not",
+        {"kind": Smoothed},
+        r"compute_loss: the default before, yours now",
+    ),
     "batch size": ("Another batch size", {"batch_size": 4}, r"batch_size: 8 -> 4"),
     "accumulation": ("Another `accumulate`", {"accumulate": 2}, r"accumulate: 1 -> 2"),
     "clipping": ("Another `clip_norm`", {"clip_norm": 1.0}, r"clip_norm: None -> 1\.0"),
@@ -275,7 +280,7 @@ def test_a_comment_or_another_place_does_not_make_another_loss() -> None:
 # Going on with new values
 
 
-def test_an_accepted_learning_rate_is_used_and_noted(tmp_path: Path) -> None:
+def test_an_accepted_learning_rate_is_used_and_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As a hand-written loop that changes the learning rate of its Adam after an epoch."""
     data, model = drawn(), build_linear()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
@@ -292,6 +297,8 @@ def test_an_accepted_learning_rate_is_used_and_noted(tmp_path: Path) -> None:
     assert_same_model(trainer.model, model)
     (noted,) = RunManifest.read(tmp_path / "run.json").changes
     assert (noted["update"], noted["values"]) == (5, {"optimizer.lr": [0.01, 0.1]})
+    assert main(["show", str(tmp_path)]) == 0
+    assert "changes      at update 5: optimizer.lr 0.01 -> 0.1\n" in capsys.readouterr().out
 
 
 def test_accepted_values_count_also_if_the_run_dies_before_it_saves_again(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .history import History
     from .hooks import Callback
     from .progress import Progress
+    from .run.weights import load_weights
     from .runtime import Mesh, Runtime
     from .runtime.distributed import DistributedRuntime
     from .runtime.launch import launch
@@ -47,6 +48,7 @@ __all__ = [
     "Trainer",
     "__version__",
     "launch",
+    "load_weights",
     "seed_everything",
 ]
 
@@ -69,6 +71,7 @@ _HOMES = {
     "Trainer": "trainer",
     "launch": "runtime.launch",
     "seed_everything": "data.seeding",
+    "load_weights": "run.weights",
 }
 
 __getattr__, __dir__ = lazily(__name__, _HOMES)

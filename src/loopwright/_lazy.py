@@ -7,6 +7,18 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
+OTHERS = {  # names that other frameworks have
+    "ModelCheckpoint": "`callbacks.BestModel` keeps the best models, and `callbacks.Checkpoints` says when to save",
+    "LightningModule": "subclass `Trainer` and override `train_step`",
+    "fit": "`Trainer(model, optimizer, loss_fn).train(data, num_epochs)`",
+    "train": "`Trainer(model, optimizer, loss_fn).train(data, num_epochs)`",
+    "TrainingArguments": "pass arguments to `Trainer` and `Trainer.train`",
+    "LearningRateMonitor": "`callbacks.LearningRateLog`",
+    "ReduceLROnPlateau": "`Trainer(scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau)`",
+    "Timer": "`callbacks.TimeLimit`",
+    "RichProgressBar": "`Trainer(progress='bar')`",
+}
+
 
 def lazily(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """`__getattr__` and `__dir__` of a package, given the module that each public name is in."""
@@ -14,7 +26,8 @@ def lazily(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any]
 
     def find(name: str) -> Any:
         if name not in homes:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}; there is: {', '.join(names)}")
+            hint = f"{OTHERS[name]}; " if name in OTHERS else ""
+            raise AttributeError(f"module {package!r} has no attribute {name!r}; {hint}there is: {', '.join(names)}")
         value = getattr(import_module(f".{homes[name]}", package), name)
         setattr(sys.modules[package], name, value)
         return value

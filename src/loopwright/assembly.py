@@ -39,7 +39,7 @@ def assemble_models(trainer: Trainer) -> dict[int, nn.Parameter]:
     """Build, place and wrap the models; the parameters that took the place of others, by the ids of those."""
     if trainer.seed is not None and trainer.builds_models:
         seed_everything(trainer.seed)  # models that the trainer makes are part of the run
-    trainer.configure_models()
+    check_returned(trainer.configure_models(), "configure_models", "self.model = ...")  # type: ignore[func-returns-value]
     trainer.modules = found_on(trainer, nn.Module, trainer.models)
     if trainer.runtime.world > 1:
         _check_initialized(trainer)
@@ -50,6 +50,14 @@ def assemble_models(trainer: Trainer) -> dict[int, nn.Parameter]:
         replaced |= prepare_model(trainer, module)
     trainer.models = {name: module for name, module in trainer.modules.items() if module.state_dict()}
     return replaced
+
+
+def check_returned(value: Any, name: str, example: str) -> None:
+    """Refuse components that were returned and not assigned, as other frameworks have it."""
+    if value is not None:
+        raise ConfigurationError(
+            f"{name} returned a {type(value).__name__}, and what it returns is not used: assign it, `{example}`."
+        )
 
 
 def _check_initialized(trainer: Trainer) -> None:
@@ -75,7 +83,7 @@ def prepare_model(trainer: Trainer, module: nn.Module) -> dict[int, nn.Parameter
 
 def assemble_optimizers(trainer: Trainer, replaced: dict[int, nn.Parameter]) -> None:
     """Build and find the optimizers and schedules."""
-    trainer.configure_optimizers()
+    check_returned(trainer.configure_optimizers(), "configure_optimizers", "self.optimizer = ...")  # type: ignore[func-returns-value]
     trainer.optimizers = found_on(trainer, Optimizer, trainer.optimizers)
     for optimizer in trainer.optimizers.values():
         swap_parameters(optimizer, replaced)

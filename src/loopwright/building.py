@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import CyclicLR, OneCycleLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 
 from .errors import ConfigurationError
 from .metrics.direction import Mode
@@ -50,6 +52,7 @@ class CurveSchedule:
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 SchedulerFactory = Callable[[Optimizer], Any]
 Interval = Literal["update", "epoch"]
+ORDER = "The order is `Trainer(model, optimizer, loss_fn)`."
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +109,8 @@ def build_optimizer(
         return given
     if isinstance(given, NamedFactory) and not isinstance(given, type):
         return _fused(given.build(models or {}))
-    if not callable(given):
-        raise ConfigurationError(
-            f"{name} is a {type(given).__name__}: pass a torch optimizer, or a function of the parameters that makes "
-            "one, such as `partial(torch.optim.Adam, lr=1e-3)`."
-        )
-    built = given(params())
+    check_optimizer(given, name)
+    built = made_by(given, params(), name, "the parameters")
     if not isinstance(built, Optimizer):
         raise ConfigurationError(f"The factory given as {name} returned a {type(built).__name__}, no torch optimizer.")
     return _fused(built)
@@ -155,12 +154,92 @@ def build_schedule(given: Any, optimizer: Optimizer | None) -> Schedule:
                 "A scheduler factory needs to know its optimizer, and there are several: pass "
                 "`scheduler={'name of the optimizer': factory}`."
             )
-        scheduler = CurveSchedule(scheduler, optimizer) if is_curve else scheduler(optimizer)
+        scheduler = (
+            CurveSchedule(scheduler, optimizer)
+            if is_curve
+            else made_by(scheduler, optimizer, "scheduler", "the optimizer")
+        )
     if every == "update" and isinstance(scheduler, ReduceLROnPlateau):
         raise ConfigurationError(
             "ReduceLROnPlateau watches a metric of the epoch, so it cannot be stepped every update: leave out `every`."
         )
     return Schedule(scheduler, every, metric, mode)
+
+
+def check_given(model: Any, optimizer: Any, loss_fn: Any, *, run_dir: Any, seed: Any) -> None:
+    """Refuse what cannot be meant by these arguments of a trainer, in the words of what is to be written."""
+    _check_model(model)
+    for name, one in named(optimizer, "optimizer").items():
+        check_optimizer(one, name)
+    _check_loss(loss_fn)
+    if run_dir is not None and not isinstance(run_dir, (str, os.PathLike)):
+        raise ConfigurationError(f"run_dir={run_dir!r}: use the path of a directory, or leave it out to save nothing.")
+    if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
+        raise ConfigurationError(f"seed={seed!r}: use a whole number, or None for another run each time.")
+
+
+def _check_model(given: Any) -> None:
+    for name, model in named(given, "model").items():
+        if isinstance(model, type):
+            raise ConfigurationError(
+                f"{name} is the class {model.__name__}: make a model of it, `{model.__name__}(...)`."
+            )
+        if not isinstance(model, nn.Module):
+            raise ConfigurationError(
+                f"{name} is a {type(model).__name__}: pass a torch.nn.Module, or a dict of several by name. {ORDER}"
+            )
+
+
+def _check_loss(given: Any) -> None:
+    if given is None or (callable(given) and not isinstance(given, (type, Optimizer)) and not _makes_optimizers(given)):
+        return
+    if isinstance(given, Optimizer) or _makes_optimizers(given):
+        raise ConfigurationError(f"loss_fn is an optimizer. {ORDER}")
+    if isinstance(given, type):
+        raise ConfigurationError(f"loss_fn is the class {given.__name__}: make an object of it, `{given.__name__}()`.")
+    raise ConfigurationError(
+        f"loss_fn is a {type(given).__name__}, {given!r:.60}: pass a function of (outputs, targets), such as "
+        "`torch.nn.functional.cross_entropy` or `nn.MSELoss()`."
+    )
+
+
+def _makes_optimizers(given: Any) -> bool:
+    made = given.func if isinstance(given, partial) else given
+    return isinstance(made, type) and issubclass(made, Optimizer)
+
+
+def check_optimizer(given: Any, name: str) -> None:
+    """Refuse what is neither an optimizer nor a factory of one."""
+    is_module = isinstance(given, nn.Module) or (isinstance(given, type) and issubclass(given, nn.Module))
+    if is_module or getattr(given, "__module__", None) == "torch.nn.functional":
+        kind = getattr(given, "__name__", type(given).__name__)
+        raise ConfigurationError(f"{name} is {kind}, which is no optimizer. {ORDER}")
+    if isinstance(given, LRScheduler) or (isinstance(given, type) and issubclass(given, LRScheduler)):
+        raise ConfigurationError(f"{name} is a scheduler: pass it as `scheduler=`, and the optimizer as `optimizer=`.")
+    if isinstance(given, (list, tuple)):
+        raise ConfigurationError(
+            f"{name} is a {type(given).__name__}: pass several optimizers as a dict by name, and override `train_step`."
+        )
+    if not callable(given) and not isinstance(given, (Optimizer, NamedFactory)):
+        known = getattr(torch.optim, {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}.get(str(given).lower(), "Adam"))
+        raise ConfigurationError(
+            f"{name} is a {type(given).__name__}: pass a torch optimizer, or a function of the parameters that makes "
+            f"one, such as `partial(torch.optim.{known.__name__}, lr=1e-3)`."
+        )
+
+
+def made_by(factory: Callable[[Any], Any], argument: Any, name: str, what: str) -> Any:
+    """What a factory makes of its argument; one that needs more arguments is told how to get them."""
+    try:
+        return factory(argument)
+    except TypeError as error:
+        if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+            raise
+        label = getattr(factory, "__name__", type(factory).__name__)
+        raise ConfigurationError(
+            f"The factory given as {name} was called with {what} alone, and that does not fit: {error}. Give it its "
+            f"other arguments with `functools.partial({label}, ...)`."
+        ) from None
 
 
 def named(given: Any, default: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import inf, isnan
+from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import nn
@@ -60,7 +61,7 @@ def check_trainable(modules: Mapping[str, nn.Module], optimizers: Mapping[str, O
     if not any(p.requires_grad for module in modules.values() for p in module.parameters()):
         raise ConfigurationError(
             f"Nothing to train: none of the models ({', '.join(modules) or 'there is none'}) has a parameter with "
-            "requires_grad=True. Unfreeze some, or use `evaluate`."
+            "requires_grad=True. Unfreeze some, pass a model that has some, or use `evaluate`."
         )
     held = [p for optimizer in optimizers.values() for group in optimizer.param_groups for p in group["params"]]
     if held and not any(p.requires_grad for p in held):
@@ -169,3 +170,32 @@ def _set_optimizers(optimizers: Iterable[Optimizer], mode: str) -> None:
         switch: Any = getattr(optimizer, mode, None)
         if callable(switch):
             switch()
+
+
+def check_default_model(trainer: object, models: Mapping[str, nn.Module]) -> None:
+    """Refuse to train by the default step without a model that is called `model`."""
+    if hasattr(trainer, "model"):
+        return
+    if not models:
+        raise ConfigurationError("Trainer has no model: pass `model=` or override `configure_models`.")
+    raise ConfigurationError(
+        f"The default step trains `self.model`, and the models are {', '.join(models)}: override `train_step` "
+        "and `eval_step`, or `forward`."
+    )
+
+
+def checked_directory(run_dir: str | Path) -> Path:
+    """The run directory as a path; an address of another machine is refused."""
+    from .checkpoint.destination import local_path
+
+    return local_path(run_dir, "run_dir")
+
+
+def trainable_parameters(modules: Iterable[nn.Module]) -> Iterator[nn.Parameter]:
+    """The parameters of some modules that can be trained, each once."""
+    seen: set[int] = set()
+    for module in modules:
+        for param in module.parameters():
+            if param.requires_grad and id(param) not in seen:
+                seen.add(id(param))
+                yield param

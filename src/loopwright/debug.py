@@ -24,6 +24,7 @@ from .data.seeding import rng_state, set_rng_state
 from .errors import ConfigurationError
 from .hooks import Callback
 from .observing import observe
+from .progress import counted
 from .trainer import Trainer
 
 MOST_LINES = 8
@@ -47,19 +48,18 @@ class ResumeReport:
         return not (self.irreproducible or self.unsaved or self.differing)
 
     def __str__(self) -> str:
+        updates = counted(self.num_updates, "update")
         if self.ok:
-            return (
-                f"Resuming after {self.num_updates} updates is exact: nothing differs {self.num_updates} updates later."
-            )
+            return f"Resuming after {updates} is exact: nothing differs {updates} later."
         if self.irreproducible:
             first = "The run is not reproducible: two runs from the same start differ before anything is saved."
             return "\n".join([first, *_lines(self.irreproducible, "first run / second run"), f"  {_IRREPRODUCIBLE}"])
-        lines = [f"Resuming after {self.num_updates} updates is not exact."]
+        lines = [f"Resuming after {updates} is not exact."]
         if self.unsaved:
             lines += ["Not saved, and so not the same after loading:", *_lines(self.unsaved, "saved run / loaded run")]
             lines += [f"  {advice}" for advice in dict.fromkeys(_advice(found.path) for found in self.unsaved)]
         if self.differing:
-            lines += [f"Different {self.num_updates} updates later:", *_lines(self.differing, "in one piece / resumed")]
+            lines += [f"Different {updates} later:", *_lines(self.differing, "in one piece / resumed")]
             if not self.unsaved:
                 lines.append(f"  {_HIDDEN}")
         return "\n".join(lines)

@@ -1,4 +1,22 @@
-"""The errors Loopwright raises; every message says what happened, what was expected and what to do."""
+"""The errors Loopwright raises, and how they reach a user: every message says what happened, what was expected and what
+to do, and a traceback shows the user's own lines.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import wraps
+from types import TracebackType
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_is_full: ContextVar[bool] = ContextVar("full_tracebacks", default=False)
+VARIABLE = "LOOPWRIGHT_TRACEBACK"  # in the environment: "full" keeps every frame
 
 
 class LoopwrightError(Exception):
@@ -25,5 +43,64 @@ class Interrupted(SystemExit):
     """A signal ended training after the update it came in. Leaves the program with 130 (SIGINT) or 143 (SIGTERM)."""
 
 
+class CallError(LoopwrightError, TypeError):
+    """A public function was called with arguments that it does not take."""
+
+
 class MissingExtraError(LoopwrightError, ImportError):
     """An optional package is needed; the message names the pip command."""
+
+
+def public(function: Callable[P, R]) -> Callable[P, R]:
+    """A function that users call: one that is called wrongly says what to write, and tracebacks are short."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)  # LOOPWRIGHT_TRACEBACK=full shows every frame
+        except Exception as error:
+            first = error.__traceback__
+            assert first is not None  # this frame
+            if isinstance(error, TypeError) and first.tb_next is None:  # the arguments do not fit
+                from .foreign import explain_call
+
+                raise explain_call(error, function) from None
+            if os.environ.get(VARIABLE) != "full" and not _is_full.get():
+                error.__traceback__ = shortened(first, error)
+            raise
+
+    return call
+
+
+@contextmanager
+def full_tracebacks() -> Iterator[None]:
+    """Keep every frame of what is raised inside, for whoever looks for its cause."""
+    token = _is_full.set(True)
+    try:
+        yield
+    finally:
+        _is_full.reset(token)
+
+
+def shortened(traceback: TracebackType, error: BaseException) -> TracebackType:
+    """The traceback without frames of this package, except the first one and those that called somebody else's code.
+
+    One that ends in this package and is none of its own errors is left whole: that may be our mistake.
+    """
+    entries = [traceback]
+    while (following := entries[-1].tb_next) is not None:
+        entries.append(following)
+    if _is_ours(entries[-1]) and not isinstance(error, LoopwrightError):
+        return traceback
+    result: TracebackType | None = None
+    is_followed = False  # by a frame that is not ours
+    for entry in reversed(entries):
+        if entry is traceback or is_followed or not _is_ours(entry):
+            result = TracebackType(result, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+        is_followed = not _is_ours(entry)
+    assert result is not None
+    return result
+
+
+def _is_ours(entry: TracebackType) -> bool:
+    return str(entry.tb_frame.f_globals.get("__name__")).startswith("loopwright.")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .errors import ConfigurationError, MissingExtraError
+from .progress import counted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -107,7 +109,11 @@ class Addition:
 
 
 class History:
-    """Epoch rows (`history.epochs`, `history["eval_loss"]`) and step series (`history.steps["loss"]`)."""
+    """Epoch rows (`history.epochs`, `history["eval_loss"]`) and step series (`history.steps["loss"]`).
+
+    It is iterated as a mapping of epoch metrics: `for name, values in history.items()`, `list(history)` is the names,
+    `dict(history)` all of it. `len(history)` is the number of epochs, and `history.epochs` their rows.
+    """
 
     def __init__(self) -> None:
         self.epochs: list[dict[str, float]] = []
@@ -164,6 +170,25 @@ class History:
     def __len__(self) -> int:
         return len(self.epochs)
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def keys(self) -> KeysView[str]:
+        """The names of the epoch metrics, so that `dict(history)` is `history.to_dict()`."""
+        return self.to_dict().keys()
+
+    def values(self) -> ValuesView[list[float]]:
+        """One list per epoch metric, in the order of `names`."""
+        return self.to_dict().values()
+
+    def items(self) -> ItemsView[str, list[float]]:
+        """Each epoch metric with its list of values."""
+        return self.to_dict().items()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The values of a metric, or the default where there is no metric of that name."""
+        return self.to_dict().get(name, default)
+
     def last(self, name: str) -> float:
         """The latest value of an epoch metric; takes the same time however many epochs there are."""
         row = next((row for row in reversed(self.epochs) if name in row), None)
@@ -172,7 +197,11 @@ class History:
         return row[name]
 
     def _unknown(self, name: str) -> KeyError:
-        return KeyError(f"No metric {name!r} in this history; there is: {', '.join(self.names) or 'nothing yet'}.")
+        near = difflib.get_close_matches(name, self.names, n=1) if isinstance(name, str) else []
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = hint if isinstance(name, str) else " The rows of epochs are in `history.epochs`."
+        there = ", ".join(self.names) or "nothing yet"
+        return KeyError(f"No metric {name!r} in this history; there is: {there}.{hint}")
 
     def to_dict(self) -> dict[str, list[float]]:
         """One list per epoch metric."""
@@ -217,7 +246,7 @@ class History:
 
     def __repr__(self) -> str:
         latest = ", ".join(f"{name} {value:.4g}" for name, value in self.epochs[-1].items()) if self.epochs else "empty"
-        return f"History({len(self.epochs)} epochs; {latest})"
+        return f"History({counted(len(self.epochs), 'epoch')}; {latest})"
 
 
 class HistoryCopy:

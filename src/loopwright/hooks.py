@@ -115,6 +115,15 @@ class Callback:
 class TrainerHooks:
     """The same events as methods of the trainer itself; see `Callback` for when each one happens."""
 
+    if not TYPE_CHECKING:  # or every misspelt attribute would have a type
+
+        def __getattr__(self, name: str) -> Any:
+            """An attribute that is not there: what to write instead, if other frameworks have it."""
+            from .foreign import explain_attribute
+
+            explain_attribute(self, name)
+            return object.__getattribute__(self, name)  # which raises again what it raised
+
     def on_train_start(self) -> None: ...
 
     def on_epoch_start(self) -> None: ...
@@ -174,14 +183,30 @@ class FunctionCallback(Callback):
         self.function(trainer, metrics)
 
 
+def as_callbacks(given: Any) -> list[Callback]:
+    """Callbacks from what the user passed: an iterable of them, one of them, or nothing."""
+    if given is None:
+        return []
+    if isinstance(given, (Callback, type, str, Mapping)) or callable(given) or not isinstance(given, Iterable):
+        given = [given]
+    return [as_callback(callback) for callback in given]
+
+
 def as_callback(given: Any) -> Callback:
     """A callback from what the user passed: an instance, a class, or a plain function."""
     if isinstance(given, type) and issubclass(given, Callback):
+        check_arguments(given, (), f"The callback {given.__name__}, passed as a class,")
         given = given()
     if isinstance(given, Callback):
         check_hooks(given, Callback)
         return given
-    if callable(given):
+    name = given.__name__ if isinstance(given, type) else type(given).__name__
+    if all(hasattr(given, method) for method in ("update", "compute", "reset")):
+        raise ConfigurationError(
+            f"{name} is a metric and no callback: pass `loopwright.callbacks.TorchMetrics({name}(...))`, which "
+            "feeds it the batches of evaluations, or of training with `on='train'`."
+        )
+    if callable(given) and not isinstance(given, type) and not any(n.startswith("on_") for n in dir(given)):
         return FunctionCallback(given)
     raise ConfigurationError(
         f"{given!r} is not a callback: pass a loopwright.Callback, or a function of (trainer, metrics)."

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
+from dataclasses import dataclass
 from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,21 @@ NOTHING = StepResult(size=0)  # what was measured by a process that had no sampl
 FLUSH_STEPS = 512
 FLUSH_SECONDS = 0.25
 MEASURING = ("on_eval_step_end", "on_eval_end")  # where metrics can be logged besides `eval_step`
+
+
+@dataclass(slots=True)
+class Step:
+    """A batch that is being trained on, at its position in the window; whoever computes it sets the result.
+
+    `is_left` says that no more steps of this epoch will be asked for.
+    """
+
+    batch: Any
+    size: int
+    window: Sequence[Batch]
+    position: int
+    result: StepResult = NOTHING
+    is_left: bool = False
 
 
 def train(trainer: Trainer, stream: Stream, until: Limits) -> None:
@@ -103,11 +119,30 @@ def take_steps(trainer: Trainer, stream: Stream, until: Limits) -> None:
 def train_steps(
     trainer: Trainer, stream: Stream, until: Limits, watch: StepWatch | None = None
 ) -> Iterator[StepResult]:
-    """One result per batch; an update after every window of `accumulate` batches."""
+    """One result per batch, each computed by `train_step`."""
+    autocast, train_step = trainer.runtime.autocast, step_function(trainer)
+    for step in open_steps(trainer, stream, until):
+        try:
+            with autocast:
+                step.result = StepResult.of(train_step(step.batch), step.size)
+        except torch.OutOfMemoryError as error:
+            step.result = redo_window(trainer, step.window, step.position, error)
+            train_step = step_function(trainer)
+        if watch is not None:
+            watch.after_step(step.result, step.position)
+        yield step.result
+
+
+def open_steps(trainer: Trainer, stream: Stream, until: Limits) -> Iterator[Step]:
+    """The steps of an epoch to its end or a limit, for whoever computes them.
+
+    A step is over when the next one is asked for. An update follows every window of `accumulate` batches. After a step
+    with `is_left` there are no more.
+    """
     progress, meter, window = trainer.progress, trainer.meter, trainer.window
     step_starts, step_ends = trainer.hooks["on_train_step_start"], trainer.hooks["on_train_step_end"]
-    update_ends, autocast, train_step = trainer.hooks["on_update_end"], trainer.runtime.autocast, step_function(trainer)
-    started, seconds, flushed = monotonic(), progress.seconds, progress.seconds
+    update_ends = trainer.hooks["on_update_end"]
+    started, seconds, flushed = monotonic() - trainer.eval_seconds, progress.seconds, progress.seconds
     num_shares, accord = trainer.runtime.num_shares, trainer.accord
     if trainer.is_done(until):
         progress.is_exhausted = _has_given_all(progress, stream)
@@ -115,31 +150,28 @@ def train_steps(
     for batches in take_windows(trainer, stream, until):
         divisors = shares(batches, num_shares)
         window.is_spent = False
-        for position, (batch, size, total) in enumerate(batches, start=1):
+        for position, (value, size, total) in enumerate(batches, start=1):
             window.divisor = divisors[position - 1]
             window.is_last = position == len(batches)
             window.size = size
             if accord is not None:
                 trainer.runtime.start_step(window.is_last, size)
-            batch = trainer.prepare_batch(batch)
+            step = Step(trainer.prepare_batch(value), size, batches, position)
             for hook in step_starts:
-                hook(batch)
-            try:
-                with autocast:
-                    result = StepResult.of(train_step(batch), size)
-            except torch.OutOfMemoryError as error:
-                result = redo_window(trainer, batches, position, error)
-                train_step = step_function(trainer)
-            if watch is not None:
-                watch.after_step(result, position)
+                hook(step.batch)
+            yield step
             progress.next_step(size if total is None else total)
-            meter.add(result if size or total is None else NOTHING)
+            meter.add(step.result if size or total is None else NOTHING)
             for hook in step_ends:
-                hook(batch, result)
-            yield result
-            del result
+                hook(step.batch, step.result)
+            if step.is_left and not window.is_last:
+                trainer.optimization.reset()  # the rest of the window is not coming
+                progress.is_exhausted = True
+                return
+            is_left = step.is_left
+            del step
         progress.next_update()
-        progress.seconds = seconds + monotonic() - started
+        progress.seconds = seconds + monotonic() - trainer.eval_seconds - started
         if accord is not None:
             accord.after_update(trainer)
         for hook in update_ends:
@@ -147,8 +179,8 @@ def train_steps(
         if progress.seconds - flushed > FLUSH_SECONDS or meter.num_pending >= FLUSH_STEPS:
             flushed = progress.seconds
             trainer.flush()
-        if trainer.is_done(until):
-            progress.is_exhausted = not trainer.is_interrupted and _has_given_all(progress, stream)
+        if is_left or trainer.is_done(until):
+            progress.is_exhausted = is_left or (not trainer.is_interrupted and _has_given_all(progress, stream))
             return
 
 
@@ -205,7 +237,7 @@ def evaluate(trainer: Trainer, stream: Stream) -> dict[str, float]:
     """
     meter = Meter()
     step_ends, autocast = trainer.hooks["on_eval_step_end"], trainer.runtime.autocast
-    with trainer.phase(meter), trainer.eval_mode(), torch.no_grad(), preserved_rng():
+    with trainer.phase(meter), trainer.eval_mode(), torch.no_grad(), preserved_rng(), _timed(trainer):
         trainer.emit("on_eval_start", stream)
         trainer.adopt_replaced()
         start = stream.state_dict() if stream.spans_epochs else None
@@ -214,12 +246,11 @@ def evaluate(trainer: Trainer, stream: Stream) -> dict[str, float]:
         for steps, (batch, size, total) in enumerate(stream, start=1):
             if trainer.is_interrupted:
                 break
-            trainer.window.size = size
-            if size == 0 and total is not None:  # nothing of this batch is for this process
-                if trainer.runtime.forwards_together:
-                    _stand_in(trainer, trainer.prepare_batch(batch))
-                continue
+            trainer.window.size, trainer.window.total = size, total
             batch = trainer.prepare_batch(batch)
+            if size == 0 and total is not None:  # nothing of this batch is for this process
+                trainer.stand_in(batch)
+                continue
             with autocast:
                 result = StepResult.of(trainer.eval_step(batch), size)
             if steps == 1 and result.is_empty and meter.is_empty and not any(trainer.hooks[name] for name in MEASURING):
@@ -252,7 +283,17 @@ def _nothing_measured(trainer: Trainer) -> ConfigurationError:
     )
 
 
-def _stand_in(trainer: Trainer, batch: Any) -> None:
+@contextmanager
+def _timed(trainer: Trainer) -> Iterator[None]:
+    """Count the seconds of an evaluation, so that the clock of training leaves them out; a nested one counts once."""
+    began, before = monotonic(), trainer.eval_seconds
+    try:
+        yield
+    finally:
+        trainer.eval_seconds = before + monotonic() - began
+
+
+def stand_in(trainer: Trainer, batch: Any) -> None:
     """Take part in the forward passes of an evaluation step without a sample for this process; nothing is measured."""
     from .checkpoint.metric_state import load_metric_states, metric_states
 

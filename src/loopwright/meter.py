@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import isfinite, nan
+from numbers import Real
 from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
@@ -65,15 +66,20 @@ class Meter:
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Note values of the whole phase: numbers, one-element tensors, or objects with `compute` and `reset`."""
+        if not isinstance(values, Mapping):
+            raise ConfigurationError(
+                f"log({values!r:.60}): pass a dict of names and values, as `log({{'accuracy': value}})`."
+            )
         for name, value in values.items():
-            if isinstance(value, (int, float, Tensor)):
+            if isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1):
                 self._logged[name] = float(value)
             elif isinstance(value, ComputedMetric):
                 self._take(name, value)
             else:
+                kind = f"tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
                 raise ConfigurationError(
-                    f"Cannot log {name!r}: it is a {type(value).__name__}; give a number, a one-element tensor, "
-                    "or a metric with `compute` and `reset`."
+                    f"Cannot log {name!r}: it is a {kind}; give a number, such as its mean, a one-element tensor, or a "
+                    "metric with `compute` and `reset`. (Pictures and the like go to files or to your own tracker.)"
                 )
 
     @property

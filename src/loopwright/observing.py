@@ -7,6 +7,7 @@ import random
 from collections import deque
 from collections.abc import Mapping
 from hashlib import blake2b
+from inspect import unwrap
 from types import FunctionType
 from typing import Any
 
@@ -143,5 +144,5 @@ def _is_ours(kind: type) -> bool:
 def _names_of_library(kind: type) -> set[str]:
     """Attributes that methods of our own classes set."""
     members = (member for base in kind.__mro__ if _is_ours(base) for member in vars(base).values())
-    codes = (member.__code__ for member in members if isinstance(member, FunctionType))
+    codes = (unwrap(member).__code__ for member in members if isinstance(member, FunctionType))
     return {step.argval for code in codes for step in dis.get_instructions(code) if step.opname == "STORE_ATTR"}

@@ -59,7 +59,7 @@ def check_onnx_packages() -> None:
 def export_module(
     module: nn.Module,
     inputs: Any,
-    path: Path,
+    path: str | os.PathLike[str],
     *,
     opset: int | None = None,
     names: tuple[Sequence[str] | None, Sequence[str] | None] | None = None,
@@ -71,6 +71,7 @@ def export_module(
     whose outputs differ by more than `tolerance` is an error.
     """
     check_onnx_packages()
+    path = Path(path)
     args, kwargs = as_call(inputs)
     folder_beside = tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=".onnx-")
     with folder_beside as folder, _quiet(), evaluating([module], ()):

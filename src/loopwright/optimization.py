@@ -74,6 +74,7 @@ class Window:
     is_last: bool = True
     size: int = 0
     is_spent: bool = False
+    total: int | None = None  # samples of an evaluation step on all processes, where they share it
 
 
 class Lane:
@@ -174,7 +175,7 @@ class Lane:
     def finish(self) -> None:
         """The window is over: clip, step, schedule, and drop the gradients."""
         if not self.is_spoilt:
-            self._sync()
+            self.sync()
         if self.is_spoilt or not self._is_agreed():
             self.reset()
             return
@@ -191,15 +192,14 @@ class Lane:
     def complete(self) -> None:
         """Make the gradients what one big batch would have given.
 
-        They are averaged over all processes, unscaled, and divided by the items counted; the guard hears of a loss
-        that is not finite on any process.
+        They are averaged over all processes, unscaled, and divided by the items counted; the guard may refuse them.
         """
-        self._sync()
+        self.sync()
         if not self._is_agreed():
             self.zero()
         self._scale()
 
-    def _sync(self) -> None:
+    def sync(self) -> None:
         if self.peers is not None:
             self._flag = self.peers.sync_gradients(self.params, self._flag)
 
@@ -289,10 +289,10 @@ class Lane:
         if self.guard is not None and not self.guard.is_final:
             self._flag = None
 
-    def check(self) -> None:
-        """At a log point: read what the device noted, if anything, and let the guard act on it."""
-        seen, self._seen = self._seen, None
-        if seen is not None and self.guard is not None and seen.item():
+    def check(self, at_once: bool = False) -> None:
+        """At a log point, or `at_once` before a step, read what the device noted and let the guard act on it."""
+        seen, self._seen = self._flag if at_once else self._seen, None
+        if seen is not None and self.guard is not None and float(seen):
             self.guard.refuse(f"a loss or gradient norm of optimizer {self.name!r} since the last log point")
 
     def state_dict(self) -> dict[str, Any]:

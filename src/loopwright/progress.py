@@ -2,9 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from datetime import timedelta
 from typing import Any
+
+from .errors import ConfigurationError
+
+UNITS = {"d": 86400.0, "h": 3600.0, "min": 60.0, "m": 60.0, "s": 1.0}
+
+
+def seconds_of(time: str | timedelta, name: str) -> float:
+    """Seconds of a text such as "1h30m" or "90s", or of a `timedelta`."""
+    if isinstance(time, timedelta):
+        return time.total_seconds()
+    parts = re.findall(r"([0-9]+(?:\.[0-9]+)?)\s*(d|h|min|m|s)\s*", time)
+    if not parts or "".join(number + unit for number, unit in parts) != "".join(time.split()):
+        raise ConfigurationError(
+            f"{name}={time!r}: use a number of seconds, a `timedelta`, or a text with units, such as '1h30m', '45min', "
+            "'90s' or '2d'."
+        )
+    return sum(float(number) * UNITS[unit] for number, unit in parts)
+
+
+def counted(count: float, noun: str) -> str:
+    """ "1 epoch", "2 epochs"."""
+    number = count if isinstance(count, int) else f"{count:.4g}"
+    return f"{number} {noun}" if count == 1 else f"{number} {noun}s"
 
 
 @dataclass(slots=True)
@@ -78,6 +103,19 @@ class Limits:
     samples: int | None = None
     seconds: float | None = None
 
+    @classmethod
+    def given(cls, epochs: Any, updates: Any, samples: Any, time: Any) -> Limits:
+        """Limits from the arguments of `train`."""
+        for name, count in (("num_epochs", epochs), ("num_updates", updates), ("num_samples", samples)):
+            if count is not None and (isinstance(count, bool) or not isinstance(count, int | float | str)):
+                what = f"a {type(count).__name__}" if not isinstance(count, bool) else str(count)
+                raise ConfigurationError(
+                    f"{name} is {what}: use a whole number. The order is `train(data, num_epochs, eval_data)`."
+                )
+        return cls(
+            epochs, updates, samples, seconds_of(time, "max_time") if isinstance(time, str | timedelta) else time
+        )
+
     def from_call(self, progress: Progress) -> Limits:
         """The same limits as absolute values of the run's clock."""
 
@@ -94,11 +132,11 @@ class Limits:
     def reached(self, progress: Progress) -> str | None:
         """The limit that has been reached, in words, or None."""
         if self.updates is not None and progress.update >= self.updates:
-            return f"{progress.update} updates done"
+            return f"{counted(progress.update, 'update')} done"
         if self.samples is not None and progress.sample >= self.samples:
-            return f"{progress.sample} samples seen"
+            return f"{counted(progress.sample, 'sample')} seen"
         if self.epochs is not None and progress.epoch >= self.epochs:
-            return f"{progress.epoch} epochs done"
+            return f"{counted(progress.epoch, 'epoch')} done"
         if self.seconds is not None and progress.seconds >= self.seconds:
             return f"{self.seconds:g} s passed"
         return None

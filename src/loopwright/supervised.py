@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,11 @@ from torch import Tensor, nn
 from .errors import ConfigurationError
 
 TARGET_NAMES = ("labels", "label", "targets", "target", "y")
+ABOUT_INPUTS = re.compile(  # messages about shapes, types and indices
+    r"\b(shapes?|sizes?|dim(ension)?s?|d?types?|scalar type|channels?|inputs?|expected|arguments?|index|indices|unpack"
+    r"|broadcast(able)?|bounds|mat[12]|multiplied|\dd)\b",
+    re.IGNORECASE,
+)
 
 
 def split_supervised(batch: Any, has_loss_fn: bool) -> tuple[Any, Any]:
@@ -39,11 +45,30 @@ def call_model(model: nn.Module, inputs: Any, *, split: str = "split_batch", for
             return model(**inputs)
         return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
     except (TypeError, RuntimeError, ValueError, IndexError) as error:
-        error.add_note(
-            f"The model was called with {describe(inputs)}. If that is not what it takes, override `{split}` "
-            f"(which part of a batch is input) or `{forward}` (how the model is called)."
-        )
+        if is_about_inputs(error):
+            error.add_note(
+                f"The model was called with {describe(inputs)}. If that is not what it takes, override `{split}` "
+                f"(which part of a batch is input) or `{forward}` (how the model is called)."
+                f"{_dtype_hint(error, inputs)}"
+            )
         raise
+
+
+def is_about_inputs(error: BaseException) -> bool:
+    """Whether an error of a model's forward pass can come from what it was called with.
+
+    A call that does not fit, shapes, types and indices can; memory, devices, processes and signals cannot.
+    """
+    if isinstance(error, TypeError):
+        return True
+    return not isinstance(error, torch.OutOfMemoryError) and ABOUT_INPUTS.search(str(error)) is not None
+
+
+def _dtype_hint(error: BaseException, inputs: Any) -> str:
+    """What to do about numpy's default type, which models do not have."""
+    if "float64" in describe(inputs) and any(word in str(error).lower() for word in ("dtype", "double")):
+        return " The inputs are float64, which numpy makes by default: convert the data with `.float()`."
+    return ""
 
 
 def loss_of(outputs: Any, targets: Any, loss_fn: Callable[..., Any] | None, *, override: str = "compute_loss") -> Any:
@@ -56,7 +81,21 @@ def loss_of(outputs: Any, targets: Any, loss_fn: Callable[..., Any] | None, *, o
             f"There is no loss: `loss_fn` is None and the model's output ({describe(outputs)}) has no `.loss`. Pass "
             f"`loss_fn=`, return the loss from the model, or override `{override}`."
         )
-    return loss_fn(outputs) if targets is None else loss_fn(outputs, targets)
+    try:
+        return loss_fn(outputs) if targets is None else loss_fn(outputs, targets)
+    except (TypeError, RuntimeError, ValueError, IndexError) as error:
+        is_call = isinstance(error, TypeError) and (error.__traceback__ is None or error.__traceback__.tb_next is None)
+        if not is_call:
+            if is_about_inputs(error):
+                error.add_note(
+                    f"The loss was called with {describe(outputs)} as outputs and {describe(targets)} as targets."
+                )
+            raise
+        how = "(outputs), since the batches have no targets" if targets is None else "(outputs, targets)"
+        raise ConfigurationError(
+            f"The loss was called with {how}, and that does not fit: {error}. Pass data of inputs and targets, such as "
+            f"`(x, y)`, a function that takes these arguments, or override `{override}`."
+        ) from error
 
 
 def _own_loss(outputs: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,17 +12,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from . import loop
+from . import components, loop
 from .assembly import adopt_in_training, adopt_replaced, assemble_models, assemble_optimizers, assemble_training
-from .building import Schedule, build_optimizer, build_schedule, named
-from .components import check_accumulation, check_clipping, evaluating
-from .data.stream import Stream, open_stream
-from .errors import ConfigurationError
+from .building import Schedule, build_optimizer, build_schedule, check_given, named
+from .data.stream import Stream, as_dataset, open_stream
+from .door_points import DoorPoints
+from .errors import ConfigurationError, public
 from .history import History
-from .hooks import Callback, Dispatch, TrainerHooks, as_callback, check_hooks
+from .hooks import Callback, Dispatch, TrainerHooks, as_callbacks, check_hooks
 from .meter import Meter, average_rows
 from .metrics.direction import Directions
-from .optimization import Lane, Optimization, Window
+from .optimization import Optimization, Window
 from .progress import Limits, Progress
 from .runtime import Runtime, Signals, resolve_runtime
 from .step import StepResult
@@ -32,24 +33,12 @@ if TYPE_CHECKING:
     from .resuming import Mark
     from .run import RunDirectory
     from .run.changes import Change
-    from .step_checks import StepWatch
 
 
-class Trainer(TrainerHooks):
+class Trainer(DoorPoints):
     """Trains one or several models. Constructor arguments are the default `configure_*`; override what differs."""
 
-    plateau_metric: str | None = "loss"  # what ReduceLROnPlateau watches; None where only a subclass's user knows
-    start_over = "resume=False"  # what messages call the way to a new run, where it is another one
-    step_name, eval_name = "train_step", "eval_step"  # and the steps
-    update_call, accumulate_name = "self.update(loss)", "accumulate"
-    nonfinite_advice = (
-        "Lower the learning rate, clip gradients (`clip_norm=`) or look for bad samples; `NonFiniteGuard('skip')` goes "
-        "on without such updates."
-    )
-    accept_changes = 'changes="accept"'  # and the way to go on with a run although the program has changed
-    without_place = "Training without a run directory"  # how the line at the start begins where there is none
-    step_methods: tuple[str, ...] = ("train_step", "compute_loss")  # what a user writes that decides what is learnt
-
+    @public
     def __init__(
         self,
         model: nn.Module | Mapping[str, nn.Module] | None = None,
@@ -57,30 +46,36 @@ class Trainer(TrainerHooks):
         loss_fn: Any = None,
         *,
         scheduler: Any = None,
-        callbacks: Iterable[Any] = (),
+        callbacks: Any = (),
         accumulate: int = 1,
         clip_norm: float | None = None,
         clip_value: float | None = None,
         precision: str = "fp32",
+        device: str | torch.device | None = None,
         runtime: Runtime | str | torch.device | None = None,
         seed: int | None = 0,
         run_dir: str | Path | None = None,
         progress: str = "auto",
     ) -> None:
         check_hooks(self, TrainerHooks, allow_other=True)
-        check_accumulation(accumulate)
-        check_clipping("clip_norm", clip_norm)
-        check_clipping("clip_value", clip_value)
+        if type(self) is not Trainer:
+            from .foreign import check_subclass
+
+            check_subclass(self, Trainer)
+        check_given(model, optimizer, loss_fn, run_dir=run_dir, seed=seed)
+        components.check_accumulation(accumulate)
+        components.check_clipping("clip_norm", clip_norm)
+        components.check_clipping("clip_value", clip_value)
         self._given = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
         if isinstance(model, nn.Module):
             self.model: nn.Module = model
         self.loss_fn = loss_fn
-        self.callbacks = [as_callback(callback) for callback in callbacks]
+        self.callbacks = as_callbacks(callbacks)
         self.accumulate = accumulate
         self.clip_norm, self.clip_value = clip_norm, clip_value
-        self.runtime = resolve_runtime(runtime, precision)
+        self.runtime = resolve_runtime(runtime, precision, device)
         self.seed = seed
-        self.run_dir = None if run_dir is None else _local(run_dir)
+        self.run_dir = None if run_dir is None else components.checked_directory(run_dir)
         self.progress_style = progress
         self.models: dict[str, nn.Module] = {}
         self.modules: dict[str, nn.Module] = {}
@@ -95,6 +90,7 @@ class Trainer(TrainerHooks):
         self.signals = Signals()
         self.skips_nonfinite = False
         self.num_calls = 0
+        self.eval_seconds = 0.0  # spent in evaluations, which the clock of training leaves out
         self.num_pieces = 1  # that a step is taken in, since memory ran out
         self.run: RunDirectory | None = None
         self.until = Limits()
@@ -144,12 +140,7 @@ class Trainer(TrainerHooks):
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """The parameters of all models, each once, that can be trained."""
-        seen: set[int] = set()
-        for module in self.modules.values():
-            for param in module.parameters():
-                if param.requires_grad and id(param) not in seen:
-                    seen.add(id(param))
-                    yield param
+        return components.trainable_parameters(self.modules.values())
 
     # One step, in its parts
 
@@ -183,11 +174,6 @@ class Trainer(TrainerHooks):
         outputs = self.forward(inputs)
         return StepResult.of_loss(self.compute_loss(outputs, targets), self.window.size, outputs)
 
-    def predict_step(self, batch: Any) -> Any:
-        """What `predict` is to give for a batch, in eval mode and without gradients. Default: the model's outputs."""
-        inputs, _ = self.split_batch(batch)
-        return self.forward(inputs)
-
     def update(
         self,
         loss: Tensor,
@@ -210,6 +196,7 @@ class Trainer(TrainerHooks):
 
     # Running
 
+    @public
     def train(
         self,
         data: Any = None,
@@ -218,27 +205,32 @@ class Trainer(TrainerHooks):
         *,
         num_updates: int | None = None,
         num_samples: int | None = None,
-        max_time: float | None = None,
+        max_time: float | str | timedelta | None = None,
         batch_size: int | None = None,
         resume: bool | str | Path = "auto",
         changes: str = "refuse",
     ) -> History:
         """Train until the first limit is reached (one epoch, if none is given) and return the history.
 
+        `data` is a data set, a DataLoader, inputs and targets as one argument `(x, y)`, or a list of batches.
+        `max_time` is in seconds of training, without evaluations: a number, a text such as "1h30m", or a `timedelta`.
         A run in `run_dir` goes on where it was. If the program is not the one it was started with, that is an error;
         `changes="accept"` goes on with the new values.
         """
         from .training import run_training
 
-        limits = Limits(num_epochs, num_updates, num_samples, max_time)
+        data, eval_data = as_dataset(data), as_dataset(eval_data)
+        limits = Limits.given(num_epochs, num_updates, num_samples, max_time)
         return run_training(self, data, eval_data, limits, batch_size=batch_size, resume=resume, changes=changes)
 
+    @public
     def evaluate(self, data: Any, *, batch_size: int | None = None) -> dict[str, float]:
         """The averages of what `eval_step` returns, over every sample once."""
         self.setup()
         stream = data if isinstance(data, Stream) else self.open(data, batch_size, shuffle=False)
         return loop.evaluate(self, stream)
 
+    @public
     def predict(self, data: Any, *, batch_size: int | None = None) -> Any:
         """The model's outputs for all samples, in order: concatenated if they are tensors, else a list of batches."""
         self.setup()
@@ -248,6 +240,7 @@ class Trainer(TrainerHooks):
         """Ask for the end of training after the current update."""
         self.stop_reason = self.stop_reason or reason
 
+    @public
     def log(self, values: Mapping[str, Any]) -> None:
         """Add metrics to the evaluation or epoch under way: numbers, or objects with `compute` and `reset`."""
         (self._phases[-1] if self._phases else self.meter).log(values)
@@ -258,6 +251,7 @@ class Trainer(TrainerHooks):
 
     # Files
 
+    @public
     def save(self, path: str | Path) -> None:
         """Write the complete state of this trainer to a checkpoint directory."""
         from .checkpoint.capture import save_trainer
@@ -265,6 +259,7 @@ class Trainer(TrainerHooks):
         self.setup()
         save_trainer(self, path)
 
+    @public
     def load(self, path: str | Path) -> None:
         """Take the complete state from a checkpoint; whatever does not fit is listed and nothing is changed."""
         from .checkpoint.capture import load_trainer
@@ -272,6 +267,18 @@ class Trainer(TrainerHooks):
         self.setup()
         load_trainer(self, path)
 
+    @public
+    def load_weights(self, path: str | Path, *, model: str | None = None) -> None:
+        """Take the weights of the best kept model of a run (or its newest state), of a checkpoint or of a file.
+
+        Everything has to fit, and a line says what was loaded. `model` names the one to load where there are several.
+        """
+        from .initializers import FromCheckpoint
+
+        self.setup()
+        FromCheckpoint(path, use="any", model=model, source_model=model).initialize(self)
+
+    @public
     def export(self, path: str | Path) -> None:
         """Write the weights alone, as safetensors (or `.pt`)."""
         from .checkpoint.capture import export_weights
@@ -293,45 +300,13 @@ class Trainer(TrainerHooks):
     def setup_training(self) -> None:
         """Everything that is worked out once per `train` call."""
         self.setup()
+        if self.has_default_step and type(self).forward is Trainer.forward:
+            components.check_default_model(self, self.models)
         assemble_training(self)
 
     def adopt_replaced(self) -> None:
         """Go on with what a hook has put in the place of a model or optimizer, or say why that cannot be."""
         (adopt_replaced if self.is_evaluating or not self.trained else adopt_in_training)(self)
-
-    def watch_steps(self) -> StepWatch | None:
-        """What looks at the steps of an epoch, where they are not the default ones."""
-        if self.has_default_step:
-            return None
-        from .step_checks import StepWatch
-
-        return StepWatch(self)
-
-    def check_own_step(self, lane: Lane) -> None:
-        """Refuse an optimizer step that a `train_step` takes without `update`, where it would be a wrong one."""
-        from .step_checks import refuse_own_step
-
-        refuse_own_step(self, lane)
-
-    def check_update(self, loss: Any, count: Any = None) -> None:
-        """Refuse an update that is made in an evaluation, or with something that is no loss."""
-        from .step_checks import refuse_update
-
-        refuse_update(self, loss, count)
-
-    @property
-    def component_owner(self) -> object:
-        """The object whose attributes are the models and optimizers."""
-        return self
-
-    @property
-    def core(self) -> Trainer:
-        """The trainer that holds the state of a run; callbacks may have been given a door in front of it."""
-        return self
-
-    def trainer_for(self, callback: Callback) -> Any:
-        """What a callback is given as its trainer. Default: this one."""
-        return self
 
     @property
     def has_default_step(self) -> bool:
@@ -348,10 +323,6 @@ class Trainer(TrainerHooks):
     def epoch_length(self) -> int | None:
         """Batches in an epoch, where that is known."""
         return None if self.train_stream is None else self.train_stream.num_batches
-
-    def describe_more(self) -> dict[str, Any]:
-        """Further entries of what makes this run another one, besides components and data; for doors."""
-        return {}
 
     def schedule_epoch(self, row: Mapping[str, float]) -> None:
         """Step the schedulers that count epochs."""
@@ -411,7 +382,7 @@ class Trainer(TrainerHooks):
         adopt_replaced(self)
         before, self.is_evaluating = self.is_evaluating, True
         try:
-            with evaluating(self.modules.values(), self.optimizers.values()):
+            with components.evaluating(self.modules.values(), self.optimizers.values()):
                 yield
                 adopt_replaced(self)  # a model put in for the evaluation alone is out again
         finally:
@@ -425,9 +396,3 @@ class Trainer(TrainerHooks):
     def emit(self, event: str, *args: Any) -> None:
         for hook in self.hooks[event]:
             hook(*args)
-
-
-def _local(run_dir: str | Path) -> Path:
-    from .checkpoint.destination import local_path
-
-    return local_path(run_dir, "run_dir")

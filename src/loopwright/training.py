@@ -16,7 +16,7 @@ from .data.stream import Stream
 from .errors import ConfigurationError, DataError, Interrupted
 from .history import History
 from .lazy import materialise
-from .progress import Limits
+from .progress import Limits, counted
 from .required import check_required_metrics
 from .resuming import Mark, Origin, restore_run, seek, starting_line
 from .runtime import dry_run
@@ -107,8 +107,9 @@ def _begin(trainer: Trainer, stream: Stream, data: Any, limits: Limits, origin: 
             seed_everything(trainer.seed if rank == 0 else derive_seed(trainer.seed, rank))
     elif trainer.num_calls < progress.call or _is_finished(trainer, limits):
         trainer.say(
-            f"Nothing to train: the run in {trainer.run_dir} is finished ({progress.epoch} epochs, "
-            f"{progress.update} updates). Raise the limit to go on, or pass {trainer.start_over} to start over."
+            f"Nothing to train: the run in {trainer.run_dir} is finished ({counted(progress.epoch, 'epoch')}, "
+            f"{counted(progress.update, 'update')}). Raise the limit to go on, or pass {trainer.start_over} to start "
+            "over."
         )
         trainer.mark = mark
         if trainer.num_calls == progress.call:

@@ -90,3 +90,33 @@ def assert_same_tree(first: Any, second: Any, path: str = "") -> None:
             assert_same_tree(one, other, f"{path}/{number}")
     else:
         assert first == second or (first != first and second != second), path
+
+
+class Clock:
+    """A clock that goes on only when it is wound."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr("loopwright.loop.monotonic", lambda: self.now)
+
+
+class Timed(Trainer):
+    """A training step takes a second, an evaluation step ten."""
+
+    clock: Clock
+
+    def train_step(self, batch: Any) -> Any:
+        self.clock.now += 1.0
+        return super().train_step(batch)
+
+    def eval_step(self, batch: Any) -> Any:
+        self.clock.now += 10.0
+        return super().eval_step(batch)
+
+
+def build_timed(monkeypatch: pytest.MonkeyPatch, callbacks: Iterable[Any], **options: Any) -> Timed:
+    trainer = Timed(
+        build_net(), partial(torch.optim.SGD, lr=0.1), nn.functional.cross_entropy, callbacks=callbacks, **options
+    )
+    trainer.clock = Clock(monkeypatch)
+    return trainer

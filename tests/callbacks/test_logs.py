@@ -11,10 +11,10 @@ from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR
 
 from loopwright import Callback, Schedule, Trainer
-from loopwright.callbacks import GradientNormLog, LearningRateLog, Throughput, param_groups
+from loopwright.callbacks import EMA, GradientNormLog, LearningRateLog, OfflineLoss, Throughput, param_groups
 
 from ..loops import batches, build_linear, build_net, train_by_hand
-from .runs import UPDATES_PER_EPOCH, assert_same_after_crash, build_trainer, train
+from .runs import UPDATES_PER_EPOCH, assert_same_after_crash, build_timed, build_trainer, train
 
 halving = partial(ExponentialLR, gamma=0.5)
 sgd = partial(torch.optim.SGD, lr=0.1)
@@ -133,3 +133,18 @@ def test_throughput_of_a_resumed_epoch_counts_the_whole_epoch(tmp_path, points):
     resumed = build_trainer([Throughput()], run_dir=tmp_path)
     resumed.train(points, 1, batch_size=8)
     assert 37 / resumed.history.last("samples_per_second") == pytest.approx(resumed.progress.seconds)
+
+
+def test_throughput_leaves_out_evaluations_inside_the_epoch(points, monkeypatch):
+    trainer = build_timed(monkeypatch, [Throughput(), OfflineLoss("eval", every_n_updates=2)], progress="silent")
+    train(trainer, points, num_epochs=2)
+    assert trainer.history["samples_per_second"] == [37 / 5, 37 / 5]
+    assert trainer.progress.seconds == 10
+
+
+def test_time_in_an_evaluation_of_averaged_weights_is_counted_once(points, monkeypatch):
+    """One evaluation inside another: both are left out of the clock, and none of it twice."""
+    trainer = build_timed(monkeypatch, [Throughput(), EMA(decay=0.5)], progress="silent")
+    train(trainer, points, num_epochs=2)
+    assert trainer.progress.seconds == 10
+    assert trainer.eval_seconds == trainer.clock.now - 10

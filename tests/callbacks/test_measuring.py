@@ -27,7 +27,7 @@ from loopwright.checkpoint import load_weights
 from loopwright.optimization import Lane
 
 from ..loops import assert_same_model, build_net
-from .runs import assert_same_tree, build_trainer, state_of, train
+from .runs import assert_same_tree, build_timed, build_trainer, state_of, train
 
 PARTS = ("data_seconds", "forward_seconds", "backward_seconds", "update_seconds")
 
@@ -99,7 +99,7 @@ def test_a_line_says_where_the_run_is_and_what_is_left(points, capsys):
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch") and "done" in line]
     assert len(lines) == 4
     assert re.fullmatch(
-        r"epoch 1/4  update 10  sample 74  [\d.e+]+ updates/s  50.0% done, \d:\d\d:\d\d to go", lines[1]
+        r"epoch 2/4  update 10  sample 74  [\d.e+]+ updates/s  50.0% done, \d:\d\d:\d\d to go", lines[1]
     )
 
 
@@ -238,3 +238,30 @@ def test_outputs_without_names_are_kept_as_outputs(points):
     train(build_trainer([outputs]), points, 1)
     assert outputs.latest["outputs"].shape == (5, 3)
     assert not outputs.latest["outputs"].requires_grad
+
+
+def test_evaluations_are_no_part_of_the_time_of_training(points, monkeypatch):
+    class Evaluating(Clockwork):
+        def eval_step(self, batch: Any) -> Any:
+            self.spend(100_000)
+            return {"score": 1.0}
+
+    trainer = Evaluating(
+        build_net(), torch.optim.SGD, torch.nn.functional.cross_entropy, callbacks=[TrainTime()], progress="silent"
+    )
+    monkeypatch.setattr("loopwright.callbacks.measuring.perf_counter", lambda: trainer.now)
+    rows = trainer.train(points, 2, eval_data=points, batch_size=8).epochs
+    assert [row["data_seconds"] for row in rows] == [4000, 5000]
+
+
+def test_the_line_and_the_bar_count_epochs_alike(points, capsys):
+    train(build_trainer([ProgressLine()], progress="lines"), points, 2)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
+    assert [line.split("  ")[0] for line in lines] == ["epoch 1/2", "epoch 1/2", "epoch 2/2", "epoch 2/2"]
+
+
+def test_what_is_left_includes_the_evaluations_to_come(points, capsys, monkeypatch):
+    """A second for each of 5 steps, then 50 seconds of evaluation: after 2 of 4 epochs, two more such rounds."""
+    train(build_timed(monkeypatch, [ProgressLine()], progress="lines"), points, 4)
+    lines = [line for line in capsys.readouterr().out.splitlines() if "to go" in line]
+    assert "1 updates/s  50.0% done, 0:01:00 to go" in lines[1]  # 10 s trained, 50 s evaluated so far

@@ -15,9 +15,9 @@ import pytest
 from torch.utils.data import TensorDataset
 
 from loopwright import Callback, ConfigurationError, Trainer
-from loopwright.callbacks import ProgressDisplay
+from loopwright.callbacks import OfflineLoss, ProgressDisplay
 
-from .runs import Crash, build_trainer, train
+from .runs import Crash, build_timed, build_trainer, train
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 EPOCH_LINE = r"epoch {}/2  loss \d\S*  eval_loss \d\S*  \d+\.\d s  [\d,]+ samples/s"
@@ -146,3 +146,13 @@ def test_a_resumed_epoch_starts_the_bar_where_it_is(points, monkeypatch):
 def test_an_unknown_style_is_refused():
     with pytest.raises(ConfigurationError, match="progress='loud': use one of auto, bar, lines, silent"):
         ProgressDisplay("loud")
+
+
+@pytest.mark.parametrize(
+    "callbacks", [[], [OfflineLoss("eval", every_n_updates=2)]], ids=["after epochs", "inside too"]
+)
+def test_samples_per_second_count_training_and_no_evaluation(points, capsys, monkeypatch, callbacks):
+    """37 samples in 5 steps of a second each, whatever the evaluations of ten seconds a step take."""
+    train(build_timed(monkeypatch, callbacks, progress="lines"), points, num_epochs=2)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
+    assert [line.split("  ")[-1] for line in lines] == ["7 samples/s", "7 samples/s"]

@@ -204,7 +204,7 @@ def test_the_state_of_another_optimizer_is_refused(saved: Path, mistake: Any, tm
 
 def test_a_resume_that_is_refused_leaves_the_trainer_as_it_was(saved: Path, tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "wrong", without(read_checkpoint(saved).tree, *ADAM, "state", 0, "exp_avg"))
-    trainer = train(build(1), 3)
+    trainer = train(build(), 3)
     before = state_of(trainer)
     with pytest.raises(CheckpointError, match="the state of parameter 0 has no exp_avg"):
         trainer.train(DATA, num_updates=2, batch_size=4, resume=tmp_path / "wrong")

@@ -30,7 +30,7 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str, str]] = {
     "a loss without gradient": (
         ("trainer.kind=checked.Detached",),
         "trainer",
-        r"`loss_compute` returned has no graph, so there is nothing to train",
+        r"has no graph.*\n(.*\n)*-> The loss",
     ),
     "a loss that is nan": (("trainer.kind=checked.Nan",), "trainer", "is nan in update 1"),
     "a loss that is nan and skipped": (

@@ -109,3 +109,10 @@ def test_the_document_names_every_command_and_exit_code():
     text = (ROOT / "docs" / "cli.md").read_text()
     assert [command for command in OWN if f"loopwright {command}" not in text] == []
     assert [code for code in ("`0`", "`1`", "`2`", "`130`", "`141`") if code not in text] == []
+
+
+def test_without_a_command_the_help_is_shown(capsys):
+    assert main([]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == build_parser().format_help()
+    assert printed.err == ""

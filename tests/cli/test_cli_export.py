@@ -127,7 +127,7 @@ class ForFour(nn.Module):
 
 
 def test_a_model_for_one_size_of_batch_is_exported_for_that_size(tmp_path):
-    report = export_module(ForFour(), torch.randn(4, 4), tmp_path / "x.onnx")
+    report = export_module(ForFour(), torch.randn(4, 4), str(tmp_path / "x.onnx"))
     assert (report.is_dynamic, report.batch_size, report.is_close) == (False, 4, True)
     assert report.why_fixed
 

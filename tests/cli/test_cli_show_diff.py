@@ -83,7 +83,10 @@ def test_show_all_lists_the_packages(configured, capsys):
     main(["show", str(path)])
     assert "  torch: " not in capsys.readouterr().out
     main(["show", str(path), "--all"])
-    assert f"  torch: {RunView(path).manifest['packages']['torch']}\n" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"  torch: {RunView(path).manifest['packages']['torch']}\n" in printed
+    assert "\n\npackages\n" in printed
+    assert "\\n" not in printed
 
 
 # diff

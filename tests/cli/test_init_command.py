@@ -6,6 +6,7 @@ import re
 import runpy
 import shlex
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -107,3 +108,17 @@ def test_a_file_cannot_be_the_folder(folder: Path, shell: Shell):
     (folder / "mine").write_text("")
     assert shell("init", "mine") == 2
     assert "is a file" in shell.err
+
+
+def test_a_door_that_needs_an_extra_says_how_to_get_it(folder: Path, shell: Shell, monkeypatch):
+    def find(name: str) -> object:
+        return None if name == "PIL" else find_spec(name)
+
+    monkeypatch.setattr("loopwright.cli.init.find_spec", find)
+    assert shell("init", "gan", "--door", "adversarial") == 0
+    assert shell.out.splitlines()[-2:] == [
+        "    pip install 'loopwright[images]'",
+        "    cd gan && python train.py",
+    ]
+    assert shell("init", "plain", "--door", "native") == 0
+    assert "pip install" not in shell.out

@@ -47,7 +47,7 @@ def build(run_dir: Path) -> Trainer:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     inputs = torch.randn(37, 6, generator=torch.Generator().manual_seed(7))
-    data = TensorDataset(inputs, (inputs.sum(1) > 0).long())
+    data = TensorDataset(inputs, (inputs.sum(1) > 0).long() + (inputs[:, 0] > 1).long())  # as `points`
     path = tmp_path_factory.mktemp("finished") / "run"
     build(path).train(data, num_updates=5, eval_data=data, batch_size=8)
     return path

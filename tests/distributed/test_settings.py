@@ -13,6 +13,7 @@ from torch.utils.data import TensorDataset
 
 from loopwright import ConfigurationError, DistributedRuntime, Mesh, Runtime, Trainer
 from loopwright.runtime.distributed import check_settings
+from loopwright.runtime.single import _device_of_each
 from tests.distributed.ranks import run_ranks
 from tests.distributed.scenarios import assert_same, build_data, weights_of
 from tests.distributed.test_mesh import PLAN, Net, build
@@ -261,3 +262,17 @@ def test_the_constructor_checks_its_settings_before_it_meets_the_others() -> Non
 def test_unknown_strategies_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="runtime='dpp': use one of ddp, fsdp, or a Mesh"):
         DistributedRuntime("dpp")
+
+
+def test_a_device_that_is_said_is_that_of_every_process():
+    def build(rank: int) -> tuple[int, str]:
+        runtime = Trainer(nn.Linear(2, 2), device="cpu").runtime
+        return runtime.world, runtime.device.type
+
+    assert run_ranks(build, 2) == [(2, "cpu"), (2, "cpu")]
+
+
+def test_one_device_for_several_processes_is_refused():
+    with pytest.raises(ConfigurationError, match=r"'cuda:1' was given to several processes, .*: write 'cuda'"):
+        _device_of_each(torch.device("cuda:1"))
+    assert _device_of_each(torch.device("cuda")) is None  # each takes its own

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from loopwright import CheckpointError, ConfigurationError
+from loopwright import CheckpointError, ConfigurationError, load_weights
 from loopwright.callbacks import EMA, BestCheckpoint, Checkpoints, OfflineLoss
 from loopwright.initializers import FromCheckpoint, LoadReport, Resume, load_matching, read_weights
 
@@ -210,3 +211,44 @@ def test_once_it_has_resume_points_of_its_own_it_goes_on_from_those(points, tmp_
     assert resume.point(tmp_path / "second").name == "update-00000005"
     train(build_trainer(run_dir=tmp_path / "second"), points, 2, resume=resume.point(tmp_path / "second"))
     assert resume.point(tmp_path / "second") == "auto"
+
+
+def test_the_best_model_of_a_run_is_loaded_in_one_line(run, capsys):
+    """Into a model, and into a trainer; both say which one was taken."""
+    (best,) = (run / "kept").iterdir()
+    model, trainer = build_net(), build_trainer(model=build_net(), progress="lines")
+    model.load_state_dict(load_weights(str(run)))
+    said = capsys.readouterr().out
+    assert said.startswith(f"Weights of {run}: the best kept model, {best.name} (")
+    trainer.load_weights(str(run))
+    assert f"Loaded 9 of 9 entries of the model from {best}" in capsys.readouterr().out
+    expected = build_net()
+    expected.load_state_dict(load_weights(best))
+    assert_same_model(model, expected)
+    assert_same_model(trainer.model, expected)
+
+
+def test_of_a_run_that_kept_nothing_the_newest_state_is_taken(points, tmp_path, capsys):
+    trained = build_trainer(run_dir=tmp_path / "run")
+    trained.train(points, 1, batch_size=8)
+    model = build_net()
+    model.load_state_dict(load_weights(tmp_path / "run"))
+    assert_same_model(model, trained.model)
+    assert re.fullmatch(r"Weights of .*: the newest resume point, update-0*5\.\n", capsys.readouterr().out)
+    with pytest.raises(CheckpointError, match="holds no kept model: train with BestModel, or use='newest'"):
+        load_weights(tmp_path / "run", use="best")
+
+
+def test_what_is_named_itself_is_taken_without_a_word(source, file, tmp_path, capsys):
+    build_trainer(model=source).save(tmp_path / "checkpoint")
+    torch.save(source.state_dict(), tmp_path / "weights.pt")
+    for path in (file, tmp_path / "checkpoint", tmp_path / "weights.pt"):
+        model = build_net()
+        model.load_state_dict(load_weights(path))
+        assert_same_model(model, source)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_model_in_the_place_of_a_path_is_told_how_to_load_it(mistake, source):
+    with mistake("Checkpoints and resuming", "`load_weights(model)`", CheckpointError, match="load_state_dict"):
+        load_weights(source)

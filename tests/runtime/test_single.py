@@ -21,7 +21,7 @@ def test_a_device_may_be_given_by_name_as_an_object_or_not_at_all():
 
 
 def test_an_unknown_device_is_refused_by_name():
-    with pytest.raises(ConfigurationError, match="runtime='gpu' is no device torch knows"):
+    with pytest.raises(ConfigurationError, match="'gpu' is no device that torch knows: write 'cpu', 'cuda'"):
         Trainer(nn.Linear(1, 1), runtime="gpu")
 
 

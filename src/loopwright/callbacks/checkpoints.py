@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, public
 from ..hooks import Callback
 from ..metrics.direction import WatchedMetric
 from .watching import metric_of, recall_mode
@@ -31,6 +31,7 @@ class Checkpoints(Callback):
 
     precedence = 2  # to see what all others did
 
+    @public
     def __init__(
         self,
         every_updates: int | None = None,
@@ -150,6 +151,7 @@ class BestModel(Callback):
     it is written; it is always on disk before a resume point that relies on it, and when training ends.
     """
 
+    @public
     def __init__(
         self,
         metric: str = "eval_loss",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, public
 from ..hooks import Callback
 from .interval import Watching
 
@@ -21,6 +21,7 @@ class EarlyStopping(Watching):
     or samples, the metric has to be one that a callback logs with the same interval, such as `OfflineLoss`.
     """
 
+    @public
     def __init__(
         self,
         metric: str = "eval_loss",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ..data.limited import LimitedStream
 from ..errors import ConfigurationError
 from ..hooks import Callback
+from ..progress import seconds_of
 
 if TYPE_CHECKING:
     from ..data.stream import Stream
@@ -48,15 +49,18 @@ def _from_environment() -> int | None:
 
 
 class TimeLimit(Callback):
-    """Stops when the run has trained for so long, in seconds or as a `timedelta`.
+    """Stops when the run has trained for so long: a number of seconds, a text such as "1h30m", or a `timedelta`.
 
-    The time of earlier, interrupted parts of the run counts. `train(max_time=)` limits a single call instead.
+    Evaluations do not count; the time of earlier, interrupted parts of the run does. `train(max_time=)` limits a single
+    call instead.
     """
 
-    def __init__(self, limit: float | timedelta) -> None:
-        seconds = limit.total_seconds() if isinstance(limit, timedelta) else limit
+    def __init__(self, limit: float | str | timedelta) -> None:
+        seconds = seconds_of(limit, "limit") if isinstance(limit, (str, timedelta)) else limit
         if not isinstance(seconds, (int, float)) or not seconds > 0:
-            raise ConfigurationError(f"TimeLimit({limit!r}): use a number of seconds above 0, or a timedelta.")
+            raise ConfigurationError(
+                f"TimeLimit({limit!r}): use a number of seconds above 0, a text such as '1h30m', or a timedelta."
+            )
         self.seconds = float(seconds)
 
     def on_update_end(self, trainer: Trainer) -> None:

@@ -117,7 +117,8 @@ class GradientNormLog(Callback):
 class Throughput(Callback):
     """Adds `samples_per_second` and `steps_per_second` of the training part of each epoch to its row.
 
-    They are measured on the clock, so the metrics of two runs are no longer identical where this is used.
+    Evaluations do not count. They are measured on the clock, so the metrics of two runs are no longer identical where
+    this is used.
     """
 
     def __init__(self) -> None:

@@ -13,6 +13,7 @@ import torch
 from .interval import Periodic
 
 if TYPE_CHECKING:
+    from ..data.stream import Stream
     from ..optimization import Lane
     from ..trainer import Trainer
 
@@ -62,6 +63,13 @@ class TrainTime(Periodic):
 
     def on_train_step_end(self, trainer: Trainer, batch: Any, result: Any) -> None:
         self._mark("forward")
+
+    def on_eval_start(self, trainer: Trainer, data: Stream) -> None:
+        self._mark("data")
+
+    def on_eval_end(self, trainer: Trainer, data: Stream) -> None:
+        """What an evaluation took belongs to no part of training."""
+        self._mark(None)
 
     def on_loop_end(self, trainer: Trainer) -> None:
         self._unwrap()
@@ -127,16 +135,22 @@ class PeakMemory(Periodic):
 class ProgressLine(Periodic):
     """Prints where the run is on its clock, how fast it goes, and how long it will still take.
 
-    The rest is estimated from the limit that will be reached first, and the time that this call has taken so far.
+    Epochs are counted from 1, as the bar does. The rest is estimated from the limit that will be reached first, and
+    the time that this call has taken so far; evaluations count for that, and not for the speed.
     """
+
+    _seconds = _eval_seconds = 0.0
+
+    def on_train_start(self, trainer: Trainer) -> None:
+        super().on_train_start(trainer)
+        self._seconds, self._eval_seconds = trainer.progress.seconds, trainer.eval_seconds
 
     def fire(self, trainer: Trainer) -> None:
         from ..schedules.extent import done_of
 
         progress, until = trainer.progress, trainer.until
-        epoch = progress.epoch + (1 if progress.is_exhausted else 0)
         parts = [
-            _place("epoch", epoch, until.epochs),
+            _place("epoch", progress.epoch + 1, until.epochs),
             _place("update", progress.update, until.updates),
             _place("sample", progress.sample, until.samples),
         ]
@@ -146,9 +160,14 @@ class ProgressLine(Periodic):
             parts.append(f"{updates / seconds:.3g} updates/s")
         done = done_of(trainer)
         if done:
-            rest = timedelta(seconds=round(seconds * (1 - done) / done))
+            rest = timedelta(seconds=round(seconds * self._share_of_training(trainer) * (1 - done) / done))
             parts.append(f"{done:.1%} done, {rest} to go")
         trainer.say("  ".join(parts))
+
+    def _share_of_training(self, trainer: Trainer) -> float:
+        """How many seconds a second of training takes, with the evaluations between."""
+        trained = trainer.progress.seconds - self._seconds
+        return 1 + (trainer.eval_seconds - self._eval_seconds) / trained if trained > 0 else 1.0
 
 
 def _place(unit: str, now: int, limit: int | None) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import ConfigurationError, NonFiniteLossError
 from ..hooks import Callback
+from ..progress import counted
 
 if TYPE_CHECKING:
     from ..trainer import Trainer
@@ -48,7 +49,7 @@ class NonFiniteGuard(Callback):
             self.num_skipped += 1
             if self.max_skips is None or self.num_skipped <= self.max_skips:
                 return
-            where += f", after {self.max_skips} skipped updates"
+            where += f", after {counted(self.max_skips, 'skipped update')}"
         if self.action == "stop":
             self._trainer.stop(f"{what} {where}")
             return

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError
 from ..hooks import Callback
+from ..progress import counted
 
 if TYPE_CHECKING:
     from ..trainer import Trainer
@@ -31,12 +32,12 @@ class ProgressDisplay(Callback):
         self._task: Any = None
         self._metrics: dict[str, float] = {}
         self._spoken = self._epoch_began = 0.0
-        self._epoch_samples = self._first_sample = 0
+        self._first_sample, self._first_seconds, self._speed = 0, 0.0, ""
         self._style = style
 
     def on_train_start(self, trainer: Trainer) -> None:
-        self._spoken = self._epoch_began = monotonic()
-        self._epoch_samples, self._first_sample = 0, trainer.progress.sample
+        self._spoken = monotonic()
+        self._begin_epoch(trainer)
         style = self.style
         if style == "auto":
             style = "bar" if sys.stdout.isatty() else "lines"
@@ -45,30 +46,29 @@ class ProgressDisplay(Callback):
             self._open_bar(trainer)
 
     def on_epoch_start(self, trainer: Trainer) -> None:
-        self._epoch_began, self._epoch_samples = monotonic(), 0
-        self._first_sample = trainer.progress.sample
+        self._begin_epoch(trainer)
         if self._bar is not None:
             self._bar.reset(self._task, total=trainer.epoch_length(), description=self._epoch_label(trainer))
 
     def on_log(self, trainer: Trainer, rows: list[dict[str, float]]) -> None:
         self._metrics = rows[-1]
-        self._epoch_samples = trainer.progress.sample - self._first_sample
+        self._speed = self._speed_text(trainer)
         if self._bar is not None:
             self._bar.update(self._task, completed=trainer.progress.epoch_step, text=_text(self._metrics))
             self._bar.refresh()
         elif self._style == "lines" and monotonic() - self._spoken >= self.interval:
             total = trainer.epoch_length()
             at = f"step {trainer.progress.epoch_step}" + (f"/{total}" if total else "")
-            self._line(f"{self._epoch_label(trainer)}  {at}  {_text(self._metrics)}  {self._speed()}")
+            self._line(f"{self._epoch_label(trainer)}  {at}  {_text(self._metrics)}  {self._speed}")
 
     def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         seconds = monotonic() - self._epoch_began
-        self._line(f"{self._epoch_label(trainer, ended=True)}  {_text(metrics)}  {seconds:.1f} s  {self._speed()}")
+        self._line(f"{self._epoch_label(trainer, ended=True)}  {_text(metrics)}  {seconds:.1f} s  {self._speed}")
 
     def on_train_end(self, trainer: Trainer) -> None:
         self._close()
         if trainer.stop_reason is not None:
-            self._line(f"Stopped after {trainer.progress.update} updates: {trainer.stop_reason}")
+            self._line(f"Stopped after {counted(trainer.progress.update, 'update')}: {trainer.stop_reason}")
 
     def on_exception(self, trainer: Trainer, error: BaseException) -> None:
         self._close()
@@ -78,9 +78,16 @@ class ProgressDisplay(Callback):
         epoch = trainer.progress.epoch + (not ended)
         return f"epoch {epoch}" + (f"/{total}" if total is not None else "")
 
-    def _speed(self) -> str:
-        seconds = monotonic() - self._epoch_began
-        return f"{self._epoch_samples / seconds:,.0f} samples/s" if seconds > 0 and self._epoch_samples else ""
+    def _begin_epoch(self, trainer: Trainer) -> None:
+        progress = trainer.progress
+        self._epoch_began, self._speed = monotonic(), ""
+        self._first_sample, self._first_seconds = progress.sample, progress.seconds
+
+    def _speed_text(self, trainer: Trainer) -> str:
+        """Samples in a second of training: the run's clock leaves evaluations out."""
+        samples = trainer.progress.sample - self._first_sample
+        seconds = trainer.progress.seconds - self._first_seconds
+        return f"{samples / seconds:,.0f} samples/s" if seconds > 0 and samples else ""
 
     def _line(self, text: str) -> None:
         self._spoken = monotonic()

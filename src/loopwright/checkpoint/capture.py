@@ -121,7 +121,7 @@ def restore(trainer: Trainer, tree: Any, source: str, *, kept: Kept = NOTHING_KE
     if missing:
         raise CheckpointError(
             f"Checkpoint {source} is no complete state of a trainer: it holds no {', '.join(missing)}. For the weights "
-            "alone, as of a kept model, use loopwright.checkpoint.load_weights."
+            "alone, as of a kept model, use `trainer.load_weights(path)`."
         )
     small = load_stored({part: value for part, value in tree.items() if part not in ("models", "optimizers")})
     if problems := _compare(trainer, tree, small, kept):

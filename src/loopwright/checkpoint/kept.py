@@ -48,12 +48,12 @@ class KeptModels:
         policy: KeepPolicy,
         *,
         writer: AsyncWriter | None = None,
-        resume_points: Path | None = None,
+        resume_points: str | os.PathLike[str] | None = None,
     ) -> None:
         self.directory = Path(directory)
         self.policy = policy
         self.writer = writer or AsyncWriter()
-        self.resume_points = resume_points
+        self.resume_points = None if resume_points is None else Path(resume_points)
         self._held: Candidate | None = None
         self._listed: tuple[int, list[Candidate]] | None = None  # what was there when the directory was last changed
 

@@ -86,7 +86,7 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
     if directory.is_file():
         raise CheckpointError(
             f"{directory} is a file, and a checkpoint is a directory: for weights from elsewhere use "
-            "loopwright.checkpoint.load_weights."
+            "`trainer.load_weights(path)`."
         )
     if problem := _unreadable(directory, MANIFEST):
         raise CheckpointError(f"{directory} is not a complete checkpoint: {problem}; {REMEDY}.")

@@ -25,10 +25,10 @@ WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "weights")
 
 
 def load_weights(path: str | os.PathLike[str], *, model: str | None = None) -> dict[str, Tensor]:
-    """The tensors of one model; `model` says which, where a checkpoint holds several.
+    """The tensors of one model in a checkpoint, a kept model or a file; `loopwright.load_weights` takes runs, too.
 
-    What a file is is told by its content, whatever its name ends in. One of torch's is read with torch's restricted
-    reader, which runs no code, and only with that one.
+    The content tells what a file is, whatever its name ends in. `model` says which, where a checkpoint holds several. A
+    file of torch's is read with torch's restricted reader, which runs no code, and only with that one.
     """
     source = Path(path)
     if source.is_dir():
@@ -59,7 +59,11 @@ def save_weights(
     """
     destination = Path(path)
     if destination.suffix not in (SAFE, *PICKLED):
-        raise CheckpointError(f"Weights are saved as {SAFE} or {', '.join(PICKLED)}, not as {destination}.")
+        onnx = " (For ONNX, use `loopwright.onnx_files.export_module(model, inputs, path)`.)"
+        raise CheckpointError(
+            f"Weights are saved as {SAFE} or {', '.join(PICKLED)}, and {destination} ends in none of these: write "
+            f"{destination.stem + SAFE!r}.{onnx if destination.suffix == '.onnx' else ''}"
+        )
     tensors = {name: _checked(name, tensor) for name, tensor in state_dict.items()}
     check_file(destination, force=force)
     try:

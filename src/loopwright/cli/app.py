@@ -28,7 +28,7 @@ from . import (
     sweep,
     train,
 )
-from .exits import EXIT_CODES, FAILED, INTERRUPTED, PIPE_CLOSED
+from .exits import EXIT_CODES, FAILED, INTERRUPTED, OK, PIPE_CLOSED
 from .output import printable
 from .overriding import take_overrides
 
@@ -66,10 +66,17 @@ def build_parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     for place, default in ((parser, False), (common, argparse.SUPPRESS)):  # accepted before and after the command
         place.add_argument("--debug", action="store_true", default=default, help="show the traceback of an error")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    parser.set_defaults(run=lambda options: show_help(parser))
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for group in GROUPS:
         group.add_to(commands, common)
     return parser
+
+
+def show_help(parser: argparse.ArgumentParser) -> int:
+    """What the command can do, for somebody who named no command."""
+    parser.print_help()
+    return OK
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint.destination import local_path
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, full_tracebacks
 from .check_print import Outcome, print_outcome
 from .exits import FOUND, OK
 
@@ -54,7 +54,7 @@ def check_config(path: str | Path, overrides: Sequence[str] = ()) -> Outcome:
         config = load_single(str(path), list(overrides))
     except ConfigError as error:
         return Outcome(str(path), error.problems, seconds=monotonic() - begin)
-    with tempfile.TemporaryDirectory(prefix="loopwright-check-") as folder, preserved_rng():
+    with tempfile.TemporaryDirectory(prefix="loopwright-check-") as folder, preserved_rng(), full_tracebacks():
         check = ConfigCheck(config, Path(folder), begin)
         check.run()
     found = check.findings

@@ -24,7 +24,7 @@ ADVICE = {  # what the words of an error are about, and what to do
     r"cannot be multiplied|size mismatch|must match the size|tensors must match|invalid for input": (
         "The sizes of the data and of the layers do not go together: compare the shapes with the model's arguments."
     ),
-    r"does not require grad": (
+    r"does not require grad|has no graph": (
         "The loss is not computed from trained weights: look for detach(), item(), numpy() or no_grad() on the way to "
         "it, and for frozen layers."
     ),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
+from ..progress import counted
 from .output import RED, print_table, printable, size_text, styled
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ def print_report(report: Report, world: int, *, is_full: bool) -> None:
 
 def _print_mesh(mesh: Mesh, precision: str) -> None:
     sizes = (mesh.replicate, mesh.shard, mesh.tensor)
-    print(f"{mesh.size} processes, {precision}: Mesh(replicate={sizes[0]}, shard={sizes[1]}, tensor={sizes[2]})")
+    count = f"{mesh.size} process{'' if mesh.size == 1 else 'es'}"
+    print(f"{count}, {precision}: Mesh(replicate={sizes[0]}, shard={sizes[1]}, tensor={sizes[2]})")
     if mesh.size <= MAX_PICTURE and sum(size > 1 for size in sizes) > 1:
         _print_ranks(mesh)
     print()
@@ -56,7 +58,7 @@ def _print_split(report: Report) -> None:
     split = report.split
     assert split is not None
     few, many = min(split.sizes), max(split.sizes)
-    each = f"{few} samples" if few == many else f"{few} or {many} samples"
+    each = counted(few, "sample") if few == many else f"{few} or {many} samples"
     shares = len(split.sizes)
     if split.how == "cut":
         print(f"A batch of {split.total} samples: {each} for each of {shares} processes that work on different ones")
@@ -67,7 +69,7 @@ def _print_split(report: Report) -> None:
         print(f"(the {report.mesh.tensor} processes that hold parts of the same layers see the same samples)")
     if split.num_batches is not None:
         updates = -(-split.num_batches // report.accumulate)
-        print(f"An epoch: {split.num_batches} steps, {updates} updates")
+        print(f"An epoch: {counted(split.num_batches, 'step')}, {counted(updates, 'update')}")
     print()
 
 

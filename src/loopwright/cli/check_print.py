@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..progress import counted
 from .output import RED, print_json, printable, size_text, styled
 from .run_text import time_text
 
@@ -89,6 +90,6 @@ def _run_text(measures: Measures) -> str:
     if measures.updates is None:
         return "of a length that is not known"
     steps = "" if measures.accumulate == 1 else f" of {measures.accumulate} batches"
-    epochs = "" if measures.epochs is None else f", {measures.epochs:.4g} epochs"
+    epochs = "" if measures.epochs is None else f", {counted(measures.epochs, 'epoch')}"
     duration = "" if measures.seconds is None else f": about {time_text(measures.seconds)} without evaluations"
-    return f"{measures.updates:.0f} updates{steps}{epochs}{duration}"
+    return f"{counted(round(measures.updates), 'update')}{steps}{epochs}{duration}"

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..progress import counted
 from .adding import add_command
 from .exits import FOUND, OK
 from .output import number_text, print_json, printable, size_text
@@ -114,7 +115,7 @@ def _print_rates(scan: LearningRateScan) -> None:
     )
     rows = [[f"{scan.rates[n]:.3g}", number_text(scan.losses[n]), number_text(scan.smoothed[n])] for n in shown]
     print_fitted(["RATE", "LOSS", "SMOOTHED"], rows, right="012")
-    print(printable(f"Ended after {count} updates: {scan.reason}."))
+    print(printable(f"Ended after {counted(count, 'update')}: {scan.reason}."))
     if scan.suggestion is None:
         print("The loss never fell, so nothing is suggested: try a larger --high, or look at the data and the loss.")
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from importlib import resources
 from importlib.resources.abc import Traversable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ DOORS = {
     "modular": "several models and optimizers, a step of your own, many devices",
     "adversarial": "paired image translation with a GAN",
 }
+EXTRAS = {"adversarial": ("PIL", "images")}  # the optional package that a door's program imports, and its extra
 START = {"configured": "loopwright train run.yaml"}
 MORE = """\
 A small program on data that it makes itself, a README with the commands, and a .gitignore. No file that is there is
@@ -59,8 +61,16 @@ def init_command(options: argparse.Namespace) -> int:
             file.write(source.read_bytes())
     print(printable(f"{', '.join(files)} written to {folder.resolve()}. To train:\n", keep="\n"))
     first = "" if folder.resolve() == Path.cwd() else f"cd {folder} && "
+    if missing := _missing_extra(options.door):
+        print(f"    {missing}")
     print(printable(f"    {first}{START.get(options.door, 'python train.py')}"))
     return OK
+
+
+def _missing_extra(door: str) -> str | None:
+    """The command that installs what this door's program imports, where it is not installed."""
+    module, extra = EXTRAS.get(door, ("", ""))
+    return f"pip install 'loopwright[{extra}]'" if module and find_spec(module) is None else None
 
 
 def _is_there(path: Path) -> bool:

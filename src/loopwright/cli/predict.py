@@ -83,7 +83,9 @@ def _destination(output: Path, force: bool) -> Path:
 
 def _shape(value: Any) -> str:
     shape = getattr(value, "shape", None)
-    return f"of {len(value)} batches" if shape is None else " x ".join(map(str, shape))
+    return (
+        f"of {len(value)} {'batch' if len(value) == 1 else 'batches'}" if shape is None else " x ".join(map(str, shape))
+    )
 
 
 @contextmanager

@@ -7,11 +7,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..metrics.direction import Mode
+from ..progress import counted
 from ..run.reading import COUNTS, RunProgress, RunView
 from ..run.reading_metrics import Point
 from .output import number_text
-
-MANY = {"epoch": "epochs", "step": "steps", "update": "updates", "sample": "samples"}
 
 
 def age_of(run: RunView) -> float | None:
@@ -23,9 +22,9 @@ def progress_text(progress: RunProgress) -> str:
     """ "3 of 10 epochs, 30%", or "3 epochs, 15 updates" where nobody knows how far it is to go."""
     if progress.limit is not None and progress.fraction is not None:
         name, limit = progress.limit
-        return f"{getattr(progress, name)} of {limit} {MANY[name]}, {progress.fraction:.0%}"
+        return f"{getattr(progress, name)} of {counted(limit, name)}, {progress.fraction:.0%}"
     counts = ((name, getattr(progress, name)) for name in ("epoch", "update"))
-    told = [f"{count} {name if count == 1 else MANY[name]}" for name, count in counts if count is not None]
+    told = [counted(count, name) for name, count in counts if count is not None]
     return ", ".join(told) or "-"
 
 

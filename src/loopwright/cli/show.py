@@ -22,7 +22,20 @@ show last
 show runs/digits --config
 show digits --json"""
 TOLD = {
-    *("id", "name", "tags", "created", "updated", "state", "reason", "progress", "command", "format", "seed"),
+    *(
+        "id",
+        "name",
+        "tags",
+        "created",
+        "updated",
+        "state",
+        "reason",
+        "progress",
+        "command",
+        "format",
+        "seed",
+        "changes",
+    ),
     *("metric_modes", "eval_keys", "git_commit", "git_dirty", "device", "platform", "python", "torch", "loopwright"),
 }
 MAX_TEXT = 200
@@ -89,21 +102,24 @@ def _print_facts(run: RunView, *, is_full: bool) -> None:
         "device": _text(manifest.get("device")),
         "versions": ", ".join(f"{key} {manifest[key]}" for key in ("loopwright", "torch", "python") if key in manifest),
         "platform": _text(manifest.get("platform")),
+        "changes": _changes_text(manifest.get("changes")),
         "config": f"{CONFIG} (--config prints it)" if (run.path / CONFIG).is_file() else None,
         "log": LOG if (run.path / LOG).is_file() else None,
     }
     others = {key: _short(value) for key, value in manifest.items() if key not in TOLD}
-    for key, value in {**facts, **others}.items():
-        if value is not None:
-            text = value if is_full or len(value) <= MAX_TEXT else f"{value[:MAX_TEXT]}... (--all)"
-            print(printable(f"  {key:<9} {text}"))
+    told = {key: value for key, value in {**facts, **others}.items() if value is not None}
+    width = max(map(len, told))
+    for key, value in told.items():
+        text = value if is_full or len(value) <= MAX_TEXT else f"{value[:MAX_TEXT]}... (--all)"
+        print(printable(f"  {key:<{width}}  {text}"))
     if is_full:
         _print_entries({key: value for key, value in manifest.items() if isinstance(value, dict | list)})
 
 
 def _print_entries(entries: Mapping[str, Any]) -> None:
     for title, entry in entries.items():
-        print(styled(printable(f"\n{title}"), BOLD))
+        print()
+        print(styled(printable(title), BOLD))
         pairs = entry.items() if isinstance(entry, dict) else enumerate(entry)
         for key, value in pairs:
             print(printable(f"  {key}: {value}"))
@@ -170,11 +186,25 @@ def _code_text(manifest: Mapping[str, Any]) -> str | None:
     return f"{commit}{dirty.get(str(manifest.get('git_dirty')), ', maybe changed')}"
 
 
+def _changes_text(noted: object) -> str | None:
+    """What the program changed in the run while it was under way: "at update 96: optimizer.lr 0.01 -> 0.003"."""
+    changes = [change for change in noted if isinstance(change, dict)] if isinstance(noted, list) else []
+    return (
+        "; ".join(f"at update {change.get('update')}: {_pairs_text(change.get('values'))}" for change in changes)
+        or None
+    )
+
+
+def _pairs_text(values: object) -> str:
+    pairs = [(key, pair) for key, pair in values.items() if isinstance(pair, list)] if isinstance(values, dict) else []
+    return ", ".join(f"{key} {' -> '.join(map(str, pair))}" for key, pair in pairs)
+
+
 def _text(value: object) -> str | None:
     return None if value is None else str(value)
 
 
 def _short(value: object) -> str | None:
     if isinstance(value, dict | list):
-        return f"{len(value)} entries (--all)" if value else None
+        return f"{len(value)} {'entry' if len(value) == 1 else 'entries'} (--all)" if value else None
     return _text(value)

@@ -22,7 +22,7 @@ class RefusedError(Exception):
 
 
 @contextmanager
-def beside(folder: Path | None) -> Iterator[None]:
+def beside(folder: str | Path | None) -> Iterator[None]:
     """Puts a config's folder first on `sys.path`, so that modules beside the file are imported from there.
 
     `check` and `build` do this themselves; training is to run inside it too, for imports that come late. A module of
@@ -31,7 +31,7 @@ def beside(folder: Path | None) -> Iterator[None]:
     if folder is None:
         yield
         return
-    folder = folder.resolve()
+    folder = Path(folder).resolve()
     entry = str(folder)
     _forget_namesakes(folder)
     _used_folders.add(folder)

@@ -22,7 +22,7 @@ def load_config(
     *,
     environ: Mapping[str, str] = os.environ,
     may_add: Collection[str] = RUN_KEYS,
-    folder: Path | None = None,
+    folder: str | Path | None = None,
 ) -> Config:
     """Read a file with its includes, apply overrides, resolve variables; every mistake is in one ConfigError.
 
@@ -40,7 +40,7 @@ def load_config(
             problems.extend(override.problem(message).problems)
     root = read_root(path, problems)
     config = finish(root, parsed, problems, folder_of(path), environ=environ, may_add=may_add)
-    return config if folder is None else Config(config.root, folder.resolve())
+    return config if folder is None else Config(config.root, Path(folder).resolve())
 
 
 def folder_of(path: str | Path) -> Path:

@@ -115,9 +115,9 @@ class Config:
     config lies in the whole ("" for the whole file).
     """
 
-    def __init__(self, root: Node, folder: Path, key: str = "") -> None:
+    def __init__(self, root: Node, folder: str | Path, key: str = "") -> None:
         self.root = root
-        self.folder = folder
+        self.folder = Path(folder)
         self.key = key
         self.tree: dict[str, Any] = root.plain()
 
@@ -154,7 +154,7 @@ class Config:
         file, line = self.place(key)
         return Problem(file, line, join_key(self.key, key) if key else self.key, message)
 
-    def to_yaml(self, path: Path | None = None) -> str:
+    def to_yaml(self, path: str | Path | None = None) -> str:
         """A file that loads to this tree; what came from the environment is still `${env:NAME}` in it.
 
         path: where the file will be. If that is below the folder of the modules that kinds name, `modules:` is added,
@@ -162,7 +162,7 @@ class Config:
         """
         from .writing import write_yaml
 
-        above = None if path is None else self._way_up(path.resolve().parent)
+        above = None if path is None else self._way_up(Path(path).resolve().parent)
         if above is None:
             return write_yaml(self.root)
         line = Node(above, self.root.file, None)

@@ -1,10 +1,12 @@
 """Opening a stream over whatever the user calls data."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from pathlib import PurePath
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from ..errors import ConfigurationError, DataError
@@ -17,9 +19,10 @@ from .samplers import Order, SequentialOrder, ShuffledOrder
 from .sequences import SequenceStream
 from .sharding import Shard, ShardedBatches
 
-__all__ = ["Batch", "Shard", "Stream", "batch_size_of", "open_stream"]
+__all__ = ["Batch", "Shard", "Stream", "as_dataset", "batch_size_of", "open_stream"]
 
 DEFAULT_BATCH_SIZE = 32
+NO_DATA = nn.Module | Optimizer | str | bytes | PurePath | type | int | float
 
 
 @runtime_checkable
@@ -42,14 +45,27 @@ def open_stream(
     collate_fn: Callable[[Any], Any] | None = None,
     shard: Shard | None = None,
 ) -> Stream:
-    """A stream over a data set, a DataLoader, a sequence of batches, or any iterable of batches.
+    """A stream over a data set, tensors, a DataLoader, a sequence of batches, or any iterable of batches.
 
     `batch_size` (None means 32), `shuffle` and `collate_fn` are for data sets; a DataLoader keeps its own. With a
     `shard`, every batch is one batch of all processes together, and this one gets its part of it.
     """
     _check_batch_size(batch_size)
+    data = as_dataset(data)
     stream = _open(data, batch_size, collate_fn, seed=seed, shuffle=shuffle, shard=shard)
     return stream if shard is None or stream.is_shared else ShardedBatches(stream, shard)
+
+
+def as_dataset(data: Any) -> Any:
+    """Tensors and arrays, alone, in a tuple or in a dict, as a data set of their rows; anything else as it is."""
+    is_plain_data = isinstance(data, Dataset | Stateful) and not isinstance(data, NO_DATA)
+    if is_plain_data or not isinstance(data, Tensor | np.ndarray | tuple | Mapping | NO_DATA):
+        return data
+    from .columns import from_columns, refuse
+
+    if isinstance(data, NO_DATA):
+        refuse(data)
+    return from_columns(data)
 
 
 def _open(
@@ -96,11 +112,16 @@ def _is_samples(data: Any, batch_size: int | None) -> bool:
     """Whether `data` is a data set: by its class, or because nothing else makes sense of it."""
     if isinstance(data, Dataset):
         return True
-    if isinstance(data, Tensor | np.ndarray | Mapping | str | bytes) or not isinstance(data, _MapStyle):
+    if is_frame(data) or not isinstance(data, _MapStyle):
         return False
     if isinstance(data, Sequence):
         return batch_size is not None
     return batch_size is not None or isinstance(data, _FetchesBatches) or not isinstance(data, Iterable)
+
+
+def is_frame(data: Any) -> bool:
+    """Whether it is a table of pandas or polars, of which nothing says what is input and what is target."""
+    return type(data).__module__.partition(".")[0] in ("pandas", "polars")
 
 
 def _check_batch_size(batch_size: int | None) -> None:
@@ -109,16 +130,12 @@ def _check_batch_size(batch_size: int | None) -> None:
 
 
 def _check_accepted(data: Any) -> None:
-    if isinstance(data, Tensor | np.ndarray):
-        raise DataError(
-            f"Data is a bare {type(data).__name__}, which does not say where samples begin and batches end: "
-            "wrap it, as in TensorDataset(inputs, targets)."
-        )
-    if not isinstance(data, Iterable) or isinstance(data, Mapping | str | bytes):
-        raise DataError(
-            f"Data of type {type(data).__name__} cannot be trained on: pass a Dataset, a DataLoader, a list "
-            "of batches, or an iterable of batches."
-        )
+    from .columns import check_list, refuse
+
+    if not isinstance(data, Iterable) or is_frame(data):
+        refuse(data)
+    if isinstance(data, list):
+        check_list(data)
 
 
 def _check_no_batching(data: Any, batch_size: int | None, collate_fn: object) -> None:

@@ -146,6 +146,7 @@ class Engine(CoreTrainer):
         note_steps(self, self.progress.update)
         self.num_calls = self.progress.call
         self.stop_reason = state["stop_reason"]
+        self.fingerprint = state.get("fingerprint")  # the run that goes on is the one that was saved
         self.mark = Mark(state["data"], own_rng(state["rng"], self), state["lanes"], state.get("eval_data"))
         set_rng_state(self.mark.rng)
 

@@ -6,20 +6,15 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from ..checkpoint.inspect import find_checkpoint, is_checkpoint
 from ..checkpoint.placing import place_like
-from ..checkpoint.weights import load_weights
 from ..errors import CheckpointError, ConfigurationError
 from ..param_groups import matches_any
-from ..run.reading import best_kept
+from ..run.weights import Choice, find_weights, load_weights
 
-Choice = Literal["newest", "best"]
 SHOWN = 8
 
 
@@ -69,10 +64,14 @@ def load_matching(
     names entries of the model that stay as they are. What is left over on either side, or has another shape, is part
     of the report; with `strict` it is an error. Nothing fitting at all always is, and nothing is changed then.
 
-    Of a run, `use` the newest resume point or the best kept model; `source_model` names one of several models.
+    Of a run, `use` the newest resume point or the best kept model, or "any" for the best if there is one and the newest
+    otherwise; `source_model` names one of several models.
     """
-    weights = dict(source) if isinstance(source, Mapping) else read_weights(source, use=use, model=source_model)
-    label = "a state dict" if isinstance(source, Mapping) else str(source)
+    if isinstance(source, Mapping):
+        weights, label = dict(source), "a state dict"
+    else:
+        found = find_weights(source, use=use)
+        weights, label = load_weights(found, model=source_model), str(found)
     removed = tuple(name for name in weights if matches_any(name, remove))
     offered = _renamed({n: v for n, v in weights.items() if n not in set(removed)}, rename or {}, label)
     own = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
@@ -86,17 +85,7 @@ def read_weights(
     path: str | os.PathLike[str], *, use: Choice = "newest", model: str | None = None
 ) -> dict[str, Tensor]:
     """The weights in a run directory, a checkpoint, a safetensors file, or somebody's `.pt`, which runs no code."""
-    source = Path(path)
-    if source.is_dir() and not is_checkpoint(source):
-        source = find_checkpoint(source) if use == "newest" else _best(source)
-    return load_weights(source, model=model)
-
-
-def _best(run: Path) -> Path:
-    info = best_kept(run)
-    if info is None:
-        raise CheckpointError(f"{run} holds no kept model: train with BestModel, or use='newest'.")
-    return info.path
+    return load_weights(path, model=model, use=use)
 
 
 def _renamed(weights: Mapping[str, Tensor], rename: Mapping[str, str], label: str) -> dict[str, Tensor]:
@@ -155,7 +144,7 @@ def _check(report: LoadReport, strict: bool, offered: Mapping[str, Tensor], mode
         raise CheckpointError(
             f"{report.source} does not fit the model, and nothing was changed.\n{report}\nName what is not to be taken "
             "from the source in `remove`, and what is to stay as the model has it in `reinit`; map names with "
-            "`rename`; or say strict=False to take what fits."
+            "`rename`; or say strict=False to take what fits (arguments of `loopwright.initializers.load_matching`)."
         )
 
 

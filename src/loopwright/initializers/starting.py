@@ -49,17 +49,17 @@ class FromCheckpoint(Initializer):
         remove: Sequence[str] = (),
         reinit: Sequence[str] = (),
         strict: bool = True,
-        use: Literal["newest", "best"] = "newest",
+        use: Literal["newest", "best", "any"] = "newest",
         model: str | None = None,
         source_model: str | None = None,
     ) -> None:
-        if use not in ("newest", "best"):
-            raise ConfigurationError(f"FromCheckpoint(use={use!r}): say 'newest' or 'best'.")
+        if use not in ("newest", "best", "any"):
+            raise ConfigurationError(f"FromCheckpoint(use={use!r}): say 'newest', 'best' or 'any'.")
         self.path = Path(path)
         self.rename = dict(rename or {})
         self.remove, self.reinit = tuple(remove), tuple(reinit)
         self.strict = strict
-        self.use: Literal["newest", "best"] = use
+        self.use: Literal["newest", "best", "any"] = use
         self.model = model
         self.source_model = source_model
         self.report: LoadReport | None = None

@@ -116,8 +116,17 @@ def values_text(change: Change) -> str:
     return f"{value_text(change.first)} -> {value_text(change.second)}"
 
 
+def values_of(change: Change) -> tuple[object, object]:
+    return change.first, change.second
+
+
 def change_text(change: Change) -> str:
     """A difference in a line."""
+    first, second = (isinstance(value, str) and bool(COMPILED.fullmatch(value)) for value in values_of(change))
+    if first and second:
+        return f"{change.key}: its code is another"
+    if first or second:
+        return f"{change.key}: {'written by you before, the default now' if first else 'the default before, yours now'}"
     is_drawn = change.key.endswith("data.samples") and MISSING not in (change.first, change.second)
     return f"{change.key}: {values_text(change)}" + (f" ({OTHER_SAMPLES})" if is_drawn else "")
 

@@ -73,7 +73,7 @@ def _by_rank(values: Sequence[object]) -> str:
 
 def _exchange(tensor: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
     """Each rank's tensor in its own shape. Sent as bytes, since not every backend knows every dtype."""
-    own = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    own = tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
     sizes = [prod(shape) * tensor.element_size() for shape in shapes]
     sent = own.new_zeros(max(sizes))
     sent[: own.numel()] = own

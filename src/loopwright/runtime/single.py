@@ -50,7 +50,7 @@ class Runtime:
             raise ConfigurationError(f"Unknown precision {precision!r}: use one of {', '.join(_DTYPES)}.")
         if compile not in (None, "model", "blocks"):
             raise ConfigurationError(f"compile={compile!r}: use 'model', 'blocks' or None.")
-        self.device = torch.device(device) if device is not None else detect_device()
+        self.device = checked_device(device) if device is not None else detect_device()
         self.precision = precision
         self.activation_checkpointing = activation_checkpointing
         self.compile = compile
@@ -190,6 +190,29 @@ class Runtime:
         """Nothing is under way."""
 
 
+def checked_device(given: str | torch.device) -> torch.device:
+    """The device, if torch knows it and it is there."""
+    try:
+        device = torch.device(given)
+    except (RuntimeError, TypeError):
+        near = " ('cuda' is the name of GPUs by NVIDIA and AMD)" if "gpu" in str(given).lower() else ""
+        raise ConfigurationError(
+            f"{given!r} is no device that torch knows: write 'cpu', 'cuda'{near}, 'cuda:1' or 'mps', or leave it out "
+            "for the best there is."
+        ) from None
+    best = f"Leave it out to use the best there is (here {detect_device().type!r})."
+    if device.type == "cuda" and not torch.cuda.is_available():
+        why = "this torch was built without it" if torch.version.cuda is None else "torch finds no GPU"
+        raise ConfigurationError(f"The device {str(given)!r} is not there: {why}. {best}")
+    if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
+        raise ConfigurationError(
+            f"The device {str(given)!r} is not there: torch finds {torch.cuda.device_count()}. {best}"
+        )
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ConfigurationError(f"The device {str(given)!r} is not there: torch finds no Apple GPU. {best}")
+    return device
+
+
 def detect_device() -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda")
@@ -221,12 +244,37 @@ def is_launched() -> bool:
     return Launch.from_environment() is not None
 
 
-def resolve_runtime(given: Any, precision: str) -> Runtime:
+def resolve_runtime(given: Any, precision: str, device: Any = None) -> Runtime:
     """The runtime a trainer was asked for.
 
     An object as it is; a device; "ddp", "fsdp" or a `Mesh`; or None: several processes if there are, else the best
-    device there is.
+    device there is. `device` says the device where `given` does not, and has to be the same where it does.
     """
+    if dry_run.current is not None:
+        device = None  # a rehearsal is on the machine that there is
+    runtime = _resolve(given, precision, None if device is None else checked_device(device))
+    if device is not None and not _is_same(checked_device(device), runtime.device):
+        raise ConfigurationError(
+            f"device={str(device)!r} was given together with a runtime on {str(runtime.device)!r}: say it once."
+        )
+    return runtime
+
+
+def _is_same(device: torch.device, other: torch.device) -> bool:
+    """Whether two say the same device, where one of them may leave out which."""
+    return device.type == other.type and (device.index == other.index or None in (device.index, other.index))
+
+
+def _device_of_each(device: torch.device | None) -> torch.device | None:
+    """The device of one of several processes; None where each takes its own of that kind."""
+    if device is not None and device.index is not None and device.type != "cpu":
+        raise ConfigurationError(
+            f"device={str(device)!r} was given to several processes, which have a device each: write {device.type!r}."
+        )
+    return device if device is None or device.type == "cpu" else None
+
+
+def _resolve(given: Any, precision: str, device: torch.device | None) -> Runtime:
     if dry_run.current is not None:
         given = dry_run.current.strategy_for(given)
     if isinstance(given, Runtime):
@@ -240,10 +288,7 @@ def resolve_runtime(given: Any, precision: str) -> Runtime:
     if (given is None or is_strategy) and is_launched():
         from .distributed import DistributedRuntime
 
-        return DistributedRuntime(given or "ddp", precision=precision)
+        return DistributedRuntime(given or "ddp", device=_device_of_each(device), precision=precision)
     if isinstance(given, Mesh):
         given.check(1)
-    try:
-        return Runtime(None if is_strategy else given, precision)
-    except RuntimeError as error:
-        raise ConfigurationError(f"runtime={given!r} is no device torch knows: {error}") from None
+    return Runtime(device if is_strategy or given is None else given, precision)

@@ -76,8 +76,7 @@ def assert_same_training(first: Pix2pixTrainer, second: Pix2pixTrainer) -> None:
     for name in ("gen_lr_scheduler", "disc_lr_scheduler"):
         assert getattr(first, name).state_dict() == getattr(second, name).state_dict()
     for name in ("g_scaler", "d_scaler"):
-        one, other = getattr(first, name), getattr(second, name)
-        assert (one is None and other is None) or one.state_dict() == other.state_dict()
+        assert getattr(first, name).state_dict() == getattr(second, name).state_dict()
     assert first._engine.history.epochs == second._engine.history.epochs
     for name, series in first._engine.history.steps.items():
         assert list(series) == list(second._engine.history.steps[name])

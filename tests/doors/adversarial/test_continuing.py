@@ -307,3 +307,86 @@ def test_a_trainer_of_ones_own_goes_on_with_all_that_it_has(data: Path, tmp_path
     assert trainers[0].total == again.total
     assert trainers[0].scaler.state_dict() == again.scaler.state_dict()
     assert trainers[0].opt.param_groups[0]["lr"] == again.opt.param_groups[0]["lr"]
+
+
+class ByTheDocument(Trainer):
+    """A trainer that continues as the document says: it loads each network, and nothing else."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.gen = nn.Conv2d(3, 3, 1)
+        self.opt_gen = self.build_optimizer(self.gen, torch.optim.Adam, 0.01, 0.5)
+        self.loss_manager.register_loss_fn("G_L1", nn.L1Loss(), tags=["G"])
+        self.train_loader = self.build_dataloader("train")
+        if self.config.train.load.continue_train:
+            self.load_checkpoint("g", self.gen, self.opt_gen, 0.005)
+
+    def on_epoch_start(self, **kwargs: Any) -> None:
+        if self.current_epoch == kwargs.get("die_in"):
+            self.loss_manager.epoch = -1
+
+    def train_step(self, x: torch.Tensor, y: torch.Tensor, idx: int, **kwargs: Any) -> None:
+        if self.loss_manager.epoch == -1 and idx == 2:
+            self._engine.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+        loss = self.loss_manager.compute_loss_xy("G_L1", self.gen(x), y, self.current_epoch)
+        self.opt_gen.zero_grad()
+        loss.backward()
+        self.opt_gen.step()
+
+    def on_epoch_end(self, **kwargs: Any) -> None:
+        self.loss_manager.update_loss_log()
+        self.export_model_weights(self.gen, self.opt_gen, "G")
+
+
+def recorded(directory: Path) -> tuple[list[Any], list[Any]]:
+    store = MetricsStore(directory / "metrics.sqlite", read_only=True)
+    rows = store.steps("G_L1"), store.epochs("G_L1")
+    store.close()
+    return rows
+
+
+def killed_by_the_document(config: dict[str, Any]) -> None:
+    trainer = ByTheDocument(config)
+    for epoch in range(3):
+        trainer.train_paired(epoch, callback_kwargs={"on_epoch_start": {"die_in": 3}})
+
+
+@pytest.mark.parametrize("load_epoch", [2, 1, "latest"])
+def test_continuing_as_the_document_says_adds_to_what_was_recorded(data: Path, tmp_path: Path, load_epoch: int | str):
+    config = tiny(data, tmp_path)
+    killed = call_forked(lambda: killed_by_the_document(config), tmp_path)
+    assert killed.code == -signal.SIGKILL, killed.err
+    directory = tmp_path / "tiny_v1"
+    steps, epochs = recorded(directory)
+    assert [row[:2] for row in steps] == [(number, number) for number in range(1, 9)]  # two epochs and two batches
+    log = read_loss_log(directory)["G_L1"]["losses"]
+    again = ByTheDocument(continued(config, load_epoch))
+    assert again.loaded_epoch == (2 if load_epoch == "latest" else load_epoch)
+    assert again.opt_gen.param_groups[0]["lr"] == 0.005
+    for epoch in range(2):
+        again.train_paired(epoch)
+    again.finish()
+    assert again.current_epoch == again.loaded_epoch + 2
+    after, epochs_after = recorded(directory)
+    assert after[:8] == steps
+    assert [row[1] for row in after[8:]] == list(range(9, 15))
+    assert epochs_after[:2] == epochs
+    assert [row[0] for row in epochs_after] == [1, 2, 3, 4]
+    losses = read_loss_log(directory)["G_L1"]["losses"]
+    assert losses[: len(log)] == log
+    assert len(losses) == len(log) + 6
+    assert list(again._engine.history.steps["G_L1"]) == [row[3] for row in after]
+    assert again._engine.progress.sample >= 2 * 5
+
+
+def test_auto_goes_on_from_networks_where_there_is_nothing_else(data: Path, tmp_path: Path):
+    config = tiny(data, tmp_path)
+    config["train"]["load"] = {"continue_train": "auto"}
+    first = train(Pix2pixTrainer(config), 2)
+    first.save_checkpoint("g")
+    first.save_checkpoint("d")
+    second = Pix2pixTrainer(config)
+    assert (second.is_continuing, second.loaded_epoch) == (True, 2)
+    second.train_paired(0)
+    assert len(read_loss_log(second.experiment_dir)["G_L1"]["losses"]) == 9

@@ -24,12 +24,12 @@ SINGLE = ("colorjitter", "gaussnoise", "motionblur", "randgamma", "grayscale", "
 COLOURS = {f"{name}_chance": 1.0 for name in SINGLE}
 
 
-def dataset(data: Path, *, augment: bool | None = True, folder: str = "train", **groups: Any) -> PairedDataset:
+def dataset(data: Path, *, is_train: bool | None = True, folder: str = "train", **groups: Any) -> PairedDataset:
     """The tiny images, whose target is the negative of the input; nothing is augmented unless said."""
     groups = {"both": {"h_flip_chance": 0.0} | groups.pop("both", {}), **groups}
     load = {"load_size": SIZE, "crop_size": SIZE} | groups.pop("load", {})
     loader = {"load": load, "direction": groups.pop("direction", "AtoB"), "augmentations": groups}
-    return PairedDataset(load_config({"dataloader": loader}), data / folder, augment)
+    return PairedDataset(load_config({"dataloader": loader}), data / folder, is_train)
 
 
 def test_the_left_half_is_the_input_and_the_right_one_the_target(data: Path):
@@ -106,7 +106,7 @@ def test_images_that_are_not_for_training_are_not_augmented(data: Path, tmp_path
     }
     trainer = Trainer(config, quicksetup=False)
     held_out = trainer.build_dataloader(loader_type).dataset
-    plain = dataset(data, augment=False, folder=loader_type, load={"load_size": 20})
+    plain = dataset(data, is_train=False, folder=loader_type, load={"load_size": 20})
     for index in range(len(held_out)):
         assert torch.equal(held_out[index][0], plain[index][0])
         assert torch.equal(held_out[index][1], plain[index][1])
@@ -115,8 +115,8 @@ def test_images_that_are_not_for_training_are_not_augmented(data: Path, tmp_path
 
 def test_a_directory_named_train_is_augmented_by_default(data: Path):
     flip = {"h_flip_chance": 1.0}
-    assert torch.equal(dataset(data, augment=None, both=flip)[0][0], dataset(data)[0][0].flip(2))
-    assert torch.equal(dataset(data, augment=None, both=flip, folder="val")[0][0], dataset(data, folder="val")[0][0])
+    assert torch.equal(dataset(data, is_train=None, both=flip)[0][0], dataset(data)[0][0].flip(2))
+    assert torch.equal(dataset(data, is_train=None, both=flip, folder="val")[0][0], dataset(data, folder="val")[0][0])
 
 
 def test_augmentation_does_not_depend_on_the_number_of_workers(data: Path):

@@ -180,11 +180,12 @@ def test_a_tester_without_anything_to_load_says_what_is_missing(trained: Pix2pix
         Tester(experiment_dir=trained.experiment_dir, load_epoch=9)
 
 
-def test_an_onnx_file_computes_what_the_generator_does(trained: Pix2pixTrainer):
+def test_an_onnx_file_computes_what_the_generator_does(trained: Pix2pixTrainer, caplog: pytest.LogCaptureFixture):
     import onnxruntime
 
-    path = ONNXConverter(trained.experiment_dir, load_epoch=2).convert_model(input_names=["image"])
+    path = ONNXConverter(trained.experiment_dir, load_epoch=2).convert_model(True, 18, False, ["image"], ["picture"])
     assert path.name == "epoch2.onnx"
+    assert "convert_model(do_constant_folding=False) has no effect" in caplog.text
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     images = torch.rand(3, 3, SIZE, SIZE) * 2 - 1
     (output,) = session.run(None, {"image": images.numpy()})

@@ -57,7 +57,7 @@ def test_unfreezing_gives_back_what_was_frozen_by_group() -> None:
     freezer.freeze()
     unfrozen = freezer.unfreeze(from_index=1, to_index=-1)
     assert list(unfrozen) == [1]
-    assert {id(p) for p in unfrozen[1]} == {id(p) for p in model.neck.parameters()}
+    assert {id(p) for p in unfrozen[1]["params"]} == {id(p) for p in model.neck.parameters()}
     assert frozen(freezer) == [True, False, False]
     freezer.unfreeze()
     assert frozen(freezer) == [False, False, False]
@@ -65,7 +65,8 @@ def test_unfreezing_gives_back_what_was_frozen_by_group() -> None:
 
 def test_layers_are_listed_with_their_group() -> None:
     layers = ModelFreezer(Layered()).get_layers()
-    assert [layer.layer_group_idx for layer in layers] == [0, 0, 0, 0, 0, 1, 1, 2]
+    assert [layer.layer_group_idx for layer in layers] == [(0, -3)] * 5 + [(1, -2)] * 2 + [(2, -1)]
+    assert isinstance(layers[0].module, nn.Linear)
     assert not layers[0].is_frozen
     with pytest.raises(ConfigurationError, match="no layer group 3"):
         ModelFreezer(Layered()).freeze(0, 3)
@@ -80,8 +81,8 @@ def test_fine_tuning_trains_the_head_first_and_then_everything(points: TensorDat
     trainer = train(Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=()), points, 1)
     changed = {name.split(".")[0] for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
     assert changed == {"head"}
-    for params in freezer.unfreeze().values():
-        optimizer.add_param_group({"params": params, "lr": 0.01})
+    for group in freezer.unfreeze().values():
+        optimizer.add_param_group(group | {"lr": 0.01})
     train(trainer, points, 1)
     changed = {name.split(".")[0] for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
     assert changed == {"body", "neck", "head"}

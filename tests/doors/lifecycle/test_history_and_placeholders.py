@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import TensorDataset
 
 from loopwright import ConfigurationError
@@ -120,8 +121,9 @@ def test_a_value_that_is_not_known_is_an_error() -> None:
 def test_all_placeholders_in_a_run(points: TensorDataset) -> None:
     found: dict[str, int] = {}
 
-    def make(optimizer: Any, **values: int) -> None:
+    def make(optimizer: Any, **values: int) -> StepLR:
         found.update(values)
+        return StepLR(optimizer, 1)
 
     factory = partial(make, **{name.name: name for name in NAMES})
     train(

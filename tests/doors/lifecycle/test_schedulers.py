@@ -86,8 +86,9 @@ def test_warm_up_and_cool_down_must_fit() -> None:
 
 def test_wsd_stays_at_its_peak_and_decays_at_the_end() -> None:
     scheduler = WSDLrScheduler(
-        optimizer(1.0), total_steps=100, num_warmup_steps=10, warmup_starting_lr=0.0, lr_min=0.1, decay_phase_ratio=0.2
-    )
+        optimizer(1.0), total_steps=100, num_warmup_steps=10, warmup_starting_lr=0.0, lr_min=0.1, decay_phase_ratio=0.2,
+        use_inverse_sqrt_decay=False,
+    )  # fmt: skip
     rates = rates_of(scheduler, 102)
     assert rates[5] == pytest.approx(0.5)
     assert rates[10:81] == [1.0] * 71
@@ -97,8 +98,7 @@ def test_wsd_stays_at_its_peak_and_decays_at_the_end() -> None:
 
 def test_wsd_with_checkpoints_decays_before_each_and_goes_on_at_its_peak() -> None:
     scheduler = WSDLrScheduler(
-        optimizer(1.0), num_epochs=4, num_update_steps_per_epoch=25, lr_min=0.01, num_checkpoints=3,
-        use_inverse_sqrt_decay=False,
+        optimizer(1.0), num_epochs=4, num_update_steps_per_epoch=25, lr_min=0.01, num_checkpoints=3
     )  # fmt: skip
     rates = rates_of(scheduler, 101)
     assert [at for at in range(1, 101) if rates[at] > rates[at - 1]] == [25, 50]
@@ -116,7 +116,7 @@ def test_wsd_says_what_is_missing() -> None:
 def test_wsd_takes_its_length_from_the_run(points: TensorDataset) -> None:
     factory = WSDLrScheduler.create_scheduler_fn(num_warmup_steps=2)
     trainer = train(build_trainer(), points, 3, create_scheduler_fn=factory)
-    assert trainer.scheduler.ends == [15]
+    assert trainer.scheduler.get_checkpoint_steps() == [15]
 
 
 def test_a_continued_run_does_not_warm_up() -> None:

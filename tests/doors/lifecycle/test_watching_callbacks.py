@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from loopwright import ConfigurationError, Runtime
+from loopwright import ConfigurationError, NonFiniteLossError, Runtime
 from loopwright.doors.lifecycle import (
     EarlyStoppingCallback,
     ModelEmaCallback,
@@ -118,7 +118,9 @@ def test_a_loss_that_is_no_number_ends_training_before_it_reaches_the_weights(
             output = super().calculate_train_batch_loss(batch)
             return output | {"loss": output["loss"] * bad}
 
-    trainer = train(build_trainer(kind=Spoilt, callbacks=[TerminateOnNaNCallback]), points, 2)
+    trainer = build_trainer(kind=Spoilt, callbacks=[TerminateOnNaNCallback])
+    with pytest.raises(NonFiniteLossError, match=f"the training loss is {bad} in epoch 1. The weights are those"):
+        train(trainer, points, 2)
     reference = build_net()
     assert trainer._core.progress.update == 0
     assert all(torch.equal(a, b) for a, b in zip(trainer.model.parameters(), reference.parameters(), strict=True))
@@ -134,7 +136,8 @@ def test_an_evaluation_loss_that_is_no_number_ends_training(
             return output | {"loss": output["loss"] * math.nan}
 
     trainer = build_trainer(kind=Spoilt, callbacks=[TerminateOnNaNCallback])
-    train(trainer, points, 3, eval_dataset=points)
+    with pytest.raises(NonFiniteLossError, match="the evaluation loss is nan in epoch 1"):
+        train(trainer, points, 3, eval_dataset=points)
     assert len(list(trainer.run_history.get_metric_values("eval_loss_epoch"))) == 1
     assert "the evaluation loss is nan" in capsys.readouterr().out
 
@@ -154,6 +157,32 @@ def test_where_reading_a_loss_would_wait_the_optimizer_step_is_guarded_instead(p
 
     trainer = build_trainer(kind=Spoilt, callbacks=[OnlyGuarding])
     trainer._runtime = Slow("cpu")
-    train(trainer, points, 2)
+    with pytest.raises(NonFiniteLossError, match="Training was stopped"):
+        train(trainer, points, 2)
     assert trainer._core.progress.update == 0
     assert all(param.isfinite().all() for param in trainer.model.parameters())
+
+
+def test_a_plain_optimizer_step_is_guarded_too_where_reading_a_loss_would_wait(points: TensorDataset) -> None:
+    class Slow(Runtime):
+        reads_are_free = False  # type: ignore[assignment]
+
+    class OnlyGuarding(TerminateOnNaNCallback):
+        def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:  # type: ignore[override]
+            """Not looked at here, as on an accelerator."""
+
+    class Plain(Trainer):
+        def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+            output = super().calculate_train_batch_loss(batch)
+            return output | {"loss": output["loss"] * math.nan}
+
+        def optimizer_step(self) -> None:
+            assert self.optimizer is not None
+            self.optimizer.step()
+
+    trainer = build_trainer(kind=Plain, callbacks=[OnlyGuarding])
+    trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.1, fused=True)
+    trainer._runtime = Slow("cpu")
+    with pytest.raises(NonFiniteLossError, match="Training was stopped"):
+        train(trainer, points, 2)
+    assert all(map(torch.equal, trainer.model.parameters(), build_net().parameters()))

@@ -11,13 +11,14 @@ from .networks import Discriminator, ResidualUnetBlock, UnetBlock, UnetGenerator
 from .objective import pix2pix
 from .onnx import ExportError, ONNXConverter, export_onnx
 from .pix2pix_trainer import Pix2pixTrainer
-from .reading import load_config
-from .scheduling import Schedule
+from .reading import ConfigManager, load_config
+from .scheduling import Schedule, Scheduler, TorchScheduler
 from .tester import Tester, TestResult
 from .trainer import Trainer
 
 __all__ = [
     "Config",
+    "ConfigManager",
     "Discriminator",
     "ExportError",
     "LMHistory",
@@ -28,8 +29,10 @@ __all__ = [
     "Pix2pixTrainer",
     "ResidualUnetBlock",
     "Schedule",
+    "Scheduler",
     "TestResult",
     "Tester",
+    "TorchScheduler",
     "Trainer",
     "UnetBlock",
     "UnetGenerator",

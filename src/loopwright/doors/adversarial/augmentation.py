@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...errors import ConfigurationError, MissingExtraError
-from .config import Augmentations, ImageAugmentation, PairAugmentation
+from .config import Augmentations, ColorJitter, ImageAugmentation, PairAugmentation
 
 Change = Callable[[Tensor], Tensor]
 
@@ -56,6 +56,8 @@ def pair_changes(settings: PairAugmentation, size: int) -> list[Change]:
         changes.append(_through(_kornia().RandomVerticalFlip(p=s.v_flip_chance)))
     if s.rot90_chance:
         changes.append(_sometimes(s.rot90_chance, _turned))
+    if s.colorjitter_chance:
+        changes.append(color_jitter(s, "both", num_images=2))
     if s.elastic_transform_chance:
         kernel = min(63, size - 1 + size % 2)  # odd, and no larger than the image
         changes.append(
@@ -87,8 +89,7 @@ def image_changes(settings: ImageAugmentation, name: str) -> list[Change]:
     """What is done to one image, in this order; only what has a chance to happen."""
     s, changes = settings, list[Change]()
     if s.colorjitter_chance:
-        limits = _range(s, f"{name}.colorjitter_min_brightness", f"{name}.colorjitter_max_brightness")
-        changes.append(_through(_kornia().ColorJitter(brightness=limits, p=s.colorjitter_chance)))
+        changes.append(color_jitter(s, name))
     if s.gaussnoise_chance:
         low, high = _range(s, f"{name}.gaussnoise_min", f"{name}.gaussnoise_max")
         changes.append(
@@ -109,6 +110,23 @@ def image_changes(settings: ImageAugmentation, name: str) -> list[Change]:
         jpeg = _kornia().RandomJPEG((float(low), float(high)), p=s.compression_chance)
         changes.append(_through(jpeg, num_channels=3))
     return changes
+
+
+def color_jitter(settings: ColorJitter, name: str, num_images: int = 1) -> Change:
+    """Kornia's, with the ranges of a config; the same for all images whose channels are in one picture."""
+    ranges = {
+        part: _range(settings, f"{name}.colorjitter_min_{part}", f"{name}.colorjitter_max_{part}")
+        for part in ("brightness", "contrast", "saturation", "hue")
+    }
+    used = {part: limits for part, limits in ranges.items() if limits != ((0.0, 0.0) if part == "hue" else (1.0, 1.0))}
+    jitter = _kornia().ColorJitter(**used, p=settings.colorjitter_chance, same_on_batch=num_images > 1)
+    needs_colour = bool({"saturation", "hue"} & set(used))
+
+    def change(picture: Tensor) -> Tensor:
+        images = torch.stack(picture.chunk(num_images))
+        return picture if needs_colour and images.shape[1] != 3 else torch.cat(list(jitter(images)))
+
+    return change
 
 
 def _range(settings: Any, low: str, high: str) -> tuple[float, float]:

@@ -2,17 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import difflib
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import PydanticCustomError
+
+from ...errors import ConfigurationError
 
 Chance = Field(default=0.0, ge=0.0, le=1.0)
+
+
+def without_effect(default: Any, why: str) -> Any:
+    """A setting that configs of the published program have and that changes nothing here; `why` is said once."""
+    return Field(default=default, json_schema_extra={"why": why})
 
 
 class Group(BaseModel):
     """A group of settings; unknown names and wrong types are mistakes, when it is read and when it is changed."""
 
     model_config = ConfigDict(extra="forbid", strict=True, validate_assignment=True, allow_inf_nan=False)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        try:
+            super().__setattr__(name, value)
+        except ValidationError as error:
+            wrong = ", or: ".join(found["msg"][0].lower() + found["msg"][1:] for found in error.errors())
+            near = difflib.get_close_matches(name, type(self).model_fields, n=1)
+            hint = f" Did you mean {near[0]}?" if near and near[0] != name else ""
+            raise ConfigurationError(f"The setting {name} cannot be {value!r}: {wrong}.{hint}") from None
+
+
+class Cudnn(Group):
+    """What the published program passes to torch's cuDNN backend."""
+
+    benchmark: bool = without_effect(True, "set torch.backends.cudnn.benchmark in the program")
+    deterministic: bool = without_effect(False, "set torch.backends.cudnn.deterministic in the program")
+    fp32_precision: str = without_effect("tf32", "set torch.backends.cudnn.fp32_precision in the program")
 
 
 class Common(Group):
@@ -24,6 +50,7 @@ class Common(Group):
 
     device: str = "auto"
     gpu_ids: list[int] = [0]
+    cudnn: Cudnn = Cudnn()
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     seed: int | None = 0
     output_directory: str = "runs"
@@ -39,7 +66,21 @@ class ImageSizes(Group):
     crop_size: int = Field(default=256, ge=1)
 
 
-class PairAugmentation(Group):
+class ColorJitter(Group):
+    """Brightness, contrast and saturation are factors, where 1 changes nothing; hue is turned by a part of a circle."""
+
+    colorjitter_chance: float = Chance
+    colorjitter_min_brightness: float = Field(default=0.8, ge=0.0)
+    colorjitter_max_brightness: float = Field(default=1.2, ge=0.0)
+    colorjitter_min_contrast: float = Field(default=1.0, ge=0.0)
+    colorjitter_max_contrast: float = Field(default=1.0, ge=0.0)
+    colorjitter_min_saturation: float = Field(default=1.0, ge=0.0)
+    colorjitter_max_saturation: float = Field(default=1.0, ge=0.0)
+    colorjitter_min_hue: float = Field(default=0.0, ge=-0.5, le=0.5)
+    colorjitter_max_hue: float = Field(default=0.0, ge=-0.5, le=0.5)
+
+
+class PairAugmentation(ColorJitter):
     """What is done to input and target alike."""
 
     h_flip_chance: float = Field(default=0.5, ge=0.0, le=1.0)
@@ -61,12 +102,9 @@ class PairAugmentation(Group):
     coarse_dropout_width_max: float = Field(default=0.2, ge=0.0, le=1.0)
 
 
-class ImageAugmentation(Group):
+class ImageAugmentation(ColorJitter):
     """What is done to one of the two images."""
 
-    colorjitter_chance: float = Chance
-    colorjitter_min_brightness: float = Field(default=0.8, ge=0.0)
-    colorjitter_max_brightness: float = Field(default=1.2, ge=0.0)
     gaussnoise_chance: float = Chance
     gaussnoise_min: float = Field(default=0.2, ge=0.0)
     gaussnoise_max: float = Field(default=0.44, ge=0.0)
@@ -89,6 +127,29 @@ class Augmentations(Group):
     target: ImageAugmentation = ImageAugmentation()
 
 
+class Masking(Group):
+    """Losses that look at parts of the images only, which is not supported; `enable` must be false."""
+
+    enable: bool = False
+    mask_directory: str = without_effect("", "there are no masks")
+    mask_channel: int = without_effect(0, "there are no masks")
+    combination_type: str = without_effect("single_channel", "there are no masks")
+    blend_channel: int = without_effect(1, "there are no masks")
+    blend_amount: float = without_effect(0.5, "there are no masks")
+    visdom_overlay_mask: bool = without_effect(True, "there are no masks")
+    visdom_mask_color: list[float] = without_effect([1.0, 0.0, 0.0], "there are no masks")
+    visdom_mask_opacity: float = without_effect(0.5, "there are no masks")
+
+    @field_validator("enable")
+    @classmethod
+    def _check(cls, is_wanted: bool) -> bool:
+        if is_wanted:
+            raise PydanticCustomError(
+                "masking", "masked losses are not supported: set it to false, or override forward_G with such a loss"
+            )
+        return is_wanted
+
+
 class Dataloader(Group):
     """`dataroot` has the folders train, val and test; in an image file A is the left half and B the right one."""
 
@@ -97,6 +158,7 @@ class Dataloader(Group):
     batch_size: int = Field(default=1, ge=1)
     num_workers: int = Field(default=0, ge=0)
     load: ImageSizes = ImageSizes()
+    masking: Masking = Masking()
     augmentations: Augmentations = Augmentations()
 
 
@@ -126,10 +188,13 @@ class AdamSettings(Group):
 
 
 class Generator(Group):
+    """A UNet; `use_checkpointing` computes its blocks again in the backward pass, which needs less memory."""
+
     features: int = Field(default=64, ge=1)
     n_downs: int = Field(default=6, ge=0)
     block_type: Literal["UnetBlock", "ResidualUnetBlock"] = "UnetBlock"
     upsample_type: Literal["Transposed", "Bilinear"] = "Transposed"
+    use_checkpointing: bool = False
     learning_rate: LearningRate = LearningRate()
     optimizer: AdamSettings = AdamSettings()
 
@@ -178,12 +243,13 @@ class Saving(Group):
 class Live(Group):
     """Pictures and loss curves of a running training, in the experiment's folder `live`.
 
-    They take Visdom's place; `env_name` and `port` are accepted from its users and have no effect.
+    They take Visdom's place, which needs a server.
     """
 
     enable: bool = True
-    env_name: str = "main"
-    port: int = 8097
+    env_name: str = without_effect("main", "pictures and curves are files in the experiment's folder live")
+    server: str = without_effect("http://localhost", "pictures and curves are files in the experiment's folder live")
+    port: int = without_effect(8097, "pictures and curves are files in the experiment's folder live")
     image_size: int = Field(default=400, ge=1)
     update_frequency: int = Field(default=40, ge=1)
 
@@ -195,6 +261,7 @@ class Visualizer(Group):
 class Config(Group):
     """All settings. A subclass may add groups and values of its own; give it to `Trainer.config_type`."""
 
+    config_type: Literal["pix2pix"] = "pix2pix"
     common: Common = Common()
     dataloader: Dataloader = Dataloader()
     train: Training = Training()

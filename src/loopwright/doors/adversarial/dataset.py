@@ -18,14 +18,14 @@ from .images import SUFFIXES, read_image
 class PairedDataset(Dataset[tuple[Tensor, Tensor]]):
     """(input, target) of every image file in a directory, in the order of their names, with values in -1...1.
 
-    A is the left half of a file and B the right one; `dataloader.direction` says which is the input. `augment` is for
-    training; by default it is what the images of a directory named train get. All that is random in it comes from
+    A is the left half of a file and B the right one; `dataloader.direction` says which is the input. With `is_train`
+    they are augmented; by default those of a directory named train are. All that is random in it comes from
     torch's generator, so that the loop can derive it from the seed, the epoch and the image.
     """
 
-    def __init__(self, config: Config, root_dir: str | os.PathLike[str], augment: bool | None = None) -> None:
+    def __init__(self, config: Config, root_dir: str | os.PathLike[str], is_train: bool | None = None) -> None:
         self.root = Path(root_dir)
-        self.augment = self.root.name == "train" if augment is None else augment
+        self.is_train = self.root.name == "train" if is_train is None else is_train
         settings = config.dataloader
         self.load_size, self.crop_size = settings.load.load_size, settings.load.crop_size
         self.num_channels = settings.load.input_nc
@@ -33,10 +33,16 @@ class PairedDataset(Dataset[tuple[Tensor, Tensor]]):
         if self.crop_size > self.load_size:
             raise ConfigurationError(
                 f"dataloader.load.crop_size is {self.crop_size}, larger than dataloader.load.load_size "
-                f"({self.load_size}): nothing that large can be cut from an image."
+                f"({self.load_size}): nothing that large can be cut from an image. Set crop_size to "
+                f"{self.load_size} or less."
             )
-        self.transform = PairTransform(settings.augmentations, self.crop_size) if self.augment else None
+        self.transform = PairTransform(settings.augmentations, self.crop_size) if self.is_train else None
         self.paths = _image_paths(self.root)
+
+    @property
+    def list_files(self) -> list[Path]:
+        """The image files; the name that the published program has for `paths`."""
+        return self.paths
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -57,7 +63,7 @@ class PairedDataset(Dataset[tuple[Tensor, Tensor]]):
         room = self.load_size - self.crop_size
         if room == 0:
             return first, second
-        top, left = torch.randint(room + 1, (2,)).tolist() if self.augment else (room // 2, room // 2)
+        top, left = torch.randint(room + 1, (2,)).tolist() if self.is_train else (room // 2, room // 2)
         part = (slice(None), slice(top, top + self.crop_size), slice(left, left + self.crop_size))
         return first[part], second[part]
 

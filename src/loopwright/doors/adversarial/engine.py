@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,39 +14,34 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ...building import Schedule
 from ...callbacks.defaults import with_defaults
-from ...callbacks.nonfinite import NonFiniteGuard
 from ...checkpoint import Checkpoint, CheckpointStore
 from ...components import found_on
 from ...data.stream import Stream
 from ...errors import ConfigurationError, DataError
 from ...hooks import Callback
 from ...identity import describe_components
-from ...optimization import Lane, Optimization
+from ...optimization import Optimization
 from ...resuming import Origin, take_up
 from ...run.changes import flatten
 from ...step import StepResult
-from ...step_checks import watch_own_steps
 from ...trainer import Trainer as CoreTrainer
 from .config import Common, Saving
 from .experiment import epochs_behind
-from .processes import runtime_of
-from .recording import EpochRecorder, ExperimentRun, ResumePoints
+from .hooks import EpochHooks
+from .processes import by_first, runtime_of
+from .recording import EpochRecorder, ExperimentRun, Recorded, ResumePoints, read_recorded
+from .steps import NonFiniteGuard, OwnSteps, check_gradients, check_loss, optimizer_name
 
 if TYPE_CHECKING:
     from .trainer import Trainer
 
-CHANGEABLE = ("common.", "save.", "visualizer.", "train.load.", "dataloader.num_workers", "dataloader.dataroot")
+logger = logging.getLogger("loopwright")
+
+CHANGEABLE = (
+    *("common.", "save.", "visualizer.", "train.load.", "train.generator.use_checkpointing"),
+    *("dataloader.num_workers", "dataloader.dataroot", "dataloader.masking."),
+)
 COMPONENTS = (nn.Module, Optimizer, LRScheduler)
-
-
-@dataclass(frozen=True, slots=True)
-class EpochHooks:
-    """What happens in one epoch: the three functions, and the keywords for each of them."""
-
-    start: Callable[..., Any]
-    step: Callable[..., Any]
-    end: Callable[..., Any]
-    keywords: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 class DoorState(Callback):
@@ -97,7 +92,8 @@ class Engine(CoreTrainer):
         self.door = door
         self._epoch: EpochHooks | None = None
         self._adopted: dict[str, int] = {}
-        self._handles: list[Any] = []
+        self._steps = OwnSteps(is_shared=self.runtime.world > 1)
+        self._is_placed = False  # whether it is known where in the record of an experiment this run begins
 
     def use_directory(self, directory: Path, settings: Saving) -> None:
         """Let the run write to a directory: metrics, resume points, what ran and how it ended."""
@@ -141,11 +137,7 @@ class Engine(CoreTrainer):
                 if id(lane.optimizer) in before:
                     old = before[id(lane.optimizer)]
                     lane.scaler, lane.updates = old.scaler, old.updates
-            for handle in self._handles:
-                handle.remove()
-            if self.runtime.world > 1:  # outside of epochs too
-                lanes = self.optimization.lanes.values()
-                self._handles = [handle for lane in lanes for handle in watch_own_steps(lane, self.check_own_step)]
+            self._steps.watch(self.optimization.lanes.values())
 
     def setup_training(self) -> None:
         """As the core does it; a door whose hooks train nothing that it knows of has no lanes."""
@@ -155,6 +147,18 @@ class Engine(CoreTrainer):
         else:
             self.bind_hooks(with_defaults(self))
 
+    def update(self, loss: Tensor, optimizer: Optimizer | str | None = None, **options: Any) -> None:
+        """As the core does it, after a look at gradients that another loss left."""
+        name = optimizer_name(self.optimizers, optimizer)
+        check_gradients(self.optimization.lanes[name].params, name)
+        self._steps.num_steps += 1  # also where a loss scaler leaves it out
+        super().update(loss, name, **options)
+
+    def check_update(self, loss: Any, count: Any = None) -> None:
+        """Say what was wrong with a loss that could not be trained."""
+        check_loss(loss)
+        super().check_update(loss, count)
+
     def describe_more(self) -> dict[str, Any]:
         """The settings that decide what is learnt from which images."""
         settings = flatten(self.door.config.model_dump(mode="json"))
@@ -163,14 +167,16 @@ class Engine(CoreTrainer):
     def watch_steps(self) -> None:
         """Nothing: what a hook of one call does with the optimizers, if anything, is its own affair."""
 
-    def check_own_step(self, lane: Lane) -> None:
-        """Steps of the hooks' own are the door's way; on several processes each would take one by its own part."""
-        if self.runtime.world > 1:
-            raise ConfigurationError(
-                f"{type(lane.optimizer).__name__}.step() was called on one of several processes, which would take it "
-                "with the gradients of its own part of the batch: call self.update(loss, optimizer), which is backward "
-                "and the step on all of them together, or train with one process."
-            )
+    def scaler_of(self, optimizer: Optimizer) -> torch.amp.GradScaler:
+        """The loss scaler that `update` uses for an optimizer; one that does nothing where it uses none."""
+        lane = self.optimization.lanes.get(optimizer_name(self.optimizers, optimizer))
+        scaler = None if lane is None else lane.scaler
+        return torch.amp.GradScaler(self.runtime.device.type, enabled=False) if scaler is None else scaler
+
+    def use_scaler(self, optimizer: Optimizer, scaler: torch.amp.GradScaler) -> None:
+        """Let `update` use a loss scaler of the door's."""
+        lane = self.optimization.lanes[optimizer_name(self.optimizers, optimizer)]
+        lane.scaler = scaler if scaler.is_enabled() else None
 
     def schedule_epoch(self, row: Mapping[str, float]) -> None:
         """Nothing: when its schedulers are stepped is the door's own affair."""
@@ -192,6 +198,8 @@ class Engine(CoreTrainer):
         if self.is_running:
             raise ConfigurationError("train_paired was called in a hook of itself: call it when the epoch is over.")
         self.adopt()
+        self._place()
+        self._steps.start_epoch()
         self._epoch = hooks
         try:
             self.train(data, 1)
@@ -214,6 +222,8 @@ class Engine(CoreTrainer):
         if losses is not None:
             losses.start_step(self.window.size)
         returned = self._epoch.step(x, y, self.progress.epoch_step, **self._epoch.keywords.get("train_step", {}))
+        _check_returned(returned)
+        self._steps.has_loss |= isinstance(returned, Tensor) and returned.requires_grad
         result = StepResult.of(returned, self.window.size)
         measured = {} if losses is None else losses.end_step()
         metrics = measured | dict(result.metrics)
@@ -226,6 +236,7 @@ class Engine(CoreTrainer):
 
     def on_train_epoch_end(self) -> None:
         assert self._epoch is not None
+        self._steps.end_epoch(self.door.current_epoch, self.models, self.optimizers)
         self._epoch.end(**self._epoch.keywords.get("on_epoch_end", {}))
 
     # Going on
@@ -236,16 +247,47 @@ class Engine(CoreTrainer):
         self.setup_training()
         accepts = self.door.config.train.load.accept_changes
         take_up(self, checkpoint, Origin(checkpoint.path, accepts_changes=accepts))
+        self._is_placed = True
         progress = self.progress
         is_inside = progress.in_epoch and not progress.call_finished
         self.num_calls = progress.call - 1 if is_inside else progress.call
+        recorded = self._recorded()
+        if recorded is not None and recorded.step > progress.step and self.runtime.is_main:
+            logger.warning(
+                "%s goes on from step %d of %s; what was recorded of steps %d to %d is replaced as it trains.",
+                *(self.run_dir, progress.step, checkpoint.path, progress.step + 1, recorded.step),
+            )
         self.runtime.barrier("continuing")
         if self.run is not None and self.runtime.is_main:
             CheckpointStore(self.run.checkpoints).discard(after_update=progress.update)
         return epochs_behind(checkpoint.tree)
 
+    def _recorded(self) -> Recorded | None:
+        """What the experiment's files have of earlier training, on all processes."""
+        run = self.run
+        return None if run is None else by_first(self.runtime, lambda: read_recorded(run))
+
+    def _place(self) -> None:
+        """Before the first epoch: networks that were loaded by themselves go on behind all that was recorded."""
+        recorded = None if self._is_placed or not self.door.is_continuing else self._recorded()
+        self._is_placed = True
+        if recorded is not None:
+            recorded.give_to(self.progress, self.history)
+
 
 def as_pair(batch: Any) -> tuple[Tensor, Tensor]:
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        raise DataError(f"A batch is a {type(batch).__name__}; paired training needs (inputs, targets).")
+        parts = f" of {len(batch)}" if isinstance(batch, (tuple, list, dict)) else ""
+        raise DataError(
+            f"A batch of self.train_loader is a {type(batch).__name__}{parts}; paired training needs (inputs, "
+            "targets): let the data set return two tensors for each item."
+        )
     return batch[0], batch[1]
+
+
+def _check_returned(value: Any) -> None:
+    if value is not None and not isinstance(value, (Tensor, Mapping)):
+        raise ConfigurationError(
+            f"train_step returned {value!r}, of type {type(value).__name__}; expected nothing, a tensor, or a dict of "
+            "values to record by name."
+        )

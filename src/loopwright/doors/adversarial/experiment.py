@@ -33,7 +33,7 @@ def choose_directory(config: Config) -> tuple[Path, bool]:
             "Set common.experiment_version, or continue_train to false."
         )
     if wish and wanted.is_dir():
-        return wanted, wish is True or bool(_resumable(wanted))
+        return wanted, wish is True or bool(_resumable(wanted)) or any(wanted.glob("epoch*_net*"))
     if wish == "auto" or not config.save.auto_increment_version:
         _make(wanted)
         return wanted, False

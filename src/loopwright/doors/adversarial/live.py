@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
@@ -17,8 +17,50 @@ from ...history import Series
 from .curves import draw_curves
 from .images import side_by_side, write_image
 
+if TYPE_CHECKING:
+    from .trainer import Trainer
+
 MAX_POINTS = 500
 Points = Mapping[str, list[tuple[float, float]]]
+
+
+class Curves:
+    """`Trainer.vis`: takes the calls that the published program makes of its Visdom client, for the folder `live`.
+
+    `points` are the curves it was given; what the loss manager has by the same name is shown in their place.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self.points: dict[str, list[tuple[float, float]]] = {}
+
+    def update_images(self, x: Tensor, y: Tensor, z: Tensor, title: str = "", image_size: int | None = None) -> None:
+        """Show the first image of three batches side by side, if the experiment shows anything."""
+        if self._trainer.live is not None:
+            self._trainer.live.image_size = image_size or self._trainer.live.image_size
+            self._trainer.live.update_images(x, y, z)
+
+    def update_loss_graphs(
+        self,
+        graph_step: float,
+        losses_G: Mapping[str, float],  # noqa: N803
+        losses_D: Mapping[str, float],  # noqa: N803
+    ) -> None:
+        """Add a point at `graph_step`, in epochs, to the curve of each loss."""
+        for name, value in (*losses_G.items(), *losses_D.items()):
+            self.points.setdefault(name, []).append((float(graph_step), float(value)))
+        if self._trainer.live is not None:
+            self._trainer.live.update_losses({name: list(line) for name, line in self.points.items()})
+
+    def clear_env(self) -> None:
+        """Forget the curves."""
+        self.points.clear()
+
+    def start_thread(self) -> None:
+        """Nothing: `train_paired` starts the thread that writes."""
+
+    def stop_thread(self) -> None:
+        """Nothing: `train_paired` ends the thread that writes."""
 
 
 class LiveView:

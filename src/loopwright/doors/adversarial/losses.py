@@ -41,8 +41,11 @@ class LMLoss:
     last_loss_map: Tensor | None = None
     history: LMHistory = field(default_factory=LMHistory)
 
-    def weight(self, epoch: int) -> float:
-        return self.loss_weight if self.schedule is None else self.schedule.value(epoch)
+    def weight(self, epoch: int, **weight_kwargs: Any) -> float:
+        """The schedule's value; without a schedule, or with one that says nothing, `loss_weight`."""
+        if self.schedule is None or self.schedule == Schedule():
+            return self.loss_weight
+        return self.schedule.value(epoch, **weight_kwargs)
 
 
 class LossManager:
@@ -69,6 +72,7 @@ class LossManager:
         self.history_buffer_size = history_buffer_size
         self.log = None if experiment_dir is None else LossLog(Path(experiment_dir))
         self.loss_fns: dict[str, LMLoss] = {}
+        self.device: torch.device | str | None = None  # where losses that are registered are put
         self.epoch = 1
         self.is_shared = self.is_quiet = False
         self._step: dict[str, Tensor] = {}
@@ -79,6 +83,11 @@ class LossManager:
 
     def init_from_spec(self, spec: Callable[..., Mapping[str, LMLoss]] | None, *args: Any, **kwargs: Any) -> None:
         """Replace all losses by those that a spec, a function, returns by name."""
+        if spec is not None and not callable(spec):
+            raise ConfigurationError(
+                f"init_from_spec was given {spec!r}; expected a function that returns a dict of LMLoss by name, as in "
+                "init_from_spec(pix2pix, self.config, 'basic')."
+            )
         losses = {} if spec is None else spec(*args, **kwargs)
         if not isinstance(losses, Mapping) or not all(isinstance(loss, LMLoss) for loss in losses.values()):
             raise ConfigurationError(
@@ -98,17 +107,37 @@ class LossManager:
         """Add a loss under a name of its own."""
         if loss_name in self.loss_fns:
             raise ConfigurationError(f"A loss {loss_name!r} is registered already: choose another name.")
-        self.loss_fns[loss_name] = LMLoss(loss_name, loss_fn, loss_weight, schedule, list(tags or ()))
+        if isinstance(loss_fn, type) or not callable(loss_fn):
+            what = f"the class {loss_fn.__name__}" if isinstance(loss_fn, type) else repr(loss_fn)
+            raise ConfigurationError(
+                f"The loss {loss_name!r} is {what}; expected a module or function of two tensors, such as nn.L1Loss()."
+            )
+        if isinstance(tags, str):
+            raise ConfigurationError(f"The tags of loss {loss_name!r} are the text {tags!r}: write [{tags!r}].")
+        function = loss_fn.to(self.device) if isinstance(loss_fn, nn.Module) else loss_fn
+        self.loss_fns[loss_name] = LMLoss(loss_name, function, loss_weight, schedule, list(tags or ()))
 
     # Computing
 
-    def compute_loss_xy(self, loss_name: str, x: Tensor, y: Tensor, epoch: int | None = None) -> Tensor:
-        """The loss of two tensors times its weight in that epoch, which is this one if nothing is said."""
+    def compute_loss_xy(
+        self,
+        loss_name: str,
+        x: Tensor,
+        y: Tensor,
+        epoch: int | None = None,
+        loss_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> Tensor:
+        """The loss of two tensors times its weight in that epoch, which is this one if nothing is said.
+
+        `loss_kwargs` may have "weight_kwargs", keywords for the function that is the schedule of the weight.
+        """
         loss = self._loss(loss_name)
-        weight = loss.weight(self.epoch if epoch is None else epoch)
+        keywords = _weight_keywords(loss_kwargs) if loss_kwargs else {}
+        weight = loss.weight(self.epoch if epoch is None else epoch, **keywords)
         result: Tensor = loss.function(x, y) * weight
-        loss.last_loss_map = result.detach()
-        value = loss.last_loss_map.mean()
+        detached = result.detach()
+        value = detached.mean()
+        loss.last_loss_map = detached.clone() if detached.dim() else value  # the result may be added to in place
         self._step[loss_name] = value
         self._pending.append((loss, value, weight, self._size))
         if len(self._pending) >= MAX_PENDING:
@@ -126,9 +155,9 @@ class LossManager:
 
     def _loss(self, name: str) -> LMLoss:
         if name not in self.loss_fns:
+            there = f"registered are: {', '.join(self.loss_fns)}" if self.loss_fns else "none is registered"
             raise ConfigurationError(
-                f"There is no loss {name!r}; registered are: {', '.join(self.loss_fns) or 'none'}. Use "
-                "`register_loss_fn` or `init_from_spec` first."
+                f"There is no loss {name!r}; {there}. Call register_loss_fn({name!r}, ...) or init_from_spec first."
             )
         return self.loss_fns[name]
 
@@ -197,10 +226,16 @@ class LossManager:
 
     # Telling
 
-    def print_losses(self, epoch: int, iters: int, precision: int = 2, capture: bool = False) -> str | None:
+    def print_losses(
+        self,
+        epoch: int,
+        iter: int,  # noqa: A002  (its published name)
+        precision: int = 2,
+        capture: bool = False,
+    ) -> str | None:
         """Print the last values, or return the line with `capture`."""
         values = " ".join(f"{name}: {value}" for name, value in self.get_loss_values(precision=precision).items())
-        return self._tell(f"(epoch: {epoch}, iters: {iters}) Loss: {values}", capture)
+        return self._tell(f"(epoch: {epoch}, iters: {iter}) Loss: {values}", capture)
 
     def print_weights(self, precision: int = 2, capture: bool = False) -> str | None:
         """Print the weights of this epoch, or return the line with `capture`."""
@@ -237,6 +272,7 @@ class LossManager:
         return {"log": None if self.log is None else self.log.position, "kept": kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from where a state was made; what the log has beyond that is replaced."""
         self._pending = []
         for name, history in self._histories().items():
             kept = state["kept"].get(name, {"losses": [], "weights": []})
@@ -246,3 +282,12 @@ class LossManager:
 
     def _histories(self) -> dict[str, LMHistory]:
         return {name: loss.history for name, loss in self.loss_fns.items()}
+
+
+def _weight_keywords(loss_kwargs: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+    if set(loss_kwargs) != {"weight_kwargs"}:
+        raise ConfigurationError(
+            f"loss_kwargs has {', '.join(map(repr, loss_kwargs))}; expected {{'weight_kwargs': {{...}}}}, keywords for "
+            "the schedule of the weight."
+        )
+    return loss_kwargs["weight_kwargs"]

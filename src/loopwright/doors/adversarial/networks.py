@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ...errors import ConfigurationError
 
@@ -100,6 +101,7 @@ class UnetGenerator(nn.Module):
 
     The image is halved once, `n_downs` times, and once more in the bottleneck, then doubled as often; every doubling
     but the first also sees what the halving of its size gave. Channels double from `features` to eight times that.
+    `use_checkpointing` computes the blocks again in the backward pass instead of keeping what they gave.
     """
 
     def __init__(
@@ -111,8 +113,10 @@ class UnetGenerator(nn.Module):
         use_dropout_layers: int = NUM_DROPOUTS,
         block_type: str | type[UnetBlock] = UnetBlock,
         upconv_type: Literal["Transposed", "Bilinear"] = "Transposed",
+        use_checkpointing: bool = False,
     ) -> None:
         super().__init__()
+        self.use_checkpointing = use_checkpointing
         block = _block_type(block_type)
         _check_size(input_size, n_downs)
         widths = [features * min(2**depth, MAX_WIDENING) for depth in range(n_downs + 1)]
@@ -136,11 +140,17 @@ class UnetGenerator(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         seen = [self.first(image)]
         for down in self.downs:
-            seen.append(down(seen[-1]))
+            seen.append(self._through(down, seen[-1]))
         result = self.bottleneck(seen[-1])
         for up in self.ups:
-            result = torch.cat([up(result), seen.pop()], dim=1)
+            result = torch.cat([self._through(up, result), seen.pop()], dim=1)
         return self.last(result)  # type: ignore[no-any-return]
+
+    def _through(self, block: nn.Module, image: Tensor) -> Tensor:
+        if not (self.use_checkpointing and self.training and torch.is_grad_enabled()):
+            return block(image)  # type: ignore[no-any-return]
+        result: Tensor = checkpoint(block, image, use_reentrant=False)
+        return result
 
 
 class Discriminator(nn.Module):

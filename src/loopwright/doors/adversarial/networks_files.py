@@ -40,14 +40,15 @@ def load_network(
     Looked for in `epoch{n}_net{kind}`, in the complete states, and in a `.pth.tar` of the program that the document
     describes. `names` are those that the network may have in a complete state.
     """
-    number, weights, state, source = _find(directory, epoch, kind, [*names, KINDS.get(kind, kind)])
+    number, weights, state, source = _find(directory, epoch, kind, [KINDS.get(kind, kind), *names])
     problems = [f"{kind}: {problem}" for problem in compare_model(network, weights)]
     if optimizer is not None and state is not None:
         problems += [f"optimizer of {kind}: {problem}" for problem in compare_groups(optimizer, state)]
     if problems:
         raise CheckpointError(
             f"{source} does not fit this network; nothing was loaded:{listed(problems)}\nBuild it with the settings of "
-            "the run that wrote it, which are in its train1_config.json."
+            "the run that wrote it, which are in its train1_config.json, or give load_checkpoint the network that was "
+            f"saved as {kind!r}."
         )
     network.load_state_dict(weights)
     if optimizer is not None and state is not None:

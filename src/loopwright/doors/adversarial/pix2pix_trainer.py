@@ -8,14 +8,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
+from ...errors import ConfigurationError
 from .experiment import discard_unused
 from .losses import LossManager
 from .networks import Discriminator, UnetGenerator
 from .objective import pix2pix
 from .reading import ConfigSource
-from .scheduling import ScheduledRate, rate_schedule
+from .scheduling import ScheduledRate, TorchScheduler, rate_schedule
 from .trainer import Trainer
+
+NETWORKS = {
+    "generator": ("gen", "opt_gen", "gen_lr_scheduler"),
+    "discriminator": ("disc", "opt_disc", "disc_lr_scheduler"),
+}
 
 
 class Pix2pixTrainer(Trainer):
@@ -26,6 +34,8 @@ class Pix2pixTrainer(Trainer):
     """
 
     loss_manager: LossManager
+    gen_lr_scheduler: LRScheduler
+    disc_lr_scheduler: LRScheduler
 
     def __init__(
         self,
@@ -36,13 +46,16 @@ class Pix2pixTrainer(Trainer):
         perceptual: nn.Module | None = None,
     ) -> None:
         super().__init__(config, quicksetup=True, log_losses=log_losses)
+        self._perceptual = [perceptual]  # in a list: it is no network of this trainer's
         try:
             self._init_lr_scheduling()
             self._init_generator()
             self._init_discriminator()
+            self._complete_networks()
             self._init_dataloaders()
             self._init_gradscalers()
-            self._init_losses(loss_subspec, perceptual)
+            self._complete_scalers()
+            self._init_losses(loss_subspec)
             if self.is_continuing:
                 self._init_from_checkpoint()
         except BaseException:
@@ -59,6 +72,7 @@ class Pix2pixTrainer(Trainer):
             train.discriminator.learning_rate = train.generator.learning_rate.model_copy()
 
     def _init_generator(self) -> None:
+        """Make `gen` and `opt_gen`, and `gen_lr_scheduler`, which is made for whoever leaves it out."""
         settings, load = self.config.train.generator, self.config.dataloader.load
         self.gen: nn.Module = UnetGenerator(
             input_size=load.crop_size,
@@ -67,12 +81,16 @@ class Pix2pixTrainer(Trainer):
             n_downs=settings.n_downs,
             block_type=settings.block_type,
             upconv_type=settings.upsample_type,
+            use_checkpointing=settings.use_checkpointing,
         ).to(self.device)
         rate = settings.learning_rate
-        self.opt_gen = self.build_optimizer(self.gen, lr=rate.initial, beta1=settings.optimizer.beta1)
+        self.opt_gen = self.build_optimizer(
+            network=self.gen, optimizer=torch.optim.Adam, lr=rate.initial, beta1=settings.optimizer.beta1
+        )
         self.gen_lr_scheduler = ScheduledRate(self.opt_gen, rate_schedule(rate))
 
     def _init_discriminator(self) -> None:
+        """Make `disc` and `opt_disc`, and `disc_lr_scheduler`, which is made for whoever leaves it out."""
         settings = self.config.train.discriminator
         self.disc: nn.Module = Discriminator(
             in_channels=self.config.dataloader.load.input_nc,
@@ -81,30 +99,66 @@ class Pix2pixTrainer(Trainer):
             max_channels=settings.max_channels,
         ).to(self.device)
         rate = settings.learning_rate
-        self.opt_disc = self.build_optimizer(self.disc, lr=rate.initial, beta1=settings.optimizer.beta1)
+        self.opt_disc = self.build_optimizer(
+            network=self.disc, optimizer=torch.optim.Adam, lr=rate.initial, beta1=settings.optimizer.beta1
+        )
         self.disc_lr_scheduler = ScheduledRate(self.opt_disc, rate_schedule(rate))
 
+    def _complete_networks(self) -> None:
+        """Make the schedules that an `_init_generator` of one's own left out; other parts must be there."""
+        for name, attributes in NETWORKS.items():
+            network, optimizer, scheduler = attributes
+            for attribute, kind in ((network, nn.Module), (optimizer, Optimizer)):
+                found = getattr(self, attribute, None)
+                if not isinstance(found, kind):
+                    raise ConfigurationError(
+                        f"_init_{name} left self.{attribute} as {found!r}; expected a network and its optimizer, as in "
+                        f"self.{network} = MyNetwork().to(self.device); self.{optimizer} = "
+                        f"self.build_optimizer(self.{network})."
+                    )
+            getattr(self, network).to(self.device)
+            if not hasattr(self, scheduler):
+                rate = getattr(self.config.train, name).learning_rate
+                setattr(self, scheduler, TorchScheduler(getattr(self, optimizer), rate_schedule(rate)))
+
     def _init_dataloaders(self) -> None:
+        """Make `train_loader` and `val_loader`; any loader of (inputs, targets) will do."""
         self.train_loader = self.build_dataloader("train")
-        self.val_loader = self.build_dataloader("val")
+        self.val_loader = self.build_dataloader("val", is_train=False)
 
     def _init_gradscalers(self) -> None:
-        """Each network's own loss scaler, which `update` uses; None where the precision needs none."""
+        """Each network's own loss scaler, which `update` uses; one that does nothing where the precision needs none."""
         self._engine.adopt()
-        self.g_scaler = self._engine.optimization.lane(self.opt_gen).scaler
-        self.d_scaler = self._engine.optimization.lane(self.opt_disc).scaler
+        self.g_scaler = self._engine.scaler_of(self.opt_gen)
+        self.d_scaler = self._engine.scaler_of(self.opt_disc)
 
-    def _init_losses(self, loss_subspec: str, perceptual: nn.Module | None = None) -> None:
-        self.loss_manager.init_from_spec(pix2pix, self.config, loss_subspec, perceptual=perceptual, device=self.device)
+    def _complete_scalers(self) -> None:
+        """Let `update` use the scalers there are, also those of an `_init_gradscalers` of one's own."""
+        self._engine.adopt()
+        for name, optimizer in (("g_scaler", self.opt_gen), ("d_scaler", self.opt_disc)):
+            given = getattr(self, name, None)
+            if isinstance(given, torch.amp.GradScaler):
+                self._engine.use_scaler(optimizer, given)
+            else:
+                setattr(self, name, self._engine.scaler_of(optimizer))
+
+    def _init_losses(self, loss_subspec: str) -> None:
+        """Register the losses of both networks with the loss manager."""
+        self.loss_manager.init_from_spec(
+            pix2pix, self.config, loss_subspec, perceptual=self._perceptual[0], device=self.device
+        )
 
     def _init_from_checkpoint(self) -> None:
-        """Go on exactly; where there are only exported networks, from those."""
+        """Go on exactly; where there are only exported networks, from those, with the rates of their epoch."""
         train = self.config.train
         if self._stored_state() is not None:
             self.continue_run()
             return
         self.load_checkpoint("G", self.gen, self.opt_gen, train.generator.learning_rate.initial)
         self.load_checkpoint("D", self.disc, self.opt_disc, train.discriminator.learning_rate.initial)
+        for scheduler in (self.gen_lr_scheduler, self.disc_lr_scheduler):
+            if isinstance(scheduler, ScheduledRate):
+                scheduler.go_to(self.loaded_epoch)
 
     # A step
 
@@ -116,20 +170,30 @@ class Pix2pixTrainer(Trainer):
         return {"loss_D": (loss_real + loss_fake) * 0.5, "loss_D_real": loss_real, "loss_D_fake": loss_fake}
 
     def backward_D(self, loss_D: Tensor) -> None:  # noqa: N802, N803
-        """Update the discriminator."""
+        """Update the discriminator; what another backward pass left in it is dropped."""
+        self.opt_disc.zero_grad()
         self.update(loss_D, self.opt_disc)
+
+    def compute_GAN_loss(self, x: Tensor, y_fake: Tensor) -> Tensor:  # noqa: N802
+        """What the discriminator thinks of generated images."""
+        verdict = self.disc(x, y_fake)
+        return self.loss_manager.compute_loss_xy("G_GAN", verdict, torch.ones_like(verdict))
+
+    def compute_structure_loss(self, y: Tensor, y_fake: Tensor) -> tuple[Tensor, ...]:
+        """How far generated images are from the target: every other loss with the tag "G"."""
+        names = [name for name in self.loss_manager.get_loss_weights(query=["G"]) if name != "G_GAN"]
+        return tuple(self.loss_manager.compute_loss_xy(name, y_fake, y) for name in names)
 
     def forward_G(self, x: Tensor, y: Tensor, y_fake: Tensor) -> Tensor:  # noqa: N802
         """The generator's loss: what the discriminator thinks of its images, and how far they are from the target."""
-        verdict = self.disc(x, y_fake)
-        total = self.loss_manager.compute_loss_xy("G_GAN", verdict, torch.ones_like(verdict))
-        for name in self.loss_manager.get_loss_weights(query=["G"]):
-            if name != "G_GAN":
-                total = total + self.loss_manager.compute_loss_xy(name, y_fake, y)
+        total = self.compute_GAN_loss(x, y_fake)
+        for loss in self.compute_structure_loss(y, y_fake):
+            total = total + loss
         return total
 
     def backward_G(self, loss_G: Tensor) -> None:  # noqa: N802, N803
         """Update the generator; nothing of this loss reaches the discriminator."""
+        self.opt_gen.zero_grad()
         self.update(loss_G, self.opt_gen)
 
     # The hooks
@@ -141,6 +205,7 @@ class Pix2pixTrainer(Trainer):
             self.loss_manager.print_weights()
 
     def train_step(self, x: Tensor, y: Tensor, idx: int, **kwargs: Any) -> Mapping[str, Tensor] | None:
+        """Generate images, update the discriminator, then the generator, and now and then show how it goes."""
         y_fake = self.gen(x)
         self.backward_D(self.forward_D(x, y, y_fake)["loss_D"])
         self.backward_G(self.forward_G(x, y, y_fake))
@@ -173,6 +238,26 @@ class Pix2pixTrainer(Trainer):
             lines.append(f"Next learning rate ({name}): {round(optimizer.param_groups[0]['lr'], precision)}")
         return self._tell("\n".join(lines), capture)
 
-    def save_examples(self) -> list[Path]:
-        """Triplets of the validation images."""
-        return self.save_xyz_examples(self.gen, self.val_loader)
+    def save_checkpoint(self, mode: str = "both", capture: bool = False) -> Path | str:
+        """Keep the complete state ("both"), or only the generator ("g") or the discriminator ("d") and its optimizer.
+
+        `capture` returns a line that says where. Only from a complete state does a run go on exactly.
+        """
+        networks = {"g": (self.gen, self.opt_gen), "d": (self.disc, self.opt_disc)}
+        kind = str(mode).lower()
+        if kind == "both":
+            return super().save_checkpoint("both", capture)
+        if kind not in networks:
+            raise ConfigurationError(f"save_checkpoint was given mode={mode!r}; expected 'g', 'd' or 'both'.")
+        path = self.export_model_weights(*networks[kind], kind.upper())
+        return f"Checkpoint saved ({kind.upper()}): {path}" if capture else path
+
+    def save_examples(self, silent: bool = False, capture: bool = False) -> list[Path] | str:
+        """Triplets of the validation images; unless `silent`, a line says where, which `capture` returns instead."""
+        paths = self.save_xyz_examples(network=self.gen, dataloader=self.val_loader)
+        text = f"Saved example images: {self.examples_dir}"
+        if capture:
+            return text
+        if not silent:
+            self._tell(text, capture=False)
+        return paths

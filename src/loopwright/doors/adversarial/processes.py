@@ -19,6 +19,7 @@ T = TypeVar("T")
 def runtime_of(settings: Common) -> Runtime | str | None:
     """What a config asks to run on: all the processes there are, a device, or None for the best there is."""
     device = settings.device
+    _check_device(device)
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigurationError(
             f"common.device is {device!r}, and torch finds no such device here: use 'cpu', or 'auto' for the best "
@@ -31,6 +32,16 @@ def runtime_of(settings: Common) -> Runtime | str | None:
     if device == "cuda" and settings.gpu_ids:
         return f"cuda:{settings.gpu_ids[0]}"
     return None if device == "auto" else device
+
+
+def _check_device(device: str) -> None:
+    try:
+        torch.device("cpu" if device == "auto" else device)
+    except RuntimeError:
+        raise ConfigurationError(
+            f"common.device is {device!r}, which is no device: use 'auto' for the best there is, 'cpu', 'cuda', or one "
+            "of several such as 'cuda:1'."
+        ) from None
 
 
 def _own_device(settings: Common) -> str | None:

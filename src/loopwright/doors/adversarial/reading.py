@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 import json
+import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
@@ -21,10 +22,32 @@ if TYPE_CHECKING:
     from ...config.problems import ConfigError
     from ...config.tree import Node
 
-ConfigSource: TypeAlias = str | os.PathLike[str] | Mapping[str, Any] | Config | None
+logger = logging.getLogger("loopwright")
+
+ConfigSource: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | Config | ConfigManager | None"
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 
 _COPY_NAME = re.compile(r"train(\d+)_config\.json")
+_said: set[str] = set()  # settings without an effect that this process has spoken of
+
+
+class ConfigManager:
+    """A config and where it came from: `data` are the settings as attributes, `raw` as a dict.
+
+    `Trainer` takes one as its config and then shares `data` with it.
+    """
+
+    def __init__(self, input_config: ConfigSource = None, kind: type[Config] = Config) -> None:
+        self.data = load_config(input_config, kind)
+
+    @property
+    def raw(self) -> dict[str, Any]:
+        """All settings by group, as they are now."""
+        return self.data.model_dump(mode="json")
+
+    def export_config(self, output_directory: str | os.PathLike[str]) -> Path:
+        """Write a numbered copy; see `export_config`."""
+        return export_config(self.data, output_directory)
 
 
 def load_config(source: ConfigSource = None, kind: type[AnyConfig] = Config) -> AnyConfig:  # type: ignore[assignment]
@@ -32,10 +55,17 @@ def load_config(source: ConfigSource = None, kind: type[AnyConfig] = Config) -> 
 
     What is left out has its default. The settings may be under a key "config", as in a whole file.
     """
+    if isinstance(source, ConfigManager):
+        source = source.data
     if isinstance(source, Config):
         return source.model_copy(deep=True)  # type: ignore[return-value]
     if source is None:
         return kind()
+    if not isinstance(source, (str, os.PathLike, Mapping)):
+        raise ConfigurationError(
+            f"config is {source!r}, of type {type(source).__name__}; expected the path of a JSON or YAML file, a dict, "
+            "a Config, a ConfigManager, or None for the defaults."
+        )
     given = _read(Path(source)) if isinstance(source, (str, os.PathLike)) else Given("config", source)
     values: Any = given.values
     if not isinstance(values, Mapping):
@@ -69,8 +99,37 @@ def export_config(config: Config, directory: str | os.PathLike[str]) -> Path:
     folder = Path(directory)
     number = max((n for n, _ in config_copies(folder)), default=0) + 1
     path = folder / f"train{number}_config.json"
-    path.write_text(json.dumps({"config": config.model_dump(mode="json")}, indent=2) + "\n")
+    values = config.model_dump(mode="json")
+    for key, is_given, _ in settings_without_effect(config):
+        if not is_given:  # whoever reads the copy is not to be told of what nobody set
+            _remove(values, key.split("."))
+    path.write_text(json.dumps({"config": values}, indent=2) + "\n")
     return path
+
+
+def say_without_effect(config: Config) -> None:
+    """Say which of the settings that were given change nothing here; of each, once in a process."""
+    given = {key: why for key, is_given, why in settings_without_effect(config) if is_given and key not in _said}
+    _said.update(given)
+    for why in dict.fromkeys(given.values()):
+        keys = ", ".join(key for key, reason in given.items() if reason == why)
+        logger.warning("Without an effect in the config: %s (%s).", keys, why)
+
+
+def settings_without_effect(group: BaseModel, before: str = "") -> Iterator[tuple[str, bool, str]]:
+    """Of each such setting its key, whether it was given, and why it changes nothing."""
+    for name, field in type(group).model_fields.items():
+        value, extra = getattr(group, name), field.json_schema_extra
+        if isinstance(value, BaseModel):
+            yield from settings_without_effect(value, f"{before}{name}.")
+        elif isinstance(extra, dict) and "why" in extra:
+            yield f"{before}{name}", name in group.model_fields_set, str(extra["why"])
+
+
+def _remove(values: dict[str, Any], path: list[str]) -> None:
+    for name in path[:-1]:
+        values = values[name]
+    del values[path[-1]]
 
 
 def config_copies(directory: Path) -> list[tuple[int, Path]]:

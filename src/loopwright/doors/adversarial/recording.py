@@ -6,16 +6,20 @@ import atexit
 import logging
 import os
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from ...callbacks.checkpoints import Checkpoints
 from ...callbacks.recorder import RunRecorder
 from ...errors import CheckpointError
-from ...run import RunDirectory, RunManifest, update_manifest
+from ...run import MetricsStore, RunDirectory, RunManifest, update_manifest
 from .config import Saving
 
 if TYPE_CHECKING:
+    from ...history import History
+    from ...progress import Progress
     from ...run.manifest import State
     from ...trainer import Trainer as CoreTrainer
 
@@ -71,6 +75,51 @@ class ExperimentRun(RunDirectory):
                 self.finish("failed", f"{type(error).__name__}: {error}")
         except (CheckpointError, OSError) as problem:
             logger.warning("How the experiment in %s ended is not noted: %s", self.path, problem)
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What an experiment's files have: how far it went, and the metrics by step and by epoch."""
+
+    step: int
+    update: int
+    epoch: int
+    sample: int
+    seconds: float
+    steps: Mapping[int, Mapping[str, float]]
+    epochs: Mapping[int, Mapping[str, float]]
+
+    def give_to(self, progress: Progress, history: History) -> None:
+        """Let a run that has not begun go on behind all of it."""
+        progress.step = progress.recorded_step = self.step
+        progress.update, progress.epoch = self.update, self.epoch
+        progress.sample, progress.seconds = self.sample, self.seconds
+        for step, row in self.steps.items():
+            history.add_steps(step, [row])
+        for epoch in range(self.epoch):
+            history.set_epoch(epoch, self.epochs.get(epoch + 1, {}))
+
+
+def read_recorded(run: RunDirectory) -> Recorded | None:
+    """What was recorded of an experiment; None where nothing was."""
+    if not run.metrics_path.exists():
+        return None
+    store = MetricsStore(run.metrics_path, read_only=True)
+    try:
+        step_rows, epoch_rows = store.steps(), store.epochs()
+    finally:
+        store.close()
+    steps: dict[int, dict[str, float]] = {}
+    epochs: dict[int, dict[str, float]] = {}
+    for _, step, name, value in step_rows:
+        steps.setdefault(step, {})[name] = value
+    for epoch, _, name, value in epoch_rows:
+        epochs.setdefault(epoch, {})[name] = value
+    last = max((row[1] for row in step_rows), default=0)
+    update = max((row[0] for row in step_rows), default=last)
+    counted = RunManifest.read(run.manifest_path).progress if run.has_run else {}
+    sample, seconds = int(counted.get("sample", 0)), float(counted.get("seconds", 0.0))
+    return Recorded(last, update, max(epochs, default=0), sample, seconds, steps, epochs)
 
 
 class EpochRecorder(RunRecorder):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +15,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from ...errors import ConfigurationError
 from .config import LearningRate
 
-ScheduleFunction: TypeAlias = "Callable[[Schedule, int], float]"
+logger = logging.getLogger("loopwright")
+
+ScheduleFunction: TypeAlias = "Callable[..., float]"
+NEVER = 1_000_000_000
+EPSILON = 1e-9  # in the place of a 0 that an exponential curve comes from or goes to
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,42 +28,85 @@ class Schedule:
 
     Epochs are counted from 1, as in `Trainer.current_epoch`. `schedule` is "linear", "cosine", "exponential", "step"
     (all at once, half way), or a function of the schedule and the epoch. The value is a pure function of the epoch,
-    so there is nothing to save and nothing that two losses could share by mistake.
+    so there is nothing to save and nothing that two losses could share by mistake. Without an `end_epoch` the target
+    is never reached.
     """
 
     schedule: str | ScheduleFunction = "linear"
     start_epoch: int = 0
-    end_epoch: int = 0
+    end_epoch: int = NEVER
     initial_value: float = 1.0
     target_value: float = 1.0
 
     def __post_init__(self) -> None:
-        if isinstance(self.schedule, str) and self.schedule not in CURVES:
-            raise ConfigurationError(f"Schedule({self.schedule!r}): use one of {', '.join(CURVES)}, or a function.")
+        if not callable(self.schedule) and self.schedule not in CURVES:
+            near = difflib.get_close_matches(str(self.schedule), CURVES, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ConfigurationError(
+                f"Schedule({self.schedule!r}): use one of {', '.join(CURVES)}, or a function of the schedule and the "
+                f"epoch.{hint}"
+            )
         if self.end_epoch < self.start_epoch:
             raise ConfigurationError(
                 f"Schedule: end_epoch={self.end_epoch} is before start_epoch={self.start_epoch}; exchange them."
             )
-        if self.schedule == "exponential" and not self.initial_value * self.target_value > 0:
-            raise ConfigurationError("Schedule('exponential') needs values of one sign, none of them 0.")
+        if self.schedule == "exponential" and self.initial_value * self.target_value < 0:
+            raise ConfigurationError(
+                f"Schedule('exponential') goes from {self.initial_value} to {self.target_value}, which no exponential "
+                "curve does: give values of one sign, or use 'linear'."
+            )
+        if self.end_epoch == NEVER and not callable(self.schedule) and self.initial_value != self.target_value:
+            logger.warning(
+                "Schedule(%r) has no end_epoch: the value stays %s and %s is never reached. Say in which epoch it is "
+                "to be reached, as in end_epoch=100.",
+                *(self.schedule, self.initial_value, self.target_value),
+            )
 
-    def value(self, epoch: int) -> float:
+    def value(self, epoch: int, **weight_kwargs: Any) -> float:
+        """The value in an epoch; `weight_kwargs` are keywords for a function that was given as the schedule."""
         if callable(self.schedule):
-            return float(self.schedule(self, epoch))
+            return float(self.schedule(self, epoch, **weight_kwargs))
+        unknown = sorted(weight_kwargs.keys() - KEYWORDS.get(self.schedule, set()))
+        if unknown:
+            raise ConfigurationError(
+                f"weight_kwargs has {', '.join(unknown)}, and the schedule {self.schedule!r} takes "
+                f"{', '.join(sorted(KEYWORDS.get(self.schedule, ()))) or 'none'}: leave them out, or give a function "
+                "as the schedule."
+            )
         if epoch <= self.start_epoch:
             return self.initial_value
         if epoch >= self.end_epoch:
             return self.target_value
         done = (epoch - self.start_epoch) / (self.end_epoch - self.start_epoch)
-        return CURVES[self.schedule](self.initial_value, self.target_value, done)
+        return float(CURVES[self.schedule](self.initial_value, self.target_value, done, **weight_kwargs))
 
 
-CURVES: dict[str, Callable[[float, float, float], float]] = {
+def _exponential(first: float, last: float, done: float, epsilon: float = EPSILON) -> float:
+    """A constant factor from epoch to epoch; a 0 at one end is a very small number on the way."""
+    sign = math.copysign(1.0, first or last)
+    first, last = first or sign * epsilon, last or sign * epsilon
+    return first * math.pow(last / first, done)
+
+
+CURVES: dict[str, Callable[..., float]] = {
     "linear": lambda first, last, done: first + (last - first) * done,
     "cosine": lambda first, last, done: last + (first - last) * (1 + math.cos(math.pi * done)) / 2,
-    "exponential": lambda first, last, done: first * (last / first) ** done,
+    "exponential": _exponential,
     "step": lambda first, last, done: first if done < 0.5 else last,
 }
+KEYWORDS = {"exponential": {"epsilon"}}
+
+
+class Scheduler:
+    """A schedule as a factor of its largest value, for torch's `LambdaLR`, which counts epochs from 0."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.max_value = max(schedule.initial_value, schedule.target_value)
+
+    def eval_schedule(self, timestep: int) -> float:
+        """The factor in an epoch counted from 0: 1 where the value is the largest one."""
+        return self.schedule.value(timestep + 1) / self.max_value if self.max_value else 0.0
 
 
 class ScheduledRate(LRScheduler):
@@ -68,18 +117,49 @@ class ScheduledRate(LRScheduler):
 
     def __init__(self, optimizer: Optimizer, schedule: Schedule) -> None:
         self.schedule = schedule
+        self._is_stepping = False
+        self._old_lr = self._new_lr = optimizer.param_groups[0]["lr"]
         super().__init__(optimizer)
+        self._old_lr = self._new_lr
 
-    def get_lr(self) -> list[float | Any]:
+    def rates(self) -> list[float]:
+        """The learning rate of each group in the epoch that comes next."""
         return [self.schedule.value(self.last_epoch + 1) for _ in self.optimizer.param_groups]
+
+    def get_lr(self) -> Any:
+        """(the last epoch's rate, the next one's); to torch, which asks while it steps, the rates."""
+        return self.rates() if self._is_stepping else (self._old_lr, self._new_lr)
 
     def step(self, epoch: int | None = None) -> None:
         """Go to the next epoch, also where a loss scaler left out every step of this one, which torch warns about."""
         self.optimizer._opt_called = True  # type: ignore[attr-defined]
+        self._is_stepping = True
         super().step(epoch)
+        self._is_stepping = False
+        self._old_lr, self._new_lr = self._new_lr, self.optimizer.param_groups[0]["lr"]
+
+    def go_to(self, epoch: int) -> None:
+        """Set the rates as they are after so many epochs."""
+        self.last_epoch = epoch - 1
+        self.step()
 
     def state_dict(self) -> dict[str, Any]:
-        return {key: value for key, value in super().state_dict().items() if key != "schedule"}
+        return {key: value for key, value in super().state_dict().items() if key not in OWN_STATE}
+
+
+OWN_STATE = ("schedule", "scheduler", "_is_stepping")
+
+
+class TorchScheduler(ScheduledRate):
+    """Multiplies an optimizer's learning rates by a schedule, as a factor of its largest value."""
+
+    def __init__(self, optimizer: Optimizer, schedule: Schedule | None = None) -> None:
+        self.scheduler = Scheduler(Schedule() if schedule is None else schedule)
+        super().__init__(optimizer, self.scheduler.schedule)
+
+    def rates(self) -> list[float]:
+        factor = self.scheduler.eval_schedule(self.last_epoch)
+        return [float(rate) * factor for rate in self.base_lrs]
 
 
 def rate_schedule(settings: LearningRate) -> Schedule:

@@ -56,7 +56,7 @@ class Tester(Trainer):
         load_epoch: int | str | None = None,
     ) -> None:
         if config is None and experiment_dir is not None:
-            config = _config_in(Path(experiment_dir))
+            config = config_in(Path(experiment_dir))
         super().__init__(config, quicksetup=False)
         self.experiment_dir = directory_of(self.config) if experiment_dir is None else Path(experiment_dir)
         if dataroot is not None:
@@ -80,13 +80,23 @@ class Tester(Trainer):
             upconv_type=settings.upsample_type,
         ).to(self.device)
 
-    def run_test(self, image_count: int | None = None) -> list[TestResult]:
-        """Test so many images, other ones each time, or all of them; write triplets and a log of their losses."""
-        dataset = PairedDataset(self.config, Path(self.config.dataloader.dataroot) / "test", augment=False)
+    def run_test(self, image_count: int | None = None, silent: bool = False) -> list[TestResult]:
+        """Test so many images, other ones each time, or all of them; write triplets and a log of their losses.
+
+        Unless `silent`, a line says how many.
+        """
+        if image_count is not None and (type(image_count) is not int or image_count < 1):
+            raise ConfigurationError(
+                f"run_test was given image_count={image_count!r}; expected a whole number of images from 1, or nothing "
+                "for all of them."
+            )
+        dataset = PairedDataset(self.config, Path(self.config.dataloader.dataroot) / "test", is_train=False)
         runtime = self._engine.runtime
         folder, number = by_first(runtime, lambda: _next_folder(self._directory() / "test"))
         order = permutation(self.config.common.seed or 0, number, len(dataset)).tolist()
         chosen = sorted(order[:image_count])
+        if not silent:
+            self._tell(f"Testing {len(chosen)} images of {dataset.root}", capture=False)
         own: list[TestResult] = []
         with evaluating([self.gen], ()), torch.no_grad(), preserved_rng():
             for index in chosen[runtime.rank :: runtime.world]:
@@ -114,7 +124,7 @@ def _write_log(folder: Path, epoch: int, results: list[TestResult]) -> None:
     (folder / "log.json").write_text(json.dumps(log, indent=2) + "\n")
 
 
-def _config_in(directory: Path) -> Path:
+def config_in(directory: Path) -> Path:
     copies = config_copies(directory)
     if not copies:
         raise ConfigurationError(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
+import inspect
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -20,24 +20,23 @@ from ...data.seeding import seed_everything
 from ...errors import CheckpointError, ConfigurationError
 from .config import Config
 from .dataset import PairedDataset
-from .engine import Engine, EpochHooks
+from .engine import Engine
 from .examples import write_examples
 from .experiment import choose_directory, epoch_path, read_state, saved_epochs
-from .live import LiveView, thinned
+from .hooks import EpochHooks, check_epoch, check_hooks, checked_keywords
+from .live import Curves, LiveView, thinned
 from .losses import LossManager
 from .networks_files import load_network, save_network
 from .processes import by_first
-from .reading import ConfigSource, export_config, load_config
-
-HOOKS = ("on_epoch_start", "train_step", "on_epoch_end")
+from .reading import ConfigManager, ConfigSource, export_config, say_without_effect
 
 
 class Trainer:
     """Trains on pairs of images, an epoch at a time. Override `on_epoch_start`, `train_step` and `on_epoch_end`.
 
-    `config` is a JSON or YAML file, a dict, a `Config`, or None for the defaults. `quicksetup` makes the experiment's
-    directory with a copy of the config, and a `LossManager`. Networks, optimizers and schedulers are whatever a
-    subclass assigns to self; they are saved and restored under those names.
+    `config` is a JSON or YAML file, a dict, a `Config`, a `ConfigManager`, or None for the defaults. `quicksetup`
+    makes the experiment's directory with a copy of the config, and a `LossManager`. Networks, optimizers and
+    schedulers are whatever a subclass assigns to self; they are saved and restored under those names.
     """
 
     config_type: ClassVar[type[Config]] = Config
@@ -48,24 +47,41 @@ class Trainer:
         self.loaded_epoch = 0  # epochs that a run which is continued had behind it
         self.last_epoch_time = 0.0
         self.experiment_dir: Path | None = None
+        self.examples_dir: Path | None = None
         self.is_continuing = False
         self.loss_manager: LossManager | None = None
         self.train_loader: Any = None
         self.val_loader: Any = None
         self.live: LiveView | None = None
+        self.vis = Curves(self)
         self._wants_checkpoint = False
         self.init_config(config)
         self._engine = Engine(self, self.config.common)
-        self.device = self._engine.runtime.device
+        self.device = str(self._engine.runtime.device)  # as torch.amp.autocast and GradScaler take it
+        if self._engine.runtime.is_main:
+            say_without_effect(self.config)
         if self.config.common.seed is not None:
             seed_everything(self.config.common.seed)  # the networks that a subclass builds are part of the run
         if quicksetup:
             self.quicksetup()
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Only for what is not there: often all of it, since the constructor was overridden."""
+            kind = type(self).__name__
+            if "_engine" in vars(self) or "config" in vars(self) or name.startswith("__"):
+                raise AttributeError(f"{kind!r} object has no attribute {name!r}", name=name, obj=self)
+            raise AttributeError(
+                f"{kind} has no {name!r} yet: its __init__ must call super().__init__(config) before anything else."
+            )
+
     # Setting up
 
     def init_config(self, config: ConfigSource) -> None:
-        self.config = load_config(config, self.config_type)
+        """Read the config: `self.config` are its settings, `self.config_manager` has them too."""
+        self.config_manager = config if isinstance(config, ConfigManager) else ConfigManager(config, self.config_type)
+        self.config = self.config_manager.data
 
     def quicksetup(self) -> None:
         """The directory, the loss manager, and a copy of the config."""
@@ -81,26 +97,47 @@ class Trainer:
 
         self.experiment_dir, self.is_continuing, version = by_first(self._engine.runtime, choose)
         self.config.common.experiment_version = version
+        self.examples_dir = self._directory() / "examples"
+        if self._engine.runtime.is_main:
+            self.examples_dir.mkdir(exist_ok=True)
         self._engine.use_directory(self._directory(), self.config.save)
 
-    def init_loss_manager(self, history_buffer_size: int = 50_000) -> None:
+    def init_loss_manager(self, override: LossManager | None = None, history_buffer_size: int = 50_000) -> None:
+        """Make the loss manager, or take one that was made already."""
+        if override is not None:
+            if not isinstance(override, LossManager):
+                raise ConfigurationError(
+                    f"init_loss_manager was given {override!r}; expected a LossManager, or nothing to make one."
+                )
+            self.loss_manager = override
+            return
         runtime = self._engine.runtime
         directory = self.experiment_dir if runtime.is_main else None
         self.loss_manager = LossManager(
             self.config, directory, self.log_losses and runtime.is_main, history_buffer_size
         )
+        self.loss_manager.device = self.device
         self.loss_manager.is_shared, self.loss_manager.is_quiet = runtime.world > 1, not runtime.is_main
         if self.loss_manager.log is not None and not self.is_continuing:
             self.loss_manager.log.position = 0
 
     def export_config(self) -> None:
+        """Write a numbered copy of the config to the experiment's directory."""
         if self._engine.runtime.is_main:
             export_config(self.config, self._directory())
 
-    def build_dataloader(self, loader_type: str) -> DataLoader[tuple[Tensor, Tensor]]:
-        """The images of "train", shuffled and augmented, or of "val" or "test", as they are."""
-        settings, is_train = self.config.dataloader, loader_type == "train"
-        dataset = PairedDataset(self.config, Path(settings.dataroot) / loader_type, augment=is_train)
+    def build_dataloader(self, loader_type: str, is_train: bool | None = None) -> DataLoader[tuple[Tensor, Tensor]]:
+        """The images of a folder of `dataloader.dataroot`: shuffled and augmented if `is_train`, otherwise as they are.
+
+        By default those of "train" are for training, and those of "val" or "test" are not.
+        """
+        settings = self.config.dataloader
+        if not settings.dataroot:
+            raise ConfigurationError(
+                "dataloader.dataroot is ''; expected the folder that has the folders train, val and (for tests) test."
+            )
+        is_train = loader_type == "train" if is_train is None else is_train
+        dataset = PairedDataset(self.config, Path(settings.dataroot) / loader_type, is_train=is_train)
         return DataLoader(dataset, settings.batch_size, shuffle=is_train, num_workers=settings.num_workers)
 
     def build_optimizer(
@@ -111,7 +148,16 @@ class Trainer:
         beta1: float = 0.5,
     ) -> Optimizer:
         """An optimizer of Adam's family for a network."""
-        return optimizer(network.parameters(), lr=lr, betas=(beta1, 0.999))
+        options: dict[str, Any] = {"lr": lr, "betas": (beta1, 0.999)}
+        try:
+            inspect.signature(optimizer).bind(network.parameters(), **options)
+        except TypeError:
+            shown = getattr(optimizer, "__name__", repr(optimizer))
+            raise ConfigurationError(
+                f"build_optimizer was given {shown}; expected a class that takes lr and betas, such as "
+                "torch.optim.Adam. Make any other one yourself: self.opt = torch.optim.SGD(net.parameters(), lr=0.1)."
+            ) from None
+        return optimizer(network.parameters(), **options)
 
     # The hooks
 
@@ -128,7 +174,10 @@ class Trainer:
         raise NotImplementedError(f"{type(self).__name__} must override on_epoch_end, or pass it to train_paired.")
 
     def update(self, loss: Tensor, optimizer: Optimizer, *, retain_graph: bool | None = None) -> None:
-        """Backward and a step of one optimizer; gradients go to its parameters only, scaled by its own scaler."""
+        """Backward and a step of one optimizer; gradients go to its parameters only, scaled by its own scaler.
+
+        Gradients that another backward pass left in those parameters are an error: see `check_gradients`.
+        """
         self._engine.adopt()
         self._engine.update(loss, optimizer, retain_graph=retain_graph)
 
@@ -148,18 +197,20 @@ class Trainer:
         Hooks that are given take the place of the methods for this call. `callback_kwargs` has keywords for each hook
         under its name. Pictures and curves are written from a thread of their own if `multithreaded`.
         """
-        keywords = _checked_keywords(callback_kwargs or {})
+        check_epoch(epoch)
+        keywords = checked_keywords({} if callback_kwargs is None else callback_kwargs)
         if self.train_loader is None:
             raise ConfigurationError(
                 "There is nothing to train on: assign self.train_loader, as in `self.train_loader = "
                 "self.build_dataloader('train')`."
             )
         hooks = EpochHooks(
-            on_epoch_start or self.on_epoch_start,
-            train_step or self.train_step,
-            on_epoch_end or self.on_epoch_end,
+            self.on_epoch_start if on_epoch_start is None else on_epoch_start,
+            self.train_step if train_step is None else train_step,
+            self.on_epoch_end if on_epoch_end is None else on_epoch_end,
             keywords,
         )
+        check_hooks(hooks)
         self.current_epoch = 1 + epoch + self.loaded_epoch
         if self.loss_manager is not None:
             self.loss_manager.epoch = self.current_epoch
@@ -173,7 +224,7 @@ class Trainer:
             self.live = None
         self.last_epoch_time = perf_counter() - started
         if self._wants_checkpoint:
-            self.save_checkpoint()
+            self._save_state()
 
     def _live_view(self, multithreaded: bool) -> LiveView | None:
         settings = self.config.visualizer.visdom
@@ -193,7 +244,7 @@ class Trainer:
         series = self._engine.history.steps
         names = [] if self.loss_manager is None else [name for name in self.loss_manager.loss_fns if name in series]
         length = self._engine.epoch_length() or 1
-        live.update_losses({name: thinned(series[name], length) for name in names})
+        live.update_losses(self.vis.points | {name: thinned(series[name], length) for name in names})
 
     def print_end_of_epoch(self, capture: bool = False) -> str | None:
         """Print which epoch ended and how long it took, or return the text with `capture`."""
@@ -216,8 +267,20 @@ class Trainer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave."""
 
-    def save_checkpoint(self) -> Path:
-        """Keep the complete state after this epoch; called in a hook, it waits for the epoch's end."""
+    def save_checkpoint(self, mode: str = "both", capture: bool = False) -> Path | str:
+        """Keep the complete state after this epoch; called in a hook, it waits for the epoch's end.
+
+        `mode` "both" is all there is, from which a run goes on exactly. `capture` returns a line that says where.
+        """
+        if str(mode).lower() != "both":
+            raise ConfigurationError(
+                f"save_checkpoint was given mode={mode!r}; expected 'both', which keeps everything. For one network "
+                "use self.export_model_weights(network, optimizer, 'G')."
+            )
+        path = self._save_state()
+        return f"Checkpoint saved: {path}" if capture else path
+
+    def _save_state(self) -> Path:
         path = epoch_path(self._directory(), self.current_epoch or self.loaded_epoch)
         self._wants_checkpoint = self._engine.is_running
         if not self._wants_checkpoint:
@@ -262,7 +325,11 @@ class Trainer:
         optimizer: Optimizer | None = None,
         learning_rate: float | None = None,
     ) -> None:
-        """Load one network, and its optimizer if given, from `train.load.load_epoch` of this experiment."""
+        """Load one network, and its optimizer if given, from `train.load.load_epoch` of this experiment.
+
+        What was recorded of the experiment stays, and what is trained from here on is added to it.
+        """
+        net_type = net_type.upper() if net_type in ("g", "d") else net_type
         names = [name for name, value in vars(self).items() if value is network]
         epoch = self.config.train.load.load_epoch
         self.loaded_epoch = load_network(self._directory(), epoch, net_type, network, optimizer, names)
@@ -278,15 +345,20 @@ class Trainer:
 
     def save_xyz_examples(self, network: nn.Module, dataloader: Any) -> list[Path]:
         """Write input, output and target of `save.num_examples` images, chosen anew for every epoch."""
+        if not isinstance(network, nn.Module):
+            raise ConfigurationError(
+                f"save_xyz_examples was given a {type(network).__name__} as the network; expected "
+                "save_xyz_examples(network, dataloader)."
+            )
         write = partial(
             write_examples,
-            self._directory() / "examples",
+            self.examples_dir or self._directory() / "examples",
             network,
             dataloader,
             epoch=self.current_epoch or self.loaded_epoch,
             count=self.config.save.num_examples,
             seed=self.config.common.seed or 0,
-            device=self.device,
+            device=self._engine.runtime.device,
         )
         with self._engine.runtime.autocast:
             return by_first(self._engine.runtime, write)
@@ -299,15 +371,3 @@ class Trainer:
         if self.experiment_dir is None:
             raise ConfigurationError("There is no experiment directory: call build_output_directory() first.")
         return self.experiment_dir
-
-
-def _checked_keywords(given: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
-    for name, keywords in given.items():
-        if name not in HOOKS or not isinstance(keywords, Mapping):
-            near = difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.4)
-            hint = f" Did you mean {near[0]!r}?" if near and name not in HOOKS else ""
-            raise ConfigurationError(
-                f"callback_kwargs has {name!r}: {keywords!r}; expected a dict of keywords under "
-                f"{', '.join(HOOKS)}.{hint}"
-            )
-    return given

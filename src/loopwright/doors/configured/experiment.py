@@ -44,9 +44,9 @@ class Experiment:
     `trainer` is the trainer once it is built, and `run` the run directory once there is one.
     """
 
-    def __init__(self, config: Config, *, run: Path | None = None, progress: str = "auto") -> None:
+    def __init__(self, config: Config, *, run: str | Path | None = None, progress: str = "auto") -> None:
         self.config = config
-        self.run = run
+        self.run = None if run is None else Path(run)
         self.progress = progress
         self.seed: int | None = config.get("seed", 0)
         self.name: str = config.get("name") or Path(config.place("")[0]).stem

@@ -21,18 +21,15 @@ from .callbacks import (
     SyncBatchNormCallback,
     TerminateOnNaNCallback,
     TrainerCallback,
+    WSDCheckpointCallback,
+    get_default_callbacks,
 )
 from .finetuning import ModelFreezer
-from .placeholders import TrainerPlaceholderValues
+from .placeholders import TrainerPlaceHolderValues, TrainerPlaceholderValues
 from .run_config import TrainerRunConfig
-from .schedulers import (
-    CosineLrScheduler,
-    SchedulerBase,
-    StatefulSchedulerBase,
-    TrainerWithTimmScheduler,
-    WSDLrScheduler,
-)
-from .tracking import InMemoryRunHistory, RunHistory
+from .schedulers import CosineLrScheduler, SchedulerBase, StatefulSchedulerBase, WSDLrScheduler
+from .timm_trainer import TrainerWithTimmScheduler
+from .tracking import InMemoryRunHistory, LossTracker, RunHistory
 from .trainer import DEFAULT_CALLBACKS, Trainer
 
 __all__ = [
@@ -46,6 +43,7 @@ __all__ = [
     "LimitBatchesCallback",
     "LimitEvalStepsCallback",
     "LogMetricsCallback",
+    "LossTracker",
     "ModelEma",
     "ModelEmaCallback",
     "ModelFreezer",
@@ -64,8 +62,11 @@ __all__ = [
     "TerminateOnNaNCallback",
     "Trainer",
     "TrainerCallback",
+    "TrainerPlaceHolderValues",
     "TrainerPlaceholderValues",
     "TrainerRunConfig",
     "TrainerWithTimmScheduler",
+    "WSDCheckpointCallback",
     "WSDLrScheduler",
+    "get_default_callbacks",
 ]

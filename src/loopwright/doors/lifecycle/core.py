@@ -1,9 +1,10 @@
-"""The core trainer of one run: its loop iterates, and asks the door's stages for everything that happens."""
+"""The core trainer of one run: its loop iterates, and the door's stages are what it iterates over."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import replace
 from math import nan
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,16 +14,17 @@ from torch import nn
 
 from ... import loop
 from ...agreeing import Accord
-from ...assembly import build_lane
-from ...building import Schedule
-from ...callbacks.nonfinite import NonFiniteGuard
-from ...data.stream import Stream, open_stream
+from ...checkpoint.metric_state import load_metric_states, metric_states
+from ...components import evaluating, start_training_mode
+from ...data.seeding import preserved_rng
+from ...data.stream import Stream
 from ...errors import Interrupted
 from ...meter import Meter
-from ...optimization import Guard, Lane, Optimization
 from ...runtime import Runtime
 from ...step import StepResult
-from ...trainer import Trainer as CoreTrainer
+from .checks import checked_output
+from .components import Components
+from .loaders import EvaluationLoader, TrainingLoader, prepared
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 Stage = Literal["steps", "eval", "end", "over"]
 
 
-class Core(CoreTrainer):
+class Core(Components):
     """Translates: what the core calls a train step is, here, the stages of document 002 in their order.
 
     `stage` is what comes next in the epoch, once the event under way is over; a training state holds it, so that a
@@ -39,119 +41,159 @@ class Core(CoreTrainer):
 
     plateau_metric = None
 
-    def __init__(
-        self, door: Trainer, runtime: Runtime, *, accumulate: int = 1, clip_value: float | None = None
-    ) -> None:
-        super().__init__(
-            callbacks=[NonFiniteGuard("off")],  # stopping on NaN is a callback of the door
-            accumulate=accumulate,
-            clip_value=clip_value,
-            runtime=runtime,
-            seed=None,
-            progress="silent",
-        )
-        self.door = door
-        self.order_seed = torch.initial_seed()
+    def __init__(self, door: Trainer, runtime: Runtime, *, trains: bool = False) -> None:
+        super().__init__(door, runtime, trains=trains)
         self.stage: Stage = "steps"
         self.resumed_event: tuple[str, list[str]] | None = None
-        self.is_intermediate = self.is_in_window = False
+        self.waiting_state: Any = None  # of a resumed run, for callbacks that have not started yet
+        self.is_in_window = False
         self.eval_metric = ""
+        self._has_begun = self._is_looking = False
+        self._num_passes = 0  # over the training data, since the last epoch was counted
+        self._batches: Iterator[Any] | None = None
+        self._step: loop.Step | None = None
         self._after_update: list[Callable[[], None]] = []
-        self._streams: dict[int, tuple[Any, Stream]] = {}
+        self._modes: list[tuple[nn.Module, bool]] = []
 
-    # Components
+    # Loaders
 
-    def configure_models(self) -> None:
-        """The model, and whatever else on the door is trained, such as a loss function with parameters."""
-        optimizer = self.door.optimizer
-        groups = [] if optimizer is None else optimizer.param_groups
-        trained = {id(param) for group in groups for param in group["params"]}
-        self.models = {"model": self.door.get_model()}
-        for name, value in vars(self.door).items():
-            if isinstance(value, nn.Module) and name != "model" and any(id(p) in trained for p in value.parameters()):
-                self.models[name] = value
-
-    def configure_optimizers(self) -> None:
-        if self.door.optimizer is not None:
-            self.optimizers["optimizer"] = self.door.optimizer
-
-    def use_scheduler(self, scheduler: Any) -> None:
-        """Make a scheduler part of the state of the run; the door's `scheduler_step` is what steps it."""
-        self.schedules = {} if scheduler is None else {"scheduler": Schedule(scheduler, every="update")}
-
-    def use_guard(self, guard: Guard | None) -> None:
-        """Let losses be looked at on the device, where reading each of them would hold it up."""
-        if guard is not None and (not self.runtime.reads_are_free or self.runtime.world > 1):
-            self._rebuild_lane(guard)
-
-    @property
-    def lane(self) -> Lane:
-        return self.optimization.lanes["optimizer"]
-
-    def _rebuild_lane(self, guard: Guard | None) -> None:
-        lane = build_lane(self, "optimizer", self.optimizers["optimizer"], guard)
-        self.optimization = Optimization({"optimizer": lane}, self.window)
-        self.optimization.refresh(self.modules.values())
-
-    def watch_steps(self) -> None:
-        """Nothing: an update is stages here, any of which may be the user's own."""
-
-    # Data
-
-    def open(self, data: Any, batch_size: int | None, *, shuffle: bool) -> Stream:
-        """Batch sizes are those of each process, as the document has them."""
-        shard = self.runtime.shard
-        shard = None if shard is None else replace(shard, is_per_process=True)
-        seed = self.runtime.broadcast_object(self.order_seed)
-        return open_stream(data, batch_size=batch_size, seed=seed, shuffle=shuffle, shard=shard)
-
-    def stream(self, loader: Any, *, is_training: bool) -> Stream:
-        """The stream over a loader as the callbacks want it, opened when it is first asked for."""
-        if id(loader) not in self._streams:
-            self._streams[id(loader)] = (loader, self.open(loader, None, shuffle=is_training))
-        stream = self._streams[id(loader)][1]
-        for callback in self.door.callback_handler.callbacks:
-            stream = callback.adapt_stream(stream, is_training=is_training, is_intermediate=self.is_intermediate)
-        return stream
-
-    def close_stream(self, loader: Any) -> None:
-        if id(loader) in self._streams:
-            self._streams.pop(id(loader))[1].close()
-
-    def close_streams(self) -> None:
-        for _, stream in self._streams.values():
-            stream.close()
-        self._streams = {}
+    def prepare_loaders(self) -> None:
+        """Take the door's loaders over: from here on the order of samples is a function of seed and epoch."""
+        door = self.door
+        if door._train_dataloader is not None:
+            door._train_dataloader = prepared(self, door._train_dataloader, TrainingLoader)
+            self.train_stream = self._stream_of(door._train_dataloader, is_training=True)
+        if door._eval_dataloader is not None:
+            door._eval_dataloader = prepared(self, door._eval_dataloader, EvaluationLoader)
+            self.eval_stream = self._stream_of(door._eval_dataloader, is_training=False)
 
     # A training epoch
 
     def begin_epoch(self, loader: Any) -> bool:
         """Get ready for the steps of an epoch; False when the run goes on inside one."""
+        self.leave_steps()
         progress = self.progress
+        self.load_callbacks()
         if progress.is_exhausted:
             progress.next_epoch()
-        if self.door.optimizer is not None and self.door.optimizer is not self.optimizers["optimizer"]:
-            self.optimizers["optimizer"] = self.door.optimizer
-            self._rebuild_lane(self.lane.guard)
+        self.adopt_replaced()
         self.optimization.refresh(self.modules.values())
+        self._has_begun, self.stage = True, "steps"
         if progress.in_epoch:
             return False
-        self.train_stream = self.stream(loader, is_training=True)
+        self._num_passes += 1
+        self.train_stream = self._stream_of(loader, is_training=True)
         self.train_stream.begin(progress.epoch)
         self.meter = self.meter.fresh()
         return True
 
-    def run_steps(self) -> float:
-        """All steps of the epoch, or what is left of them and of the updates; the mean loss of a sample."""
-        assert self.train_stream is not None
+    def training_batches(self, loader: TrainingLoader) -> Iterator[Any]:
+        """The batches of an epoch, or what is left of it, for whoever trains on them; one that is left is kept."""
+        if self._is_looking:
+            return self._look_at(loader)
+        if self._batches is not None and self._step is not None:
+            self.leave_steps()
+        if not self._has_begun:
+            self.begin_epoch(loader)
+        self._batches = self._give_batches()
+        return self._batches
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Whoever iterates the training loader in here only looks at its batches: no epoch has begun."""
+        self._is_looking = True
         try:
-            loop.take_steps(self, self.train_stream, replace(self.until, epochs=None))  # this epoch was asked for
+            yield
         finally:
-            self.is_in_window = False
-            self._after_update.clear()
+            self._is_looking = False
+
+    def _look_at(self, loader: TrainingLoader) -> Iterator[Any]:
+        stream = self.open(loader.loader, None, shuffle=True)
+        try:
+            stream.begin(0)
+            for batch in stream:
+                yield self.prepare_batch(batch.value)
+        finally:
+            stream.close()
+
+    def _give_batches(self) -> Iterator[Any]:
+        assert self.train_stream is not None
+        until = replace(self.until, epochs=None)  # this epoch was asked for
+        autocasts = self.runtime.precision != "fp32"
+        for step in loop.open_steps(self, self.train_stream, until):
+            self._step, self.is_in_window = step, True
+            self.gradients.open_step(self.window.size == 0)
+            if autocasts:
+                with self.runtime.autocast:
+                    yield step.batch
+            else:
+                yield step.batch
+            self.gradients.close_step()
+        self._end_steps()
+
+    @contextmanager
+    def steps(self) -> Iterator[None]:
+        """The loop over an epoch's batches; with an exception, nothing of the step under way counts."""
+        try:
+            yield
+        except BaseException as error:
+            self.drop_steps()
+            if isinstance(error, torch.OutOfMemoryError):
+                error.add_note(
+                    "Use a smaller `per_device_batch_size`, with as many more `gradient_accumulation_steps` for the "
+                    "same effect, or mixed_precision='bf16'."
+                )
+            raise
+        self.leave_steps()
+
+    def leave_steps(self) -> None:
+        """The body of the epoch's loop is over: count a step that it left with `break`, and what it left undone."""
+        if self._batches is not None and self._step is not None:
+            self._step.is_left = True
+            next(self._batches, None)
+        self._has_begun = False
+
+    def drop_steps(self) -> None:
+        """Forget the step under way, which an exception ended."""
+        batches, self._batches, self._step = self._batches, None, None
+        if batches is not None:
+            batches.close()  # type: ignore[attr-defined]  # a generator
+        self._has_begun = self.is_in_window = False
+        self._after_update.clear()
+
+    def close(self) -> None:
+        """The run is over, in whatever way."""
+        self.drop_steps()
+        self.close_streams()
+        self.drop_gradients()
+
+    def _end_steps(self) -> None:
+        self._batches = self._step = None
+        self._has_begun = self.is_in_window = False
+        self._after_update.clear()
         self.flush()
         self.leave_if_interrupted()
         self.stage = "eval"
+
+    def end_train_epoch(self) -> None:
+        """`_run_train_epoch` is over; one that took no batch of the run's loader counts as an epoch too."""
+        self.leave_steps()
+        if self.stage == "steps":
+            self.progress.is_exhausted = True
+            self.stage = "eval"
+
+    def report(self, loss: Any, size: int) -> None:
+        """The loss of the step under way, and the samples that it is the mean of."""
+        if self._step is not None:
+            self._step.result = StepResult(loss, size)
+
+    @property
+    def divisor(self) -> float | None:
+        """What the loss of the step under way is divided by to be its share of the update; None outside of one."""
+        return None if self._step is None else self.window.divisor
+
+    def mean_loss(self) -> float:
+        """The mean loss of a sample in this epoch, over all processes."""
         return self._add_up(self.meter).get("loss", nan)
 
     def _add_up(self, meter: Meter) -> dict[str, float]:
@@ -166,12 +208,24 @@ class Core(CoreTrainer):
             self.runtime.finish_exchange()
 
     def end_epoch(self) -> None:
-        """Count the epoch, unless a limit cut it short."""
+        """Count the epoch, unless a limit cut it short; further passes over the data in it do not count."""
         self.stage = "steps"
+        extra, self._num_passes = max(self._num_passes - 1, 0), 0
+        if extra and self.until.epochs is not None:
+            self.progress.call_epoch += extra
+            self.until = replace(self.until, epochs=self.until.epochs + extra)
         self.progress.recorded_step = self.progress.step
         if self.progress.is_exhausted:
             self.progress.next_epoch()
             self.door.run_history._increment_epoch()
+
+    def load_callbacks(self) -> None:
+        """Let the callbacks of a resumed run, which have started by now, go on where they were."""
+        from . import saving
+
+        state, self.waiting_state = self.waiting_state, None
+        if state is not None:
+            saving.load_callbacks(self.door, state)
 
     @property
     def is_interrupted(self) -> bool:
@@ -192,22 +246,9 @@ class Core(CoreTrainer):
         """Whether there are steps to take, or the end of an epoch, which a run that was killed may have left."""
         return self.stage != "steps" or self.progress.is_unrecorded or not self.is_done(self.until)
 
-    def train_step(self, batch: Any) -> StepResult:
-        door = self.door
-        self.is_in_window = self.window.is_spent = True  # events have been heard: no second try in smaller pieces
-        call = door.callback_handler.call_event
-        call("on_train_step_start", door)
-        output = door.calculate_train_batch_loss(batch)
-        call("on_train_step_end", door, batch=batch, batch_output=output)
-        loss = output["loss"]
-        door.backward_step(loss)
-        if self.window.is_last:
-            self.lane.complete()
-            door._clip_gradients()
-            door.optimizer_step()
-            door.scheduler_step()
-            door.optimizer_zero_grad()
-        return StepResult(loss, output.get("batch_size", self.window.size))
+    @property
+    def has_reached_max_steps(self) -> bool:
+        return self.until.updates is not None and self.progress.update >= self.until.updates
 
     def on_update_end(self) -> None:
         self.is_in_window = False
@@ -229,14 +270,37 @@ class Core(CoreTrainer):
 
     def run_evaluation(self, loader: Any, metric: str) -> None:
         """An evaluation inside whatever is under way; its loss is recorded under the name of the metric."""
+        self.load_callbacks()
         before = (self.eval_metric, self.eval_stream)
-        self.eval_metric, self.eval_stream = metric, self.stream(loader, is_training=False)
+        self.eval_metric, self.eval_stream = metric, self._stream_of(loader, is_training=False)
         try:
             loop.evaluate(self, self.eval_stream)
         finally:
             self.eval_metric, self.eval_stream = before
         if self.stage == "eval" and not self.is_in_window:
             self.leave_if_interrupted()
+
+    @contextmanager
+    def eval_mode(self) -> Iterator[None]:
+        """Eval mode for the models that the door has now, and everything as it was afterwards."""
+        modules = {id(module): module for module in (*self.modules.values(), *self._current_models().values())}
+        with evaluating(modules.values(), self.optimizers.values()):
+            yield
+        self.runtime.settle()
+
+    def set_eval_mode(self) -> None:
+        """Eval mode until `set_train_mode`, for an evaluation epoch of the user's own."""
+        if not self._phases and not self._modes:
+            self._modes = [(part, part.training) for part in self.door.model.modules()]
+        self.door.model.eval()
+
+    def set_train_mode(self) -> None:
+        """The modes that there were before, or train mode where somebody else left the model in eval mode."""
+        for part, mode in self._modes:
+            part.training = mode
+        self._modes = []
+        if self.door.optimizer is not None:
+            start_training_mode([self.door.model], [self.door.optimizer])
 
     @contextmanager
     def intermediate(self) -> Iterator[None]:
@@ -249,20 +313,67 @@ class Core(CoreTrainer):
 
     def on_eval_start(self, data: Stream) -> None:
         self.door.eval_epoch_start()
-        self.door.callback_handler.call_event("on_eval_epoch_start", self.door)
+        call = self.door.callback_handler.call_event
+        call("on_eval_epoch_start", self.door, is_intermediate=self.is_intermediate)
 
     def eval_step(self, batch: Any) -> StepResult:
+        """A step on samples of this process's own, some of which others may have none of."""
+        with self.gathering.round(self._is_uneven()):
+            return self._take_eval_step(batch)
+
+    def stand_in(self, batch: Any) -> None:
+        """A step that others have samples of: taken with one of theirs if they gather in it."""
+        self._is_uneven()
+        if self.gathering.is_needed() or self.runtime.forwards_together:
+            with self._standing_in():
+                self._take_eval_step(batch)
+
+    def _is_uneven(self) -> bool:
+        assert self.eval_stream is not None
+        return self.gathering.is_uneven(self.eval_stream, self.window.size, self.window.total)
+
+    def _take_eval_step(self, batch: Any) -> StepResult:
         door = self.door
         call = door.callback_handler.call_event
         call("on_eval_step_start", door)
-        output = door.calculate_eval_batch_loss(batch)
+        output = checked_output(door.calculate_eval_batch_loss(batch), "calculate_eval_batch_loss")
         call("on_eval_step_end", door, batch=batch, batch_output=output)
         return StepResult(output["loss"], output.get("batch_size", self.window.size))
 
+    @contextmanager
+    def _standing_in(self) -> Iterator[None]:
+        """A step on a sample of another process: metrics do not count it, and nothing of it is gathered."""
+        owners = (self.door, *self.door.callback_handler.callbacks)
+        held = [{n: v for n, v in vars(owner).items() if isinstance(v, nn.Module)} for owner in owners]
+        measured = [deepcopy(metric_states(modules)) for modules in held]
+        with self.gathering.standing_in():
+            yield
+        for modules, states in zip(held, measured, strict=True):
+            load_metric_states(modules, [states])
+
+    def evaluation_batches(self, loader: EvaluationLoader) -> Iterator[Any]:
+        """The batches of an evaluation epoch of the user's own."""
+        stream = self._stream_of(loader, is_training=False)
+        gathering = self.gathering
+        with self.eval_mode(), torch.no_grad(), preserved_rng():
+            stream.begin(0)
+            for value, size, total in stream:
+                is_uneven = gathering.is_uneven(stream, size, total)
+                batch = self.prepare_batch(value)
+                if size or total is None:
+                    with gathering.round(is_uneven), self.runtime.autocast:
+                        yield batch
+                elif gathering.is_needed():
+                    with self._standing_in(), self.runtime.autocast:
+                        yield batch
+            gathering.end()
+
     def on_eval_end(self, data: Stream) -> None:
+        self.gathering.end()
         measured = self._add_up(self._phases[-1])
         if self.stage == "eval" and self.eval_metric == "eval_loss_epoch":
             self.stage = "end"
         self.door.run_history.update_metric(self.eval_metric, measured["loss"])
         self.door.eval_epoch_end()
-        self.door.callback_handler.call_event("on_eval_epoch_end", self.door)
+        call = self.door.callback_handler.call_event
+        call("on_eval_epoch_end", self.door, is_intermediate=self.is_intermediate)

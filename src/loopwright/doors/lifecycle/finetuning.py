@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import nn
 
@@ -10,78 +10,106 @@ from ...callbacks.freezing import BATCH_NORMS
 from ...errors import ConfigurationError
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """A module without modules in it, the group it belongs to, and whether all its parameters are frozen."""
+class Layer(NamedTuple):
+    """A module without modules in it, the index of its group (from the first and from the last), and its state.
 
-    layer_group_idx: int
-    layer: nn.Module
+    A module without parameters counts as frozen in eval mode.
+    """
+
+    layer_group_idx: tuple[int, int]
+    module: nn.Module
     is_frozen: bool
 
 
-@dataclass(frozen=True, slots=True)
-class LayerGroup:
-    """A direct child of the model, the layers in it, and whether all their parameters are frozen."""
+class LayerGroup(NamedTuple):
+    """A direct child of the model, its index (from the first and from the last), and whether any of it is frozen."""
 
-    layer_group_idx: int
-    layers: list[nn.Module]
+    layer_group_idx: tuple[int, int]
+    module: nn.Module
     is_frozen: bool
 
 
 class ModelFreezer:
     """Freezes groups of layers. A group is a direct child of the model; groups are counted as the model defines them.
 
-    Indices are inclusive and may count from the end. Batch norms are left to train, unless `freeze_batch_norms`.
+    Making one unfreezes the whole model. Indices are inclusive and may count from the end. Batch norms are left to
+    train, unless `freeze_batch_norms`.
     """
 
     def __init__(self, model: nn.Module, freeze_batch_norms: bool = False) -> None:
         self.model = model
-        self.freeze_batch_norms = freeze_batch_norms
-        self._groups = [_leaves(child) for child in model.children()]
+        self.freeze_bn = freeze_batch_norms
+        self._groups = list(model.children())
+        self.num_groups = len(self._groups)
         if not self._groups:
             raise ConfigurationError(f"ModelFreezer: {type(model).__name__} has no parts that could be frozen.")
+        model.requires_grad_(True)
 
     def get_layer_groups(self) -> list[LayerGroup]:
-        return [LayerGroup(at, layers, self._is_frozen(layers)) for at, layers in enumerate(self._groups)]
+        return [
+            LayerGroup((at, at - self.num_groups), group, any(not p.requires_grad for p in group.parameters()))
+            for at, group in enumerate(self._groups)
+        ]
 
     def get_layers(self) -> list[Layer]:
-        return [Layer(at, layer, self._is_frozen([layer])) for at, group in enumerate(self._groups) for layer in group]
+        return [
+            Layer((at, at - self.num_groups), layer, _is_frozen(layer))
+            for at, group in enumerate(self._groups)
+            for layer in _leaves(group)
+        ]
 
     def get_trainable_parameters(self) -> list[nn.Parameter]:
         return [param for param in self.model.parameters() if param.requires_grad]
 
     def freeze(self, from_index: int = 0, to_index: int = -2, set_modules_as_eval: bool = False) -> None:
         """Freeze groups, by default all but the last; `set_modules_as_eval` puts them in eval mode too."""
-        for at in self._indices(from_index, to_index):
-            for layer in self._groups[at]:
-                if self.freeze_batch_norms or not isinstance(layer, BATCH_NORMS):
-                    layer.requires_grad_(False)
-                    if set_modules_as_eval:
-                        layer.eval()
+        for layer in self._between(from_index, to_index):
+            layer.module.requires_grad_(False)
+            if set_modules_as_eval:
+                layer.module.eval()
 
     def unfreeze(
         self, from_index: int = -1, to_index: int = 0, set_modules_as_training: bool = True
-    ) -> dict[int, list[nn.Parameter]]:
-        """Unfreeze groups, by default all; the parameters that were frozen come back by group, for an optimizer."""
-        unfrozen: dict[int, list[nn.Parameter]] = {}
-        for at in self._indices(from_index, to_index):
-            for layer in self._groups[at]:
-                unfrozen.setdefault(at, []).extend(p for p in layer.parameters() if not p.requires_grad)
-                layer.requires_grad_(True)
-                if set_modules_as_training:
-                    layer.train()
-        return {at: params for at, params in unfrozen.items() if params}
+    ) -> dict[int, dict[str, list[nn.Parameter]]]:
+        """Unfreeze groups, by default all.
 
-    def _indices(self, first: int, last: int) -> range:
-        count = len(self._groups)
-        for index in (first, last):
+        What was frozen comes back by group, each ready for `optimizer.add_param_group`.
+        """
+        unfrozen: dict[int, dict[str, list[nn.Parameter]]] = {}
+        for layer in self._between(from_index, to_index):
+            frozen = [param for param in layer.module.parameters() if not param.requires_grad]
+            if frozen:
+                unfrozen.setdefault(layer.layer_group_idx[0], {"params": []})["params"].extend(frozen)
+            layer.module.requires_grad_(True)
+            if set_modules_as_training:
+                layer.module.train()
+        return unfrozen
+
+    def _between(self, first: int, last: int) -> list[Layer]:
+        low, high = self._convert_idxs(first, last)
+        return [
+            layer
+            for layer in self.get_layers()
+            if low <= layer.layer_group_idx[0] <= high and (self.freeze_bn or not _module_is_batch_norm(layer.module))
+        ]
+
+    def _convert_idxs(self, from_idx: int, to_idx: int) -> tuple[int, int]:
+        """Indices from the first group, the smaller one first."""
+        count = self.num_groups
+        for index in (from_idx, to_idx):
             if not -count <= index < count:
                 raise ConfigurationError(f"There is no layer group {index}: the model has {count} of them.")
-        low, high = sorted((first % count, last % count))
-        return range(low, high + 1)
+        low, high = sorted((from_idx % count, to_idx % count))
+        return low, high
 
-    def _is_frozen(self, layers: list[nn.Module]) -> bool:
-        return not any(param.requires_grad for layer in layers for param in layer.parameters())
+
+def _module_is_batch_norm(module: nn.Module) -> bool:
+    return isinstance(module, BATCH_NORMS)
+
+
+def _is_frozen(layer: nn.Module) -> bool:
+    params = list(layer.parameters())
+    return not any(param.requires_grad for param in params) if params else not layer.training
 
 
 def _leaves(module: nn.Module) -> list[nn.Module]:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from ...errors import ConfigurationError
+from .loaders import length_of
 
 
 class _Arithmetic:
@@ -101,6 +102,30 @@ class TrainerPlaceholderValues(_Arithmetic, Enum):
     PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH = "the number of optimizer updates in an epoch, in this process"
     TRAIN_DATALOADER_LEN = "the number of training batches in an epoch"
     EVAL_DATALOADER_LEN = "the number of evaluation batches"
+
+    @classmethod
+    def placeholder_set(cls) -> set[str]:
+        return {placeholder.name for placeholder in cls}
+
+
+TrainerPlaceHolderValues = TrainerPlaceholderValues  # as the document spells it in a heading
+
+
+def placeholder_values(trainer: Any) -> dict[TrainerPlaceholderValues, int | None]:
+    """What the placeholders stand for in a trainer's run; None where it cannot be known."""
+    config = trainer.run_config
+    return {
+        TrainerPlaceholderValues.NUM_EPOCHS: config.num_epochs,
+        TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH: config.num_update_steps_per_epoch,
+        TrainerPlaceholderValues.PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH: config.num_local_update_steps_per_epoch,
+        TrainerPlaceholderValues.TRAIN_DATALOADER_LEN: length_of(trainer._train_dataloader),
+        TrainerPlaceholderValues.EVAL_DATALOADER_LEN: length_of(trainer._eval_dataloader),
+    }
+
+
+def replace_trainer_placeholder_values(trainer: Any, instance: Any) -> Any:
+    """A factory, such as a `functools.partial`, with the placeholders in it filled in from a trainer's run."""
+    return resolve(instance, placeholder_values(trainer))
 
 
 def resolve(given: Any, values: Mapping[TrainerPlaceholderValues, int | None]) -> Any:

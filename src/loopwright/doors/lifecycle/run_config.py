@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-import torch
-from torch import Tensor
 from torch import distributed as dist
 
 
@@ -26,6 +24,7 @@ class TrainerRunConfig:
     train_total_batch_size: int | None = None
     eval_total_batch_size: int | None = None
     num_update_steps_per_epoch: int | None = None
+    num_local_update_steps_per_epoch: int | None = None
     max_num_train_steps: int | None = None
     is_local_process_zero: bool = True
     is_world_process_zero: bool = True
@@ -34,7 +33,8 @@ class TrainerRunConfig:
     num_processes: int = 1
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """The fields by name; what the loaders were given is in it as it is, samplers and generators included."""
+        return {item.name: getattr(self, item.name) for item in fields(self)}
 
 
 def is_distributed() -> bool:
@@ -53,28 +53,3 @@ def is_world_process_zero() -> bool:
 def is_local_process_zero() -> bool:
     """Whether this is the first process on its machine, as launchers say with LOCAL_RANK."""
     return num_processes() == 1 or int(os.environ.get("LOCAL_RANK", dist.get_rank())) == 0
-
-
-def gather(tensor: Tensor, padding_value: float | None = None) -> Tensor:
-    """The tensors of all processes, one after another along the first dimension.
-
-    Processes may hold different numbers of rows. With `padding_value`, shorter ones are filled up with it, so that
-    every process contributes as many rows; without, exactly the rows there are come back.
-    """
-    if not is_distributed():
-        return tensor
-    rows = tensor if tensor.dim() else tensor.reshape(1)
-    counts = _all_gather(torch.tensor([rows.shape[0]], device=rows.device))
-    longest = max(int(count) for count in counts)
-    missing = longest - rows.shape[0]
-    filler = rows.new_full((missing, *rows.shape[1:]), 0 if padding_value is None else padding_value)
-    parts = _all_gather(torch.cat([rows, filler]).contiguous())
-    if padding_value is None:
-        parts = [part[: int(count)] for part, count in zip(parts, counts, strict=True)]
-    return torch.cat(parts)
-
-
-def _all_gather(tensor: Tensor) -> list[Tensor]:
-    parts = [torch.empty_like(tensor) for _ in range(num_processes())]
-    dist.all_gather(parts, tensor)
-    return parts

@@ -78,7 +78,7 @@ def load_run(door: Trainer, directory: str | Path) -> dict[str, Any]:
     own, core = tree[OWN], door._core
     core.order_seed = own["seed"]
     core.close_streams()
-    door._prepare_dataloaders()
+    core.prepare_loaders()
     restore(core, tree, str(directory))
     mark, core.mark = core.mark, None
     assert mark is not None
@@ -117,6 +117,8 @@ def _core_of(door: Trainer) -> Core:
 
 
 def _read_state(directory: str | Path) -> dict[str, Any]:
+    if not Path(directory).exists():
+        raise CheckpointError(f"There is no training state at {directory}: pass one that `save_training_state` wrote.")
     tree: Any = read_checkpoint(directory).tree
     own = tree.get(OWN) if isinstance(tree, Mapping) else None
     if not isinstance(own, Mapping) or "stage" not in own:

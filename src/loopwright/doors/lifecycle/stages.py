@@ -12,8 +12,9 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ...data.interface import batch_size_of
 from ...errors import ConfigurationError
+from . import run_config as processes
 from .building import build_loader, build_scheduler, loader_options
-from .placeholders import TrainerPlaceholderValues
+from .placeholders import placeholder_values
 
 if TYPE_CHECKING:
     from ...runtime import Runtime
@@ -76,7 +77,7 @@ class Stages:
         """The learning rate scheduler of this run, or None. Default: what `create_scheduler_fn` makes."""
         if self.create_scheduler_fn is None:
             return None
-        scheduler = build_scheduler(self.create_scheduler_fn, self.optimizer, self._placeholder_values())
+        scheduler = build_scheduler(self.create_scheduler_fn, self.optimizer, placeholder_values(self))
         if isinstance(scheduler, ReduceLROnPlateau) and type(self).scheduler_step is Stages.scheduler_step:
             raise ConfigurationError(
                 "create_scheduler_fn made a ReduceLROnPlateau, which is stepped with a metric: use another scheduler, "
@@ -98,25 +99,29 @@ class Stages:
     # Training epoch
 
     def train_epoch_start(self) -> None:
-        """A training epoch begins."""
+        """A training epoch begins: the model is in train mode, with its frozen parts as they were."""
+        self._core.set_train_mode()
 
     def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
         """Forward pass and loss of a training batch; the loss is the mean over its samples."""
         return self._calculate_loss(batch)
 
     def backward_step(self, loss: Tensor) -> None:
-        """Add the gradients of this batch's share of the update."""
-        self._core.lane.backward(loss, self._core.window)
+        """Add the gradients of a loss, which is this batch's share of the update already."""
+        self._core.gradients.backward(loss)
 
     def optimizer_step(self) -> None:
-        self._core.lane.step()
+        """Change the weights by the gradients of the whole update."""
+        self._core.gradients.step()
 
     def scheduler_step(self) -> None:
+        """Step the scheduler, if there is one; left out after an update that the loss scaler left out."""
         if self.scheduler is not None:
             self.scheduler.step()
 
     def optimizer_zero_grad(self) -> None:
-        self._core.lane.zero()
+        """Drop the gradients of the update that is over."""
+        self._core.gradients.zero()
 
     def train_epoch_end(self) -> None:
         """All batches of a training epoch are through."""
@@ -124,7 +129,8 @@ class Stages:
     # Evaluation epoch
 
     def eval_epoch_start(self) -> None:
-        """An evaluation epoch begins."""
+        """An evaluation epoch begins: the model is in eval mode."""
+        self._core.set_eval_mode()
 
     def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
         """Forward pass and loss of an evaluation batch, in eval mode and without gradients."""
@@ -141,7 +147,12 @@ class Stages:
     def evaluation_run_end(self) -> None:
         """The evaluation run is over."""
 
-    # What the defaults share
+    # What the stages share
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print once per machine, however many processes it runs."""
+        if processes.is_local_process_zero():
+            print(*args, **kwargs)
 
     def _calculate_loss(self, batch: Any) -> dict[str, Any]:
         if self.loss_func is None:
@@ -149,20 +160,18 @@ class Stages:
                 "Trainer has no loss function: pass `loss_func=`, or override `calculate_train_batch_loss` and "
                 "`calculate_eval_batch_loss`."
             )
-        inputs, targets = batch[0], batch[1]
+        inputs, targets = _pair(batch)
         outputs = self.model(inputs)
         loss = self.loss_func(outputs, targets)
         return {"loss": loss, "model_outputs": outputs, "batch_size": batch_size_of(targets)}
 
-    def _placeholder_values(self) -> dict[TrainerPlaceholderValues, int | None]:
-        """What the placeholders stand for in this run; None where it cannot be known."""
-        config, num_eval = self.run_config, None
-        if self._core.eval_stream is not None:
-            num_eval = self._core.eval_stream.num_batches
-        return {
-            TrainerPlaceholderValues.NUM_EPOCHS: config.num_epochs,
-            TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH: config.num_update_steps_per_epoch,
-            TrainerPlaceholderValues.PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH: config.num_update_steps_per_epoch,
-            TrainerPlaceholderValues.TRAIN_DATALOADER_LEN: self._core.epoch_length(),
-            TrainerPlaceholderValues.EVAL_DATALOADER_LEN: num_eval,
-        }
+
+def _pair(batch: Any) -> tuple[Any, Any]:
+    """Inputs and targets of a batch, as the default stages expect it."""
+    if isinstance(batch, list | tuple) and len(batch) >= 2:
+        return batch[0], batch[1]
+    kind = f"{type(batch).__name__} of {len(batch)}" if isinstance(batch, list | tuple) else type(batch).__name__
+    raise ConfigurationError(
+        f"A batch is a {kind}: the default `calculate_train_batch_loss` and `calculate_eval_batch_loss` expect "
+        "(inputs, targets). Let the data set or `collate_fn` give such pairs, or override both methods."
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -31,18 +32,22 @@ class RunHistory(ABC):
     def update_metric(self, metric_name: str, metric_value: Any) -> None:
         """Record another value, under the name with the prefix in front of it."""
 
-    @abstractmethod
     def delete_metric(self, metric_name: str) -> None:
         """Forget a metric and all its values."""
+        raise ConfigurationError(f"{type(self).__name__} cannot forget a metric: give it `delete_metric(metric_name)`.")
 
     @property
-    @abstractmethod
     def metric_name_prefix(self) -> str:
         """What is put in front of the names of metrics when they are recorded."""
+        return ""
 
-    @abstractmethod
     def set_metric_name_prefix(self, prefix: str = "") -> None:
         """Change the prefix; without an argument there is none."""
+        if prefix:
+            raise ConfigurationError(
+                f"{type(self).__name__} puts no prefix before the names of metrics, so that those with {prefix!r} "
+                "would be mixed up with the others: give it `set_metric_name_prefix(prefix)` and `metric_name_prefix`."
+            )
 
     @property
     @abstractmethod
@@ -52,6 +57,11 @@ class RunHistory(ABC):
     @abstractmethod
     def _increment_epoch(self) -> None:
         """Go to the next epoch."""
+
+    def _set_epoch(self, epoch: int) -> None:
+        """Go on in that epoch. Default: from one to the next, so that it has to be a later one."""
+        while self.current_epoch < epoch:
+            self._increment_epoch()
 
     @abstractmethod
     def reset(self) -> None:
@@ -69,7 +79,7 @@ class InMemoryRunHistory(RunHistory):
     """Keeps everything in lists. Tensors are kept on their device, without their graph."""
 
     def __init__(self) -> None:
-        self._metrics: dict[str, list[Any]] = {}
+        self._metrics: defaultdict[str, list[Any]] = defaultdict(list)
         self._current_epoch = 1
         self._prefix = ""
 
@@ -84,7 +94,7 @@ class InMemoryRunHistory(RunHistory):
 
     def update_metric(self, metric_name: str, metric_value: Any) -> None:
         value = metric_value.detach() if isinstance(metric_value, Tensor) else metric_value
-        self._metrics.setdefault(self._prefix + metric_name, []).append(value)
+        self._metrics[self._prefix + metric_name].append(value)
 
     def delete_metric(self, metric_name: str) -> None:
         self._series(metric_name)
@@ -104,15 +114,18 @@ class InMemoryRunHistory(RunHistory):
     def _increment_epoch(self) -> None:
         self._current_epoch += 1
 
+    def _set_epoch(self, epoch: int) -> None:
+        self._current_epoch = epoch
+
     def reset(self) -> None:
-        self._metrics, self._current_epoch, self._prefix = {}, 1, ""
+        self._metrics, self._current_epoch, self._prefix = defaultdict(list), 1, ""
 
     def state_dict(self) -> dict[str, Any]:
         metrics = {name: list(values) for name, values in self._metrics.items()}
         return {"metrics": metrics, "epoch": self._current_epoch, "prefix": self._prefix}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._metrics = {name: list(values) for name, values in state["metrics"].items()}
+        self._metrics = defaultdict(list, {name: list(values) for name, values in state["metrics"].items()})
         self._current_epoch, self._prefix = state["epoch"], state["prefix"]
 
     def _series(self, name: str) -> list[Any]:
@@ -122,3 +135,28 @@ class InMemoryRunHistory(RunHistory):
         hint = f" Did you mean {near[0]!r}?" if near else ""
         known = ", ".join(sorted(self._metrics)) or "nothing yet"
         raise ConfigurationError(f"No values have been recorded for the metric {name!r}; there is: {known}.{hint}")
+
+
+class LossTracker:
+    """Adds losses up, each as the mean of so many samples; for an epoch of the user's own.
+
+    `is_reported` says that the steps of this epoch reported their losses to the run, which adds them up itself.
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.loss_value = self.total_loss = 0.0
+        self.running_count = 0
+        self.is_reported = False
+
+    def update(self, loss_batch_value: float, batch_size: int = 1) -> None:
+        self.loss_value = loss_batch_value
+        self.total_loss += loss_batch_value * batch_size
+        self.running_count += batch_size
+
+    @property
+    def average(self) -> float:
+        """The mean over all samples so far; 0 without any."""
+        return self.total_loss / self.running_count if self.running_count else 0.0

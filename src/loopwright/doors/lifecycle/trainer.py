@@ -1,4 +1,4 @@
-"""The trainer of document 002: hand over data sets, override the stages that differ, listen with callbacks."""
+"""The trainer of document 002: `train` and `evaluate`, and what they set up before the stages run."""
 
 from __future__ import annotations
 
@@ -8,42 +8,41 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ...components import check_accumulation, check_clipping
 from ...errors import ConfigurationError
-from ...progress import Limits
 from ...runtime import resolve_runtime
 from . import run_config, saving
+from .accelerator import Accelerator, unwrapped
 from .building import planned_updates, smaller_limit
-from .callbacks import (
-    CallbackHandler,
-    LimitBatchesCallback,
-    LogMetricsCallback,
-    MoveModulesToDeviceCallback,
-    PrintProgressCallback,
-    ProgressBarCallback,
-    StopTrainingError,
-    TerminateOnNaNCallback,
-    TrainerCallback,
-)
+from .callbacks import CallbackHandler, LimitBatchesCallback, TrainerCallback, get_default_callbacks
+from .checks import call_by_name, check_components, check_limits, check_start, checked_config, checked_loader
 from .core import Core
+from .epochs import Epochs
+from .loaders import length_of
+from .placeholders import TrainerPlaceHolderValues, TrainerPlaceholderValues, replace_trainer_placeholder_values
 from .run_config import TrainerRunConfig
-from .stages import DlKwargs, Stages
-from .tracking import InMemoryRunHistory, RunHistory
+from .stages import DlKwargs
+from .tracking import InMemoryRunHistory, LossTracker, RunHistory
 
-DEFAULT_CALLBACKS: tuple[type[TrainerCallback], ...] = (
-    MoveModulesToDeviceCallback,
-    TerminateOnNaNCallback,
-    PrintProgressCallback,
-    ProgressBarCallback,
-    LogMetricsCallback,
-)
+__all__ = [
+    "DEFAULT_CALLBACKS",
+    "Trainer",
+    "TrainerPlaceHolderValues",
+    "TrainerPlaceholderValues",
+    "replace_trainer_placeholder_values",
+]
+
+DEFAULT_CALLBACKS = get_default_callbacks()
+PRECISIONS = {"no": "fp32", "bf16": "bf16", "fp16": "fp16"}
+PRECISION_VARIABLE = "ACCELERATE_MIXED_PRECISION"
 
 
-class Trainer(Stages):
-    """Trains and evaluates a model on data sets. Every stage is a method: override those that differ."""
+class Trainer(Epochs):
+    """Trains and evaluates a model on data sets. Every stage is a method: override those that differ.
+
+    `mixed_precision` is "no", "bf16" or "fp16"; without it the environment variable ACCELERATE_MIXED_PRECISION says.
+    """
 
     def __init__(
         self,
@@ -52,7 +51,14 @@ class Trainer(Stages):
         optimizer: Optimizer | None,
         callbacks: Iterable[TrainerCallback | type[TrainerCallback]] = DEFAULT_CALLBACKS,
         run_history: RunHistory | None = None,
+        *,
+        mixed_precision: str | None = None,
     ) -> None:
+        check_components(model, loss_func, optimizer)
+        if isinstance(run_history, type):
+            raise ConfigurationError(
+                f"run_history is the class {run_history.__name__}: pass `{run_history.__name__}()`."
+            )
         self.model, self.loss_func, self.optimizer, self.scheduler = model, loss_func, optimizer, None
         self.run_history = InMemoryRunHistory() if run_history is None else run_history
         self.run_config = TrainerRunConfig()
@@ -60,12 +66,13 @@ class Trainer(Stages):
         self._train_dataloader: Any = None
         self._eval_dataloader: Any = None
         self._train_dl_kwargs, self._eval_dl_kwargs = {}, {}
-        self._runtime = resolve_runtime(None, "fp32")
+        self._loss_tracker = LossTracker()
+        self._mixed_precision = _checked_precision(mixed_precision)
+        self._runtime = resolve_runtime(None, PRECISIONS[self._mixed_precision])
+        self._accelerator = _checked_accelerator(self._create_accelerator())
         self._core = Core(self, self._runtime)
         self._is_training = False
-        self.callback_handler = CallbackHandler(callbacks)
-        if LimitBatchesCallback.ENVIRONMENT in os.environ:
-            self.callback_handler.add_callback(LimitBatchesCallback.from_environment())
+        self.callback_handler = CallbackHandler([*_limits_of_environment(), *_listed(callbacks)])
         self.callback_handler.call_event("on_init_end", self)
 
     # Running
@@ -93,25 +100,31 @@ class Trainer(Stages):
         absolute value. `resume_from` is a directory that `save_training_state` wrote: the run goes on from there, and
         the limits count from where it began.
         """
-        self._start_core(gradient_accumulation_steps, gradient_clip_value)
+        check_start(self, per_device_batch_size)
+        check_limits(num_epochs, max_num_train_steps, gradient_accumulation_steps, gradient_clip_value)
+        self._start_core()
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.create_scheduler_fn, self.collate_fn = create_scheduler_fn, collate_fn
         if reset_run_history:
             self.run_history.reset()
         try:
             self._create_dataloaders(per_device_batch_size, train_dataloader_kwargs, eval_dataloader_kwargs)
-            self._prepare_model_and_optimizer()
-            self._prepare_dataloaders()
-            self.run_config = self._create_run_config(
-                per_device_batch_size, num_epochs, gradient_accumulation_steps, max_num_train_steps, gradient_clip_value
+            self._set_up(
+                num_epochs=num_epochs,
+                gradient_accumulation_steps=gradient_accumulation_steps,
+                max_num_train_steps=max_num_train_steps,
+                per_device_batch_size=per_device_batch_size,
+                gradient_clip_value=gradient_clip_value,
             )
+            self._core.use_config(self.run_config)
             self.scheduler = self.create_scheduler()
             self._core.use_scheduler(self.scheduler)
+            self._say_what_is_not_called()
             with self._runtime.supervised():
-                self._execute_run(Limits(num_epochs, max_num_train_steps), resume_from)
+                self._execute_run(resume_from)
         finally:
             self._is_training = False
-            self._core.close_streams()
+            self._core.close()
 
     def evaluate(
         self,
@@ -124,57 +137,83 @@ class Trainer(Stages):
 
         The loss is recorded in the run history as `evaluation_loss`.
         """
+        check_start(self, per_device_batch_size)
         if dataset is None and self.eval_dataset is None:
             raise ConfigurationError("evaluate() has no data: pass `dataset=`, or train with `eval_dataset=` before.")
-        before = (self._core, self.eval_dataset, self._eval_dataloader, self._eval_dl_kwargs, self.collate_fn)
+        before = self._evaluated_state()
         self.eval_dataset = self.eval_dataset if dataset is None else dataset
         self.collate_fn = collate_fn or self.collate_fn
-        if not self._is_training:
-            self._core = Core(self, self._runtime)
         try:
-            self._core.setup()
-            self._eval_dataloader = self.create_eval_dataloader(per_device_batch_size, dataloader_kwargs)
-            self.evaluation_run_start()
-            self.callback_handler.call_event("on_evaluation_run_start", self)
-            self._run_eval_epoch(self._eval_dataloader, is_training=False)
-            self.evaluation_run_end()
-            self.callback_handler.call_event("on_evaluation_run_end", self)
+            if self._is_training:
+                self._create_eval_dataloader(per_device_batch_size, dataloader_kwargs)
+                self._core.prepare_loaders()
+                self._run_evaluation()
+                return
+            self._core, self._train_dataloader = Core(self, self._runtime), None
+            with self._runtime.supervised():
+                self._create_eval_dataloader(per_device_batch_size, dataloader_kwargs)
+                self._set_up(
+                    num_epochs=1,
+                    gradient_accumulation_steps=1,
+                    max_num_train_steps=None,
+                    per_device_batch_size=per_device_batch_size,
+                    gradient_clip_value=None,
+                )
+                self._run_evaluation()
         finally:
             self._core.close_stream(self._eval_dataloader)
-            self._core, self.eval_dataset, self._eval_dataloader, self._eval_dl_kwargs, self.collate_fn = before
+            vars(self).update(before)
+
+    def _evaluated_state(self) -> dict[str, Any]:
+        """What an evaluation changes for as long as it takes."""
+        names = ("_core", "eval_dataset", "collate_fn", "_train_dataloader", "_eval_dataloader", "_eval_dl_kwargs")
+        return {name: getattr(self, name) for name in names}
 
     # Internal: setting up
 
-    def _start_core(self, accumulation_steps: int, clip_value: float | None) -> None:
+    def _start_core(self) -> None:
         """Begin a run of its own, so that nothing of an earlier one takes part in it."""
         if self._is_training:
             raise ConfigurationError("train() was called while this trainer is training: call it when that has ended.")
-        check_accumulation(accumulation_steps, "gradient_accumulation_steps")
-        check_clipping("gradient_clip_value", clip_value)
         earlier = self._core.progress
-        self._core = Core(self, self._runtime, accumulate=accumulation_steps, clip_value=clip_value)
+        self._core = Core(self, self._runtime, trains=True)
         self._core.progress.epoch = earlier.epoch + earlier.in_epoch  # the order of samples goes on changing
         self._core.progress.next_call()
         self._is_training = True
 
     def _create_dataloaders(self, batch_size: int, train_kwargs: DlKwargs, eval_kwargs: DlKwargs) -> None:
-        self._train_dataloader = self.create_train_dataloader(batch_size, train_kwargs)
+        loader = call_by_name(self.create_train_dataloader, batch_size=batch_size, train_dl_kwargs=train_kwargs)
+        self._train_dataloader = checked_loader(loader, "create_train_dataloader")
         self._eval_dataloader, self._eval_dl_kwargs = None, {}
         if self.eval_dataset is not None:
-            self._eval_dataloader = self.create_eval_dataloader(batch_size, eval_kwargs)
+            self._create_eval_dataloader(batch_size, eval_kwargs)
+
+    def _create_eval_dataloader(self, batch_size: int, eval_kwargs: DlKwargs) -> None:
+        loader = call_by_name(self.create_eval_dataloader, batch_size=batch_size, eval_dl_kwargs=eval_kwargs)
+        self._eval_dataloader = checked_loader(loader, "create_eval_dataloader")
+
+    def _set_up(self, **settings: Any) -> None:
+        """Prepare what a run needs, also where the user's methods leave that out, and work out its config."""
+        self._prepare_model_optimizer_and_dataloaders()
+        self._core.prepare()
+        self._core.prepare_loaders()
+        self.run_config = checked_config(call_by_name(self._create_run_config, **settings))
+
+    def _create_accelerator(self) -> Any:
+        """What methods written for the published system ask for device, processes and gradients."""
+        return Accelerator(self)
+
+    def _prepare_model_optimizer_and_dataloaders(self) -> None:
+        self._prepare_model_and_optimizer()
+        self._prepare_dataloaders()
 
     def _prepare_model_and_optimizer(self) -> None:
         """Put the model on the device and get ready to update it."""
-        self._core.setup_training()
-        self._core.optimization.reset()
-        guards = [c for c in self.callback_handler.callbacks if isinstance(c, TerminateOnNaNCallback)]
-        self._core.use_guard(guards[0] if guards else None)
+        self._core.prepare()
 
     def _prepare_dataloaders(self) -> None:
         """Take the loaders over: from here on the order of samples is a function of seed and epoch."""
-        self._core.train_stream = self._core.stream(self._train_dataloader, is_training=True)
-        if self._eval_dataloader is not None:
-            self._core.eval_stream = self._core.stream(self._eval_dataloader, is_training=False)
+        self._core.prepare_loaders()
 
     def _create_run_config(
         self,
@@ -184,8 +223,9 @@ class Trainer(Stages):
         max_num_train_steps: int | None = None,
         gradient_clip_value: float | None = None,
     ) -> TrainerRunConfig:
-        """What this run was asked to do, worked out."""
-        updates = planned_updates(self._core.epoch_length(), gradient_accumulation_steps)
+        """What this run was asked to do, worked out. The run goes by what this method returns."""
+        check_limits(num_epochs, max_num_train_steps, gradient_accumulation_steps, gradient_clip_value)
+        updates = planned_updates(length_of(self._train_dataloader), gradient_accumulation_steps)
         train_size = self._train_dl_kwargs.get("batch_size", per_device_batch_size)
         eval_size = self._eval_dl_kwargs.get("batch_size", per_device_batch_size)
         num_processes = run_config.num_processes()
@@ -200,72 +240,22 @@ class Trainer(Stages):
             train_total_batch_size=train_size * gradient_accumulation_steps * num_processes,
             eval_total_batch_size=eval_size * num_processes,
             num_update_steps_per_epoch=updates,
+            num_local_update_steps_per_epoch=updates,
             max_num_train_steps=max_num_train_steps,
             is_local_process_zero=run_config.is_local_process_zero(),
             is_world_process_zero=run_config.is_world_process_zero(),
             is_distributed=run_config.is_distributed(),
+            mixed_precision=self._mixed_precision,
             num_processes=num_processes,
         )
 
-    # Internal: running
-
-    def _execute_run(self, limits: Limits, resume_from: str | Path | None) -> None:
-        state = None if resume_from is None else saving.load_run(self, resume_from)
-        self._core.until = limits.from_call(self._core.progress)
-        self.training_run_start()
-        self.callback_handler.call_event("on_training_run_start", self)
-        if state is not None:
-            saving.load_callbacks(self, state)
-        with self._core.together():
-            self._run_training()
-        self.training_run_end()
-        self.callback_handler.call_event("on_training_run_end", self)
-
-    def _run_training(self) -> None:
-        """Epochs until a limit is reached or somebody stops the run."""
-        core = self._core
-        try:
-            if core.resumed_event is not None:
-                event, heard_by = core.resumed_event
-                self.callback_handler.finish_event(event, heard_by, self)
-            while core.has_work:
-                self._run_epoch()
-        except StopTrainingError as error:
-            self.print(error)
-            self.callback_handler.call_event("on_stop_training_error", self)
-
-    def _run_epoch(self) -> None:
-        """An epoch with its evaluation, or what a resumed run has left of it."""
-        core = self._core
-        if core.stage == "steps":
-            self._run_train_epoch(self._train_dataloader)
-        if core.stage == "eval" and self._eval_dataloader is not None:
-            self._run_eval_epoch(self._eval_dataloader)
-        if core.stage != "over":
-            core.stage = "over"
-            self.training_run_epoch_end()
-            self.callback_handler.call_event("on_training_run_epoch_end", self)
-        core.end_epoch()
-        core.leave_if_interrupted()
-
-    def _run_train_epoch(self, train_dl: Any) -> None:
-        """A training epoch; the mean loss of a sample is recorded as `train_loss_epoch`."""
-        if self._core.begin_epoch(train_dl):
-            self.train_epoch_start()
-            self.callback_handler.call_event("on_train_epoch_start", self)
-        loss = self._core.run_steps()
-        self.run_history.update_metric("train_loss_epoch", loss)
-        self.train_epoch_end()
-        self.callback_handler.call_event("on_train_epoch_end", self)
-
-    def _clip_gradients(self) -> None:
-        """Limit the gradients of a whole update, once before its step."""
-        self._core.lane.clip()
-
-    def _run_eval_epoch(self, eval_dl: Any, is_training: bool = True) -> None:
-        """An evaluation epoch; modes and random generators are afterwards what they were before."""
-        name = "eval_loss_epoch" if is_training else "evaluation_loss"
-        self._core.run_evaluation(eval_dl, "intermediate_eval_loss" if self._core.is_intermediate else name)
+    def _say_what_is_not_called(self) -> None:
+        """Tell of an overridden method that this run has no use for."""
+        if type(self)._clip_gradients is not Epochs._clip_gradients and self.run_config.gradient_clip_value is None:
+            self.print(
+                "`_clip_gradients` is not called in this run: it is for runs with a limit, "
+                "`train(gradient_clip_value=...)`."
+            )
 
     # Files
 
@@ -293,41 +283,68 @@ class Trainer(Stages):
         """
         return saving.load_checkpoint_into(self, checkpoint_path, load_optimizer, load_scheduler)
 
-    def save_training_state(self, save_dir: str | Path, checkpoint_kwargs: Mapping[str, Any] | None = None) -> None:
-        """Write everything that `train(resume_from=save_dir)` needs to go on exactly here.
+    def save_training_state(self, output_dir: str | Path, checkpoint_kwargs: Mapping[str, Any] | None = None) -> None:
+        """Write everything that `train(resume_from=output_dir)` needs to go on exactly here.
 
         Called inside a training step, it waits until the update is through.
         """
-        self._core.after_update(lambda: saving.save_run(self, save_dir, checkpoint_kwargs))
+        self._core.after_update(lambda: saving.save_run(self, output_dir, checkpoint_kwargs))
 
-    def load_training_state(self, load_dir: str | Path) -> dict[str, Any]:
+    def load_training_state(self, input_dir: str | Path) -> dict[str, Any]:
         """Take over model, optimizer, history and callbacks from a training state; its `checkpoint_kwargs` come back.
 
         To go on with the run itself, pass the directory to `train(resume_from=...)` instead.
         """
-        return saving.load_state_into(self, load_dir)
+        return saving.load_state_into(self, input_dir)
 
     # Helpers
 
-    def gather(self, tensor: Tensor, padding_value: float | None = None) -> Tensor:
-        """The values of all processes, one after another; shorter ones filled up with `padding_value`, if given."""
-        return run_config.gather(tensor, padding_value)
+    def gather(self, tensor: Any, padding_value: float | None = None) -> Any:
+        """The rows of all processes, one after another: of a tensor, or of each in nested lists, tuples and dicts.
 
-    def get_model(self) -> nn.Module:
-        """The model itself, without what was wrapped around it to compile it or to train it on several devices."""
-        model = self.model
-        while True:
-            compiled = model._modules.get("_orig_mod")  # where torch.compile keeps the model
-            inner = model.module if isinstance(model, DistributedDataParallel) else compiled
-            if inner is None:
-                return model
-            model = inner
+        Processes may have different numbers of rows; all of them have to call it. Where other dimensions differ, they
+        are filled up with `padding_value`. Nothing else that was filled up comes back.
+        """
+        return self._core.gathering.gather(tensor, padding_value)
+
+    def get_model(self, keep_torch_compile: bool = True) -> nn.Module:
+        """The model itself, without what was wrapped around it to train it on several devices (or to compile it)."""
+        return unwrapped(self.model, keep_torch_compile)
 
     def _overrides(self, name: str) -> bool:
         """Whether a subclass, or whoever assigned to this object, has a method of their own."""
         return getattr(getattr(self, name), "__func__", None) is not getattr(Trainer, name)
 
-    def print(self, *args: Any, **kwargs: Any) -> None:
-        """Print once per machine, however many processes it runs."""
-        if run_config.is_local_process_zero():
-            print(*args, **kwargs)
+
+def _checked_precision(given: str | None) -> str:
+    source = "mixed_precision"
+    if given is None:
+        source, given = PRECISION_VARIABLE, os.environ.get(PRECISION_VARIABLE, "no")
+    if given not in PRECISIONS:
+        raise ConfigurationError(f"{source}={given!r}: use one of {', '.join(map(repr, PRECISIONS))}.")
+    return given
+
+
+def _checked_accelerator(given: Any) -> Any:
+    """Refuse settings of an accelerator of the user's own, which nothing would go by."""
+    if not isinstance(given, Accelerator):
+        raise ConfigurationError(
+            f"`_create_accelerator` returned a {type(given).__module__}.{type(given).__name__}, whose settings would "
+            "not be used: leave the method out and pass `Trainer(..., mixed_precision='bf16')`; processes are those of "
+            "torchrun."
+        )
+    return given
+
+
+def _limits_of_environment() -> list[TrainerCallback]:
+    given = os.environ.get(LimitBatchesCallback.ENVIRONMENT, "none")
+    return [] if given.lower() == "none" else [LimitBatchesCallback.from_environment()]
+
+
+def _listed(callbacks: Any) -> Iterable[TrainerCallback | type[TrainerCallback]]:
+    if isinstance(callbacks, TrainerCallback) or (
+        isinstance(callbacks, type) and issubclass(callbacks, TrainerCallback)
+    ):
+        name = callbacks.__name__ if isinstance(callbacks, type) else type(callbacks).__name__
+        raise ConfigurationError(f"callbacks={name}: pass a list of callbacks, as in `callbacks=[{name}]`.")
+    return callbacks if callbacks is not None else ()

@@ -43,7 +43,8 @@ class Lending:
         assert trainer.train_stream is not None
         loop.begin_epoch(trainer, trainer.train_stream)
         self._is_left = False
-        self._started, self._seconds, self._flushed = monotonic(), progress.seconds, progress.seconds
+        self._started = monotonic() - trainer.eval_seconds
+        self._seconds = self._flushed = progress.seconds
         self._steps = self._lend()
         return self._steps
 
@@ -99,7 +100,7 @@ class Lending:
     def _end_update(self) -> None:
         trainer, progress = self.trainer, self.trainer.progress
         progress.next_update()
-        progress.seconds = self._seconds + monotonic() - self._started
+        progress.seconds = self._seconds + monotonic() - trainer.eval_seconds - self._started
         if trainer.accord is not None:
             trainer.accord.after_update(trainer)
         trainer.emit("on_update_end")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw  # pip install 'loopwright[images]'
 
 from loopwright.doors.adversarial import Config, Pix2pixTrainer, load_config
 

@@ -1,6 +1,7 @@
 """Callbacks of the lifecycle door: the events, and those that ship."""
 
 from .averaging import ModelEma, ModelEmaCallback
+from .decaying import WSDCheckpointCallback
 from .devices import ConvertSyncBatchNormCallback, MoveModulesToDeviceCallback, SyncBatchNormCallback
 from .events import CallbackHandler, CallbackNotFoundError, StopTrainingError, TrainerCallback
 from .limiting import LimitBatchesCallback, LimitEvalStepsCallback, StepBasedEvaluationCallback
@@ -29,4 +30,12 @@ __all__ = [
     "SyncBatchNormCallback",
     "TerminateOnNaNCallback",
     "TrainerCallback",
+    "WSDCheckpointCallback",
+    "get_default_callbacks",
 ]
+
+
+def get_default_callbacks(progress_bar: bool = True) -> tuple[type[TrainerCallback], ...]:
+    """The callbacks that a trainer has unless it is given others, with or without the progress bar."""
+    bar = (ProgressBarCallback,) if progress_bar else ()
+    return (MoveModulesToDeviceCallback, TerminateOnNaNCallback, PrintProgressCallback, *bar, LogMetricsCallback)

@@ -21,14 +21,21 @@ if TYPE_CHECKING:
 PREFIX = "ema_model_"
 
 
-class ModelEma:
+class ModelEma(nn.Module):
     """A copy of a model in eval mode whose weights follow the original's; buffers are taken over as they are."""
 
+    module: nn.Module
+
     def __init__(self, model: nn.Module, decay: float = 0.9999) -> None:
+        super().__init__()
         if not 0 <= decay < 1:
             raise ConfigurationError(f"ModelEma(decay={decay!r}): use a number from 0 to 1, such as 0.999.")
         self.module = deepcopy(model).eval().requires_grad_(False)
         self.decay = decay
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the average computes."""
+        return self.module(*args, **kwargs)
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
@@ -60,6 +67,16 @@ class ModelEmaCallback(SaveBestModelCallback):
     Only the `callbacks` given here hear of its evaluations; without evaluation the average is saved every epoch.
     """
 
+    watch_metric: str = f"{PREFIX}eval_loss_epoch"
+    save_path: str | Path = "ema_model.pt"
+    save_optimizer = load_saved_checkpoint = False
+    decay: float = 0.99
+    evaluate_during_training: bool = True
+    ema_model: ModelEma | None = None
+    _model_ema: Callable[..., ModelEma] = ModelEma
+    _handler: CallbackHandler | None = None
+    _num_averaged: int = 0
+
     def __init__(
         self,
         decay: float = 0.99,
@@ -73,7 +90,7 @@ class ModelEmaCallback(SaveBestModelCallback):
         super().__init__(save_path, watch_metric, greater_is_better, save_optimizer=False, load_saved_checkpoint=False)
         self.decay = decay
         self.evaluate_during_training = evaluate_during_training
-        self.ema_model: ModelEma | None = None
+        self.ema_model = None
         self._model_ema = model_ema
         self._handler = CallbackHandler(callbacks)
         self._num_averaged = 0
@@ -85,7 +102,7 @@ class ModelEmaCallback(SaveBestModelCallback):
                 "ModelEmaCallback is to evaluate the average, but there is no data for it: pass `eval_dataset=`, or "
                 "evaluate_during_training=False."
             )
-        self.ema_model = self._model_ema(trainer.get_model(), decay=self.decay)
+        self.ema_model = self._model_ema(trainer.get_model(keep_torch_compile=False), decay=self.decay)
         self._num_averaged = trainer._core.progress.update
 
     def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -117,7 +134,7 @@ class ModelEmaCallback(SaveBestModelCallback):
         num_updates = trainer._core.progress.update
         if self.ema_model is not None and num_updates > self._num_averaged:
             self._num_averaged = num_updates
-            self.ema_model.update(trainer.get_model())
+            self.ema_model.update(trainer.get_model(keep_torch_compile=False))
 
     @contextmanager
     def _in_place(self, trainer: Trainer) -> Iterator[None]:
@@ -125,7 +142,7 @@ class ModelEmaCallback(SaveBestModelCallback):
         assert self.ema_model is not None
         history = trainer.run_history
         before = (trainer.model, trainer.callback_handler, history.metric_name_prefix)
-        trainer.model, trainer.callback_handler = self.ema_model.module, self._handler
+        trainer.model, trainer.callback_handler = self.ema_model.module, self._handler or CallbackHandler(())
         history.set_metric_name_prefix(PREFIX)
         try:
             yield

@@ -35,7 +35,7 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
         from ....runtime.sync_batch_norm import convert
 
         if isinstance(trainer._runtime, DistributedRuntime):
-            convert(trainer.get_model(), trainer._runtime.part)
+            convert(trainer.get_model(keep_torch_compile=False), trainer._runtime.part)
 
 
 SyncBatchNormCallback = ConvertSyncBatchNormCallback

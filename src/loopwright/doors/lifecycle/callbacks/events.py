@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ....errors import ConfigurationError, LoopwrightError
@@ -41,13 +41,19 @@ class TrainerCallback:
         """A training step begins."""
 
     def on_train_step_end(self, trainer: Trainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-        """The loss of a training batch is computed; the backward pass and the update come next."""
+        """The loss of a training batch is computed; the backward pass and the update come next.
+
+        Also comes with `step`, the number of the batch in its epoch, from 0.
+        """
 
     def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """All batches of a training epoch are through, and `train_loss_epoch` is recorded."""
 
     def on_eval_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        """An evaluation epoch begins; modules are in eval mode until it ends."""
+        """An evaluation epoch begins; modules are in eval mode until it ends.
+
+        Also comes with `is_intermediate`, whether it is an extra one inside a training epoch.
+        """
 
     def on_eval_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """An evaluation step begins."""
@@ -56,7 +62,7 @@ class TrainerCallback:
         """The loss of an evaluation batch is computed."""
 
     def on_eval_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        """All batches of an evaluation epoch are through, and its loss is recorded."""
+        """All batches of an evaluation epoch are through, and its loss is recorded; with `is_intermediate`, too."""
 
     def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """An epoch of the training run is over, evaluation included."""
@@ -86,6 +92,11 @@ class TrainerCallback:
 
 
 EVENTS = hook_names(TrainerCallback)
+EXTRA = {  # keywords that an event comes with too, for callbacks that take them
+    "on_train_step_end": ("step",),
+    "on_eval_epoch_start": ("is_intermediate",),
+    "on_eval_epoch_end": ("is_intermediate",),
+}
 
 
 class CallbackHandler:
@@ -95,7 +106,19 @@ class CallbackHandler:
         self.callbacks: list[TrainerCallback] = []
         self._under_way: tuple[str, TrainerCallback] | None = None
         self._hooks: dict[str, list[tuple[TrainerCallback, Hook]]] = {}
+        self._bound: list[TrainerCallback] = []
         self.add_callbacks(callbacks)
+
+    def __iter__(self) -> Iterator[TrainerCallback]:
+        return iter(self.callbacks)
+
+    @property
+    def callback_list(self) -> list[str]:
+        """The names of the callbacks' classes, in order."""
+        return [type(callback).__name__ for callback in self.callbacks]
+
+    def clear_callbacks(self) -> None:
+        self.callbacks = []
 
     def add_callbacks(self, callbacks: Iterable[TrainerCallback | type[TrainerCallback]]) -> None:
         for callback in callbacks:
@@ -112,10 +135,11 @@ class CallbackHandler:
         for event in EVENTS:
             _callable_by_name(added, event)
         self.callbacks.append(added)
-        self._hooks = {}
 
     def call_event(self, event: str, *args: Any, **kwargs: Any) -> None:
         """Call the method of that name of every callback that has it; it may be an event of your own."""
+        if self.callbacks != self._bound:  # the list is the user's, too
+            self._hooks, self._bound = {}, list(self.callbacks)
         hooks = self._hooks.get(event)
         if hooks is None:
             hooks = self._hooks[event] = self._bind(event)
@@ -174,14 +198,23 @@ def _callable_by_name(callback: TrainerCallback, event: str) -> Hook:
     names = [p for p in inspect.signature(getattr(TrainerCallback, event)).parameters if p not in ("self", "kwargs")]
     names.remove("trainer")
     signature, label = inspect.signature(method), f"{type(callback).__name__}.{event}"
-    if _binds(signature, 1, dict.fromkeys(names)):
-        return method
+    taken = [*names, *(name for name in EXTRA.get(event, ()) if _takes(signature, name))]
+    if _binds(signature, 1, dict.fromkeys(taken)):
+        if _takes(signature, "anything else"):
+            return method
+        return lambda trainer, **kwargs: method(trainer, **{n: v for n, v in kwargs.items() if _takes(signature, n)})
     if _binds(signature, 1 + len(names), {}):
         return lambda trainer, **kwargs: method(trainer, *(kwargs[name] for name in names))
     raise ConfigurationError(
         f"{label} does not take the arguments it is called with: give it (self, {', '.join(['trainer', *names])}, "
         f"**kwargs); it has {signature}."
     )
+
+
+def _takes(signature: inspect.Signature, name: str) -> bool:
+    """Whether a function takes an argument of that name by keyword."""
+    kinds = {p.kind for p in signature.parameters.values()}
+    return name in signature.parameters or inspect.Parameter.VAR_KEYWORD in kinds
 
 
 def _binds(signature: inspect.Signature, num_positional: int, keywords: dict[str, None]) -> bool:

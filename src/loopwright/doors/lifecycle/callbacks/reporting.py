@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from time import monotonic
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -21,8 +22,7 @@ REDRAW_SECONDS = 0.1
 class LogMetricsCallback(TrainerCallback):
     """Logs every metric that was recorded in the run history, once. Override `log_metrics` to send them elsewhere."""
 
-    def __init__(self) -> None:
-        self._num_logged: dict[str, int] = {}
+    _num_logged: Mapping[str, int] = MappingProxyType({})  # of subclasses that do not call `super().__init__()`, too
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         self._num_logged = self._recorded(trainer)
@@ -51,7 +51,7 @@ class LogMetricsCallback(TrainerCallback):
         self._num_logged = dict(state["num_logged"])
 
     def state_dict(self) -> dict[str, Any]:
-        return {"num_logged": self._num_logged}
+        return {"num_logged": dict(self._num_logged)}
 
     def _log_new(self, trainer: Trainer) -> None:
         recorded = self._recorded(trainer)
@@ -91,8 +91,7 @@ class PrintProgressCallback(TrainerCallback):
 class ProgressBarCallback(TrainerCallback):
     """Draws a bar for the epoch under way on a terminal, a few times a second; elsewhere it draws nothing."""
 
-    def __init__(self) -> None:
-        self._bars: list[_Bar] = []
+    _bars: Sequence[_Bar] = ()  # of subclasses that do not call `super().__init__()`, too
 
     def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
         if self._is_shown(trainer):
@@ -108,7 +107,7 @@ class ProgressBarCallback(TrainerCallback):
     def on_eval_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
         if self._is_shown(trainer):
             stream = trainer._core.eval_stream
-            self._bars.append(_Bar("eval", None if stream is None else stream.num_batches))
+            self._bars = [*self._bars, _Bar("eval", None if stream is None else stream.num_batches)]
 
     def on_eval_step_end(self, trainer: Trainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
         if self._bars:
@@ -125,7 +124,8 @@ class ProgressBarCallback(TrainerCallback):
 
     def _close(self) -> None:
         if self._bars:
-            self._bars.pop().clear()
+            self._bars[-1].clear()
+            self._bars = self._bars[:-1]
 
 
 class _Bar:

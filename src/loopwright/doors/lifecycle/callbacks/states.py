@@ -26,6 +26,12 @@ class SaveTrainingStateCallback(TrainerCallback):
     asks for one; with `max_checkpoints` only the latest are kept.
     """
 
+    save_dir: Path = Path("training_state")  # values here are for subclasses that do not call `super().__init__()`
+    save_every_n_epochs: int | None = None
+    save_every_n_steps: int | None = None
+    save_at_end: bool = True
+    max_checkpoints: int | None = None
+
     def __init__(
         self,
         save_dir: str | Path = "training_state",

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ....checkpoint.destination import check_directory
-from ....errors import ConfigurationError
+from ....errors import ConfigurationError, NonFiniteLossError
 from ....metrics.direction import direction_of
+from ....progress import counted
 from .events import StopTrainingError, TrainerCallback
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ class TerminateOnNaNCallback(TrainerCallback):
     itself and training ends at the next log point; other optimizers cost a read before each step.
     """
 
+    triggered: str = ""  # what was not finite, once something was
+
     @property
     def is_final(self) -> bool:
         return True
@@ -34,7 +37,28 @@ class TerminateOnNaNCallback(TrainerCallback):
         return False
 
     def refuse(self, what: str) -> None:
+        self.triggered = what
         raise StopTrainingError(f"Stopping training: {what}")
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        self.triggered = ""
+
+    def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """The program must not go on as if the model were trained."""
+        if self.triggered:
+            raise NonFiniteLossError(
+                f"Training was stopped: {self.triggered}. The weights are those of the update before. Lower the "
+                "learning rate, pass `gradient_clip_value=`, or look at the data; without TerminateOnNaNCallback "
+                "training goes on."
+            )
+
+    def on_evaluation_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        loss = _latest(trainer, "evaluation_loss")
+        if not math.isfinite(loss):
+            raise NonFiniteLossError(
+                f"The evaluation loss is {loss}: look at the weights and the data that is evaluated; without "
+                "TerminateOnNaNCallback it is only recorded."
+            )
 
     def on_train_step_end(self, trainer: Trainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
         loss = batch_output["loss"]
@@ -44,10 +68,15 @@ class TerminateOnNaNCallback(TrainerCallback):
             self.refuse(f"the training loss is {loss.item()} in epoch {trainer.run_history.current_epoch}")
 
     def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        if "eval_loss_epoch" in trainer.run_history.get_metric_names():
-            loss = float(trainer.run_history.get_latest_metric("eval_loss_epoch"))
-            if not math.isfinite(loss):
-                self.refuse(f"the evaluation loss is {loss} in epoch {trainer.run_history.current_epoch}")
+        loss = _latest(trainer, "eval_loss_epoch")
+        if not math.isfinite(loss):
+            self.refuse(f"the evaluation loss is {loss} in epoch {trainer.run_history.current_epoch}")
+
+
+def _latest(trainer: Trainer, name: str) -> float:
+    """The last value of a metric; 0 where none was recorded."""
+    history = trainer.run_history
+    return float(history.get_latest_metric(name)) if name in history.get_metric_names() else 0.0
 
 
 class MetricWatcher(TrainerCallback):
@@ -56,6 +85,13 @@ class MetricWatcher(TrainerCallback):
     Without `greater_is_better`, smaller values are, of a metric whose name says so; of others it has to be said.
     """
 
+    watch_metric: str = "eval_loss_epoch"  # values here are for subclasses that do not call `super().__init__()`
+    greater_is_better: bool = False
+    reset_on_train: bool = True
+    threshold: float = 0.0
+    best_metric: float | None = None
+    best_metric_epoch: int | None = None
+
     def __init__(
         self, watch_metric: str, greater_is_better: bool | None, reset_on_train: bool, threshold: float = 0.0
     ) -> None:
@@ -63,8 +99,7 @@ class MetricWatcher(TrainerCallback):
         self.greater_is_better = _is_greater_better(watch_metric, greater_is_better, type(self).__name__)
         self.reset_on_train = reset_on_train
         self.threshold = threshold
-        self.best_metric: float | None = None
-        self.best_metric_epoch: int | None = None
+        self.best_metric = self.best_metric_epoch = None
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         if self.reset_on_train:
@@ -102,6 +137,10 @@ class MetricWatcher(TrainerCallback):
 class EarlyStoppingCallback(MetricWatcher):
     """Ends training when a metric has not improved for so many epochs in a row."""
 
+    threshold: float = 0.01
+    early_stopping_patience: int = 1
+    early_stopping_patience_counter: int = 0
+
     def __init__(
         self,
         early_stopping_patience: int = 1,
@@ -129,7 +168,7 @@ class EarlyStoppingCallback(MetricWatcher):
             best = "never a number" if self.best_metric is None else f"best {self.best_metric:.6g}"
             raise StopTrainingError(
                 f"Stopping training: {self.watch_metric} has not improved for "
-                f"{self.early_stopping_patience_counter} epochs ({best}, in epoch {self.best_metric_epoch})"
+                f"{counted(self.early_stopping_patience_counter, 'epoch')} ({best}, in epoch {self.best_metric_epoch})"
             )
 
     def state_dict(self) -> dict[str, Any]:
@@ -143,6 +182,11 @@ class EarlyStoppingCallback(MetricWatcher):
 class SaveBestModelCallback(MetricWatcher):
     """Writes a checkpoint whenever a metric is better than before, and loads the best when training ends."""
 
+    save_path: str | Path = "best_model.pt"
+    save_optimizer: bool = True
+    save_scheduler: bool = True
+    load_saved_checkpoint: bool = True
+
     def __init__(
         self,
         save_path: str | Path = "best_model.pt",
@@ -150,11 +194,13 @@ class SaveBestModelCallback(MetricWatcher):
         greater_is_better: bool | None = None,
         reset_on_train: bool = True,
         save_optimizer: bool = True,
+        save_scheduler: bool = True,
         load_saved_checkpoint: bool = True,
     ) -> None:
         super().__init__(watch_metric, greater_is_better, reset_on_train)
         self.save_path = save_path
         self.save_optimizer = save_optimizer
+        self.save_scheduler = save_scheduler
         self.load_saved_checkpoint = load_saved_checkpoint
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -168,6 +214,7 @@ class SaveBestModelCallback(MetricWatcher):
                 self.save_path,
                 checkpoint_kwargs={"epoch": self.best_metric_epoch, self.watch_metric: self.best_metric},
                 save_optimizer=self.save_optimizer,
+                save_scheduler=self.save_scheduler,
             )
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -175,7 +222,9 @@ class SaveBestModelCallback(MetricWatcher):
             trainer.print(
                 f"Loading the model of epoch {self.best_metric_epoch}, {self.watch_metric}: {self.best_metric:.6g}"
             )
-            trainer.load_checkpoint(self.save_path, load_optimizer=self.save_optimizer)
+            trainer.load_checkpoint(
+                self.save_path, load_optimizer=self.save_optimizer, load_scheduler=self.save_scheduler
+            )
 
 
 def _is_greater_better(metric: str, given: bool | None, owner: str) -> bool:

@@ -1,0 +1,153 @@
+"""Tensors and arrays in memory as a data set of their rows; and what to write where data cannot be understood."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from ..errors import DataError
+from .stream import is_frame
+
+WRITE = "pass a Dataset, a DataLoader, inputs and targets as `(x, y)`, or a list or another iterable of batches"
+
+
+class NamedColumns(Dataset[dict[str, Tensor]]):
+    """The rows of tensors of equal length, each a dict by name."""
+
+    def __init__(self, columns: Mapping[str, Tensor]) -> None:
+        self.columns = dict(columns)
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {name: column[index] for name, column in self.columns.items()}
+
+
+def from_columns(data: Any) -> Any:
+    """A data set of the rows of a tensor, of a tuple of them or of a dict of them; any other tuple as it is."""
+    if isinstance(data, Mapping):
+        _check_names(data)
+        return NamedColumns(dict(zip(data, _columns(data.values(), "a dict", list(data)), strict=True)))
+    if not isinstance(data, tuple):
+        if data.ndim == 1:
+            raise DataError(
+                f"Data is a {type(data).__name__} of one dimension, whose rows are single numbers: for one sample "
+                "write `x[None]`, for samples of one number each `x[:, None]`, for inputs and targets `(x, y)`."
+            )
+        return TensorDataset(*_columns([data], f"a {type(data).__name__}", [""]))
+    if any(isinstance(part, (Dataset, DataLoader)) for part in data):
+        raise DataError(
+            f"Data is a tuple of {_kinds(data)}: pass the training data alone, and the evaluation data as `eval_data=`."
+        )
+    if data and all(_is_column(part) for part in data):
+        return TensorDataset(*_columns(data, "a tuple", [f"entry {n}" for n in range(len(data))]))
+    if any(_is_column(part) or is_frame(part) for part in data):
+        raise DataError(
+            f"Data is a tuple of {_kinds(data)}: for inputs and targets make all of them tensors or arrays, with a row "
+            "for each sample; for batches pass a list."
+        )
+    return data
+
+
+def check_list(data: list[Any]) -> None:
+    """Refuse a list, which is one of batches, where it looks like columns or samples."""
+    if not data:
+        return
+    first = data[0]
+    is_column = all(isinstance(part, (Tensor, np.ndarray)) and part.ndim for part in data[:8])
+    if isinstance(first, np.ndarray) or (is_column and len(data) <= 3 and len({_row_of(part) for part in data}) > 1):
+        raise DataError(
+            f"Data is a list of {_kinds(data[:8])}, and a list is one of batches: for inputs and targets pass a tuple, "
+            "`(x, y)`."
+        )
+    is_sample = isinstance(first, (tuple, list)) and any(map(_is_single, first))
+    if is_sample and any(isinstance(part, Tensor) and part.ndim for part in first):
+        raise DataError(
+            f"Data is a list, which is one of batches, but its first entry is a {type(first).__name__} of "
+            f"{_kinds(first)}, which looks like a sample: pass `batch_size=` to have samples put together."
+        )
+
+
+def refuse(data: Any) -> None:
+    """Say of an object that is no data what it is, and what to write."""
+    kind = type(data).__name__
+    if is_frame(data):
+        hint = (
+            "say which columns are inputs and which are targets, as in `(torch.tensor(frame[['a', 'b']].to_numpy(), "
+            "dtype=torch.float32), torch.tensor(frame['y'].to_numpy()))`"
+        )
+    elif isinstance(data, nn.Module):
+        hint = "the model goes to the constructor, `Trainer(model, optimizer, loss_fn)`, and data comes first here"
+    elif isinstance(data, Optimizer):
+        hint = "the optimizer goes to the constructor, `Trainer(model, optimizer, loss_fn)`, and data comes first here"
+    elif isinstance(data, (str, bytes, os.PathLike)):
+        hint = f"nothing is read from a path; {WRITE}"
+    elif isinstance(data, type):
+        kind, hint = f"class {data.__name__}", f"make an object of it, `{data.__name__}(...)`"
+    elif hasattr(data, "__getitem__") and not hasattr(data, "__len__"):
+        hint = "give it `__len__`, and it is a data set"
+    else:
+        hint = WRITE
+    raise DataError(
+        f"Data is {'an' if kind[0].lower() in 'aeiou' else 'a'} {kind}, which cannot be iterated in batches: {hint}."
+    )
+
+
+def _check_names(data: Mapping[Any, Any]) -> None:
+    others = {name: type(part).__name__ for name, part in data.items() if not _is_column(part)}
+    if not data or others:
+        names = ", ".join(f"{name!r}: {kind}" for name, kind in others.items()) or "nothing"
+        raise DataError(
+            f"Data is a dict of {names}. A dict is one data set, of tensors with a row for each sample. If these are "
+            "several data sets, pass one of them, and measure others with "
+            "`callbacks=[loopwright.callbacks.OfflineLoss('test', datasets={'test': data})]`."
+        )
+
+
+def _columns(parts: Any, what: str, names: list[str]) -> list[Tensor]:
+    tensors = [
+        part if isinstance(part, Tensor) else _tensor(part, name) for part, name in zip(parts, names, strict=True)
+    ]
+    if any(tensor.dim() == 0 for tensor in tensors):
+        raise DataError(f"Data is {what} with a tensor of no dimension: the first dimension is that of samples.")
+    if len({len(tensor) for tensor in tensors}) > 1:
+        lengths = ", ".join(f"{name}: {len(tensor)}" for name, tensor in zip(names, tensors, strict=True))
+        raise DataError(
+            f"Data is {what} of tensors of different lengths ({lengths}): each needs a row for every sample. For "
+            "batches of their own, pass a list."
+        )
+    return tensors
+
+
+def _tensor(array: Any, name: str) -> Tensor:
+    try:
+        return torch.from_numpy(np.ascontiguousarray(array))
+    except TypeError as error:
+        raise DataError(
+            f"The array {name or 'given as data'} is of {array.dtype}, of which torch knows none: {error}"
+        ) from None
+
+
+def _is_column(part: Any) -> bool:
+    return isinstance(part, (Tensor, np.ndarray))
+
+
+def _is_single(part: Any) -> bool:
+    """Whether it is one value, such as the target of a sample."""
+    return isinstance(part, (int, float, str)) or (isinstance(part, Tensor) and part.ndim == 0)
+
+
+def _row_of(part: Any) -> tuple[Any, ...]:
+    return (str(part.dtype), tuple(part.shape[1:]))
+
+
+def _kinds(parts: Any) -> str:
+    return "(" + ", ".join(type(part).__name__ for part in parts) + ")"

@@ -1,0 +1,107 @@
+"""What stages written for the published system ask of its `_accelerator`, by the names they know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from . import run_config
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
+
+
+class Accelerator:
+    """The device, the processes and the gradients of a trainer; each name does what the trainer itself does there."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    @property
+    def device(self) -> torch.device:
+        return self._trainer.device
+
+    @property
+    def mixed_precision(self) -> str:
+        return self._trainer._mixed_precision
+
+    @property
+    def num_processes(self) -> int:
+        return run_config.num_processes()
+
+    @property
+    def process_index(self) -> int:
+        return self._trainer._runtime.rank
+
+    @property
+    def is_main_process(self) -> bool:
+        return run_config.is_world_process_zero()
+
+    @property
+    def is_local_main_process(self) -> bool:
+        return run_config.is_local_process_zero()
+
+    @property
+    def optimizer_step_was_skipped(self) -> bool:
+        """Whether the loss scaler left out the last optimizer step, since a gradient was not finite."""
+        return self._trainer._core.gradients.was_skipped
+
+    def prepare(self, *components: Any) -> Any:
+        """Models on the device, everything else as it is; the trainer prepares optimizer and loaders itself."""
+        for component in components:
+            if isinstance(component, nn.Module):
+                self._trainer._runtime.place(component)
+        return components[0] if len(components) == 1 else components
+
+    def free_memory(self) -> None:
+        """Nothing of an earlier run is kept."""
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        return self._trainer._runtime.autocast
+
+    def no_sync(self, model: Any = None) -> AbstractContextManager[None]:
+        """Gradients are averaged once an update in any case."""
+        return nullcontext()
+
+    @contextmanager
+    def join_uneven_inputs(self, models: Any, even_batches: bool | None = None) -> Iterator[None]:
+        """Processes take the same number of rounds in any case."""
+        yield
+
+    def backward(self, loss: Tensor) -> None:
+        self._trainer._core.gradients.backward(loss)
+
+    def clip_grad_value_(self, parameters: Iterable[Tensor] | Tensor, clip_value: float) -> None:
+        self._trainer._core.gradients.complete()
+        nn.utils.clip_grad_value_(parameters, clip_value)
+
+    def clip_grad_norm_(self, parameters: Iterable[Tensor] | Tensor, max_norm: float, norm_type: float = 2) -> Tensor:
+        self._trainer._core.gradients.complete()
+        return nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
+
+    def gather(self, tensor: Any) -> Any:
+        return self._trainer.gather(tensor)
+
+    def unwrap_model(self, model: nn.Module, keep_torch_compile: bool = True) -> nn.Module:
+        return unwrapped(model, keep_torch_compile)
+
+    def wait_for_everyone(self) -> None:
+        self._trainer._runtime.barrier("wait_for_everyone")
+
+    @property
+    def print(self) -> Callable[..., None]:
+        return self._trainer.print
+
+
+def unwrapped(model: nn.Module, keep_torch_compile: bool) -> nn.Module:
+    """The model without what was wrapped around it to train it on several devices or, if asked, to compile it."""
+    compiled = model._modules.get("_orig_mod")  # where torch.compile keeps the model
+    if compiled is not None:
+        return model if keep_torch_compile else unwrapped(compiled, keep_torch_compile)
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        return unwrapped(model.module, keep_torch_compile)
+    return model

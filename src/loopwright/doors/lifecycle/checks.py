@@ -1,0 +1,109 @@
+"""Mistakes in what a user gives or returns, found where they are made and named in the words of this door."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import FunctionType
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ...components import check_accumulation, check_clipping
+from ...errors import ConfigurationError
+
+LIMITS = ("num_epochs", "max_num_train_steps", "gradient_accumulation_steps", "gradient_clip_value")
+
+
+def check_components(model: Any, loss_func: Any, optimizer: Any) -> None:
+    """Refuse components in each other's place, and classes where objects are meant."""
+    expected = "the order is Trainer(model, loss_func, optimizer)"
+    for name, value in (("model", model), ("loss_func", loss_func), ("optimizer", optimizer)):
+        if name != "optimizer" and isinstance(value, Optimizer):
+            raise ConfigurationError(f"{name} is an optimizer ({type(value).__name__}): {expected}.")
+        if isinstance(value, type):
+            made = f"{value.__name__}({'model.parameters(), lr=0.01' if name == 'optimizer' else ''})"
+            raise ConfigurationError(f"{name} is the class {value.__name__}: pass an object of it, as in `{made}`.")
+    if isinstance(optimizer, partial | FunctionType):
+        raise ConfigurationError(
+            "optimizer is a function that makes one: pass the optimizer itself, as in "
+            "`SGD(model.parameters(), lr=0.01)`."
+        )
+    if isinstance(optimizer, nn.Module):
+        raise ConfigurationError(f"optimizer is a {type(optimizer).__name__}, which is a module: {expected}.")
+
+
+def check_limits(
+    num_epochs: Any, max_num_train_steps: Any, gradient_accumulation_steps: Any, gradient_clip_value: Any
+) -> None:
+    """Refuse numbers that no run can have, whether `train` or a run config of the user's has them."""
+    for name, value in (("num_epochs", num_epochs), ("max_num_train_steps", max_num_train_steps)):
+        is_missing = value is None and name == "max_num_train_steps"
+        if not is_missing and (not isinstance(value, int) or value < 0):
+            raise ConfigurationError(f"{name}={value!r}: use a whole number, 0 or more.")
+    check_accumulation(gradient_accumulation_steps, "gradient_accumulation_steps")
+    check_clipping("gradient_clip_value", gradient_clip_value)
+
+
+def check_start(trainer: object, per_device_batch_size: Any) -> None:
+    """Refuse what neither `train` nor `evaluate` can begin with."""
+    if "_core" not in vars(trainer):
+        raise ConfigurationError(
+            f"{type(trainer).__name__}.__init__ did not set the trainer up: call `super().__init__(model, loss_func, "
+            "optimizer)` in it."
+        )
+    size = per_device_batch_size
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise ConfigurationError(f"per_device_batch_size={size!r}: use a number of samples, 1 or more.")
+
+
+def checked_loader(loader: Any, method: str) -> Any:
+    if loader is None:
+        raise ConfigurationError(f"`{method}` returned None: return a DataLoader, or another iterable of batches.")
+    return loader
+
+
+def checked_config(config: Any) -> Any:
+    """A run config of the user's, with everything in it that a run goes by."""
+    missing = [name for name in LIMITS if not hasattr(config, name)]
+    if missing:
+        raise ConfigurationError(
+            f"`_create_run_config` returned {_kind(config)} without {', '.join(missing)}: return a TrainerRunConfig, "
+            "such as `dataclasses.replace(super()._create_run_config(**kwargs), num_epochs=1)`."
+        )
+    check_limits(*(getattr(config, name) for name in LIMITS))
+    return config
+
+
+def checked_output(output: Any, method: str) -> Mapping[str, Any]:
+    """What a `calculate_..._batch_loss` returned, if it is what the rest of a step needs."""
+    expected = 'return {"loss": loss, "model_outputs": outputs, "batch_size": len(targets)}'
+    if not isinstance(output, dict) and not isinstance(output, Mapping):
+        raise ConfigurationError(f"`{method}` returned {_kind(output)}: {expected}.")
+    if "loss" not in output:
+        raise ConfigurationError(f'`{method}` returned no "loss", only {", ".join(map(repr, output))}: {expected}.')
+    if not isinstance(output["loss"], Tensor):
+        raise ConfigurationError(f'`{method}` returned {_kind(output["loss"])} as "loss": return a tensor.')
+    size = output.get("batch_size", 0)
+    if not isinstance(size, int | Tensor):
+        raise ConfigurationError(f'`{method}` returned {_kind(size)} as "batch_size": return a number of samples.')
+    return output
+
+
+def call_by_name(method: Callable[..., Any], **arguments: Any) -> Any:
+    """Call a method of the user's with its arguments by name, as overrides of the published system expect them."""
+    try:
+        inspect.signature(method).bind(**arguments)
+    except TypeError as error:
+        name = getattr(method, "__name__", "the method")
+        raise ConfigurationError(
+            f"`{name}` does not take the arguments it is called with ({error}): define it as "
+            f"`def {name}(self, {', '.join(arguments)})`."
+        ) from None
+    return method(**arguments)
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"

@@ -1,0 +1,201 @@
+"""What a run trains and reads: the model, the optimizer and the loaders that the door has now."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ...assembly import build_lane
+from ...building import Schedule
+from ...callbacks.nonfinite import NonFiniteGuard
+from ...components import check_owners, start_training_mode
+from ...data.stream import Stream, open_stream
+from ...errors import ConfigurationError
+from ...optimization import Guard, Lane, Optimization
+from ...progress import Limits
+from ...runtime import Runtime
+from ...trainer import Trainer as CoreTrainer
+from .gathering import Gathering
+from .gradients import Gradients
+from .loaders import inner_of
+
+if TYPE_CHECKING:
+    from .run_config import TrainerRunConfig
+    from .trainer import Trainer
+
+
+class Components(CoreTrainer):
+    """A core trainer whose components are the door's attributes, looked at again whenever they may have changed."""
+
+    def __init__(self, door: Trainer, runtime: Runtime, *, trains: bool = False) -> None:
+        super().__init__(
+            callbacks=[NonFiniteGuard("off")],  # stopping on NaN is a callback of the door
+            runtime=runtime,
+            seed=None,
+            progress="silent",
+        )
+        self.door, self.trains = door, trains
+        self.order_seed = torch.initial_seed()
+        self.gathering = Gathering(runtime)
+        self.is_intermediate = False
+        self._is_ready = False
+        self._gradients: Gradients | None = None
+        self._streams: dict[int, tuple[Any, Stream]] = {}
+
+    def prepare(self) -> None:
+        """Everything that a run needs before its first batch, once."""
+        if self._is_ready:
+            return
+        self.setup()
+        if self.trains:
+            self._check_optimizer()
+            self.setup_training()
+            self.optimization.reset()
+            self._rebuild_lane(self._find_guard())
+        self._is_ready = True
+
+    @property
+    def has_default_step(self) -> bool:
+        """Never: a step is the door's stages."""
+        return False
+
+    def configure_models(self) -> None:
+        """The model, and whatever else on the door is trained, such as a loss function with parameters."""
+        self.models = self._current_models()
+
+    def configure_optimizers(self) -> None:
+        if self.door.optimizer is not None:
+            self.optimizers["optimizer"] = self.door.optimizer
+
+    def use_config(self, config: TrainerRunConfig) -> None:
+        """Do what the run's config says, whoever made it."""
+        self.accumulate = config.gradient_accumulation_steps
+        self.clip_value = self.lane.clip_value = config.gradient_clip_value
+        self.until = Limits(config.num_epochs, config.max_num_train_steps).from_call(self.progress)
+
+    def use_scheduler(self, scheduler: Any) -> None:
+        """Make a scheduler part of the state of the run; the door's `scheduler_step` is what steps it."""
+        self.schedules = {} if scheduler is None else {"scheduler": Schedule(scheduler, every="update")}
+
+    def _find_guard(self) -> Guard | None:
+        """What looks at losses on the device, or for all processes, where reading each of them would hold that up."""
+        from .callbacks import TerminateOnNaNCallback
+
+        if self.runtime.reads_are_free and self.runtime.world == 1:
+            return None
+        callbacks = self.door.callback_handler.callbacks
+        return next((c for c in callbacks if isinstance(c, TerminateOnNaNCallback)), None)
+
+    @property
+    def gradients(self) -> Gradients:
+        if self._phases:
+            raise ConfigurationError(
+                "`backward_step`, `optimizer_step` and `optimizer_zero_grad` are for training: in an evaluation they "
+                "would train on its data. Leave them out of `calculate_eval_batch_loss` and the other stages of it."
+            )
+        if self._gradients is None:
+            raise ConfigurationError(
+                "There are no gradients outside of `train`: call this in a stage of a training run."
+            )
+        return self._gradients
+
+    @property
+    def lane(self) -> Lane:
+        return self.optimization.lanes["optimizer"]
+
+    def adopt_replaced(self) -> None:
+        """Go on with the model and the optimizer that the door has now, where one was put in another's place."""
+        models = self._current_models()
+        if self._phases:  # perhaps put in for an evaluation alone, such as an average of the weights
+            if models["model"] is not self.modules.get("model"):
+                self.runtime.place(models["model"])
+                models["model"].eval()
+            return
+        known = {name: self.modules.get(name) for name in models}
+        if any(module is not known[name] for name, module in models.items()):
+            for module in models.values():
+                self.runtime.place(module)
+            self.models, self.modules = models, dict(models)
+        optimizer = self.door.optimizer
+        if not self.trains or optimizer is None:
+            return
+        is_new = optimizer is not self.optimizers["optimizer"]
+        if is_new or models != known:
+            self._check_optimizer()
+            start_training_mode(self.modules.values(), [optimizer])
+        if is_new:
+            self.optimizers["optimizer"] = optimizer
+            self._rebuild_lane(self.lane.guard)
+
+    def _current_models(self) -> dict[str, nn.Module]:
+        optimizer = self.door.optimizer
+        groups = [] if optimizer is None else optimizer.param_groups
+        trained = {id(param) for group in groups for param in group["params"]}
+        models = {"model": self.door.get_model(keep_torch_compile=False)}
+        for name, value in vars(self.door).items():
+            if isinstance(value, nn.Module) and name != "model" and any(id(p) in trained for p in value.parameters()):
+                models[name] = value
+        return models
+
+    def _check_optimizer(self) -> None:
+        """Refuse to train what the optimizer does not hold, or without one, in the words of this door."""
+        door = self.door
+        if door.optimizer is None:
+            raise ConfigurationError("Trainer has no optimizer: pass `optimizer=`, or use `evaluate`.")
+        try:
+            check_owners(self._current_models(), {"optimizer": door.optimizer})
+        except ConfigurationError:
+            raise ConfigurationError(
+                "The optimizer holds parameters that are not the model's, so training would not change the model: "
+                "make it from `model.parameters()` of the model that the trainer has. Whoever replaces `trainer.model` "
+                "has to replace `trainer.optimizer` too."
+            ) from None
+
+    def _rebuild_lane(self, guard: Guard | None) -> None:
+        lane = build_lane(self, "optimizer", self.optimizers["optimizer"], guard)
+        self.optimization = Optimization({"optimizer": lane}, self.window)
+        self.optimization.refresh(self.modules.values())
+        self.drop_gradients()
+        self._gradients = Gradients(self.runtime, lane, self.window)
+
+    def drop_gradients(self) -> None:
+        """Take what watches over the optimizer's steps off it."""
+        if self._gradients is not None:
+            self._gradients.close()
+            self._gradients = None
+
+    # Data
+
+    def open(self, data: Any, batch_size: int | None, *, shuffle: bool) -> Stream:
+        """Batch sizes are those of each process, as the document has them."""
+        shard = self.runtime.shard
+        shard = None if shard is None else replace(shard, is_per_process=True)
+        seed = self.runtime.broadcast_object(self.order_seed)
+        return open_stream(data, batch_size=batch_size, seed=seed, shuffle=shuffle, shard=shard)
+
+    def _stream_of(self, loader: Any, *, is_training: bool) -> Stream:
+        inner = inner_of(loader)
+        return self.stream(loader if inner is None else inner.loader, is_training=is_training)
+
+    def stream(self, loader: Any, *, is_training: bool) -> Stream:
+        """The stream over a loader as the callbacks want it, opened when it is first asked for."""
+        if id(loader) not in self._streams:
+            self._streams[id(loader)] = (loader, self.open(loader, None, shuffle=is_training))
+        stream = self._streams[id(loader)][1]
+        for callback in self.door.callback_handler.callbacks:
+            stream = callback.adapt_stream(stream, is_training=is_training, is_intermediate=self.is_intermediate)
+        return stream
+
+    def close_stream(self, loader: Any) -> None:
+        inner = inner_of(loader)
+        opened = self._streams.pop(id(loader if inner is None else inner.loader), None)
+        if opened is not None:
+            opened[1].close()
+
+    def close_streams(self) -> None:
+        for _, stream in self._streams.values():
+            stream.close()
+        self._streams = {}

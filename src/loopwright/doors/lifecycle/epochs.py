@@ -1,0 +1,198 @@
+"""How a run goes through its epochs and steps: methods that a subclass may replace whole."""
+
+from __future__ import annotations
+
+from math import nan
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from ...progress import Limits
+from .callbacks import CallbackHandler, StopTrainingError
+from .checks import checked_output
+from .loaders import TrainingLoader, prepared
+from .stages import Stages
+from .tracking import LossTracker
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .trainer import Trainer
+
+
+class Epochs(Stages):
+    """The order of the stages. A method that is replaced takes its batches from the loader that it is given.
+
+    Every batch taken from the training loader is a step of the run, so limits, progress and training states stay right
+    whoever writes the loop.
+    """
+
+    callback_handler: CallbackHandler
+    _train_dataloader: Any
+    _eval_dataloader: Any
+    _loss_tracker: LossTracker
+
+    # A run
+
+    def _execute_run(self: Trainer, resume_from: str | Path | None) -> None:  # type: ignore[misc]
+        from . import saving
+
+        core = self._core
+        core.waiting_state = None if resume_from is None else saving.load_run(self, resume_from)
+        config = self.run_config
+        core.until = Limits(config.num_epochs, config.max_num_train_steps).from_call(core.progress)
+        if type(self)._run_training is Epochs._run_training:
+            self._run_training()
+            return
+        if resume_from is not None:
+            if core.stage != "steps":
+                core.end_epoch()
+            self.print(
+                f"Resumed in epoch {self.run_history.current_epoch} with a `_run_training` of its own: its epochs are "
+                "range(self.run_history.current_epoch - 1, self.run_config.num_epochs)."
+            )
+        with core.together():
+            self._run_training()
+            core.drop_steps()
+
+    def _run_training(self) -> None:
+        """A training run: its start, epochs until a limit is reached or somebody stops it, and its end."""
+        core, call = self._core, self.callback_handler.call_event
+        with core.looking():
+            self.training_run_start()
+            call("on_training_run_start", self)
+        core.load_callbacks()
+        with core.together():
+            try:
+                if core.resumed_event is not None:
+                    self.callback_handler.finish_event(*core.resumed_event, self)
+                while core.has_work and not self._run_epoch():
+                    pass
+            except StopTrainingError as error:
+                self._stop(error)
+        self.training_run_end()
+        self.callback_handler.call_event("on_training_run_end", self)
+
+    def _stop(self, error: StopTrainingError) -> None:
+        self._core.drop_steps()
+        self.print(error)
+        self.callback_handler.call_event("on_stop_training_error", self)
+
+    def _run_epoch(self) -> bool:
+        """An epoch with its evaluation, or what a resumed run has left of it; True when it was the last."""
+        core, is_last = self._core, False
+        if core.stage == "steps":
+            is_last = bool(self._run_train_epoch(self._train_dataloader))
+            core.end_train_epoch()
+        if core.stage == "eval" and self._eval_dataloader is not None:
+            self._run_eval_epoch(self._eval_dataloader)
+        if core.stage != "over":
+            core.stage = "over"
+            self.training_run_epoch_end()
+            self.callback_handler.call_event("on_training_run_epoch_end", self)
+        core.end_epoch()
+        core.leave_if_interrupted()
+        return is_last
+
+    # A training epoch
+
+    def _run_train_epoch(self, train_dl: Any) -> bool:
+        """A training epoch; the mean loss of a sample is recorded as `train_loss_epoch`.
+
+        Returns whether `max_num_train_steps` is reached.
+        """
+        core, call = self._core, self.callback_handler.call_event
+        train_dl = prepared(core, train_dl, TrainingLoader)
+        if core.begin_epoch(train_dl):
+            self.train_epoch_start()
+            self._loss_tracker.reset()
+            call("on_train_epoch_start", self)
+        with core.steps():
+            for step, batch in enumerate(train_dl, start=core.progress.epoch_step):
+                call("on_train_step_start", self)
+                self._perform_forward_and_backward_passes(batch, step)
+                if core.window.is_last:
+                    self._update_weights()
+        self.run_history.update_metric("train_loss_epoch", core.mean_loss())
+        self.train_epoch_end()
+        self.callback_handler.call_event("on_train_epoch_end", self)
+        return core.has_reached_max_steps
+
+    def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:
+        """The loss of a batch, and the gradients of its share of the update; what is reported is the loss itself."""
+        output = checked_output(self.calculate_train_batch_loss(batch), "calculate_train_batch_loss")
+        self.callback_handler.call_event("on_train_step_end", self, batch=batch, batch_output=output, step=step)
+        loss = output["loss"]
+        self._core.report(loss, output.get("batch_size", self._core.window.size))
+        self._loss_tracker.is_reported = True
+        if self._has_own_backward and self._core.divisor is not None:
+            self._core.gradients.note(loss)
+        self.backward_step(self._share_of_update(loss, "num_items_in_batch" in output))
+
+    def _share_of_update(self, loss: Tensor, is_token_mean: bool) -> Tensor:
+        """The loss divided so that the gradients of a whole update are those of one big batch."""
+        config = self.run_config
+        divisor = self._core.divisor
+        if divisor is None:  # outside of a run
+            divisor = float(config.gradient_accumulation_steps)
+        if is_token_mean and config.is_distributed and config.gradient_accumulation_steps > 1:
+            loss = loss * config.num_processes  # it is a part of all processes' mean, of which an average is taken
+        return loss if divisor == 1.0 else loss / divisor
+
+    def _update_weights(self) -> None:
+        """The end of a window of batches: one update of the weights."""
+        gradients = self._core.gradients
+        gradients.complete()
+        if self.run_config.gradient_clip_value is not None:
+            self._clip_gradients()
+        self.optimizer_step()
+        if not gradients.was_skipped:
+            self.scheduler_step()
+        self.optimizer_zero_grad()
+
+    def _clip_gradients(self) -> None:
+        """Limit the gradients of a whole update, once before its step; called if there is a `gradient_clip_value`."""
+        self._core.gradients.clip()
+
+    @property
+    def _has_own_backward(self) -> bool:
+        return type(self).backward_step is not Stages.backward_step
+
+    # An evaluation
+
+    def _run_evaluation(self) -> None:
+        """An evaluation run: its start, one epoch, and its end."""
+        self.evaluation_run_start()
+        self.callback_handler.call_event("on_evaluation_run_start", self)
+        try:
+            self._run_eval_epoch(self._eval_dataloader, is_training=False)
+        except StopTrainingError as error:
+            self._stop(error)
+        self.evaluation_run_end()
+        self.callback_handler.call_event("on_evaluation_run_end", self)
+
+    def _run_eval_epoch(self, valid_dl: Any, is_training: bool = True, is_intermediate: bool = False) -> None:
+        """An evaluation epoch; modes and random generators are afterwards what they were before."""
+        core = self._core
+        if is_intermediate and not core.is_intermediate:
+            with core.intermediate():
+                self._run_eval_epoch(valid_dl, is_training)
+            return
+        name = "eval_loss_epoch" if is_training else "evaluation_loss"
+        core.run_evaluation(valid_dl, "intermediate_eval_loss" if core.is_intermediate else name)
+
+    # Losses, for epochs of the user's own
+
+    def _update_loss_tracker(self, batch_loss: Tensor, batch_size: int) -> None:
+        """Add the loss of a batch to those of the epoch, on this process."""
+        if not self._core.gathering.is_stand_in:
+            self._loss_tracker.update(batch_loss.detach().mean().item(), batch_size)
+
+    def _add_epoch_loss_to_run_history(self, metric_name: str) -> None:
+        """Record the mean of the losses that were added, or of the steps that were taken, over all processes."""
+        tracker = self._loss_tracker
+        if tracker.is_reported:
+            self.run_history.update_metric(metric_name, self._core.mean_loss())
+            return
+        total, count = self._runtime.sum_table({"loss": (tracker.total_loss, tracker.running_count)})["loss"]
+        self.run_history.update_metric(metric_name, total / count if count else nan)

@@ -1,0 +1,174 @@
+"""The gradients of the update under way, whoever computes and uses them: the default stages, or plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ...errors import ConfigurationError
+from ...optimization import Lane, Window
+
+if TYPE_CHECKING:
+    from ...runtime import Runtime
+
+
+class Gradients:
+    """Keeps gradients right where a stage was replaced: averaged over processes and unscaled, once, before their use.
+
+    They are complete after the `backward_step` of a window's last batch, and at the latest when the optimizer steps:
+    hooks on the optimizer see to that for a plain `optimizer.step()`.
+    """
+
+    def __init__(self, runtime: Runtime, lane: Lane, window: Window) -> None:
+        self.runtime, self.lane, self.window = runtime, lane, window
+        self.was_skipped = False  # whether the loss scaler left out the last optimizer step
+        self._autocasts = runtime.precision != "fp32"
+        self._plain = Window()
+        self._is_complete = self._is_scaled = self._is_own_step = self._has_trained = False
+        self._kept: list[tuple[nn.Parameter, Tensor | None]] | None = None
+        self._no_autocast: AbstractContextManager[Any] | None = None
+        self._handles: list[Any] = []
+        if runtime.world > 1 or runtime.precision != "fp32" or lane.guard is not None:
+            optimizer = lane.optimizer
+            self._handles.append(optimizer.register_step_pre_hook(self._before_step))
+            self._handles.append(optimizer.register_step_post_hook(self._after_step))
+
+    def close(self) -> None:
+        """Take the hooks off the optimizer."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    # A step
+
+    def open_step(self, is_stand_in: bool) -> None:
+        """A batch is about to be trained on; what a stand-in for no samples adds will be dropped."""
+        self._kept = None
+        if is_stand_in:
+            self._kept = [(p, None if p.grad is None else p.grad.clone()) for p in self.lane.params]
+
+    def close_step(self) -> None:
+        self._drop_stand_in()
+
+    def _drop_stand_in(self) -> None:
+        if self._kept is not None:
+            for param, grad in self._kept:
+                param.grad = grad
+            self._kept = None
+
+    # What the default stages do
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of a loss that is this step's share of the update already."""
+        if loss.dim() and loss.numel() != 1:
+            raise ConfigurationError(
+                f'The loss has shape {tuple(loss.shape)}: return one number as "loss" from '
+                "`calculate_train_batch_loss`, such as `loss.mean()`."
+            )
+        if not loss.requires_grad:
+            raise ConfigurationError(
+                'The "loss" of `calculate_train_batch_loss` has no gradients: it was detached, computed under '
+                "`torch.no_grad()`, made anew from a number, or from frozen layers alone. Return the loss as it was "
+                "computed."
+            )
+        if self._is_complete:  # a second loss for gradients that are averaged and unscaled already
+            self._run_exactly(loss.backward)
+            self.lane.sync()
+            return
+        self._plain.is_last, self._plain.size = self.window.is_last, self.window.size
+        self._run_exactly(self.lane.backward, loss, self._plain)
+        self._is_scaled = self.lane.scaler is not None
+        if self.window.is_last:
+            self.complete()
+
+    def complete(self) -> None:
+        """Average the gradients over all processes and take the loss scale out of them, once an update."""
+        if self._is_complete:
+            return
+        self._drop_stand_in()
+        if self.lane.scaler is not None and not self._is_scaled:
+            raise ConfigurationError(
+                "mixed_precision='fp16' needs scaled losses, but the gradients were computed by `loss.backward()`: "
+                "call `super().backward_step(loss)` (or `self.backward_step(loss)`), or use mixed_precision='bf16', "
+                "which needs no scaling."
+            )
+        self.lane.complete()
+        self._is_complete = True
+        if not self._has_trained and all(param.grad is None for param in self.lane.params):
+            raise ConfigurationError(
+                "There are no gradients to change the weights by: `backward_step` computed none for the parameters of "
+                "the optimizer. Call `loss.backward()` or `super().backward_step(loss)` in it, with a loss of the "
+                "trainer's model."
+            )
+        self._has_trained = True
+
+    def clip(self) -> None:
+        self.complete()
+        self.lane.clip()
+
+    def step(self) -> None:
+        self.complete()
+        scaler = self.lane.scaler
+        scale = None if scaler is None else scaler.get_scale()
+        self._is_own_step = True
+        try:
+            self._run_exactly(self.lane.step)
+        finally:
+            self._is_own_step = False
+        self.was_skipped = scaler is not None and scale is not None and scaler.get_scale() < scale
+        self._forget()
+
+    def zero(self) -> None:
+        self.lane.zero()
+        self._forget()
+
+    def note(self, loss: Tensor) -> None:
+        """Let the guard know of a loss whose backward pass is not the default one."""
+        if self.lane.hears_later:
+            self.lane.note(loss)
+
+    def _forget(self) -> None:
+        self._is_complete = self._is_scaled = False
+
+    def _run_exactly(self, function: Callable[..., None], *args: Any) -> None:
+        """Backward passes and optimizer steps are outside of autocast."""
+        if not self._autocasts:
+            function(*args)
+            return
+        with self.runtime.no_autocast or nullcontext():
+            function(*args)
+        torch.clear_autocast_cache()  # it holds weights as they were before the step
+
+    # `optimizer.step()` called by somebody else
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._is_own_step:
+            return
+        self.complete()
+        self.lane.check(at_once=True)
+        self.was_skipped = self._overflowed(optimizer)
+        if self.was_skipped:
+            self.lane.zero()  # an optimizer leaves parameters without gradients alone
+        self._no_autocast = self.runtime.no_autocast
+        if self._no_autocast is not None:
+            self._no_autocast.__enter__()
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._is_own_step:
+            return
+        if self._no_autocast is not None:
+            self._no_autocast.__exit__(None, None, None)
+            torch.clear_autocast_cache()
+        if self.lane.scaler is not None:
+            self.lane.scaler.update()
+        self._forget()
+
+    def _overflowed(self, optimizer: Optimizer) -> bool:
+        """Whether the loss scaler saw a gradient that is not finite when it took the scale out; clipping hides that."""
+        scaler = self.lane.scaler
+        return scaler is not None and any(flag.item() for flag in scaler._found_inf_per_device(optimizer).values())

@@ -1,0 +1,294 @@
+"""What newcomers give as data and write in subclasses, and how much of a traceback they see."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import loopwright
+from loopwright import ConfigurationError, DataError, Trainer
+
+from .loops import assert_same_model, build_linear
+
+sgd = partial(torch.optim.SGD, lr=0.1)
+cross_entropy = nn.functional.cross_entropy
+HERE = str(Path(__file__))
+PACKAGE = str(Path(loopwright.__file__).parent)
+
+
+def build(model: Any = None, optimizer: Any = sgd, loss_fn: Any = cross_entropy, **options: Any) -> Trainer:
+    return Trainer(build_linear() if model is None else model, optimizer, loss_fn, **({"progress": "silent"} | options))
+
+
+# Data
+
+
+def test_tensors_and_arrays_are_data_as_a_data_set_of_them_is(points):
+    """Inputs and targets as a tuple, as numpy's arrays and as a dict: the same weights, bit for bit."""
+    inputs, targets = points.tensors
+    expected = build()
+    expected.train(points, 2, points, batch_size=8)
+    kinds = [(inputs, targets), (inputs.numpy(), targets.numpy()), {"input": inputs, "label": targets}]
+    for data in kinds:
+        trainer = build()
+        trainer.train(data, 2, data, batch_size=8)
+        assert_same_model(trainer.model, expected.model)
+        assert trainer.history.epochs == expected.history.epochs
+        assert trainer.evaluate(data) == expected.evaluate(points)
+
+
+def test_a_tensor_alone_is_data_without_targets(points):
+    inputs = points.tensors[0]
+    trainer = build(nn.Linear(6, 6), loss_fn=lambda outputs: outputs.square().mean())
+    trainer.train(inputs, 1, batch_size=8)
+    assert (trainer.progress.update, trainer.progress.sample) == (5, 37)
+    assert torch.equal(trainer.predict(inputs), trainer.predict(TensorDataset(inputs)))
+    assert trainer.predict(inputs.numpy()).shape == (37, 6)
+
+
+def test_a_dict_of_tensors_resumes_exactly(points, tmp_path):
+    data = dict(zip(("input", "label"), points.tensors, strict=True))
+    straight = build()
+    straight.train(data, 2, batch_size=8)
+    build(run_dir=tmp_path).train(data, num_updates=3, batch_size=8)
+    resumed = build(run_dir=tmp_path)
+    resumed.train(data, 2, batch_size=8)
+    assert_same_model(resumed.model, straight.model)
+
+
+class Unsized:
+    def __getitem__(self, index: int) -> Any:
+        return torch.zeros(6), 0
+
+
+def samples(points: TensorDataset) -> list[Any]:
+    return [(row, int(label)) for row, label in points]
+
+
+DATA: dict[str, tuple[Callable[[TensorDataset], Any], str]] = {
+    "`(x, y)` of different lengths": (lambda d: (d.tensors[0], d.tensors[1][:30]), "entry 0: 37, entry 1: 30"),
+    "`[x, y]` instead of `(x, y)`": (lambda d: list(d.tensors), r"a list is one of batches: .*`\(x, y\)`"),
+    "a list of numpy's arrays": (lambda d: [t.numpy() for t in d.tensors], "list is one of batches"),
+    "a list of samples without `batch_size`": (samples, "looks like a sample: pass `batch_size=`"),
+    "`(train_set, test_set)`": (
+        lambda d: (d, d),
+        "pass the training data alone, and the evaluation data as `eval_data=`",
+    ),
+    "`{'train': loader, 'test': loader}`": (lambda d: {"train": DataLoader(d), "test": DataLoader(d)}, "OfflineLoss"),
+    "a DataFrame": (lambda d: pd.DataFrame({"a": [1.0]}), "say which columns are inputs and which are targets"),
+    "`(frame, series)`": (lambda d: (pd.DataFrame({"a": [1.0]}), pd.Series([1])), "make all of them tensors or arrays"),
+    "`train(model, loader)`": (lambda d: build_linear(), "the model goes to the constructor"),
+    "`train(optimizer)`": (lambda d: sgd(build_linear().parameters()), "the optimizer goes to the constructor"),
+    "`train('data/train.csv')`": (lambda d: "data/train.csv", "nothing is read from a path"),
+    "`train(Path('data'))`": (lambda d: Path("data"), "nothing is read from a path"),
+    "`train(TensorDataset)`, the class": (lambda d: TensorDataset, r"make an object of it, `TensorDataset\(...\)`"),
+    "`train(3, loader)`": (lambda d: 3, "Data is an int, which cannot be iterated"),
+    "an array of texts": (lambda d: np.array([["a"], ["b"]]), "of which torch knows none"),
+    "a tensor of one dimension": (lambda d: d.tensors[0][0], r"for one sample write `x\[None\]`"),
+    "`list(zip(x, y))` without `batch_size`": (lambda d: list(zip(*d.tensors, strict=True)), "pass `batch_size=`"),
+    "a data set without `__len__`": (lambda d: Unsized(), "give it `__len__`, and it is a data set"),
+    "a tensor of no dimension": (lambda d: torch.tensor(1.0), "the first dimension is that of samples"),
+}
+
+
+@pytest.mark.parametrize("what", DATA)
+def test_data_that_is_none_is_told_what_to_write(mistake, points, what):
+    make, match = DATA[what]
+    with mistake("Data", what, DataError, match=match):
+        build().train(make(points), 1)
+
+
+def test_several_evaluation_sets_are_told_how_to_be_measured(mistake, points):
+    with mistake("Data", "`eval_data={'val': data, 'test': data}`", DataError, match=r"OfflineLoss\('test', datasets="):
+        build().train(points, 1, {"val": points, "test": points})
+
+
+def test_data_without_targets_for_a_loss_that_wants_them(mistake, points):
+    with mistake("Data", "`train(x)` without targets", ConfigurationError, match="since the batches have no targets"):
+        build().train(points.tensors[0], 1)
+
+
+def test_a_batch_size_beside_a_loader(mistake, points):
+    what = "`train(DataLoader(...), batch_size=4)`"
+    with mistake("Data", what, ConfigurationError, match="leave out batch_size, or pass the data set"):
+        build().train(DataLoader(points, 8), 1, batch_size=4)
+
+
+def test_a_loss_that_does_not_take_outputs_and_targets(mistake, points):
+    with mistake(
+        "Arguments", "`loss_fn=lambda outputs: ...`", ConfigurationError, match=r"called with \(outputs, targets\)"
+    ):
+        build(loss_fn=lambda outputs: outputs.mean()).train(points, 1)
+
+
+# Subclasses
+
+STEPS: dict[str, tuple[dict[str, Any], str]] = {
+    "`def training_step(self, batch, batch_idx)`": (
+        {"training_step": lambda self, batch, batch_idx: None},
+        r"would never be called: .*train_step\(self, batch\)",
+    ),
+    "`def validation_step(self, batch, batch_idx)`": (
+        {"validation_step": lambda self, batch, batch_idx: None},
+        r"eval_step\(self, batch\)",
+    ),
+    "`def train_dataloader(self)`": ({"train_dataloader": lambda self: None}, "configure_data"),
+    "`def train_step(self, batch, batch_idx)`": (
+        {"train_step": lambda self, batch, batch_idx: None},
+        r"train_step does not take the arguments it is called with \(batch\): .*'batch_idx'",
+    ),
+    "`configure_optimizers` that returns": (
+        {"configure_optimizers": lambda self: sgd(self.model.parameters())},
+        r"returned a SGD, and what it returns is not used: assign it, `self.optimizer = ...`",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", STEPS)
+def test_a_subclass_as_for_another_framework_is_told_what_to_write(mistake, points, what):
+    methods, match = STEPS[what]
+    kind = type("Mine", (Trainer,), methods)
+    with mistake("Arguments", what, ConfigurationError, match=match):
+        kind(build_linear(), None if "configure_optimizers" in methods else sgd, cross_entropy).train(points, 1)
+
+
+def test_a_method_of_another_framework_that_is_called_is_fine(points):
+    class Mine(Trainer):
+        def train_step(self, batch):
+            return self.training_step(batch, 0)
+
+        def training_step(self, batch, batch_idx):
+            return super().train_step(batch)
+
+    trainer = Mine(build_linear(), sgd, cross_entropy, progress="silent")
+    trainer.train(points, 1, batch_size=8)
+    assert trainer.progress.update == 5
+
+
+def test_a_constructor_that_forgets_the_trainers_says_so(mistake, points):
+    class Mine(Trainer):
+        def __init__(self) -> None:
+            self.net = build_linear()
+
+    with mistake("Arguments", "`__init__` without `super().__init__()`", AttributeError, match="call `super"):
+        Mine().train(points, 1)
+
+
+def test_targets_that_do_not_fit_are_shown_beside_the_outputs(points):
+    inputs, targets = points.tensors
+    for wrong in (targets.float(), targets + 7):
+        with pytest.raises((RuntimeError, IndexError)) as caught:
+            build().train((inputs, wrong), 1)
+        assert "a float32 tensor of shape (32, 3) as outputs and" in "".join(caught.value.__notes__)
+
+
+# Tracebacks
+
+
+def frames_of(error: BaseException) -> list[str]:
+    return [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+
+
+def ours(files: list[str]) -> list[str]:
+    return [file for file in files if file.startswith(PACKAGE)]
+
+
+def test_an_error_of_the_package_shows_the_call_and_one_frame_of_the_package(points):
+    with pytest.raises(DataError) as caught:
+        build().train(["not", 3], 1, batch_size=None, eval_data={"a": 1})
+    files = frames_of(caught.value)
+    assert files[0] == HERE
+    assert len(ours(files)) == 1
+
+
+class Mine(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, inputs: Any) -> Any:
+        return self.layer(inputs).no_such_method()
+
+
+def test_a_mistake_in_a_model_ends_in_the_line_of_the_model(points):
+    with pytest.raises(AttributeError) as caught:
+        build(Mine()).train(points, 1)
+    files = frames_of(caught.value)
+    assert files[0] == files[-1] == HERE
+    assert len(ours(files)) == 2  # the call, and the line that called the model
+
+
+def test_a_mistake_in_a_callback_keeps_every_line_of_the_user(points):
+    def helper(trainer: Trainer) -> None:
+        trainer.log({"image": torch.zeros(4)})
+
+    def report(trainer: Trainer, metrics: Any) -> None:
+        helper(trainer)
+
+    with pytest.raises(ConfigurationError) as caught:
+        build(callbacks=[report]).train(points, 1)
+    names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__) if frame.filename == HERE]
+    assert names[-2:] == ["report", "helper"]
+    assert len(ours(frames_of(caught.value))) == 2
+
+
+def test_all_frames_are_there_on_request_and_the_traceback_says_how(points, monkeypatch):
+    with pytest.raises(AttributeError) as short:
+        build(Mine()).train(points, 1)
+    assert "LOOPWRIGHT_TRACEBACK=full" in "".join(traceback.format_exception(short.value))
+    monkeypatch.setenv("LOOPWRIGHT_TRACEBACK", "full")
+    with pytest.raises(AttributeError) as full:
+        build(Mine()).train(points, 1)
+    assert len(ours(frames_of(full.value))) > 8
+
+
+def test_an_error_inside_the_package_that_is_none_of_its_own_keeps_every_frame(points, monkeypatch):
+    """It may be our mistake, and then the frames are what is needed."""
+    monkeypatch.setattr("loopwright.loop.monotonic", None)
+    with pytest.raises(TypeError) as caught:
+        build().train(points, 1)
+    assert len(ours(frames_of(caught.value))) > 4
+
+
+# The note about inputs
+
+
+@pytest.mark.parametrize(
+    ("error", "is_noted"),
+    [
+        (RuntimeError("DataLoader worker (pid 12) is killed by signal: Terminated."), False),
+        (RuntimeError("DataLoader worker (pid(s) 12) exited unexpectedly"), False),
+        (RuntimeError("CUDA error: device-side assert triggered"), False),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), False),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied (8x6 and 5x3)"), True),
+        (TypeError("forward() missing 1 required positional argument: 'mask'"), True),
+        (ValueError("not enough values to unpack (expected 2, got 1)"), True),
+        (IndexError("index out of range in self"), True),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_the_note_about_inputs_is_on_errors_about_inputs_only(points, error, is_noted):
+    class Failing(nn.Linear):
+        def forward(self, inputs: Any) -> Any:
+            raise error
+
+    with pytest.raises(type(error)) as caught:
+        build(Failing(6, 3)).train(points, 1)
+    assert any("split_batch" in note for note in getattr(caught.value, "__notes__", ())) == is_noted
+
+
+def test_float64_of_numpy_is_named_where_the_model_has_float32(points):
+    inputs, targets = points.tensors
+    with pytest.raises(RuntimeError) as caught:
+        build().train((inputs.double().numpy(), targets.numpy()), 1)
+    assert "The inputs are float64, which numpy makes by default" in "".join(caught.value.__notes__)
