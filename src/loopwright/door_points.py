@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from .hooks import TrainerHooks
+from .hooks import Callback, TrainerHooks
 
 if TYPE_CHECKING:
     from .optimization import Lane
@@ -27,6 +27,20 @@ class DoorPoints(TrainerHooks):
     takes_count = True  # whether a loss may be a sum, trained with the number of its items
     step_methods: tuple[str, ...] = ("train_step", "compute_loss")  # what a user writes that decides what is learnt
     plateau_metric: str | None = "loss"  # what ReduceLROnPlateau watches; None where only a subclass's user knows
+
+    nonfinite_advice = (
+        "Lower the learning rate, clip gradients (`clip_norm=`) or look for bad samples; `NonFiniteGuard('skip')` goes "
+        "on without such updates."
+    )
+
+    @property
+    def core(self) -> Trainer:
+        """The trainer that holds the state of a run; callbacks may have been given a door in front of it."""
+        return cast("Trainer", self)
+
+    def trainer_for(self, callback: Callback) -> Any:
+        """What a callback is given as its trainer."""
+        return self
 
     @property
     def component_owner(self) -> object:
@@ -57,6 +71,11 @@ class DoorPoints(TrainerHooks):
         from .step_checks import refuse_update
 
         refuse_update(cast("Trainer", self), loss, count)
+
+    def predict_step(self, batch: Any) -> Any:
+        """What `predict` gives for a batch, in eval mode and without gradients: the model's outputs."""
+        trainer = cast("Trainer", self)
+        return trainer.forward(trainer.split_batch(batch)[0])
 
     def stand_in(self, batch: Any) -> None:
         """An evaluation step of which no sample is this process's; `batch` is a part of another's."""

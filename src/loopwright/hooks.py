@@ -258,9 +258,19 @@ def check_arguments(function: Callable[..., Any], expected: Iterable[str], label
 
 
 class Dispatch:
-    """Which functions run at each event: the owner's own hook first, then the callbacks', in order."""
+    """Which functions run at each event: the owner's own hook first, then the callbacks', in order.
 
-    def __init__(self, vocabulary: type, owner: object, callbacks: Iterable[object], base: type | None = None) -> None:
+    `trainer_for` says what each callback is given as its trainer, where that is not the owner.
+    """
+
+    def __init__(
+        self,
+        vocabulary: type,
+        owner: object,
+        callbacks: Iterable[object],
+        base: type | None = None,
+        trainer_for: Callable[[Any], object] | None = None,
+    ) -> None:
         self.hooks: dict[str, list[Hook]] = {}
         for name in hook_names(vocabulary):
             found: list[Hook] = []
@@ -270,7 +280,8 @@ class Dispatch:
                 is_overridden = getattr(type(callback), name, None) is not getattr(vocabulary, name)
                 if is_overridden and name not in getattr(callback, "unheard", ()):
                     label = getattr(callback, "name", type(callback).__name__)
-                    found.append(named_hook(getattr(callback, name), f"{label}.{name}", owner))
+                    given = owner if trainer_for is None else trainer_for(callback)
+                    found.append(named_hook(getattr(callback, name), f"{label}.{name}", given))
             self.hooks[name] = found
 
     def emit(self, event: str, *args: Any) -> None:

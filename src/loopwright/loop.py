@@ -312,8 +312,8 @@ def predict(trainer: Trainer, stream: Stream) -> list[Any]:
             if size == 0 and total is not None and not trainer.runtime.forwards_together:
                 outputs.append(())
                 continue
-            inputs, _ = trainer.split_batch(trainer.prepare_batch(batch))
+            batch = trainer.prepare_batch(batch)
             with trainer.runtime.autocast:
-                output = trainer.forward(inputs)
+                output = trainer.predict_step(batch)
             outputs.append((output,) if size or total is None else ())
     return trainer.runtime.gather_parts(outputs)

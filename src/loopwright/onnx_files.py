@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 import os
@@ -61,18 +62,20 @@ def export_module(
     path: str | os.PathLike[str],
     *,
     opset: int | None = None,
-    names: tuple[Sequence[str], Sequence[str]] | None = None,
+    names: tuple[Sequence[str] | None, Sequence[str] | None] | None = None,
     tolerance: float | None = None,
 ) -> OnnxReport:
     """Write a module in eval mode as ONNX; `inputs` is a batch: a tensor, a tuple of arguments or a dict by keyword.
 
-    `names` are those of inputs and outputs in the file. One whose outputs differ by more than `tolerance` is an error.
+    `names` are those of inputs and outputs in the file; without them, outputs that a model gives by name keep it. One
+    whose outputs differ by more than `tolerance` is an error.
     """
     check_onnx_packages()
     path = Path(path)
     args, kwargs = as_call(inputs)
     folder_beside = tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=".onnx-")
     with folder_beside as folder, _quiet(), evaluating([module], ()):
+        names = names or (None, _output_names(module, args, kwargs))
         staging = Path(folder) / path.name
         why_fixed = ""
         try:
@@ -95,6 +98,26 @@ def export_module(
     return OnnxReport(size, batch_size_of(args, kwargs), difference, largest, not why_fixed, why_fixed)
 
 
+def _output_names(module: nn.Module, args: Any, kwargs: Any) -> list[str] | None:
+    """The keys of a dict that the model gives, nested ones with dots between; None if it gives something else."""
+    try:
+        with torch.no_grad():
+            outputs = module(*args, **kwargs)
+    except Exception:  # the export meets it too, and reports it
+        return None
+    if not isinstance(outputs, Mapping):
+        return None
+    taken = {*kwargs, *inspect.signature(module.forward).parameters}  # a graph has one value of a name
+    leaves, _ = pytree.tree_flatten_with_path(dict(outputs))
+    names = [".".join(str(_key(part)) for part in path) for path, leaf in leaves if isinstance(leaf, Tensor)]
+    return [f"{name}_out" if name in taken else name for name in names]
+
+
+def _key(part: Any) -> Any:
+    """The key, index or attribute that leads on in a nested value."""
+    return next((getattr(part, name) for name in ("key", "idx", "name") if hasattr(part, name)), part)
+
+
 def as_call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments and keywords, as the trainer calls a model with a batch's inputs."""
     if isinstance(inputs, Mapping):
@@ -112,7 +135,7 @@ def _program(
     args: Any,
     kwargs: Any,
     opset: int | None,
-    names: tuple[Sequence[str], Sequence[str]] | None,
+    names: tuple[Sequence[str] | None, Sequence[str] | None],
     *,
     is_dynamic: bool,
 ) -> Any:
@@ -123,7 +146,7 @@ def _program(
         return {0: torch.export.Dim.DYNAMIC} if is_batched else None
 
     shapes = pytree.tree_map(shape_of, kwargs or args) if is_dynamic else None
-    ins, outs = (None, None) if names is None else map(list, names)
+    ins, outs = (None if part is None else list(part) for part in names)
     return torch.onnx.export(
         module,
         args,

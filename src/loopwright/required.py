@@ -100,7 +100,7 @@ def _measured_by_callbacks(trainer: Trainer) -> set[str]:
     """Names of what callbacks measure on data of their own, with what others add to every evaluation."""
     found: set[str] = set()
     for callback in trainer.active_callbacks:
-        for prefix, stream in callback.eval_streams(trainer).items():
+        for prefix, stream in callback.eval_streams(trainer.trainer_for(callback)).items():
             names = _with_promised({f"eval_{name}" for name in _measured_on(trainer, stream)}, trainer)
             found |= {f"{prefix}_{n.removeprefix('eval_')}" for n in names if n.startswith("eval_")}
     return found

@@ -391,7 +391,7 @@ class Trainer(DoorPoints):
 
     def bind_hooks(self, callbacks: Iterable[Callback]) -> None:
         self.active_callbacks = list(callbacks)
-        self.hooks = Dispatch(Callback, self, self.active_callbacks, base=TrainerHooks).hooks
+        self.hooks = Dispatch(Callback, self, self.active_callbacks, TrainerHooks, self.trainer_for).hooks
 
     def emit(self, event: str, *args: Any) -> None:
         for hook in self.hooks[event]:

@@ -114,7 +114,7 @@ def _begin(trainer: Trainer, stream: Stream, data: Any, limits: Limits, origin: 
         trainer.mark = mark
         if trainer.num_calls == progress.call:
             for callback in trainer.active_callbacks:
-                callback.finish_again(trainer)
+                callback.finish_again(trainer.trainer_for(callback))
         return False
     elif mark is not None:
         _enter(trainer, stream, mark, is_changed=resumed is not None and resumed.is_changed)

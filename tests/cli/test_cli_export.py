@@ -132,6 +132,33 @@ def test_a_model_for_one_size_of_batch_is_exported_for_that_size(tmp_path):
     assert report.why_fixed
 
 
+class Named(nn.Module):
+    """Gives a dict, nested, in an order that is not that of its names, with a name that is an input's too."""
+
+    def __init__(self):
+        super().__init__()
+        self.line = nn.Linear(4, 2)
+
+    def forward(self, x):
+        y = self.line(x)
+        return {"velocity": y, "parts": {"b": y.exp(), "a": [y[:, :1], y.sum(1)]}, "x": x + 1, "note": None}
+
+
+@pytest.mark.parametrize("inputs", [torch.randn(4, 4), {"x": torch.randn(4, 4)}], ids=["positional", "keyword"])
+def test_outputs_that_a_model_gives_by_name_keep_their_names(tmp_path, inputs):
+    model, path = Named(), tmp_path / "x.onnx"
+    assert export_module(model, inputs, path).is_close
+    session = onnxruntime.InferenceSession(str(path))
+    names = [entry.name for entry in session.get_outputs()]
+    assert names == ["velocity", "parts.b", "parts.a.0", "parts.a.1", "x_out"]
+    x = inputs["x"] if isinstance(inputs, dict) else inputs
+    found = dict(zip(names, session.run(None, {"x": x.numpy()}), strict=True))
+    expected = model(x)
+    assert torch.allclose(torch.from_numpy(found["velocity"]), expected["velocity"], atol=1e-5)
+    assert torch.allclose(torch.from_numpy(found["parts.b"]), expected["parts"]["b"], atol=1e-5)
+    assert torch.allclose(torch.from_numpy(found["x_out"]), expected["x"])
+
+
 def test_a_model_that_cannot_be_exported_says_so_and_leaves_nothing(tmp_path):
     class Stubborn(nn.Module):
         def forward(self, x):

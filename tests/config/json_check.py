@@ -37,6 +37,10 @@ def check(value: Any, word: str, given: Any, schema: dict[str, Any], root: dict[
         return any(is_valid(value, option, root) for option in given)
     if word == "allOf":
         return all(is_valid(value, option, root) for option in given)
+    if word == "not":
+        return not is_valid(value, given, root)
+    if word == "minProperties":
+        return not isinstance(value, dict) or len(value) >= given
     if word == "if":
         return is_valid(value, schema.get("then" if is_valid(value, given, root) else "else", True), root)
     if word == "pattern":

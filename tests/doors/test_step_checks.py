@@ -172,31 +172,6 @@ def test_a_step_of_ones_own_in_a_configured_trainer_is_taken_once() -> None:
     assert_same_model(trainer.model, train_configured_by_hand(data, epochs=2)[0])
 
 
-def test_a_configured_trainer_refuses_a_step_of_ones_own_while_accumulating(mistake: Any) -> None:
-    trainer = build_configured(kind=OwnConfiguredStep, max_epochs=1, effective_batch_size=8, max_batch_size=4)
-    what = "`self.optimizer.step()` in `train_step` with `max_batch_size`"
-    with mistake("Door: configured", what, ConfigurationError, match="max_batch_size says"):
-        trainer.train()
-
-
-@pytest.mark.parametrize(
-    ("what", "change", "match"),
-    [
-        ("`TrainerResult(total_loss=1.0)`", lambda loss: 1.0, "`train_step` is a float"),
-        ("`TrainerResult(total_loss=loss.detach())`", lambda loss: loss.detach(), "`train_step` has no graph"),
-    ],
-)
-def test_a_total_that_cannot_be_trained_is_named_by_a_configured_trainer(
-    mistake: Any, what: str, change: Any, match: str
-) -> None:
-    class Wrong(CustomTrainer):
-        def train_step(self, batch: Any, model: nn.Module) -> TrainerResult:
-            return TrainerResult(change(super().train_step(batch, model).total_loss))
-
-    with mistake("Door: configured", what, ConfigurationError, match=match):
-        build_configured(kind=Wrong, max_epochs=1).train()
-
-
 def test_an_update_in_an_evaluation_is_refused_by_a_configured_trainer(mistake: Any) -> None:
     class OnTestData(CustomTrainer):
         def eval_step(self, batch: Any, model: nn.Module) -> TrainerResult:

@@ -129,11 +129,13 @@ class Checkpoints(Callback):
         from ..checkpoint import update_name
         from ..checkpoint.capture import capture, meta_of, token_of
 
+        trainer = trainer.core
         store = self._store or self._open(trainer)
         wait = wait or not self.asynchronous
         name, token = update_name(trainer.progress.update), token_of(trainer)
         tree = capture(trainer, has_history=False)
-        after = [writer for callback in trainer.active_callbacks for writer in callback.write_before_save(trainer)]
+        callbacks = [(callback, trainer.trainer_for(callback)) for callback in trainer.active_callbacks]
+        after = [writer for callback, given in callbacks for writer in callback.write_before_save(given)]
         store.save(name, tree, meta_of(trainer), wait=wait, token=token, history=trainer.history, after=after)
         self._saved_at, self._written_at = trainer.progress.seconds, monotonic()
 

@@ -19,7 +19,8 @@ class AdditionalOutputs(Periodic):
     """Keeps what the last step of an interval gave in `StepResult.outputs`: by name if it is a dict, else as "outputs".
 
     Single numbers are logged under their names. Other tensors go to `artifacts/outputs/update-<n>.safetensors` in the
-    run directory; without one, the last are in `latest`. `keys` names the ones that are wanted, all by default.
+    run directory; without one, the last are in `latest`. `keys` names the ones that are wanted, all by default. Of
+    several processes numbers are averaged, each counted by its samples, and tensors put one after the other.
     """
 
     def __init__(
@@ -36,9 +37,11 @@ class AdditionalOutputs(Periodic):
         self.keys = None if keys is None else tuple(keys)
         self.latest: dict[str, Tensor] = {}
         self._result: StepResult | None = None
+        self._size = 0
 
     def on_train_step_end(self, trainer: Trainer, batch: Any, result: StepResult) -> None:
         self._result = result if trainer.window.is_last else None
+        self._size = trainer.window.size
 
     def on_update_end(self, trainer: Trainer) -> None:
         super().on_update_end(trainer)
@@ -50,11 +53,12 @@ class AdditionalOutputs(Periodic):
 
     def measure(self, trainer: Trainer) -> Mapping[str, float]:
         """The single numbers; the rest is written."""
-        if self._result is None:
+        own = {} if self._result is None else {k: v.cpu() for k, v in self._chosen(self._result.outputs).items()}
+        each = trainer.runtime.gather_each((self._size, own))
+        parts = [(size, found) for size, found in each if found and size > 0]  # a process may have had no samples
+        if not parts:
             return {}
-        found = self._chosen(self._result.outputs)
-        numbers = {name: value.item() for name, value in found.items() if value.numel() == 1}
-        self.latest = {name: value.cpu() for name, value in found.items() if value.numel() != 1}
+        numbers, self.latest = _joined(parts)
         if self.latest and trainer.run is not None and trainer.runtime.is_main:
             self._write(trainer)
         return numbers
@@ -72,3 +76,19 @@ class AdditionalOutputs(Periodic):
         folder = trainer.run.artifacts / "outputs"
         folder.mkdir(exist_ok=True)
         save_weights(folder / f"{update_name(trainer.progress.update)}.safetensors", self.latest)
+
+
+def _joined(parts: Sequence[tuple[int, Mapping[str, Tensor]]]) -> tuple[dict[str, float], dict[str, Tensor]]:
+    """The numbers and tensors of all processes, which come with how many samples each of them had."""
+    numbers: dict[str, float] = {}
+    tensors: dict[str, Tensor] = {}
+    for name in dict.fromkeys(name for _, found in parts for name in found):
+        held = [(size, found[name]) for size, found in parts if name in found]
+        values = [value for _, value in held]
+        if all(value.dim() == 0 for value in values) or (len(parts) == 1 and values[0].numel() == 1):
+            numbers[name] = sum(size * value.item() for size, value in held) / sum(size for size, _ in held)
+        elif all(value.dim() > 0 and value.shape[1:] == values[0].shape[1:] for value in values):
+            tensors[name] = torch.cat(values) if len(values) > 1 else values[0]
+        else:  # which cannot be one tensor
+            tensors |= {f"{name}.{number}": value for number, value in enumerate(values)}
+    return numbers, tensors

@@ -187,6 +187,7 @@ class Rewind(NonFiniteGuard):
         from ..checkpoint import snapshot
         from ..checkpoint.capture import restore
 
+        trainer = trainer.core
         assert self._stream is not None
         assert trainer.train_stream is not None
         num_rewinds, seconds = self.num_rewinds, trainer.progress.seconds

@@ -93,7 +93,8 @@ def check_curves(findings: Findings, engine: Engine, length: Length) -> None:
         for number, callback in enumerate(callbacks)
         if isinstance(callback, Scheduled)
     ]
-    curves += [(schedule_key(findings), s.scheduler.curve) for s in engine.schedules.values() if is_curve(s)]
+    schedules = engine.schedules.items()
+    curves += [(schedule_key(findings, name), s.scheduler.curve) for name, s in schedules if is_curve(s)]
     for key, curve in curves:
         with findings.collecting(key, "the schedule fails"):
             _check_curve(findings, key, curve, length)
@@ -125,16 +126,18 @@ def _check_curve(findings: Findings, key: str, curve: Curve, length: Length) -> 
     findings.checked.append("schedule to the end")
 
 
-def schedule_key(findings: Findings) -> str:
-    return "model.scheduler" if findings.config.get("model.scheduler") is not None else "scheduler"
+def schedule_key(findings: Findings, name: str) -> str:
+    """Where the file describes a schedule; those of several models are called like the models."""
+    keys = (f"model.{name}.scheduler", "model.scheduler")
+    return next((key for key in keys if findings.config.get(key) is not None), "scheduler")
 
 
 def check_schedulers(findings: Findings, engine: Engine, length: Length) -> None:
     """Torch's schedulers: how often they are stepped, and every step to the end of the run."""
-    for schedule in engine.schedules.values():
+    for name, schedule in engine.schedules.items():
         if is_curve(schedule):
             continue
-        key, unit = schedule_key(findings), schedule.interval
+        key, unit = schedule_key(findings, name), schedule.interval
         whole = length.of(unit)
         if whole is None:
             findings.note(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..callbacks.freezing import Freeze
 from ..callbacks.nonfinite import NonFiniteGuard
@@ -42,7 +42,8 @@ def check_steps(findings: Findings, factory: Factory) -> bool:
         return False
     findings.checked.append("training steps")
     _judge(findings, probe, has_schedule=bool(engine.schedules))
-    _check_evaluation(findings, engine, probe)
+    if not _check_evaluation(findings, engine, probe):
+        return True
     with findings.collecting("trainer", "a batch cannot be evaluated twice"):
         _check_inputs(findings, engine, probe)
     return True
@@ -64,24 +65,40 @@ def _judge(findings: Findings, probe: Probe, *, has_schedule: bool) -> None:
         findings.note("model", f"no gradient reaches {listed}. That is allowed, if it is meant.")
 
 
-def _check_evaluation(findings: Findings, engine: Engine, probe: Probe) -> None:
-    """Every data set in eval mode, and the outputs for it."""
+def _check_evaluation(findings: Findings, engine: Engine, probe: Probe) -> bool:
+    """Every data set in eval mode, and the outputs for it; whether there is a step that evaluates."""
+    measured: dict[str, float] | None = {}
     for key, dataset in engine.datasets.items():
         place = f"datasets.{key}"
         with findings.collecting(place, f"data set {key!r} cannot be evaluated") as evaluated:
-            measured = engine.evaluate(dataset)
+            measured = _evaluated(findings, engine, dataset, place)
         if not evaluated:
             continue
-        missing = sorted(probe.names - measured.keys())
-        if missing:
+        missing = sorted(probe.names - measured.keys()) if measured is not None else []
+        if missing and measured is not None:
             findings.mistake(
                 "model",
                 f"an evaluation measures {', '.join(sorted(measured))}, and not {', '.join(missing)} as training does."
                 "\n-> Let the model and the loss give the same in eval mode as in train mode.",
             )
-        with findings.collecting(place, f"the outputs for data set {key!r} cannot be computed"):
-            engine.predict(dataset)
-        findings.checked.append(f"evaluation and prediction on {key}")
+        if engine.can_predict:
+            with findings.collecting(place, f"the outputs for data set {key!r} cannot be computed"):
+                engine.predict(dataset)
+        did = [*(["evaluation"] if measured is not None else []), *(["prediction"] if engine.can_predict else [])]
+        if did:
+            findings.checked.append(f"{' and '.join(did)} on {key}")
+    return measured is not None
+
+
+def _evaluated(findings: Findings, engine: Engine, dataset: Any, place: str) -> dict[str, float] | None:
+    """What is measured on a data set; None, with a note, where there is no step that only measures."""
+    from ..doors.configured.checks import UpdateInEvaluationError
+
+    try:
+        return engine.evaluate(dataset)
+    except UpdateInEvaluationError as error:
+        findings.note(place, f"this cannot be evaluated. That is allowed, if nothing does. {error}")
+        return None
 
 
 def _check_inputs(findings: Findings, engine: Engine, probe: Probe) -> None:

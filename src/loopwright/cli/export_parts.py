@@ -47,6 +47,11 @@ def example_inputs(trainer: Trainer, data: Any) -> Any:
         stream.begin(0)
         for batch, _, _ in stream.take(1):
             inputs, _ = trainer.split_batch(trainer.prepare_batch(batch))
+            if isinstance(inputs, Mapping) and not inputs:
+                raise ConfigurationError(
+                    "trainer.forward_properties is empty, so it is not known what the model is called with: name the "
+                    "keys of a batch that it gets, or override `_split_batch`."
+                )
             return torch.utils._pytree.tree_map_only(Tensor, Tensor.cpu, inputs)
     finally:
         stream.close()

@@ -45,6 +45,7 @@ def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     rates.add_argument("--low", metavar="RATE", type=float, default=1e-7, help="the first rate (default: 1e-7)")
     rates.add_argument("--high", metavar="RATE", type=float, default=1.0, help="the last rate (default: 1)")
     rates.add_argument("--updates", metavar="N", type=int, default=100, help="how many rates (default: 100)")
+    rates.add_argument("--optimizer", metavar="NAME", help="whose rate, where there are several")
     rates.add_argument("--plot", metavar="FILE", help="draw the curve to this file (png, svg, pdf)")
     rates.add_argument("--json", action="store_true", help="print JSON: all rates and losses, and what is suggested")
     what = "Find the largest batch that fits, and a fast one."
@@ -94,6 +95,7 @@ def lr_command(options: argparse.Namespace) -> int:
             lowest=options.low,
             highest=options.high,
             num_updates=options.updates,
+            optimizer=options.optimizer,
         )
     if options.plot is not None:
         scan.plot(Path(options.plot))

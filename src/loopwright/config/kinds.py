@@ -22,7 +22,7 @@ def resolve_kind(kind: object, place: Place, folder: Path | None) -> Callable[..
     short = place.short_names
     path = short.get(kind, kind)
     if "." not in path:
-        near = near_names(kind, list(short), cutoff=0.7)
+        near = [name for name in near_names(kind, list(short), cutoff=0.7) if _is_accepted(name, place, folder)]
         hint = f"did you mean {' or '.join(near)}?" if near else "write its import path, such as mine.Net."
         raise RefusedError(f"there is no kind {kind} for {place.name}; {hint}")
     found = find_object(path, place, folder)
@@ -30,6 +30,15 @@ def resolve_kind(kind: object, place: Place, folder: Path | None) -> Callable[..
         return found
     check_class(found, path, place)
     return found  # type: ignore[no-any-return]
+
+
+def _is_accepted(short_name: str, place: Place, folder: Path | None) -> bool:
+    """Whether a short name leads to something that can be used: a package of ours has abstract classes too."""
+    try:
+        resolve_kind(short_name, place, folder)
+    except RefusedError:
+        return False
+    return True
 
 
 def find_object(path: str, place: Place, folder: Path | None) -> Any:
@@ -59,12 +68,27 @@ def _attribute(module: ModuleType, name: str, place: Place) -> Any:
     try:
         return getattr(module, name)
     except AttributeError:
-        fitting = [key for key, value in vars(module).items() if is_class(value) and fits(value, place.bases)]
-        exported = [key for key in getattr(module, "__all__", ()) if isinstance(key, str)]
-        hint = nearest(name, fitting or exported or [key for key in vars(module) if not key.startswith("_")])
+        usable = [key for key in _public_names(module) if _is_usable(module, key, place)]
+        hint = nearest(name, usable) if usable else f"nor has it any {place.wanted}."
         raise RefusedError(f"the module {module.__name__} has no {name}; {hint}") from None
     except Exception as error:  # a module that makes its attributes when asked
         raise RefusedError(f"{module.__name__}.{name} cannot be had: {type(error).__name__}: {error}.") from error
+
+
+def _public_names(module: ModuleType) -> list[str]:
+    """What a module has or lists, without what is private; what it lists may be made when it is asked for."""
+    listed = getattr(module, "__all__", None)
+    names = list(vars(module)) if listed is None else [key for key in listed if isinstance(key, str)]
+    return [name for name in names if not name.startswith("_")]
+
+
+def _is_usable(module: ModuleType, name: str, place: Place) -> bool:
+    """Whether a name leads to a class that the place would accept."""
+    try:
+        check_class(getattr(module, name), name, place)
+    except Exception:  # refused, or not to be had without a package that is not installed
+        return False
+    return True
 
 
 def check_class(found: Any, path: str, place: Place) -> None:

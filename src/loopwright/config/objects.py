@@ -59,7 +59,8 @@ def _check_also(preparer: Preparer, node: Node, place: Place, key: str) -> None:
     """The keys that the program reads itself."""
     for name, entry in place.also.items():
         if name in node.value:
-            preparer.value(node.value[name], entry.accepts, join_key(key, name))
+            if node.value[name].value is not None or entry.required:  # null is the same as leaving it out
+                preparer.value(node.value[name], entry.accepts, join_key(key, name))
         elif entry.required:
             preparer.add(
                 node, join_key(key, name), "is missing" + (f": {entry.description}" if entry.description else ".")

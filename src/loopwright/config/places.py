@@ -43,6 +43,7 @@ class Place:
     default: the `kind` where a file names none, as a short name or an import path.
     also: keys beside `kind` that the program reads itself, checked against their own entries and never passed to the
         class (`optimizer` inside `model`).
+    several: whether several objects may be described instead of one, each under a name of the user's choice.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Place:
     short: Mapping[str, str] | None = None
     default: str | None = None
     also: Mapping[str, Entry] = field(default_factory=dict)
+    several: bool = False
     description: str = ""
 
     @property

@@ -212,10 +212,36 @@ class Preparer:
         return Mapped(recipes)
 
     def placed(self, node: Node, place: Place, key: str, default: Any = None) -> Recipe:
-        """An object that is described by its `kind` and arguments."""
+        """An object that is described by its `kind` and arguments, or several by their names where that may be."""
         from .objects import prepare_object
 
-        return prepare_object(self, node, place, key, default)
+        if not describes_several(node, place):
+            return prepare_object(self, node, place, key, default)
+        for name in place.also:
+            if name in node.value:
+                self.add(
+                    node.value[name],
+                    join_key(key, name),
+                    f"stands beside several objects ({', '.join(map(str, names_of(node, place)))}): put one into each "
+                    f"of them, or a single {name} for all at the top of the file.",
+                )
+        return Mapped(
+            {name: prepare_object(self, node.value[name], place, join_key(key, name)) for name in names_of(node, place)}
+        )
+
+
+def describes_several(node: Node, place: Place) -> bool:
+    """Whether a node has several objects under names, rather than one with a `kind`."""
+    if not place.several or not isinstance(node.value, dict) or KIND in node.value:
+        return False
+    children = [node.value[name].value for name in names_of(node, place)]
+    is_described = any(isinstance(child, dict) and KIND in child for child in children)
+    return is_described and all(isinstance(child, dict | str) for child in children)
+
+
+def names_of(node: Node, place: Place) -> list[Any]:
+    """The names of the objects in a node that describes several."""
+    return [name for name in node.value if name not in place.also]
 
 
 def place_name(key: str, otherwise: str) -> str:

@@ -50,6 +50,7 @@ class SchemaWriter:
             "variable": {"type": "string", "pattern": r"\$\{", "description": "A variable: ${key} or ${env:NAME}."}
         }
         self.names: dict[Any, str] = {}
+        self.outer: list[Place] = []  # those being written: an object inside one of its own kind is given the same
 
     def write(self, schema: Schema) -> Json:
         body = self.mapping(schema.entries)
@@ -94,7 +95,8 @@ class SchemaWriter:
         if found is torch.Tensor:
             return {"type": ["array", "number"]}
         if fits(found, ANYTHING):
-            return self.place(Place(found.__name__, found))
+            outer = next((place for place in self.outer if place.given and found in place.bases), None)
+            return self.place(outer or Place(found.__name__, found))
         return any_of([self.described(found, (), {}), VARIABLE])
 
     def items(self, found: type, hint: Any) -> Json:
@@ -110,6 +112,7 @@ class SchemaWriter:
             return {"$ref": f"#/$defs/{self.names[known]}"}
         name = self.names[known] = self.free_name(place.name)
         self.defs[name] = {}  # so that a place inside its own arguments refers to it
+        self.outer.append(place)
         kinds = self.kinds_of(place)
         short = [kind for kind in kinds if "." not in kind]
         paths = {"type": "string", "pattern": r"^\w+(\.\w+)+$", "description": f"The import path of a {place.wanted}."}
@@ -119,8 +122,15 @@ class SchemaWriter:
             body["required"] = [KIND]
         if detailed := [kind for kind in kinds if self.is_detailed(kind, place)]:
             body["allOf"] = [self.case(kind, place) for kind in detailed]
+        self.outer.pop()
         self.defs[name] = {"description": place.description or f"A {place.wanted}.", "anyOf": [body, choices, VARIABLE]}
-        return {"$ref": f"#/$defs/{name}"}
+        return self.several(name) if place.several else {"$ref": f"#/$defs/{name}"}
+
+    def several(self, name: str) -> Json:
+        """One object of a definition, or several under names."""
+        one = {"$ref": f"#/$defs/{name}"}
+        named = {"type": "object", "not": {"required": [KIND]}, "minProperties": 1, "additionalProperties": one}
+        return {"anyOf": [one, named]}
 
     def kinds_of(self, place: Place) -> list[str]:
         used = [kind for other, kind in self.kinds if other is place]

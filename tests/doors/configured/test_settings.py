@@ -271,3 +271,13 @@ def test_a_missing_data_set_is_named():
 def test_a_config_that_is_none_is_refused():
     with pytest.raises(ConfigurationError, match="pass a BaseTrainerConfig"):
         CustomTrainer({"max_epochs": 1}, model=build_net(), datasets={"train": Points()})
+
+
+def test_published_settings_without_an_effect_are_accepted_and_said_once(capsys):
+    settings = {"static_graph": True, "add_default_callbacks": False, "disable_gradient_accumulation": True}
+    trainer = build_trainer(max_updates=1, **settings)
+    trainer.engine.progress_style = "lines"
+    trainer.train()
+    trainer.train()
+    said = [line for line in capsys.readouterr().out.splitlines() if "has no effect" in line]
+    assert [line.partition(" ")[0] for line in said] == ["trainer.static_graph", "trainer.add_default_callbacks"]

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, model_validator
 
 from ...config.places import Place
+from ...config.problems import nearest
 from ...hooks import Callback
 from ...initializers import Initializer
 
@@ -24,6 +25,11 @@ Precision = Literal["fp32", "bf16", "fp16", "float32", "bfloat16", "float16"]
 UNITS = ("epochs", "updates", "samples")
 LIMITS = tuple(f"max_{unit}" for unit in UNITS)
 PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+WITHOUT_EFFECT = {
+    "static_graph": "gradients are averaged without what torch assumes of it",
+    "add_default_callbacks": "callbacks are those under `callbacks`, the progress display and the run directory",
+    "add_trainer_callbacks": "a trainer has no callbacks of its own",
+}
 
 
 class BaseTrainerConfig(BaseModel):
@@ -64,6 +70,23 @@ class BaseTrainerConfig(BaseModel):
         True, description="Finish the update and save when Ctrl-C is pressed, rather than end at once."
     )
 
+    disable_gradient_accumulation: StrictBool = Field(
+        False, description="Refuse settings that would make an update of several batches."
+    )
+    static_graph: StrictBool = Field(False, description="Without an effect; published configs have it.")
+    add_default_callbacks: StrictBool = Field(True, description="Without an effect; published configs have it.")
+    add_trainer_callbacks: StrictBool = Field(True, description="Without an effect; published configs have it.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _knows_every_key(cls, settings: Any) -> Any:
+        """Say what was meant, where pydantic only says that a key is one too many."""
+        if isinstance(settings, dict) and cls.model_config.get("extra") == "forbid":
+            known = {*cls.model_fields, *(info.alias for info in cls.model_fields.values() if info.alias)}
+            for name in [name for name in settings if name not in known]:
+                raise ValueError(f"there is no setting {name}; {nearest(str(name), known)}")
+        return settings
+
     @model_validator(mode="after")
     def _has_one_limit(self) -> Self:
         given = [name for name in LIMITS if getattr(self, name) is not None]
@@ -80,6 +103,21 @@ class BaseTrainerConfig(BaseModel):
             if len(given) > 1:
                 raise ValueError(f"one of {' and '.join(given)} at most")
         return self
+
+    @model_validator(mode="after")
+    def _accumulates_only_if_it_may(self) -> Self:
+        if self.disable_gradient_accumulation and self.accumulate > 1:
+            raise ValueError(
+                f"disable_gradient_accumulation, and an update of effective_batch_size={self.effective_batch_size} is "
+                f"{self.accumulate} batches with max_batch_size={self.max_batch_size}: leave one of them out"
+            )
+        return self
+
+    @property
+    def without_effect(self) -> dict[str, str]:
+        """Settings that are given and change nothing here, each with the reason."""
+        given = self.model_fields_set & WITHOUT_EFFECT.keys()
+        return {name: WITHOUT_EFFECT[name] for name in WITHOUT_EFFECT if name in given}
 
     @property
     def accumulate(self) -> int:

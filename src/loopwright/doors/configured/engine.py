@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from ...building import build_schedule, named
 from ...callbacks.losses import OnlineLoss
 from ...callbacks.measuring import ProgressLine
 from ...callbacks.nonfinite import NonFiniteGuard
+from ...config.problems import near_names
 from ...errors import ConfigurationError
 from ...history import History
-from ...hooks import Callback
+from ...hooks import Callback, FunctionCallback
 from ...progress import Progress
 from ...runtime import Runtime
 from ...runtime.single import is_launched
 from ...step import StepResult
 from ...supervised import call_model
 from ...trainer import Trainer as CoreTrainer
+from .checks import check_events, check_models, check_optimizer_name, refuse_backward, refuse_in_evaluation, refuse_loss
 from .config import BaseTrainerConfig
 from .data import describe_dataset
 from .losses import result_of, step_result_of
@@ -33,6 +38,7 @@ if TYPE_CHECKING:
     from ...data.stream import Stream
     from .trainer import BaseTrainer
 
+PACKAGE = __name__.partition(".")[0]
 DEFAULT_OPTIMIZER = partial(torch.optim.AdamW, lr=1e-3)
 
 
@@ -47,13 +53,17 @@ class Engine(CoreTrainer):
     """Maps the core's names onto the door's. `datasets` is what callbacks find data sets in, by their keys."""
 
     accumulate_name = "max_batch_size"
+    nonfinite_advice = (
+        "Lower the learning rate (`lr` of the optimizer) or look for bad samples; `skip_nan_loss: true` leaves such "
+        "updates out."
+    )
     step_methods = ("train_step", "loss_compute", "_split_batch")
 
     def __init__(
         self,
         door: BaseTrainer,
         *,
-        model: nn.Module,
+        model: nn.Module | Mapping[str, nn.Module],
         datasets: Mapping[str, Any],
         optimizer: Any,
         scheduler: Any,
@@ -64,6 +74,7 @@ class Engine(CoreTrainer):
         progress: str,
     ) -> None:
         config = door.config
+        self.door = door  # which callbacks are given, and they are bound in what follows
         super().__init__(
             model,
             DEFAULT_OPTIMIZER if optimizer is None else optimizer,
@@ -76,8 +87,11 @@ class Engine(CoreTrainer):
             run_dir=run_dir,
             progress=progress,
         )
-        self.door = door
+        check_events(self.callbacks)
         self.config = config
+        self._is_several = isinstance(model, Mapping)
+        self._is_updating_total = False
+        self._own_steps: dict[str, int] = {}  # of each optimizer, as many as were seen
         self.datasets: dict[str, Any] = dict(datasets)
         self.settings: Mapping[str, Any] = {}  # of the run's config, where there is one
 
@@ -100,15 +114,117 @@ class Engine(CoreTrainer):
 
     def train_step(self, batch: Any) -> StepResult:
         """The door's step, and the update with its total loss unless the step made updates itself."""
-        before = self.optimization.calls
-        returned = self.door.train_step(batch, self.model)
+        before, self._is_updating_total = self.optimization.calls, False
+        returned = self.door.train_step(batch, self.door_model)
         result = step_result_of(returned, self.window.size)
         if self.optimization.calls == before:
+            self._is_updating_total = True
             self.update(returned.total_loss)
+        else:
+            self._zero_stepped()
         return result
 
+    def _zero_stepped(self) -> None:
+        """Zero the gradients of optimizers that the step stepped itself, as is done after every other update."""
+        for lane in self.optimization.lanes.values():
+            if lane.own_steps != self._own_steps.get(lane.name, 0):
+                self._own_steps[lane.name] = lane.own_steps
+                lane.zero()
+
     def eval_step(self, batch: Any) -> StepResult:
-        return step_result_of(self.door.eval_step(batch, self.model), self.window.size)
+        name = "eval_step" if self.door.overrides("eval_step") else "train_step"
+        try:
+            returned = self.door.eval_step(batch, self.door_model)
+        except RuntimeError as error:
+            refuse_backward(error, name)
+            raise
+        return step_result_of(returned, self.window.size, name)
+
+    @property
+    def can_predict(self) -> bool:
+        """Whether it is known what a prediction is; of several models, only the user can say."""
+        return not self._is_several or self.door.overrides("predict_step")
+
+    def predict_step(self, batch: Any) -> Any:
+        return self.door.predict_step(batch, self.door_model)
+
+    def update(self, loss: Tensor, optimizer: Optimizer | str | None = None, **options: Any) -> None:
+        if len(self.optimizers) > 1 or isinstance(optimizer, str):
+            check_optimizer_name(optimizer, self.optimizers)
+        super().update(loss, optimizer, **options)
+
+    def check_update(self, loss: Any, count: Any = None) -> None:
+        """The core's check, in this door's words."""
+        if self.is_evaluating:
+            refuse_in_evaluation("called `self.update`", self.door)
+        refuse_loss(loss, self.door, is_total=self._is_updating_total)
+
+    @contextmanager
+    def eval_mode(self) -> Iterator[None]:
+        """Optimizers are not stepped in an evaluation, by whatever `eval_step` or `train_step` calls."""
+
+        def refuse(*_: Any) -> None:
+            refuse_in_evaluation("stepped an optimizer", self.door)
+
+        with super().eval_mode():
+            handles = [optimizer.register_step_pre_hook(refuse) for optimizer in self.optimizers.values()]
+            try:
+                yield
+            finally:
+                for handle in handles:
+                    handle.remove()
+
+    # Models and callbacks
+
+    @property
+    def door_model(self) -> Any:
+        """What the door's steps are given as the model: it, or a dict where there are several."""
+        if not self._is_several:
+            return self.model
+        return {name: self.modules.get(name, model) for name, model in self._given["model"].items()}
+
+    @property
+    def named_models(self) -> dict[str, nn.Module]:
+        return self.models or named(self._given["model"], "model")
+
+    def replace_given(self, name: str, value: Any) -> None:
+        """A model, optimizer or scheduler that the user assigns to the door, before training or after."""
+        if name == "model":
+            check_models(self.door, value)
+            self._is_several = isinstance(value, Mapping)
+        if not self._is_set_up:
+            self._given[name] = value
+        if name == "model" or (self._is_set_up and name == "optimizer"):
+            setattr(self, name, value)  # the core looks for what was replaced
+        elif self._is_set_up:
+            only = next(iter(self.optimizers.values())) if len(self.optimizers) == 1 else None
+            self.schedules = {key: build_schedule(given, only) for key, given in named(value, name).items()}
+
+    def setup_training(self) -> None:
+        super().setup_training()
+        if self.num_calls == 0:
+            for name, reason in self.config.without_effect.items():
+                self.say(f"trainer.{name} has no effect: {reason}.")
+        for name, module in vars(self.door).items():
+            if isinstance(module, nn.Module):
+                self._take_along(name, module)
+
+    def _take_along(self, name: str, module: nn.Module) -> None:
+        """Move a module that is an attribute of the door, a loss with weights perhaps, to where the model computes."""
+        owned = {id(p) for model in self.modules.values() for p in model.parameters()}
+        self.runtime.place(module)
+        count = sum(p.requires_grad and id(p) not in owned for p in module.parameters())
+        if count:
+            self.say(
+                f"{type(self.door).__name__}.{name} has {count} parameters that no optimizer trains, since it is not "
+                "part of a model. To train it, describe it under `model` with the others; otherwise freeze it with "
+                "`requires_grad_(False)`."
+            )
+
+    def trainer_for(self, callback: Callback) -> Any:
+        """A callback that the user wrote is given the user's trainer; those that ship need nothing of it."""
+        is_own = isinstance(callback, FunctionCallback) or type(callback).__module__.partition(".")[0] != PACKAGE
+        return self.door if is_own else self
 
     def on_train_start(self) -> None:
         """Without `save_on_sigint`, Ctrl-C ends the program as it ends any other."""
@@ -157,13 +273,17 @@ class Engine(CoreTrainer):
             return data
         return self._loader(data, shuffle=True, num_workers=self.config.num_workers)
 
+    def data_of(self, given: Any) -> Any:
+        """A data set by its key, or whatever data was given instead of a key."""
+        return self.dataset(given) if isinstance(given, str) else given
+
     def dataset(self, key: str) -> Any:
         """A data set by its key."""
         if key not in self.datasets:
-            raise ConfigurationError(
-                f"There is no data set {key!r}; there is: {', '.join(map(repr, self.datasets)) or 'none'}. Add it "
-                "under `datasets`."
-            )
+            near = near_names(key, list(self.datasets))
+            hint = f"Did you mean {' or '.join(map(repr, near))}? Otherwise add it" if near else "Add it"
+            known = ", ".join(map(repr, self.datasets)) or "none"
+            raise ConfigurationError(f"There is no data set {key!r}; there is: {known}. {hint} under `datasets`.")
         return self.datasets[key]
 
     def open(self, data: Any, batch_size: int | None, *, shuffle: bool) -> Stream:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -29,12 +29,12 @@ from .data import describe_dataset
 from .directories import Destination, choose, settings_of
 from .engine import Engine
 from .optimizing import optimizer_of, scheduler_of
-from .places import DATASET, MODEL, TRAINER, schema
+from .places import DATASET, MODEL, TRAINER, model_names, schema
 from .recording import RunLog, config_text, noting_failure, record_continuation, record_start
 from .stored import load_for_use
 from .trainer import BaseTrainer
 
-READERS = ("OfflineLoss", "DatasetStatistics")  # callbacks that name a data set
+READERS = {"OfflineLoss": "eval", "DatasetStatistics": "train"}  # callbacks that name a data set, with the default
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -155,14 +155,13 @@ class Experiment:
         with beside(config.folder), preserved_rng():
             self._seed()
             model = build(config.at("model"), MODEL)
-            optimizer, scheduler = self._part("optimizer"), self._part("scheduler")
             trainer: BaseTrainer = build(
                 config.at("trainer"),
                 TRAINER,
                 model=model,
                 datasets=datasets,
-                optimizer=None if optimizer is None else optimizer_of(optimizer),
-                scheduler=None if scheduler is None else scheduler_of(scheduler),
+                optimizer=self._part("optimizer", optimizer_of),
+                scheduler=self._part("scheduler", scheduler_of),
                 seed=self.seed,
                 run_dir=None,
                 runtime=None,
@@ -175,12 +174,15 @@ class Experiment:
     def _build(self) -> BaseTrainer:
         return self.build_trainer({key: self.build_dataset(str(key)) for key in self.config.get("datasets", {})})
 
-    def _part(self, name: str) -> Config | None:
-        """The node of the optimizer or schedule, which is the model's or stands for itself."""
-        for key in (f"model.{name}", name):
-            if self.config.get(key) is not None:
-                return self.config.at(key)
-        return None
+    def _part(self, part: str, make: Callable[[Config], Any]) -> Any:
+        """The optimizers or schedulers by the names of their models, the model's own, or the one that is for all."""
+        config = self.config
+        keys = {name: f"model.{name}.{part}" for name in model_names(config)}
+        found = {name: make(config.at(key)) for name, key in keys.items() if config.get(key) is not None}
+        if found:
+            return found
+        key = next((key for key in (f"model.{part}", part) if config.get(key) is not None), None)
+        return None if key is None else make(config.at(key))
 
     def _seed(self, *purpose: int) -> None:
         if self.seed is not None:
@@ -250,19 +252,55 @@ def _other_problems(config: Config) -> Iterator[Problem]:
         known = ", ".join(map(str, datasets)) or "none"
         yield config.problem("datasets", f"there is no data set `train` to train on, only: {known}.")
     if isinstance(datasets, Mapping):
-        yield from _unknown_datasets(config, [*map(str, datasets), "train", "eval"])
-    for part, owner in (("optimizer", "model"), ("scheduler", "model"), ("initializer", "trainer")):
-        if config.get(part) is not None and config.get(f"{owner}.{part}") is not None:
-            yield config.problem(part, f"there is one in `{owner}` too ({owner}.{part}): keep one of them.")
+        yield from _unknown_datasets(config, list(map(str, datasets)))
+    if isinstance(config.get("model"), Mapping):
+        yield from _wrong_parts(config, model_names(config))
+    if config.get("initializer") is not None and config.get("trainer.initializer") is not None:
+        yield config.problem("initializer", "there is one in `trainer` too (trainer.initializer): keep one of them.")
+
+
+def _wrong_parts(config: Config, names: Sequence[str]) -> Iterator[Problem]:
+    """Optimizers and schedulers that are there twice, or not where they would be needed."""
+    owners = [f"model.{name}" for name in names] or ["model"]
+    for part in ("optimizer", "scheduler"):
+        own = [f"{owner}.{part}" for owner in owners if config.get(f"{owner}.{part}") is not None]
+        if own and config.get(part) is not None:
+            yield config.problem(part, f"there is one in `model` too ({', '.join(own)}): keep one of them.")
+    if not names and "model.optimizer" in config and config.get("model.optimizer") is None:
+        yield config.problem("model.optimizer", "is null, and a model is trained: leave it out for AdamW, or name one.")
+    yield from _wrong_names(config, names)
+    with_optimizer = [name for name in names if config.get(f"model.{name}.optimizer") is not None]
+    for name in names:
+        key = f"model.{name}"
+        if with_optimizer and f"{key}.optimizer" not in config:
+            yield config.problem(
+                key,
+                f"has no optimizer, and model.{with_optimizer[0]} has one: give it an `optimizer:` of its own, or say "
+                "`optimizer: null` for a model that is not trained.",
+            )
+        if config.get(f"{key}.scheduler") is not None and name not in with_optimizer:
+            yield config.problem(f"{key}.scheduler", "has no optimizer to work on: add one to this model.")
+    if len(with_optimizer) > 1 and config.get("scheduler") is not None:
+        there = ", ".join(f"model.{name}.optimizer" for name in with_optimizer)
+        yield config.problem("scheduler", f"there are several optimizers ({there}): put a scheduler into each model.")
+
+
+def _wrong_names(config: Config, names: Sequence[str]) -> Iterator[Problem]:
+    for name in names:
+        if not name.isidentifier():
+            message = f"{name!r} is to be the name of a model: use letters, digits and '_', as in Python."
+            yield config.problem(f"model.{name}", message)
 
 
 def _unknown_datasets(config: Config, known: Sequence[str]) -> Iterator[Problem]:
     """Callbacks that name a data set which is not there."""
     callbacks = config.get("trainer.callbacks")
     for at, callback in enumerate(callbacks if isinstance(callbacks, list) else ()):
-        if not isinstance(callback, Mapping) or str(callback.get("kind")).rpartition(".")[2] not in READERS:
+        kind = callback.get("kind") if isinstance(callback, Mapping) else callback
+        name = str(kind).rpartition(".")[2]
+        if name not in READERS:
             continue
-        key = callback.get("dataset_key", "train")
+        key = callback.get("dataset_key", READERS[name]) if isinstance(callback, Mapping) else READERS[name]
         if isinstance(key, str) and key not in known:
             place = f"trainer.callbacks.{at}.dataset_key"
             yield config.problem(place, f"there is no data set {key!r}; {nearest(key, known)}")

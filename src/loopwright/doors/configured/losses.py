@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...errors import ConfigurationError
 from ...step import StepResult
+from ...supervised import describe
 
 _ACCEPTED = (
     "a dict of named losses, a tensor, a list or tuple of tensors, or any of these together with a dict of additional "
@@ -46,8 +47,9 @@ def split_additional(returned: Any) -> tuple[Any, Mapping[str, Any] | None]:
     if isinstance(returned, tuple) and len(returned) == 2 and not isinstance(returned[1], Tensor):
         losses, additional = returned
         if additional is not None and not isinstance(additional, Mapping):
-            kind = type(additional).__name__
-            raise ConfigurationError(f"loss_compute returned a pair whose second is a {kind}; expected {_ACCEPTED}.")
+            raise ConfigurationError(
+                f"loss_compute returned a pair whose second is {shown(additional)}; expected {_ACCEPTED}."
+            )
         return losses, additional
     return returned, None
 
@@ -59,25 +61,34 @@ def name_losses(losses: Any) -> dict[str, Tensor]:
     if isinstance(losses, (list, tuple)):
         losses = {f"loss_{number}": loss for number, loss in enumerate(losses)}
     if not isinstance(losses, Mapping):
-        raise ConfigurationError(f"loss_compute returned a {type(losses).__name__}; expected {_ACCEPTED}.")
+        advice = " Return the tensor itself, without `.item()` or `float()`." if isinstance(losses, float) else ""
+        raise ConfigurationError(f"loss_compute returned {shown(losses)}; expected {_ACCEPTED}.{advice}")
     for name, loss in losses.items():
         if not isinstance(loss, Tensor):
             raise ConfigurationError(
-                f"loss_compute returned a {type(loss).__name__} as the loss {name!r}; every loss is a tensor, so that "
-                "its gradient is known. Numbers and the like belong into the additional outputs."
+                f"loss_compute returned {shown(loss)} as the loss {name!r}; every loss is a tensor, so that its "
+                "gradient is known. Numbers and the like belong into the additional outputs: return (losses, {"
+                f"{name!r}: ...}})."
             )
     return dict(losses)
 
 
-def step_result_of(result: Any, size: int) -> StepResult:
+def step_result_of(result: Any, size: int, step: str = "train_step") -> StepResult:
     """A `TrainerResult` as the core has it: the total is the `loss`, and each loss a metric of its own."""
     if not isinstance(result, TrainerResult):
         raise ConfigurationError(
-            f"train_step returned a {type(result).__name__}: return TrainerResult(total_loss=...), with the losses to "
-            "log and additional outputs if there are any."
+            f"{step} returned {shown(result)}; expected a TrainerResult: return TrainerResult(total_loss=loss), "
+            "with losses_to_log and additional_outputs if there are any."
         )
     metrics = dict(_metrics(result.total_loss, (result.losses_to_log or {}).items()))
     return StepResult(result.total_loss, size, metrics, None, result.additional_outputs, tuple(metrics))
+
+
+def shown(value: Any) -> str:
+    """What a user returned, for a message."""
+    if value is None or isinstance(value, (int, float)):
+        return "None" if value is None else f"the number {value:g}"
+    return describe(value)
 
 
 def _metrics(total: Tensor, losses: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Any]]:

@@ -10,7 +10,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
-from ...config import Entry, Place, Schema, one_of_kind, run_schema
+from ...config import Config, Entry, Place, Schema, one_of_kind, run_schema
+from ...config.preparing import describes_several, names_of
 from ...config.shipped import schedule_names, scheduler_names
 from ...schedules import Curve
 from .config import INITIALIZER
@@ -53,10 +54,17 @@ MODEL = Place(
         "optimizer": Entry(one_of_kind(OPTIMIZER), description="What updates its weights."),
         "scheduler": Entry(one_of_kind(SCHEDULER), description="How the learning rate changes."),
     },
-    description="The model: any torch.nn.Module.",
+    several=True,
+    description="The model, any torch.nn.Module; or several by their names, each with its optimizer.",
 )
 DATASET = Place("dataset", Dataset, description="A data set whose samples are dicts.")
 TRAINER = Place("trainer", BaseTrainer, given=DEPENDENCIES, description="The trainer and its settings.")
+
+
+def model_names(config: Config) -> list[str]:
+    """The names of the models, where a run file describes several; none where it describes one."""
+    node = config.at("model").root
+    return [str(name) for name in names_of(node, MODEL)] if describes_several(node, MODEL) else []
 
 
 @cache

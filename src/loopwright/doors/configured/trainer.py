@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...callbacks.interval import Periodic
+from ...config.problems import near_names
 from ...errors import ConfigurationError
 from ...history import History
 from ...progress import Progress
 from ...supervised import call_model, describe
+from .checks import check_methods, check_models, checked_config
 from .config import BaseTrainerConfig
 from .engine import Engine
 from .losses import TrainerResult, result_of
@@ -24,14 +26,17 @@ class BaseTrainer:
     """Trains a model on the data set `train` as its config says. Override `loss_compute`, or the whole `train_step`.
 
     `datasets` are found by callbacks under their keys. `optimizer` and `scheduler` may be objects or factories;
-    without an optimizer there is AdamW. With `run_dir`, running again continues an unfinished run.
+    without an optimizer there is AdamW. Several models are a dict of them, and so are their optimizers and
+    schedulers, by the models' names. With `run_dir`, running again continues an unfinished run.
+
+    Users' callbacks are given this trainer. What it does not have itself is that of the core trainer, `engine`.
     """
 
     def __init__(
         self,
         trainer_config: BaseTrainerConfig,
         *,
-        model: nn.Module,
+        model: nn.Module | Mapping[str, nn.Module],
         datasets: Mapping[str, Any],
         optimizer: Any = None,
         scheduler: Any = None,
@@ -40,7 +45,9 @@ class BaseTrainer:
         runtime: Any = None,
         progress: str = "auto",
     ) -> None:
-        self.config = self._checked(trainer_config)
+        check_methods(self)
+        self.config = checked_config(self, trainer_config)
+        check_models(self, model)
         self.forward_properties = list(trainer_config.forward_properties)
         self.target_properties = list(trainer_config.target_properties)
         self._engine = Engine(
@@ -65,17 +72,35 @@ class BaseTrainer:
         """
         raise NotImplementedError(f"{type(self).__name__} has no `loss_compute`.")
 
-    def train_step(self, batch: Any, model: nn.Module) -> TrainerResult:
-        """One batch through the model and `loss_compute`; the total loss is what the weights are updated by."""
+    def train_step(self, batch: Any, model: Any) -> TrainerResult:
+        """One batch through the model and `loss_compute`; the total loss is what the weights are updated by.
+
+        `model` is the model, or a dict where there are several: then override this, with `self.update` for each.
+        """
         forward_batch, targets_batch = self._split_batch(batch)
         forward_output = call_model(model, forward_batch, split="_split_batch", forward="train_step")
-        return result_of(self.loss_compute(forward_output=forward_output, targets=targets_batch))
+        try:
+            losses = self.loss_compute(forward_output=forward_output, targets=targets_batch)
+        except KeyError as error:
+            error.add_note(
+                f"`loss_compute` was given forward_output={describe(forward_output)} and targets="
+                f"{describe(targets_batch)}. Name the keys of a batch that it needs in target_properties."
+            )
+            raise
+        return result_of(losses)
 
-    def eval_step(self, batch: Any, model: nn.Module) -> TrainerResult:
-        """One batch of an evaluation: as a training step would by default, without gradients."""
-        if self.overrides("loss_compute"):
-            return BaseTrainer.train_step(self, batch, model)
+    def eval_step(self, batch: Any, model: Any) -> TrainerResult:
+        """One batch of an evaluation, in eval mode and without gradients: what `train_step` gives, by default."""
         return self.train_step(batch, model)
+
+    def predict_step(self, batch: Any, model: Any) -> Any:
+        """What `predict` is to give for one batch: the model's outputs, by default."""
+        if isinstance(model, Mapping):
+            raise ConfigurationError(
+                f"{type(self).__name__} has several models ({', '.join(model)}), so it must say what they predict: "
+                "override `predict_step(self, batch, model)`, where `model` is the dict of them."
+            )
+        return call_model(model, self._split_batch(batch)[0], split="_split_batch", forward="predict_step")
 
     def _split_batch(self, batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """The parts of a batch that `forward_properties` and `target_properties` name."""
@@ -87,17 +112,24 @@ class BaseTrainer:
         for setting in ("forward_properties", "target_properties"):
             missing = [name for name in getattr(self, setting) if name not in batch]
             if missing:
+                near = near_names(missing[0], [str(name) for name in batch])
+                hint = f" Did you mean {' or '.join(near)}?" if near else ""
                 raise ConfigurationError(
                     f"{setting} names {', '.join(map(repr, missing))}, which a batch does not have; it has: "
-                    f"{', '.join(map(str, batch))}."
+                    f"{', '.join(map(str, batch))}.{hint} Correct the setting, or let the data set give it."
                 )
         return {name: batch[name] for name in self.forward_properties}, {
             name: batch[name] for name in self.target_properties
         }
 
-    def update(self, loss: Tensor, optimizer: Optimizer | str | None = None) -> None:
-        """Update the weights from inside an own `train_step`, which is then not done again with its total loss."""
-        self._engine.update(loss, optimizer)
+    def update(
+        self, loss: Tensor, optimizer: Optimizer | str | None = None, *, retain_graph: bool | None = None
+    ) -> None:
+        """Update the weights from inside an own `train_step`, which is then not done again with its total loss.
+
+        Where there are several optimizers, `optimizer` names one: `self.update(loss, "generator")`.
+        """
+        self._engine.update(loss, optimizer, retain_graph=retain_graph)
 
     # Running
 
@@ -105,23 +137,24 @@ class BaseTrainer:
         """Train up to the limit in the config; `resume` and `changes` as in `loopwright.Trainer.train`."""
         return self._engine.run_to_limit(resume, changes)
 
-    def evaluate(self, dataset_key: str) -> dict[str, float]:
-        """The mean losses over every sample of a data set."""
-        return self._engine.evaluate(self._engine.dataset(dataset_key))
+    def evaluate(self, dataset_key: Any) -> dict[str, float]:
+        """The mean losses over every sample of a data set: one of `datasets` by its key, or a data set or loader."""
+        return self._engine.evaluate(self._engine.data_of(dataset_key))
 
     def eval(self) -> dict[str, float]:
         """What the evaluation callbacks measure, once; without any, the losses on every data set but `train`."""
         engine = self._engine
         engine.setup()
-        found = [c for c in engine.active_callbacks if isinstance(c, Periodic) and c.eval_streams(engine)]
+        callbacks = [(c, engine.trainer_for(c)) for c in engine.active_callbacks if isinstance(c, Periodic)]
+        found = [(callback, given) for callback, given in callbacks if callback.eval_streams(given)]
         if found:
-            return {name: float(value) for callback in found for name, value in callback.measure(engine).items()}
+            return {name: float(value) for callback, given in found for name, value in callback.measure(given).items()}
         keys = [key for key in engine.datasets if key != "train"]
         return {f"{key}_{name}": value for key in keys for name, value in self.evaluate(key).items()}
 
-    def predict(self, dataset_key: str) -> Any:
-        """The model's outputs for all samples of a data set, in order."""
-        return self._engine.predict(self._engine.dataset(dataset_key))
+    def predict(self, dataset_key: Any) -> Any:
+        """What `predict_step` gives for all samples of a data set, in order."""
+        return self._engine.predict(self._engine.data_of(dataset_key))
 
     def save(self, path: str | Path) -> None:
         """Write the complete state to a checkpoint directory."""
@@ -131,29 +164,104 @@ class BaseTrainer:
         """Take the complete state from a checkpoint."""
         self._engine.load(path)
 
+    def export(self, path: str | Path) -> None:
+        """Write the weights alone, as safetensors (or `.pt`)."""
+        self._engine.export(path)
+
     def stop(self, reason: str = "stop() was called") -> None:
         """Ask for the end of training after the current update."""
         self._engine.stop(reason)
 
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Add metrics to the evaluation or epoch under way."""
+        self._engine.log(values)
+
+    def log_step(self, values: Mapping[str, Any]) -> None:
+        """Add metrics to the training step that has just ended."""
+        self._engine.log_step(values)
+
     # What there is
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else a callback may want of a trainer: `runtime`, `run`, a model by its name, ..."""
+        if name.startswith("__"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        engine = vars(self).get("_engine")
+        if engine is None:
+            what = "used" if name == "_engine" else f"asked for `{name}`"
+            raise ConfigurationError(
+                f"{type(self).__name__} is {what} before it is put together: in its `__init__`, call "
+                "`super().__init__(trainer_config, **kwargs)` first."
+            )
+        try:
+            return getattr(engine, name)
+        except AttributeError:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}") from None
 
     @property
     def engine(self) -> Engine:
-        """The core trainer that does the work, which is what callbacks are given."""
+        """The core trainer that does the work."""
         return self._engine
 
     @property
-    def model(self) -> nn.Module:
-        return self._engine.model
+    def core(self) -> Engine:
+        """The same, for callbacks that ship and are given this trainer by a subclass of theirs."""
+        return self._engine
+
+    @property
+    def model(self) -> Any:
+        """The model, or a dict of them where there are several."""
+        return self._engine.door_model
+
+    @model.setter
+    def model(self, model: nn.Module) -> None:
+        self._engine.replace_given("model", model)
+
+    @property
+    def models(self) -> dict[str, nn.Module]:
+        """The models by their names; a single one is called `model`."""
+        return self._engine.named_models
 
     @property
     def datasets(self) -> dict[str, Any]:
+        """The data sets by their keys."""
         return self._engine.datasets
+
+    @datasets.setter
+    def datasets(self, datasets: Mapping[str, Any]) -> None:
+        self._engine.datasets = dict(datasets)
 
     @property
     def optimizer(self) -> Optimizer:
+        """The only optimizer; where there are several they are in `optimizers`."""
+        optimizers = self.optimizers
+        if len(optimizers) != 1:
+            raise ConfigurationError(
+                f"There are the optimizers {', '.join(optimizers) or '(none)'}: use `self.optimizers[name]`, or "
+                "`self.update(loss, name)`."
+            )
+        return next(iter(optimizers.values()))
+
+    @optimizer.setter
+    def optimizer(self, optimizer: Any) -> None:
+        self._engine.replace_given("optimizer", optimizer)
+
+    @property
+    def optimizers(self) -> dict[str, Optimizer]:
+        """The optimizers: by the names of their models, or one called `optimizer`."""
         self._engine.setup()
-        return self._engine.optimizers["optimizer"]
+        return self._engine.optimizers
+
+    @property
+    def scheduler(self) -> Any:
+        """The scheduler, or None."""
+        self._engine.setup()
+        schedule = self._engine.schedules.get("scheduler")
+        return None if schedule is None else schedule.scheduler
+
+    @scheduler.setter
+    def scheduler(self, scheduler: Any) -> None:
+        self._engine.replace_given("scheduler", scheduler)
 
     @property
     def device(self) -> torch.device:
@@ -166,25 +274,6 @@ class BaseTrainer:
     @property
     def history(self) -> History:
         return self._engine.history
-
-    def _checked(self, config: Any) -> BaseTrainerConfig:
-        """Refuse what could not take a single step."""
-        name = type(self).__name__
-        if not isinstance(config, BaseTrainerConfig):
-            raise ConfigurationError(
-                f"{name} was given a {type(config).__name__} as its config: pass a BaseTrainerConfig, such as "
-                "BaseTrainerConfig(max_epochs=1, ...)."
-            )
-        if self.overrides("train_step"):
-            return config
-        if not self.overrides("loss_compute"):
-            raise ConfigurationError(f"{name} computes no loss: override `loss_compute`, or the whole `train_step`.")
-        if not config.forward_properties and not self.overrides("_split_batch"):
-            raise ConfigurationError(
-                f"{name} has no forward_properties: name the keys of a batch that the model gets, or override "
-                "`_split_batch`."
-            )
-        return config
 
     def _callbacks(self, config: BaseTrainerConfig) -> list[Any]:
         """The config's callbacks, with the initializer, which is one too, in front."""

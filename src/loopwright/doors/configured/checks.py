@@ -1,0 +1,195 @@
+"""What a configured trainer refuses, in the words of its user: config keys and the methods of `BaseTrainer`."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ...config.problems import nearest
+from ...errors import ConfigurationError
+from ...hooks import TrainerHooks, hook_names
+from ...step_checks import mistake_in_loss
+from ...supervised import describe
+from .config import BaseTrainerConfig
+
+if TYPE_CHECKING:
+    from .trainer import BaseTrainer
+
+
+class UpdateInEvaluationError(ConfigurationError):
+    """A step updates weights, and was used to evaluate."""
+
+
+# The methods that a subclass may replace, and how each of them is called.
+REPLACEABLE: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "loss_compute": ((), ("forward_output", "targets")),
+    "train_step": (("batch", "model"), ()),
+    "eval_step": (("batch", "model"), ()),
+    "predict_step": (("batch", "model"), ()),
+    "_split_batch": (("batch",), ()),
+}
+MISTAKEN = {  # names that other frameworks have for them
+    "compute_loss": "loss_compute",
+    "training_step": "train_step",
+    "evaluation_step": "eval_step",
+    "validation_step": "eval_step",
+    "test_step": "eval_step",
+    "prediction_step": "predict_step",
+    "split_batch": "_split_batch",
+}
+
+
+EVENTS = {  # of the published system's callbacks, which have other arguments too
+    "before_training": "on_train_start",
+    "after_training": "on_train_end",
+    "after_epoch": "on_epoch_end",
+    "after_update": "on_update_end",
+    "track_after_accumulation_step": "on_train_step_end",
+    "track_after_update_step": "on_update_end",
+    "periodic_callback": "measure, of a subclass of loopwright.callbacks.Periodic",
+}
+
+
+def check_events(callbacks: Iterable[object]) -> None:
+    """Refuse callbacks whose methods are named as in the published system, and would never be called."""
+    for callback in callbacks:
+        for name, meant in EVENTS.items():
+            if callable(getattr(callback, name, None)):
+                kind = type(callback).__name__
+                raise ConfigurationError(f"{kind}.{name} would never be called; here that event is {meant}.")
+
+
+def check_methods(door: BaseTrainer) -> None:
+    """Refuse methods that would never be called, or not with the arguments they take."""
+    kind = type(door)
+    for name, meant in MISTAKEN.items():
+        if callable(getattr(kind, name, None)) and not door.overrides(meant):
+            raise ConfigurationError(f"{kind.__name__}.{name} would never be called; did you mean {meant}?")
+    for name in hook_names(TrainerHooks):
+        if callable(getattr(kind, name, None)):
+            raise ConfigurationError(
+                f"{kind.__name__}.{name} would never be called: events are for callbacks. Write it in a subclass of "
+                "loopwright.Callback, with `trainer` as its first argument, and name that under `callbacks`."
+            )
+    for name, (positional, keywords) in REPLACEABLE.items():
+        if door.overrides(name):
+            _check_call(door, name, positional, keywords)
+
+
+def _check_call(door: BaseTrainer, name: str, positional: Sequence[str], keywords: Sequence[str]) -> None:
+    signature = inspect.signature(getattr(door, name))
+    try:
+        signature.bind(*positional, **dict.fromkeys(keywords))
+    except TypeError:
+        call = ", ".join([*positional, *(f"{key}=..." for key in keywords)])
+        wanted = ", ".join(["self", *positional, *keywords])
+        raise ConfigurationError(
+            f"{type(door).__name__}.{name} takes {signature}, and is called as {name}({call}): write `def "
+            f"{name}({wanted})`."
+        ) from None
+
+
+def checked_config(door: BaseTrainer, config: Any) -> BaseTrainerConfig:
+    """Refuse what could not take a single step."""
+    name = type(door).__name__
+    if not isinstance(config, BaseTrainerConfig):
+        raise ConfigurationError(
+            f"{name} was given {describe(config)} as its config: pass a BaseTrainerConfig, such as "
+            "BaseTrainerConfig(max_epochs=1, ...)."
+        )
+    if door.overrides("train_step"):
+        return config
+    if not door.overrides("loss_compute"):
+        raise ConfigurationError(f"{name} computes no loss: override `loss_compute`, or the whole `train_step`.")
+    if not config.forward_properties and not door.overrides("_split_batch"):
+        raise ConfigurationError(
+            f"{name} has no forward_properties: name the keys of a batch that the model gets, or override "
+            "`_split_batch`."
+        )
+    return config
+
+
+def check_models(door: BaseTrainer, model: Any) -> None:
+    """Refuse what is no model, and several where nothing says what to do with them."""
+    several = isinstance(model, Mapping)
+    for name, module in model.items() if several else [("model", model)]:
+        if not isinstance(module, nn.Module):
+            called = ": call it, as in Net()" if isinstance(module, type) else ""
+            kind = f"the class {module.__name__}" if isinstance(module, type) else describe(module)
+            where = f"model[{name!r}]" if several else "model"
+            raise ConfigurationError(
+                f"{where} is {kind}; expected a torch.nn.Module{called or '.'}{'.' * bool(called)}"
+            )
+    if several and not door.overrides("train_step"):
+        raise ConfigurationError(
+            f"{type(door).__name__} has several models ({', '.join(model)}), and the default `train_step` calls one: "
+            "override `train_step(self, batch, model)`, where `model` is the dict of them, and call "
+            "`self.update(loss, name)` for each optimizer."
+        )
+
+
+def refuse_loss(loss: Any, door: BaseTrainer, *, is_total: bool) -> None:
+    """Raise where an update failed because of its loss; `is_total` if that is what the step returned."""
+    if not is_total:
+        what = "The loss given to `self.update`"
+    elif door.overrides("train_step"):
+        what = "The total_loss that `train_step` returned"
+    else:
+        what = "The sum of the losses that `loss_compute` returned"
+    if (mistake := loss_mistake(loss)) is not None:
+        own = " A `train_step` that makes its updates itself calls `self.update(loss)` for each of them."
+        raise ConfigurationError(f"{what} {mistake}.{own if door.overrides('train_step') else ''}") from None
+    if "second time" in str(sys.exception()):
+        raise ConfigurationError(
+            f"{what} went through backward() before. Leave backward() out, since the trainer does it with the "
+            "total_loss, or call `self.update(loss)` in its place."
+        ) from None
+
+
+def loss_mistake(loss: Any) -> str | None:
+    """What is wrong with a loss that could not be trained, in this door's words; None if nothing is."""
+    if isinstance(loss, Tensor) and loss.numel() != 1 and not loss.is_complex():
+        return f"has shape {tuple(loss.shape)}: reduce it to one number, such as `loss.mean()`"
+    return mistake_in_loss(loss, None)
+
+
+def check_optimizer_name(given: Any, optimizers: Mapping[str, Optimizer]) -> None:
+    """Refuse an update that does not say which optimizer it is for, or names one that is not there."""
+    if given is None:
+        raise ConfigurationError(
+            f"There are the optimizers {', '.join(optimizers)}, so an update must name one: call "
+            f'`self.update(loss, "{next(iter(optimizers))}")` in `train_step`, once for each that is to be updated.'
+        )
+    if isinstance(given, str) and given not in optimizers:
+        raise ConfigurationError(
+            f"self.update(loss, {given!r}): no optimizer is called so; {nearest(given, optimizers)}"
+        )
+
+
+def refuse_in_evaluation(what: str, door: BaseTrainer) -> NoReturn:
+    """Raise for something that would train on the data of an evaluation."""
+    if door.overrides("eval_step"):
+        advice = "`eval_step` only measures: leave it out there"
+    else:
+        advice = (
+            "an evaluation uses `train_step` where there is no `eval_step`: override `eval_step(self, batch, model)`, "
+            "which returns a TrainerResult and updates nothing"
+        )
+    raise UpdateInEvaluationError(
+        f"{type(door).__name__} {what} during an evaluation, and would train on its data; {advice}."
+    )
+
+
+def refuse_backward(error: RuntimeError, name: str) -> None:
+    """Raise where a step of an evaluation called backward(), which has no gradients."""
+    if "does not require grad" in str(error):
+        raise UpdateInEvaluationError(
+            f"`{name}` called backward() in an evaluation, where there are no gradients: override `eval_step(self, "
+            "batch, model)`, which returns a TrainerResult and updates nothing, and call `self.update(loss)` in "
+            "`train_step`."
+        ) from error
