@@ -28,11 +28,6 @@ class DoorPoints(TrainerHooks):
     step_methods: tuple[str, ...] = ("train_step", "compute_loss")  # what a user writes that decides what is learnt
     plateau_metric: str | None = "loss"  # what ReduceLROnPlateau watches; None where only a subclass's user knows
 
-    nonfinite_advice = (
-        "Lower the learning rate, clip gradients (`clip_norm=`) or look for bad samples; `NonFiniteGuard('skip')` goes "
-        "on without such updates."
-    )
-
     @property
     def core(self) -> Trainer:
         """The trainer that holds the state of a run; callbacks may have been given a door in front of it."""
