@@ -98,10 +98,12 @@ def _without_options(description: Mapping[str, object]) -> dict[str, object]:
 
 
 def _is_implied(change: Change, changed: set[str], first: Mapping[str, object], second: Mapping[str, object]) -> bool:
-    if MISSING not in (change.first, change.second):
-        return False
     parts = change.key.split(".")
     owners = [".".join(parts[:count]) for count in range(1, len(parts))]
+    if parts[-1] == "code" and owners and owners[-1] in changed:
+        return True
+    if MISSING not in (change.first, change.second):
+        return False
     is_torch = any(str(first.get(o)).startswith("torch.") or str(second.get(o)).startswith("torch.") for o in owners)
     return is_torch or parts[0] == "eval_data" or any(owner in changed for owner in owners)
 
