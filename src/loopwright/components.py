@@ -199,3 +199,23 @@ def trainable_parameters(modules: Iterable[nn.Module]) -> Iterator[nn.Parameter]
             if param.requires_grad and id(param) not in seen:
                 seen.add(id(param))
                 yield param
+
+
+def check_defaults(trainer: Any, kind: type) -> None:
+    """Check what the default step and the default loss go by, where the user has not overridden them."""
+    if trainer.has_default_step and type(trainer).forward is kind.forward:  # type: ignore[attr-defined]
+        check_default_model(trainer, trainer.models)
+    if type(trainer).compute_loss is kind.compute_loss:  # type: ignore[attr-defined]
+        check_reduction(trainer.loss_fn, trainer.accumulate, trainer.runtime.world)
+
+
+def check_reduction(loss_fn: Any, accumulate: int, num_processes: int) -> None:
+    """Refuse a loss that is a sum where a batch is put together from parts, whose losses are averaged."""
+    if isinstance(loss_fn, nn.Module) and getattr(loss_fn, "reduction", None) == "sum":
+        parts = f"accumulate={accumulate}" if accumulate > 1 else f"{num_processes} processes"
+        if accumulate > 1 or num_processes > 1:
+            raise ConfigurationError(
+                f'{type(loss_fn).__name__}(reduction="sum") with {parts}: losses of parts of a batch are averaged, so '
+                'this would not be the loss of the whole batch. Use reduction="mean", or override `compute_loss` and '
+                "return (sum, count)."
+            )

@@ -25,7 +25,9 @@ class DoorPoints(TrainerHooks):
         "on without such updates."
     )
     takes_count = True  # whether a loss may be a sum, trained with the number of its items
-    step_methods: tuple[str, ...] = ("train_step", "compute_loss")  # what a user writes that decides what is learnt
+    step_methods: tuple[str, ...] = (  # what a user writes that decides what is learnt
+        *("train_step", "compute_loss", "forward", "split_batch", "prepare_batch"),
+    )
     plateau_metric: str | None = "loss"  # what ReduceLROnPlateau watches; None where only a subclass's user knows
 
     @property

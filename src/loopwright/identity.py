@@ -11,7 +11,9 @@ import hashlib
 import inspect
 import json
 import math
+import os
 import platform
+import re
 from collections.abc import Mapping
 from functools import partial
 from types import CellType, CodeType, FunctionType, MethodType
@@ -171,7 +173,7 @@ def _describe_steps(trainer: Trainer) -> dict[str, Any]:
     for name in trainer.step_methods:
         function = inspect.unwrap(getattr(getattr(owner, name, None), "__func__", len))
         if isinstance(function, FunctionType) and function.__module__.partition(".")[0] != "loopwright":
-            flat[name] = _code_text(function)
+            flat |= _describe_function(name, name, function)
     return flat
 
 
@@ -212,7 +214,7 @@ def describe_object(prefix: str, value: Any) -> dict[str, Any]:
         return flat
     function = inspect.unwrap(value.__func__ if isinstance(value, MethodType) else value)
     if isinstance(function, FunctionType):
-        return {prefix: name_of(function), f"{prefix}.code": _code_text(function)}
+        return {prefix: name_of(function)} | _describe_function(f"{prefix}.code", prefix, function)
     if isinstance(value, type) or not hasattr(value, "__dict__"):
         return {prefix: name_of(value if hasattr(value, "__qualname__") else type(value))}
     return _describe_instance(prefix, value)
@@ -222,13 +224,14 @@ def _describe_instance(prefix: str, value: Any) -> dict[str, Any]:
     kind = type(value)
     flat: dict[str, Any] = {prefix: name_of(kind)}
     for name, option in vars(value).items():
-        if not name.startswith("_") and name not in PLACES:
+        is_plain = isinstance(option, (int, float, str)) and not isinstance(option, bool)
+        if not name.startswith("_") and name not in PLACES and not (is_plain and _is_of_the_moment(option)):
             _add_plain(flat, f"{prefix}.{name}", option)
     if isinstance(value, nn.Module) and _is_torch(kind):
         flat |= {f"{prefix}.{name}": fingerprint(buffer) for name, buffer in value.named_buffers()}
     compute = kind.forward if isinstance(value, nn.Module) else getattr(kind, "__call__", None)  # noqa: B004
     if isinstance(compute, FunctionType) and not _is_torch(kind):
-        flat[f"{prefix}.code"] = _code_text(compute)
+        flat |= _describe_function(f"{prefix}.code", prefix, compute)
     return flat
 
 
@@ -265,14 +268,38 @@ def plain(value: Any) -> Any:
     raise NotPlainError
 
 
-def _code_text(function: FunctionType) -> str:
-    """A hash of what a function does and of the plain values around it; comments and places do not count."""
+def _describe_function(key: str, prefix: str, function: FunctionType) -> dict[str, Any]:
+    """A hash of what a function does, under `key`, and the plain values that it goes by, each under its own name."""
     digest = hashlib.sha256()
     _add_code(digest, function.__code__, function.__doc__)
-    for value in [*(function.__defaults__ or ()), *map(_content, function.__closure__ or ())]:
-        is_fixed = value is None or isinstance(value, (bool, int, float, str))  # a list or dict may be a counter
-        digest.update(repr(value).encode() if is_fixed else b"?")
-    return f"{digest.hexdigest()[:LENGTH]} (Python {'.'.join(platform.python_version_tuple()[:2])})"
+    version = ".".join(platform.python_version_tuple()[:2])
+    flat: dict[str, Any] = {key: f"{digest.hexdigest()[:LENGTH]} (Python {version})"}
+    for name, value in _surroundings(function).items():
+        is_setting = value is None or isinstance(value, (bool, int, float, str))  # a list or dict may be a counter
+        if is_setting and name not in PLACES and not _is_of_the_moment(value):
+            flat[f"{prefix}.{name}"] = plain(value)
+    return flat
+
+
+def _surroundings(function: FunctionType) -> dict[str, Any]:
+    """What a function finds around it by name: numbers of its module, what it closes over, defaults of arguments."""
+    code, names = function.__code__, function.__globals__
+    numbers = {name: names[name] for name in code.co_names if type(names.get(name)) in (int, float)}
+    cells = dict(zip(code.co_freevars, map(_content, function.__closure__ or ()), strict=True))
+    defaults = function.__defaults__ or ()
+    given = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
+    lowered = {name: value for name, value in numbers.items() if name.lower() not in PLACES}
+    return lowered | cells | dict(zip(given, defaults, strict=True)) | (function.__kwdefaults__ or {})
+
+
+def _is_of_the_moment(value: Any) -> bool:
+    """Whether a value is another at every start: a time, the number of this process, or a text with one of these."""
+    if isinstance(value, bool) or value is None:
+        return False
+    if isinstance(value, (int, float)):
+        return value == os.getpid() or 1e9 < value < 4e9  # seconds since 1970, from 2001 to 2096
+    digits = re.findall(r"\d{4,}", value)
+    return any(int(text) == os.getpid() or 1e9 < int(text[:10]) < 4e9 or text[:2] == "20" for text in digits)
 
 
 def _content(cell: CellType) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.nn.parameter import is_lazy
 
+from .building import CurveSchedule
 from .data.seeding import set_rng_state
 from .errors import CheckpointError, ConfigurationError, LoopwrightError
 from .runtime import dry_run
@@ -256,7 +258,8 @@ def _weights_fit(trainer: Trainer, checkpoint: Checkpoint) -> bool:
 
 def starting_line(trainer: Trainer, resumed: Resumed | None) -> str:
     """What is trained, where, and from which point on."""
-    return f"{_place_text(trainer, resumed)}: {_device_text(trainer)}, {_size_text(trainer)}."
+    facts = [_device_text(trainer), _size_text(trainer), *_schedule_texts(trainer)]
+    return f"{_place_text(trainer, resumed)}: {', '.join(facts)}.{_untrained_text(trainer)}"
 
 
 def _place_text(trainer: Trainer, resumed: Resumed | None) -> str:
@@ -280,6 +283,27 @@ def _size_text(trainer: Trainer) -> str:
     total = sum(p.numel() for p in params.values())
     trained = sum(p.numel() for p in params.values() if p.requires_grad)
     return f"{total:,} parameters" + (f" ({trained:,} trainable)" if trained != total else "")
+
+
+def _schedule_texts(trainer: Trainer) -> Iterator[str]:
+    """How often each scheduler is stepped, where the program left that to its kind."""
+    for schedule in trainer.schedules.values():
+        if schedule.every is None and not isinstance(schedule.scheduler, CurveSchedule):
+            yield f"{type(schedule.scheduler).__name__} stepped once an {schedule.interval}"
+
+
+def _untrained_text(trainer: Trainer) -> str:
+    """A word about parameters that could be trained and that no optimizer has."""
+    own = {id(p) for optimizer in trainer.optimizers.values() for g in optimizer.param_groups for p in g["params"]}
+    named = ((f"{name}.{key}", p) for name, m in trainer.modules.items() for key, p in m.named_parameters())
+    left = [name for name, param in named if param.requires_grad and id(param) not in own]
+    if not left or not own:
+        return ""
+    more = f" and {len(left) - 3} more" if len(left) > 3 else ""
+    return (
+        f" No optimizer has {', '.join(left[:3])}{more}, which stay as they are: give them to an optimizer, or "
+        "freeze them with requires_grad_(False)."
+    )
 
 
 def age_text(moment: datetime) -> str:

@@ -36,6 +36,16 @@ def split_supervised(batch: Any, has_loss_fn: bool) -> tuple[Any, Any]:
     return batch, None
 
 
+def checked_pair(returned: Any) -> tuple[Any, Any]:
+    """What an overridden `split_batch` returned, if it is a pair; a tensor of two rows is none."""
+    if isinstance(returned, (tuple, list)) and len(returned) == 2:
+        return returned[0], returned[1]
+    raise ConfigurationError(
+        f"`split_batch` returned {describe(returned)}, and has to return two values: (inputs, targets), or "
+        "(inputs, None) where there are no targets."
+    )
+
+
 def call_model(model: nn.Module, inputs: Any, *, split: str = "split_batch", forward: str = "forward") -> Any:
     """The model applied to the inputs; an error says how the model was called, and which methods decide that."""
     try:
@@ -45,7 +55,12 @@ def call_model(model: nn.Module, inputs: Any, *, split: str = "split_batch", for
             return model(**inputs)
         return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
     except (TypeError, RuntimeError, ValueError, IndexError) as error:
-        if is_about_inputs(error):
+        if "more than 1 value per channel" in str(error):
+            error.add_note(
+                "This batch has a single sample, of which batch norm has no statistics: use another `batch_size`, or a "
+                "DataLoader with `drop_last=True`."
+            )
+        elif is_about_inputs(error):
             error.add_note(
                 f"The model was called with {describe(inputs)}. If that is not what it takes, override `{split}` "
                 f"(which part of a batch is input) or `{forward}` (how the model is called)."

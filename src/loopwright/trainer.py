@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from . import components, loop
 from .assembly import adopt_in_training, adopt_replaced, assemble_models, assemble_optimizers, assemble_training
 from .building import Schedule, build_optimizer, build_schedule, check_given, named
-from .data.stream import Stream, as_dataset, open_stream
+from .data.stream import Stream, as_dataset, open_stream, refuse_shuffled
 from .door_points import DoorPoints
 from .errors import ConfigurationError, public
 from .history import History
@@ -26,7 +26,7 @@ from .optimization import Optimization, Window
 from .progress import Limits, Progress
 from .runtime import Runtime, Signals, resolve_runtime
 from .step import StepResult
-from .supervised import call_model, loss_of, split_supervised, stack_outputs
+from .supervised import call_model, checked_pair, loss_of, split_supervised, stack_outputs
 
 if TYPE_CHECKING:
     from .agreeing import Accord
@@ -162,7 +162,8 @@ class Trainer(DoorPoints):
 
     def train_step(self, batch: Any) -> Any:
         """One batch: forward, loss, `update`. Several optimizers: call `update` once for each, with its loss."""
-        inputs, targets = self.split_batch(batch)
+        pair = self.split_batch(batch)
+        inputs, targets = pair if type(pair) is tuple and len(pair) == 2 else checked_pair(pair)
         outputs = self.forward(inputs)
         result = StepResult.of_loss(self.compute_loss(outputs, targets), self.window.size, outputs)
         self.update(result.loss, count=result.count)  # type: ignore[arg-type]
@@ -170,7 +171,8 @@ class Trainer(DoorPoints):
 
     def eval_step(self, batch: Any) -> Any:
         """One batch in eval mode, without gradients; what it returns is averaged over all samples."""
-        inputs, targets = self.split_batch(batch)
+        pair = self.split_batch(batch)
+        inputs, targets = pair if type(pair) is tuple and len(pair) == 2 else checked_pair(pair)
         outputs = self.forward(inputs)
         return StepResult.of_loss(self.compute_loss(outputs, targets), self.window.size, outputs)
 
@@ -233,6 +235,7 @@ class Trainer(DoorPoints):
     @public
     def predict(self, data: Any, *, batch_size: int | None = None) -> Any:
         """The model's outputs for all samples, in order: concatenated if they are tensors, else a list of batches."""
+        refuse_shuffled(data)
         self.setup()
         return stack_outputs(loop.predict(self, self.open(data, batch_size, shuffle=False)))
 
@@ -300,8 +303,7 @@ class Trainer(DoorPoints):
     def setup_training(self) -> None:
         """Everything that is worked out once per `train` call."""
         self.setup()
-        if self.has_default_step and type(self).forward is Trainer.forward:
-            components.check_default_model(self, self.models)
+        components.check_defaults(self, Trainer)
         assemble_training(self)
 
     def adopt_replaced(self) -> None:

@@ -98,6 +98,8 @@ def _begin(trainer: Trainer, stream: Stream, data: Any, limits: Limits, origin: 
     mark, trainer.mark = trainer.mark, None
     if mark is not None:
         trainer.optimization.load_state_dict(mark.lanes)
+    if origin.accepts_changes and trainer.num_calls == progress.call:
+        trainer.stop_reason = None  # what ended the run before is not to end it again
     if trainer.num_calls > progress.call:
         trainer.stop_reason = None
         _continue_epoch(trainer, stream, data, mark)
@@ -106,11 +108,7 @@ def _begin(trainer: Trainer, stream: Stream, data: Any, limits: Limits, origin: 
             rank = trainer.runtime.sample_rank
             seed_everything(trainer.seed if rank == 0 else derive_seed(trainer.seed, rank))
     elif trainer.num_calls < progress.call or _is_finished(trainer, limits):
-        trainer.say(
-            f"Nothing to train: the run in {trainer.run_dir} is finished ({counted(progress.epoch, 'epoch')}, "
-            f"{counted(progress.update, 'update')}). Raise the limit to go on, or pass {trainer.start_over} to start "
-            "over."
-        )
+        trainer.say(_finished_line(trainer))
         trainer.mark = mark
         if trainer.num_calls == progress.call:
             for callback in trainer.active_callbacks:
@@ -122,6 +120,22 @@ def _begin(trainer: Trainer, stream: Stream, data: Any, limits: Limits, origin: 
         trainer.say(starting_line(trainer, resumed))
     trainer.train_data, trainer.train_stream = data, stream
     return True
+
+
+def _finished_line(trainer: Trainer) -> str:
+    """Why a call has nothing to train, and what to do about it."""
+    progress = trainer.progress
+    if trainer.num_calls < progress.call:
+        number, later = trainer.num_calls, progress.call
+        return f"Call {number} of `train` was finished by an earlier process; the run goes on in call {later}."
+    length = f"{counted(progress.epoch, 'epoch')}, {counted(progress.update, 'update')}"
+    start = f"Nothing to train: the run in {trainer.run_dir} is finished ({length})"
+    if trainer.stop_reason is not None:
+        return (
+            f"{start}; what ended it: {trainer.stop_reason}. Pass {trainer.accept_changes} to go on all the same, or "
+            f"{trainer.start_over} to start over."
+        )
+    return f"{start}. Raise the limit to go on, or pass {trainer.start_over} to start over."
 
 
 def _enter(trainer: Trainer, stream: Stream, mark: Mark, *, is_changed: bool) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, default_collate
 
 from ..errors import ConfigurationError, DataError
 from .feeds import WorkerSettings
@@ -54,6 +54,15 @@ def open_stream(
     data = as_dataset(data)
     stream = _open(data, batch_size, collate_fn, seed=seed, shuffle=shuffle, shard=shard)
     return stream if shard is None or stream.is_shared else ShardedBatches(stream, shard)
+
+
+def refuse_shuffled(data: Any) -> None:
+    """Refuse a loader that shuffles where the outputs are to be in the order of the data."""
+    if isinstance(data, DataLoader) and isinstance(data.sampler, RandomSampler):
+        raise ConfigurationError(
+            "predict was given a DataLoader that shuffles, so nobody could tell which output belongs to which sample: "
+            "pass the data set itself, or a DataLoader without `shuffle=True`."
+        )
 
 
 def as_dataset(data: Any) -> Any:

@@ -1,0 +1,181 @@
+"""What strangers found: ordinary programs that went wrong, or on, without a word."""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.optim.lr_scheduler import CosineAnnealingLR
+from torch.utils.data import DataLoader
+
+from loopwright import Callback, ConfigurationError, Schedule, Trainer
+from loopwright.callbacks import Checkpoints, EarlyStopping
+
+from .loops import build_linear, build_net
+
+sgd = partial(torch.optim.SGD, lr=0.1)
+ALPHA = 1.0
+SECTION = "Steps that train nothing, or the wrong thing"
+
+
+def build(kind: type[Trainer] = Trainer, loss_fn: Any = F.cross_entropy, **options: Any) -> Trainer:
+    return kind(build_linear(), sgd, loss_fn, **({"progress": "silent"} | options))
+
+
+# The same program, or another one
+
+
+def smoothed(outputs: Any, targets: Any) -> Any:
+    return ALPHA * F.cross_entropy(outputs, targets)
+
+
+def test_a_number_of_the_module_that_the_loss_goes_by_is_part_of_the_program(points, tmp_path, monkeypatch, mistake):
+    build(loss_fn=smoothed, run_dir=tmp_path).train(points, 1, batch_size=8)
+    monkeypatch.setitem(globals(), "ALPHA", 2.0)
+    what = "Another value of a number that the loss finds in its module"
+    section = "The program changed, the run directory did not"
+    with mistake(section, what, ConfigurationError, match=r"loss\.ALPHA: 1\.0 -> 2\.0"):
+        build(loss_fn=smoothed, run_dir=tmp_path).train(points, 2, batch_size=8)
+
+
+def test_a_value_that_a_loss_closes_over_is_named(points, tmp_path):
+    def weighted(alpha: float) -> Any:
+        return lambda outputs, targets: alpha * F.cross_entropy(outputs, targets)
+
+    build(loss_fn=weighted(1.0), run_dir=tmp_path).train(points, 1, batch_size=8)
+    with pytest.raises(ConfigurationError, match=r"loss\.alpha: 1\.0 -> 0\.5"):
+        build(loss_fn=weighted(0.5), run_dir=tmp_path).train(points, 2, batch_size=8)
+
+
+@pytest.mark.parametrize("name", ["forward", "prepare_batch", "split_batch"])
+def test_parts_of_the_step_that_are_overridden_are_part_of_the_program(points, tmp_path, name):
+
+    class Other(Trainer):
+        pass
+
+    setattr(Other, name, lambda self, value: getattr(Trainer, name)(self, value))
+    build(run_dir=tmp_path).train(points, 1, batch_size=8)
+    with pytest.raises(ConfigurationError, match=f"{name}: the default before, yours now"):
+        build(Other, run_dir=tmp_path).train(points, 2, batch_size=8)
+
+
+def test_times_and_process_numbers_are_no_change_of_the_program(points, tmp_path):
+    def loss_of_now() -> Any:
+        start, pid, label = time.time(), os.getpid(), f"run-{time.time()}"
+
+        def loss(outputs: Any, targets: Any, begun: float = time.time()) -> Any:
+            assert all((start, pid, label, begun))
+            return F.cross_entropy(outputs, targets)
+
+        return loss
+
+    for epochs in (1, 2):
+        trainer = build(loss_fn=loss_of_now(), run_dir=tmp_path)
+        trainer.train(points, epochs, batch_size=8)
+    assert trainer.progress.epoch == 2
+
+
+# A run that has ended
+
+
+class Worse(Trainer):
+    def eval_step(self, batch: Any) -> Any:
+        return {"loss": float(self.progress.epoch)}
+
+
+def test_a_run_that_a_callback_ended_says_so_and_goes_on_when_asked(points, tmp_path, capsys, mistake):
+    def train(patience: int, **options: Any) -> Trainer:
+        trainer = build(Worse, run_dir=tmp_path, callbacks=[EarlyStopping(patience=patience)], progress="lines")
+        trainer.train(points, 5, points, batch_size=8, **options)
+        return trainer
+
+    train(1)
+    capsys.readouterr()
+    assert train(9).progress.epoch == 2
+    line = capsys.readouterr().out.splitlines()[0]
+    what = "A run that early stopping has ended is started again"
+    mistake.said("Checkpoints and resuming", what, line)
+    assert "what ended it: eval_loss has not improved for 1 epoch" in line
+    assert train(9, changes="accept").progress.epoch == 5
+
+
+def test_the_first_of_two_calls_is_said_to_be_finished_and_no_more(points, tmp_path, capsys):
+    class Dies(Callback):
+        def on_epoch_start(self, trainer: Trainer) -> None:
+            if trainer.progress.epoch == 3:
+                raise KeyboardInterrupt
+
+    def program(*callbacks: Callback) -> Trainer:
+        saving = Checkpoints(every_updates=1, asynchronous=False)
+        trainer = build(run_dir=tmp_path, callbacks=[*callbacks, saving], progress="lines")
+        trainer.train(points, 2, batch_size=8)
+        trainer.train(points, 2, batch_size=8)
+        return trainer
+
+    with pytest.raises(KeyboardInterrupt):
+        program(Dies())
+    capsys.readouterr()
+    assert program().progress.epoch == 4
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first == "Call 1 of `train` was finished by an earlier process; the run goes on in call 2."
+    assert second.startswith("epoch")
+
+
+# What is trained, and when
+
+
+def test_parameters_that_no_optimizer_has_are_named_at_the_start(points, capsys, mistake):
+    net = build_net()
+    trainer = Trainer(net, sgd(net[0].parameters()), F.cross_entropy, progress="lines")
+    trainer.train(points, 1, batch_size=8)
+    line = capsys.readouterr().out.splitlines()[0]
+    what = "An optimizer that holds only some of the parameters"
+    mistake.said(SECTION, what, line)
+    assert "No optimizer has model.1.weight" in line
+
+
+def test_the_line_at_the_start_says_how_often_a_scheduler_is_stepped(points, capsys):
+    for scheduler, text in (
+        (partial(CosineAnnealingLR, T_max=15), "CosineAnnealingLR stepped once an epoch"),
+        (Schedule(partial(CosineAnnealingLR, T_max=15), every="update"), None),
+    ):
+        build(scheduler=scheduler, progress="lines").train(points, 1, batch_size=8)
+        line = capsys.readouterr().out.splitlines()[0]
+        assert text in line if text else "stepped" not in line
+
+
+def test_a_sum_is_refused_where_a_batch_is_put_together_from_parts(points, mistake):
+    trainer = build(loss_fn=nn.CrossEntropyLoss(reduction="sum"), accumulate=2)
+    what = '`nn.CrossEntropyLoss(reduction="sum")` with `accumulate=2`'
+    with mistake(
+        "Steps that train nothing, or the wrong thing", what, ConfigurationError, match="return \\(sum, count"
+    ):
+        trainer.train(points, 1, batch_size=8)
+
+
+@pytest.mark.parametrize("size", [2, 8])
+def test_a_split_batch_that_returns_one_value_is_refused(points, size):
+    class One(Trainer):
+        def split_batch(self, batch: Any) -> Any:
+            return batch[0]
+
+    with pytest.raises(ConfigurationError, match=r"`split_batch` returned a float32 tensor.*\(inputs, targets\)"):
+        build(One).train(points, 1, batch_size=size)
+
+
+def test_predictions_of_a_loader_that_shuffles_are_refused(points, mistake):
+    with mistake("Data", "`predict` of a DataLoader that shuffles", ConfigurationError, match="shuffles"):
+        build().predict(DataLoader(points, 8, shuffle=True))
+
+
+def test_a_batch_of_one_for_batch_norm_gets_the_right_advice(points):
+    net = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3))
+    with pytest.raises(ValueError, match="more than 1 value per channel") as caught:
+        Trainer(net, sgd, F.cross_entropy, progress="silent").train(points, 1, batch_size=36)
+    assert "drop_last=True" in "".join(caught.value.__notes__)
