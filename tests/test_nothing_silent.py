@@ -179,3 +179,34 @@ def test_a_batch_of_one_for_batch_norm_gets_the_right_advice(points):
     with pytest.raises(ValueError, match="more than 1 value per channel") as caught:
         Trainer(net, sgd, F.cross_entropy, progress="silent").train(points, 1, batch_size=36)
     assert "drop_last=True" in "".join(caught.value.__notes__)
+
+
+class ByHand(Trainer):
+    """Steps of the user's own, in an order that trains nothing."""
+
+    def train_step(self, batch: Any) -> Any:
+        loss = F.cross_entropy(self.model(batch[0]), batch[1])
+        loss.backward()
+        self.optimizer.zero_grad()
+        self.optimizer.step()
+        return loss.detach()
+
+
+def test_steps_that_never_had_a_gradient_are_an_error_at_the_end_of_the_first_epoch(points, mistake):
+    what = "`loss.backward(); optimizer.zero_grad(); optimizer.step()`"
+    with mistake(SECTION, what, ConfigurationError, match="stepped 5 times and never had a gradient"):
+        build(ByHand).train(points, 2, batch_size=8)
+
+
+def test_an_optimizer_that_was_never_stepped_is_named_after_the_first_epoch(points, capsys, mistake):
+    class OnlyFirst(Trainer):
+        def train_step(self, batch: Any) -> Any:
+            loss = F.cross_entropy(self.first(batch[0]) + self.second(batch[0]), batch[1])
+            self.update(loss, "first")
+            return loss
+
+    models = {"first": build_linear(), "second": build_linear()}
+    OnlyFirst(models, {"first": sgd, "second": sgd}, progress="lines").train(points, 2, batch_size=8)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "did not train everything" in line]
+    mistake.said(SECTION, "Two optimizers, of which `train_step` updates one", line)
+    assert "optimizer 'second' was never stepped, so its 2 parameters are as they were" in line

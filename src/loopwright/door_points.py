@@ -63,6 +63,12 @@ class DoorPoints(TrainerHooks):
 
         refuse_own_step(cast("Trainer", self), lane)
 
+    def check_trained(self) -> None:
+        """Look, at the end of the first epoch, for optimizers that have trained nothing."""
+        from .step_checks import check_trained
+
+        check_trained(cast("Trainer", self))
+
     def check_update(self, loss: Any, count: Any = None) -> None:
         """Refuse an update that is made in an evaluation, or with something that is no loss."""
         from .step_checks import refuse_update

@@ -94,6 +94,8 @@ def record_epoch(trainer: Trainer, measured: Mapping[str, float]) -> None:
     trainer.history.set_epoch(progress.epoch, row)
     progress.recorded_step = progress.step
     if progress.is_exhausted:
+        if progress.epoch == 0:
+            trainer.check_trained()
         progress.next_epoch()
         trainer.schedule_epoch(row)
         trainer.emit("on_epoch_end", row)

@@ -99,7 +99,7 @@ class Lane:
         self.schedulers: list[Any] = []
         self.listeners: Sequence[Hook] = ()
         self.norm: Tensor | None = None
-        self.updates = 0
+        self.updates = self.empty_steps = 0  # those among them without a gradient
         self.calls = 0  # of `update`
         self.own_steps = 0  # that the optimizer took without `update`
         self.is_stepping = False

@@ -130,11 +130,41 @@ def watch_own_steps(
 ) -> list[RemovableHandle]:
     """Call functions around steps of an optimizer that are none of `update`; handles that end it."""
 
-    def hook(action: Callable[[Lane], None]) -> Callable[..., None]:
-        return lambda *_: None if lane.is_stepping else action(lane)
+    def enter(_: object, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> None:
+        if not lane.is_stepping:
+            is_empty = not any(param.grad is not None for param in lane.params)
+            has_closure = len(arguments) > 1 or bool(options)  # which computes gradients in the step; self comes first
+            lane.empty_steps += is_empty and not has_closure
+            before(lane)
 
-    handles = [lane.optimizer.register_step_pre_hook(hook(before))]
-    return handles if after is None else [*handles, lane.optimizer.register_step_post_hook(hook(after))]
+    def leave(*_: object) -> None:
+        if not lane.is_stepping and after is not None:
+            after(lane)
+
+    handles = [lane.optimizer.register_step_pre_hook(enter)]
+    return handles if after is None else [*handles, lane.optimizer.register_step_post_hook(leave)]
+
+
+def check_trained(trainer: Trainer) -> None:
+    """At the end of the first epoch: an error if no optimizer had a gradient, a line about each that had none."""
+    lanes = trainer.optimization.lanes.values()
+    told = {lane.name: text for lane in lanes if (text := _untrained_text(lane))}
+    if told and len(told) == len(lanes) and any(lane.updates for lane in lanes):
+        raise ConfigurationError(f"Nothing was trained in epoch 1: {'; '.join(told.values())}.")
+    if len(told) < len(lanes):
+        for text in told.values():
+            trainer.say(f"Epoch 1 did not train everything: {text}.")
+
+
+def _untrained_text(lane: Lane) -> str | None:
+    if lane.updates == 0:
+        return f"optimizer {lane.name!r} was never stepped, so its {len(lane.params)} parameters are as they were"
+    if lane.updates == lane.empty_steps:
+        return (
+            f"optimizer {lane.name!r} was stepped {lane.updates} times and never had a gradient; call zero_grad() "
+            "before backward(), not between backward() and step()"
+        )
+    return None
 
 
 def refuse_own_step(trainer: Trainer, lane: Lane) -> None:
