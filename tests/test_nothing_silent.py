@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import DataLoader
 
 from loopwright import Callback, ConfigurationError, Schedule, Trainer
-from loopwright.callbacks import Checkpoints, EarlyStopping
+from loopwright.callbacks import EMA, BestModel, Checkpoints, EarlyStopping
 
 from .loops import build_linear, build_net
 
@@ -210,3 +210,11 @@ def test_an_optimizer_that_was_never_stepped_is_named_after_the_first_epoch(poin
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "did not train everything" in line]
     mistake.said(SECTION, "Two optimizers, of which `train_step` updates one", line)
     assert "optimizer 'second' was never stepped, so its 2 parameters are as they were" in line
+
+
+def test_models_kept_by_a_metric_of_averages_are_said_not_to_be_averages(points, capsys, mistake):
+    callbacks = [EMA(0.5), BestModel("eval_ema_loss")]
+    build(callbacks=callbacks, progress="lines").train(points, 1, points, batch_size=8)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "BestModel" in line]
+    mistake.said("Up or down", '`BestModel("eval_ema_loss")` beside `EMA()`', line)
+    assert "the model's own weights by 'eval_ema_loss'" in line

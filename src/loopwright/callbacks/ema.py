@@ -112,8 +112,22 @@ class EMA(Callback):
                     f"Two EMA callbacks are both named {self.prefix!r}: give each its own, as in "
                     f"EMA({self.decay}, name='ema_slow')."
                 )
+        self._tell_of_kept(trainer)
         self._prepare(trainer)
         self._follow_buffers()
+
+    def _tell_of_kept(self, trainer: Trainer) -> None:
+        """Say that models kept by a metric of the averages are not the averages."""
+        from .best import BestCheckpoint
+        from .checkpoints import BestModel
+
+        starts = tuple(f"eval_{prefix}_" for prefix in self.decays)
+        for other in trainer.active_callbacks:
+            if isinstance(other, (BestModel, BestCheckpoint)) and other.metric.startswith(starts):
+                trainer.say(
+                    f"{type(other).__name__} keeps the model's own weights by {other.metric!r}, which is measured with "
+                    "averaged ones: for those use `with ema.weights(trainer): trainer.export(path)`."
+                )
 
     def on_loop_end(self, trainer: Trainer) -> None:
         for average in self._all():
