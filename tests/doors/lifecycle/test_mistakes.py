@@ -129,6 +129,20 @@ def mistakes(points: TensorDataset, folder: Path) -> dict[str, tuple[type[Except
         "a `ReduceLROnPlateau`, which needs a metric": (
             wrong, "override `scheduler_step`", lambda: plain.train(points, 1, create_scheduler_fn=ReduceLROnPlateau),
         ),
+        "a scheduler of another optimizer": (
+            wrong, "belongs to an optimizer that this trainer does not have",
+            lambda: plain.train(points, 1, create_scheduler_fn=lambda _: StepLR(optimizer, 1)),
+        ),
+        "a `create_scheduler` that returns nothing, with `create_scheduler_fn=`": (
+            wrong, "`return scheduler`",
+            lambda: run(create_scheduler=lambda self: None)(1, create_scheduler_fn=partial(StepLR, step_size=1)),
+        ),
+        "a `create_scheduler` that returns the class `StepLR`": (
+            wrong, r"`return StepLR\(self.optimizer, ...\)`", lambda: run(create_scheduler=lambda self: StepLR)(1),
+        ),
+        "a `create_scheduler` that returns a function": (
+            wrong, r"has no `step\(\)`", lambda: run(create_scheduler=lambda self: partial(StepLR, step_size=1))(1),
+        ),
         "`evaluate()` without data": (wrong, "pass `dataset=`", lambda: plain.evaluate()),
         "`resume_from=` a path that does not exist": (
             CheckpointError, "save_training_state", lambda: plain.train(points, 1, resume_from=folder / "nothing"),
