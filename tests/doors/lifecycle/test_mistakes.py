@@ -31,7 +31,7 @@ from loopwright.errors import CheckpointError
 
 from ...loops import build_net
 from .runs import build_trainer
-from .test_replaced_stages import replaced
+from .test_replaced_stages import replaced, torch_step, zero_backward_step
 
 FOREIGN = (
     "runtime=",
@@ -172,6 +172,18 @@ def mistakes(points: TensorDataset, folder: Path) -> dict[str, tuple[type[Except
         ),
         "a `backward_step` that does nothing": (
             wrong, "There are no gradients", lambda: run(backward_step=lambda self, loss: None)(1),
+        ),
+        "`optimizer.step()` in `backward_step`, with accumulation": (
+            wrong, "put the step into `optimizer_step`",
+            lambda: run(backward_step=zero_backward_step)(1, gradient_accumulation_steps=2),
+        ),
+        "`optimizer.step()` in `backward_step`, with clipping": (
+            wrong, "put the step into `optimizer_step`",
+            lambda: run(backward_step=zero_backward_step)(1, gradient_clip_value=0.5),
+        ),
+        "`optimizer.step()` in both `backward_step` and `optimizer_step`": (
+            wrong, "keep the step in `optimizer_step`",
+            lambda: run(backward_step=zero_backward_step, optimizer_step=torch_step)(1),
         ),
         "batches without targets": (
             wrong, "override both methods", lambda: run(data=TensorDataset(pair[0]))(1),

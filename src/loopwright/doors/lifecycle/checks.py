@@ -89,6 +89,20 @@ def check_scheduler(trainer: Trainer, scheduler: Any) -> None:
         )
 
 
+def scheduler_position(scheduler: Any) -> Any:
+    """How far a scheduler is, to tell whether somebody stepped it; None where it does not say."""
+    return getattr(scheduler, "last_epoch", getattr(scheduler, "_num_updates", None))
+
+
+def step_obstacle(config: Any) -> str | None:
+    """Why `backward_step` cannot step the optimizer itself in this run, or None."""
+    if (count := config.gradient_accumulation_steps) > 1:
+        return f"would come after every batch, not after {count} of them as gradient_accumulation_steps={count} says"
+    if config.gradient_clip_value is not None:
+        return f"would leave out the clipping that gradient_clip_value={config.gradient_clip_value} asks for"
+    return None
+
+
 def checked_loader(loader: Any, method: str) -> Any:
     if loader is None:
         raise ConfigurationError(f"`{method}` returned None: return a DataLoader, or another iterable of batches.")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...progress import Limits
 from .callbacks import CallbackHandler, StopTrainingError
-from .checks import checked_output
+from .checks import checked_output, scheduler_position, step_obstacle
 from .loaders import TrainingLoader, prepared
 from .stages import Stages
 from .tracking import LossTracker
@@ -125,9 +125,15 @@ class Epochs(Stages):
         loss = output["loss"]
         self._core.report(loss, output.get("batch_size", self._core.window.size))
         self._loss_tracker.is_reported = True
-        if self._has_own_backward and self._core.divisor is not None:
-            self._core.gradients.note(loss)
-        self.backward_step(self._share_of_update(loss, "num_items_in_batch" in output))
+        share = self._share_of_update(loss, "num_items_in_batch" in output)
+        if not self._has_own_backward or self._core.divisor is None:
+            self.backward_step(share)
+            return
+        gradients = self._core.gradients
+        gradients.note(loss)
+        self._core.scheduler_position = scheduler_position(self.scheduler)
+        with gradients.own_backward(step_obstacle(self.run_config)):
+            self.backward_step(share)
 
     def _share_of_update(self, loss: Tensor, is_token_mean: bool) -> Tensor:
         """The loss divided so that the gradients of a whole update are those of one big batch."""
@@ -145,14 +151,21 @@ class Epochs(Stages):
         gradients.complete()
         if self.run_config.gradient_clip_value is not None:
             self._clip_gradients()
+        if not self._has_own_backward:
+            self._core.scheduler_position = scheduler_position(self.scheduler)
         self.optimizer_step()
-        if not gradients.was_skipped:
+        if not gradients.was_skipped and not self._is_scheduled():
             self.scheduler_step()
         self.optimizer_zero_grad()
 
     def _clip_gradients(self) -> None:
         """Limit the gradients of a whole update, once before its step; called if there is a `gradient_clip_value`."""
         self._core.gradients.clip()
+
+    def _is_scheduled(self) -> bool:
+        """Whether the user's `backward_step` or `optimizer_step` has stepped the scheduler, as the default would."""
+        is_default = type(self).scheduler_step is Stages.scheduler_step
+        return is_default and scheduler_position(self.scheduler) != self._core.scheduler_position
 
     @property
     def _has_own_backward(self) -> bool:
