@@ -58,6 +58,11 @@ def training(points: TensorDataset, callbacks: Any = (), data: Any = None, **met
     return partial(build_trainer(kind=replaced(**methods), callbacks=callbacks).train, points if data is None else data)
 
 
+def zero_and_step(self: Any) -> None:
+    self.optimizer.zero_grad()
+    self.optimizer.step()
+
+
 class Misspelt(TrainerCallback):
     def on_train_epoch_ends(self, trainer: Trainer, **kwargs: Any) -> None: ...
 
@@ -185,6 +190,15 @@ def mistakes(points: TensorDataset, folder: Path) -> dict[str, tuple[type[Except
             wrong, "keep the step in `optimizer_step`",
             lambda: run(backward_step=zero_backward_step, optimizer_step=torch_step)(1),
         ),
+        "an `optimizer_step` that does nothing": (
+            wrong, r"`optimizer_step` took no .* Call `self.optimizer.step\(\)`", lambda: run(optimizer_step=lambda self: None)(1),
+        ),
+        "`zero_grad()` before `step()` in `optimizer_step`": (
+            wrong, r"drop the gradients after that step", lambda: run(optimizer_step=zero_and_step)(1),
+        ),
+        "an `_update_weights` that does nothing": (
+            wrong, r"Call `self.optimizer_step\(\)`", lambda: run(_update_weights=lambda self: None)(1),
+        ),
         "batches without targets": (
             wrong, "override both methods", lambda: run(data=TensorDataset(pair[0]))(1),
         ),
@@ -258,3 +272,23 @@ def test_a_clip_that_no_one_calls_is_told_of(
     mistake.said(
         "Door: lifecycle", "`_clip_gradients` overridden without `gradient_clip_value=`", capsys.readouterr().out
     )
+
+
+def test_a_loop_of_ones_own_that_trains_nothing_is_said_once(
+    points: TensorDataset, mistake: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, body in (("_run_train_epoch", lambda self, train_dl: None), ("_run_training", lambda self: None)):
+        build_trainer(kind=replaced(**{name: body})).train(points, 3)
+        said = capsys.readouterr().out
+        assert said.count(f"`{name}` trained nothing") == said.count("\n") == 1
+        mistake.said("Door: lifecycle", f"a `{name}` that does nothing", said)
+
+
+def test_steps_of_another_optimizer_over_the_same_weights_are_training(
+    points: TensorDataset, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def step(self: Any) -> None:
+        torch.optim.SGD(self.model.parameters(), 0.1).step()
+
+    build_trainer(kind=replaced(optimizer_step=step)).train(points, 1)
+    assert capsys.readouterr().out == ""

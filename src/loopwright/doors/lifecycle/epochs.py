@@ -13,6 +13,7 @@ from .checks import checked_output, scheduler_position, step_obstacle
 from .loaders import TrainingLoader, prepared
 from .stages import Stages
 from .tracking import LossTracker
+from .untrained import WeightsWatch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,11 +52,13 @@ class Epochs(Stages):
                 f"Resumed in epoch {self.run_history.current_epoch} with a `_run_training` of its own: its epochs are "
                 "range(self.run_history.current_epoch - 1, self.run_config.num_epochs)."
             )
+        watch = WeightsWatch(self)
         with core.together():
             self._run_training()
             core.drop_steps()
+        watch.check("_run_training")
 
-    def _run_training(self) -> None:
+    def _run_training(self: Trainer) -> None:  # type: ignore[misc]
         """A training run: its start, epochs until a limit is reached or somebody stops it, and its end."""
         core, call = self._core, self.callback_handler.call_event
         with core.looking():
@@ -78,12 +81,16 @@ class Epochs(Stages):
         self.print(error)
         self.callback_handler.call_event("on_stop_training_error", self)
 
-    def _run_epoch(self) -> bool:
+    def _run_epoch(self: Trainer) -> bool:  # type: ignore[misc]
         """An epoch with its evaluation, or what a resumed run has left of it; True when it was the last."""
         core, is_last = self._core, False
         if core.stage == "steps":
+            watch = None if core.is_checked else WeightsWatch(self)
             is_last = bool(self._run_train_epoch(self._train_dataloader))
             core.end_train_epoch()
+            if watch is not None:
+                watch.check("_run_train_epoch")
+                core.is_checked = True
         if core.stage == "eval" and self._eval_dataloader is not None:
             self._run_eval_epoch(self._eval_dataloader)
         if core.stage != "over":
