@@ -31,7 +31,7 @@ from loopwright.errors import CheckpointError
 
 from ...loops import build_net
 from .runs import build_trainer
-from .test_replaced_stages import replaced
+from .test_replaced_stages import replaced, torch_step, zero_backward_step
 
 FOREIGN = (
     "runtime=",
@@ -56,6 +56,11 @@ def loss_of(change: Callable[[Tensor], Any]) -> Any:
 def training(points: TensorDataset, callbacks: Any = (), data: Any = None, **methods: Any) -> Any:
     """`train` with a trainer whose methods are replaced."""
     return partial(build_trainer(kind=replaced(**methods), callbacks=callbacks).train, points if data is None else data)
+
+
+def zero_and_step(self: Any) -> None:
+    self.optimizer.zero_grad()
+    self.optimizer.step()
 
 
 class Misspelt(TrainerCallback):
@@ -129,6 +134,20 @@ def mistakes(points: TensorDataset, folder: Path) -> dict[str, tuple[type[Except
         "a `ReduceLROnPlateau`, which needs a metric": (
             wrong, "override `scheduler_step`", lambda: plain.train(points, 1, create_scheduler_fn=ReduceLROnPlateau),
         ),
+        "a scheduler of another optimizer": (
+            wrong, "belongs to an optimizer that this trainer does not have",
+            lambda: plain.train(points, 1, create_scheduler_fn=lambda _: StepLR(optimizer, 1)),
+        ),
+        "a `create_scheduler` that returns nothing, with `create_scheduler_fn=`": (
+            wrong, "`return scheduler`",
+            lambda: run(create_scheduler=lambda self: None)(1, create_scheduler_fn=partial(StepLR, step_size=1)),
+        ),
+        "a `create_scheduler` that returns the class `StepLR`": (
+            wrong, r"`return StepLR\(self.optimizer, ...\)`", lambda: run(create_scheduler=lambda self: StepLR)(1),
+        ),
+        "a `create_scheduler` that returns a function": (
+            wrong, r"has no `step\(\)`", lambda: run(create_scheduler=lambda self: partial(StepLR, step_size=1))(1),
+        ),
         "`evaluate()` without data": (wrong, "pass `dataset=`", lambda: plain.evaluate()),
         "`resume_from=` a path that does not exist": (
             CheckpointError, "save_training_state", lambda: plain.train(points, 1, resume_from=folder / "nothing"),
@@ -158,6 +177,27 @@ def mistakes(points: TensorDataset, folder: Path) -> dict[str, tuple[type[Except
         ),
         "a `backward_step` that does nothing": (
             wrong, "There are no gradients", lambda: run(backward_step=lambda self, loss: None)(1),
+        ),
+        "`optimizer.step()` in `backward_step`, with accumulation": (
+            wrong, "put the step into `optimizer_step`",
+            lambda: run(backward_step=zero_backward_step)(1, gradient_accumulation_steps=2),
+        ),
+        "`optimizer.step()` in `backward_step`, with clipping": (
+            wrong, "put the step into `optimizer_step`",
+            lambda: run(backward_step=zero_backward_step)(1, gradient_clip_value=0.5),
+        ),
+        "`optimizer.step()` in both `backward_step` and `optimizer_step`": (
+            wrong, "keep the step in `optimizer_step`",
+            lambda: run(backward_step=zero_backward_step, optimizer_step=torch_step)(1),
+        ),
+        "an `optimizer_step` that does nothing": (
+            wrong, r"`optimizer_step` took no .* Call `self.optimizer.step\(\)`", lambda: run(optimizer_step=lambda self: None)(1),
+        ),
+        "`zero_grad()` before `step()` in `optimizer_step`": (
+            wrong, r"drop the gradients after that step", lambda: run(optimizer_step=zero_and_step)(1),
+        ),
+        "an `_update_weights` that does nothing": (
+            wrong, r"Call `self.optimizer_step\(\)`", lambda: run(_update_weights=lambda self: None)(1),
         ),
         "batches without targets": (
             wrong, "override both methods", lambda: run(data=TensorDataset(pair[0]))(1),
@@ -232,3 +272,23 @@ def test_a_clip_that_no_one_calls_is_told_of(
     mistake.said(
         "Door: lifecycle", "`_clip_gradients` overridden without `gradient_clip_value=`", capsys.readouterr().out
     )
+
+
+def test_a_loop_of_ones_own_that_trains_nothing_is_said_once(
+    points: TensorDataset, mistake: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, body in (("_run_train_epoch", lambda self, train_dl: None), ("_run_training", lambda self: None)):
+        build_trainer(kind=replaced(**{name: body})).train(points, 3)
+        said = capsys.readouterr().out
+        assert said.count(f"`{name}` trained nothing") == said.count("\n") == 1
+        mistake.said("Door: lifecycle", f"a `{name}` that does nothing", said)
+
+
+def test_steps_of_another_optimizer_over_the_same_weights_are_training(
+    points: TensorDataset, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def step(self: Any) -> None:
+        torch.optim.SGD(self.model.parameters(), 0.1).step()
+
+    build_trainer(kind=replaced(optimizer_step=step)).train(points, 1)
+    assert capsys.readouterr().out == ""

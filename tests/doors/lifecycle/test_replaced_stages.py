@@ -371,3 +371,46 @@ def test_a_second_loss_of_the_same_batch_adds_to_the_gradients(points: TensorDat
     )
     for one, two in zip(trainer.model.parameters(), once.model.parameters(), strict=True):
         torch.testing.assert_close(one, two)
+
+
+def zero_backward_step(self: Any, loss: Tensor) -> None:
+    self.optimizer.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    self.optimizer.step()
+
+
+def backward_step_zero(self: Any, loss: Tensor) -> None:
+    loss.backward()  # type: ignore[no-untyped-call]
+    self.optimizer.step()
+    self.optimizer.zero_grad()
+
+
+def backward_step_schedule(self: Any, loss: Tensor) -> None:
+    zero_backward_step(self, loss)
+    self.scheduler.step()
+
+
+def step_and_schedule(self: Any) -> None:
+    self.optimizer.step()
+    self.scheduler.step()
+
+
+@pytest.mark.parametrize(
+    "methods",
+    [
+        {"backward_step": zero_backward_step},
+        {"backward_step": backward_step_zero},
+        {"backward_step": backward_step_schedule},
+        {"backward_step": zero_backward_step, "optimizer_step": lambda self: None},
+        {"optimizer_step": step_and_schedule},
+    ],
+)
+def test_what_an_earlier_stage_has_stepped_is_not_stepped_again(
+    points: TensorDataset, methods: dict[str, Body]
+) -> None:
+    trainer = train(build_trainer(kind=replaced(**methods)), points, 3, create_scheduler_fn=make_scheduler)
+    default = train(build_trainer(), points, 3, create_scheduler_fn=make_scheduler)
+    assert_same_model(trainer.model, default.model)
+    assert trainer.optimizer is not None
+    assert default.optimizer is not None
+    assert_same_optimizer(trainer.optimizer, default.optimizer)

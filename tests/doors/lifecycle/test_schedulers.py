@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD
+from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import TensorDataset
 
 from loopwright import ConfigurationError
@@ -165,3 +166,15 @@ def test_a_timm_scheduler_hears_of_updates_and_epochs(points: TensorDataset) -> 
     train(trainer, points, 2, create_scheduler_fn=LikeTimms, gradient_accumulation_steps=3)
     updates = [("update", number) for number in (1, 2, 3, 4)]
     assert heard == [*updates[:2], ("epoch", 1), *updates[2:], ("epoch", 2)]
+
+
+def test_a_scheduler_that_create_scheduler_assigns_and_does_not_return_is_the_scheduler(points: TensorDataset) -> None:
+    class Assigning(Trainer):
+        def create_scheduler(self) -> None:
+            assert self.optimizer is not None
+            self.scheduler = StepLR(self.optimizer, step_size=1, gamma=0.5)
+
+    trainer = build_trainer(kind=Assigning, lr=0.08)
+    trainer.train(points, 1, max_num_train_steps=3)
+    assert trainer.optimizer is not None
+    assert trainer.optimizer.param_groups[0]["lr"] == 0.01

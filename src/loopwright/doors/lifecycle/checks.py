@@ -6,13 +6,16 @@ import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...components import check_accumulation, check_clipping
 from ...errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
 
 LIMITS = ("num_epochs", "max_num_train_steps", "gradient_accumulation_steps", "gradient_clip_value")
 
@@ -57,6 +60,47 @@ def check_start(trainer: object, per_device_batch_size: Any) -> None:
     size = per_device_batch_size
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         raise ConfigurationError(f"per_device_batch_size={size!r}: use a number of samples, 1 or more.")
+
+
+def check_scheduler(trainer: Trainer, scheduler: Any) -> None:
+    """Refuse what `create_scheduler` returned if no learning rate of this run would follow it."""
+    if scheduler is None:
+        if trainer.create_scheduler_fn is not None:
+            raise ConfigurationError(
+                "`create_scheduler` returned None, so the create_scheduler_fn of `train` would not be used: end it "
+                "with `return scheduler`, or pass no create_scheduler_fn for a run without a scheduler."
+            )
+        return
+    if isinstance(scheduler, type):
+        raise ConfigurationError(
+            f"The scheduler of this run is the class {scheduler.__name__}: make one from the optimizer, as in "
+            f"`return {scheduler.__name__}(self.optimizer, ...)` in `create_scheduler`."
+        )
+    if not trainer._overrides("scheduler_step") and not callable(getattr(scheduler, "step", None)):
+        raise ConfigurationError(
+            f"The scheduler of this run is a {type(scheduler).__name__}, which has no `step()`: return a scheduler "
+            "from `create_scheduler`, or override `scheduler_step`."
+        )
+    target = getattr(scheduler, "optimizer", None)
+    if isinstance(target, Optimizer) and target is not trainer.optimizer:
+        raise ConfigurationError(
+            "The scheduler belongs to an optimizer that this trainer does not have, so it would change nothing: make "
+            "it from `self.optimizer` in `create_scheduler`, or from the argument of create_scheduler_fn."
+        )
+
+
+def scheduler_position(scheduler: Any) -> Any:
+    """How far a scheduler is, to tell whether somebody stepped it; None where it does not say."""
+    return getattr(scheduler, "last_epoch", getattr(scheduler, "_num_updates", None))
+
+
+def step_obstacle(config: Any) -> str | None:
+    """Why `backward_step` cannot step the optimizer itself in this run, or None."""
+    if (count := config.gradient_accumulation_steps) > 1:
+        return f"would come after every batch, not after {count} of them as gradient_accumulation_steps={count} says"
+    if config.gradient_clip_value is not None:
+        return f"would leave out the clipping that gradient_clip_value={config.gradient_clip_value} asks for"
+    return None
 
 
 def checked_loader(loader: Any, method: str) -> Any:

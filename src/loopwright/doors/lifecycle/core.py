@@ -47,7 +47,9 @@ class Core(Components):
         self.resumed_event: tuple[str, list[str]] | None = None
         self.waiting_state: Any = None  # of a resumed run, for callbacks that have not started yet
         self.is_in_window = False
+        self.is_checked = False  # whether the first training epoch of this run was looked at
         self.eval_metric = ""
+        self.scheduler_position: Any = None  # before the user's methods of this update
         self._has_begun = self._is_looking = False
         self._num_passes = 0  # over the training data, since the last epoch was counted
         self._batches: Iterator[Any] | None = None

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from ...progress import Limits
 from .callbacks import CallbackHandler, StopTrainingError
-from .checks import checked_output
+from .checks import checked_output, scheduler_position, step_obstacle
 from .loaders import TrainingLoader, prepared
 from .stages import Stages
 from .tracking import LossTracker
+from .untrained import WeightsWatch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,11 +52,13 @@ class Epochs(Stages):
                 f"Resumed in epoch {self.run_history.current_epoch} with a `_run_training` of its own: its epochs are "
                 "range(self.run_history.current_epoch - 1, self.run_config.num_epochs)."
             )
+        watch = WeightsWatch(self)
         with core.together():
             self._run_training()
             core.drop_steps()
+        watch.check("_run_training")
 
-    def _run_training(self) -> None:
+    def _run_training(self: Trainer) -> None:  # type: ignore[misc]
         """A training run: its start, epochs until a limit is reached or somebody stops it, and its end."""
         core, call = self._core, self.callback_handler.call_event
         with core.looking():
@@ -78,12 +81,16 @@ class Epochs(Stages):
         self.print(error)
         self.callback_handler.call_event("on_stop_training_error", self)
 
-    def _run_epoch(self) -> bool:
+    def _run_epoch(self: Trainer) -> bool:  # type: ignore[misc]
         """An epoch with its evaluation, or what a resumed run has left of it; True when it was the last."""
         core, is_last = self._core, False
         if core.stage == "steps":
+            watch = None if core.is_checked else WeightsWatch(self)
             is_last = bool(self._run_train_epoch(self._train_dataloader))
             core.end_train_epoch()
+            if watch is not None:
+                watch.check("_run_train_epoch")
+                core.is_checked = True
         if core.stage == "eval" and self._eval_dataloader is not None:
             self._run_eval_epoch(self._eval_dataloader)
         if core.stage != "over":
@@ -125,9 +132,15 @@ class Epochs(Stages):
         loss = output["loss"]
         self._core.report(loss, output.get("batch_size", self._core.window.size))
         self._loss_tracker.is_reported = True
-        if self._has_own_backward and self._core.divisor is not None:
-            self._core.gradients.note(loss)
-        self.backward_step(self._share_of_update(loss, "num_items_in_batch" in output))
+        share = self._share_of_update(loss, "num_items_in_batch" in output)
+        if not self._has_own_backward or self._core.divisor is None:
+            self.backward_step(share)
+            return
+        gradients = self._core.gradients
+        gradients.note(loss)
+        self._core.scheduler_position = scheduler_position(self.scheduler)
+        with gradients.own_backward(step_obstacle(self.run_config)):
+            self.backward_step(share)
 
     def _share_of_update(self, loss: Tensor, is_token_mean: bool) -> Tensor:
         """The loss divided so that the gradients of a whole update are those of one big batch."""
@@ -145,14 +158,21 @@ class Epochs(Stages):
         gradients.complete()
         if self.run_config.gradient_clip_value is not None:
             self._clip_gradients()
+        if not self._has_own_backward:
+            self._core.scheduler_position = scheduler_position(self.scheduler)
         self.optimizer_step()
-        if not gradients.was_skipped:
+        if not gradients.was_skipped and not self._is_scheduled():
             self.scheduler_step()
         self.optimizer_zero_grad()
 
     def _clip_gradients(self) -> None:
         """Limit the gradients of a whole update, once before its step; called if there is a `gradient_clip_value`."""
         self._core.gradients.clip()
+
+    def _is_scheduled(self) -> bool:
+        """Whether the user's `backward_step` or `optimizer_step` has stepped the scheduler, as the default would."""
+        is_default = type(self).scheduler_step is Stages.scheduler_step
+        return is_default and scheduler_position(self.scheduler) != self._core.scheduler_position
 
     @property
     def _has_own_backward(self) -> bool:

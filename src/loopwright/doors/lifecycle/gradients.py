@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,22 +21,25 @@ class Gradients:
     """Keeps gradients right where a stage was replaced: averaged over processes and unscaled, once, before their use.
 
     They are complete after the `backward_step` of a window's last batch, and at the latest when the optimizer steps:
-    hooks on the optimizer see to that for a plain `optimizer.step()`.
+    hooks on the optimizer see to that for a plain `optimizer.step()`. A step inside `backward_step` is the update's.
     """
 
     def __init__(self, runtime: Runtime, lane: Lane, window: Window) -> None:
         self.runtime, self.lane, self.window = runtime, lane, window
         self.was_skipped = False  # whether the loss scaler left out the last optimizer step
+        self.has_stepped = False  # whether any optimizer step had gradients to go by
+        self._is_in_backward = self._is_taken = False  # a `backward_step` of the user's, and the step it took
+        self._obstacle: str | None = None
         self._autocasts = runtime.precision != "fp32"
         self._plain = Window()
         self._is_complete = self._is_scaled = self._is_own_step = self._has_trained = False
         self._kept: list[tuple[nn.Parameter, Tensor | None]] | None = None
         self._no_autocast: AbstractContextManager[Any] | None = None
-        self._handles: list[Any] = []
-        if runtime.world > 1 or runtime.precision != "fp32" or lane.guard is not None:
-            optimizer = lane.optimizer
-            self._handles.append(optimizer.register_step_pre_hook(self._before_step))
-            self._handles.append(optimizer.register_step_post_hook(self._after_step))
+        self._needs_completion = runtime.world > 1 or runtime.precision != "fp32" or lane.guard is not None
+        self._handles: list[Any] = [
+            lane.optimizer.register_step_pre_hook(self._before_step),
+            lane.optimizer.register_step_post_hook(self._after_step),
+        ]
 
     def close(self) -> None:
         """Take the hooks off the optimizer."""
@@ -49,6 +52,7 @@ class Gradients:
     def open_step(self, is_stand_in: bool) -> None:
         """A batch is about to be trained on; what a stand-in for no samples adds will be dropped."""
         self._kept = None
+        self._is_taken = False
         if is_stand_in:
             self._kept = [(p, None if p.grad is None else p.grad.clone()) for p in self.lane.params]
 
@@ -88,7 +92,7 @@ class Gradients:
 
     def complete(self) -> None:
         """Average the gradients over all processes and take the loss scale out of them, once an update."""
-        if self._is_complete:
+        if self._is_complete or self._is_taken:
             return
         self._drop_stand_in()
         if self.lane.scaler is not None and not self._is_scaled:
@@ -112,7 +116,10 @@ class Gradients:
         self.lane.clip()
 
     def step(self) -> None:
+        if self._is_taken:
+            return
         self.complete()
+        self._note_gradients()
         scaler = self.lane.scaler
         scale = None if scaler is None else scaler.get_scale()
         self._is_own_step = True
@@ -146,10 +153,41 @@ class Gradients:
 
     # `optimizer.step()` called by somebody else
 
+    @contextmanager
+    def own_backward(self, obstacle: str | None) -> Iterator[None]:
+        """A `backward_step` of the user's; a step in it is that of the update, unless there is an obstacle to it."""
+        self._is_in_backward, self._obstacle = True, obstacle
+        try:
+            yield
+        finally:
+            self._is_in_backward = False
+
+    def _check_place(self) -> None:
+        """Refuse a step in `backward_step` that would be a wrong one, and a second one after it."""
+        if self._is_in_backward and self._obstacle is not None:
+            raise ConfigurationError(
+                f"`backward_step` called `optimizer.step()`, which {self._obstacle}: leave only `loss.backward()` in "
+                "`backward_step` and put the step into `optimizer_step`."
+            )
+        if self._is_taken and not self._is_in_backward:
+            raise ConfigurationError(
+                "`backward_step` called `optimizer.step()`, and it is called once more in the same update: leave only "
+                "`loss.backward()` in `backward_step` and keep the step in `optimizer_step`."
+            )
+
+    def _note_gradients(self) -> None:
+        self.has_stepped = self.has_stepped or any(param.grad is not None for param in self.lane.params)
+
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._is_own_step:
             return
+        self._check_place()
+        self._note_gradients()
+        if not self._needs_completion:
+            return
+        is_taken, self._is_taken = self._is_taken, False  # several steps in `backward_step`, each of own gradients
         self.complete()
+        self._is_taken = is_taken
         self.lane.check(at_once=True)
         self.was_skipped = self._overflowed(optimizer)
         if self.was_skipped:
@@ -160,6 +198,10 @@ class Gradients:
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._is_own_step:
+            return
+        self._note_gradients()  # those of a closure
+        self._is_taken = self._is_in_backward
+        if not self._needs_completion:
             return
         if self._no_autocast is not None:
             self._no_autocast.__exit__(None, None, None)

@@ -16,7 +16,15 @@ from . import run_config, saving
 from .accelerator import Accelerator, unwrapped
 from .building import planned_updates, smaller_limit
 from .callbacks import CallbackHandler, LimitBatchesCallback, TrainerCallback, get_default_callbacks
-from .checks import call_by_name, check_components, check_limits, check_start, checked_config, checked_loader
+from .checks import (
+    call_by_name,
+    check_components,
+    check_limits,
+    check_scheduler,
+    check_start,
+    checked_config,
+    checked_loader,
+)
 from .core import Core
 from .epochs import Epochs
 from .loaders import length_of
@@ -117,8 +125,7 @@ class Trainer(Epochs):
                 gradient_clip_value=gradient_clip_value,
             )
             self._core.use_config(self.run_config)
-            self.scheduler = self.create_scheduler()
-            self._core.use_scheduler(self.scheduler)
+            self._create_scheduler()
             self._say_what_is_not_called()
             with self._runtime.supervised():
                 self._execute_run(resume_from)
@@ -248,6 +255,16 @@ class Trainer(Epochs):
             mixed_precision=self._mixed_precision,
             num_processes=num_processes,
         )
+
+    def _create_scheduler(self) -> None:
+        """Take the scheduler of this run, returned or assigned by `create_scheduler`."""
+        before = self.scheduler
+        scheduler = self.create_scheduler()
+        if scheduler is None and self.scheduler is not before:
+            scheduler = self.scheduler
+        check_scheduler(self, scheduler)
+        self.scheduler = scheduler
+        self._core.use_scheduler(scheduler)
 
     def _say_what_is_not_called(self) -> None:
         """Tell of an overridden method that this run has no use for."""
