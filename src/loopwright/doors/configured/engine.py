@@ -29,7 +29,15 @@ from ...runtime.single import is_launched
 from ...step import StepResult
 from ...supervised import call_model
 from ...trainer import Trainer as CoreTrainer
-from .checks import check_events, check_models, check_optimizer_name, refuse_backward, refuse_in_evaluation, refuse_loss
+from .checks import (
+    check_events,
+    check_models,
+    check_optimizer_name,
+    refuse_backward,
+    refuse_doubled,
+    refuse_in_evaluation,
+    refuse_loss,
+)
 from .config import BaseTrainerConfig
 from .data import describe_dataset
 from .losses import result_of, step_result_of
@@ -91,6 +99,7 @@ class Engine(CoreTrainer):
         self.config = config
         self._is_several = isinstance(model, Mapping)
         self._is_updating_total = False
+        self._has_looked = False  # whether a step's own backward() was seen to be of another loss than the total
         self._own_steps: dict[str, int] = {}  # of each optimizer, as many as were seen
         self.datasets: dict[str, Any] = dict(datasets)
         self.settings: Mapping[str, Any] = {}  # of the run's config, where there is one
@@ -115,14 +124,22 @@ class Engine(CoreTrainer):
     def train_step(self, batch: Any) -> StepResult:
         """The door's step, and the update with its total loss unless the step made updates itself."""
         before, self._is_updating_total = self.optimization.calls, False
+        is_fresh = not (self._has_looked or self.has_default_step or self._has_gradients)  # a window begins
         returned = self.door.train_step(batch, self.door_model)
         result = step_result_of(returned, self.window.size)
         if self.optimization.calls == before:
             self._is_updating_total = True
+            if is_fresh and self._has_gradients:
+                self._has_looked = True  # a backward pass for this once, and only where a step called backward()
+                refuse_doubled(returned.total_loss, self.optimization.lanes.values())
             self.update(returned.total_loss)
         else:
             self._zero_stepped()
         return result
+
+    @property
+    def _has_gradients(self) -> bool:
+        return any(param.grad is not None for lane in self.optimization.lanes.values() for param in lane.params)
 
     def _zero_stepped(self) -> None:
         """Zero the gradients of optimizers that the step stepped itself, as is done after every other update."""
