@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ...alike import spread_of
 from ...optimization import Lane, Optimization
-from ...step_checks import scheduler_positions, watch_own_steps
+from ...step_checks import Versions, gradient_versions, scheduler_positions, watch_own_steps
 from . import own_steps
 from .own_steps import Routes, Use, Ways, has_gradients
 from .parts import Kept, add, scale_of, taken_off
@@ -46,7 +46,7 @@ class Gradients:
         self._num_pieces = self.trainer.num_pieces
         self._use: Use | None = None
         self._is_by_hand = False  # whether an optimizer is stepped with gradients of `loss.backward()`
-        self._at_start: dict[str, list[tuple[int, int]]] = {}  # of a step: all gradients, to see what it did to them
+        self._at_start: dict[str, Versions] = {}  # of a step: all gradients, to see what it did to them
         self._is_checking_left = False  # whether the step under way may leave no gradients to the next one
         self._watched: list[Lane] = []
         self._handles: list[RemovableHandle] = []
@@ -72,7 +72,7 @@ class Gradients:
         self._scale: Tensor | None = None  # that those were scaled by
         self._stepped: set[str] = set()
         self._held: set[str] = set()
-        self._versions: dict[str, list[tuple[int, int]]] = {}  # of incomplete gradients
+        self._versions: dict[str, Versions] = {}  # of incomplete gradients
         self._clips: dict[str, float] = {}
         self._is_for_all = False  # whether gradients of this window were left to whomever they reached
 
@@ -89,7 +89,7 @@ class Gradients:
         if self._is_watching and lanes != self._watched:
             self._watch()  # an optimizer was replaced
         self._is_checking_left = self.trainer.run_dir is not None and (self._use is None or self._is_by_hand)
-        self._at_start = {lane.name: own_steps.versions(lane) for lane in lanes}
+        self._at_start = {lane.name: gradient_versions(lane) for lane in lanes}
 
     def backward(self, loss: Tensor, optimizer: Optimizer | str | None = None, *, retain_graph: bool = False) -> None:
         """Add the gradients of this step's share of the window."""
@@ -180,7 +180,7 @@ class Gradients:
         """Refuse gradients that a step leaves to the next one, where a resume point in between would not hold them."""
         for lane in self.optimization.lanes.values():
             is_known = lane.name in self._unscheduled or lane.name in self._held
-            if not is_known and has_gradients(lane) and own_steps.versions(lane) != self._at_start.get(lane.name):
+            if not is_known and has_gradients(lane) and gradient_versions(lane) != self._at_start.get(lane.name):
                 raise own_steps.gradients_left(lane)
         self._is_checking_left = False
 
@@ -366,7 +366,7 @@ class Gradients:
     def _note(self, lane: Lane) -> None:
         """Remember gradients that are not complete yet, to see whether somebody changes them before they are."""
         if lane.name in self._incomplete:
-            self._versions[lane.name] = own_steps.versions(lane)
+            self._versions[lane.name] = gradient_versions(lane)
 
     def _check_intact(self, lane: Lane) -> None:
         """Refuse gradients that somebody removed or changed; those of a sharded model may not be there yet."""
@@ -377,7 +377,7 @@ class Gradients:
         if is_gone and not any(spread_of(param) is not None for param in lane.params):
             raise own_steps.gradients_gone(self.trainer, lane)
         noted = self._versions.get(lane.name)
-        if noted is not None and noted != own_steps.versions(lane):
+        if noted is not None and noted != gradient_versions(lane):
             raise own_steps.gradients_changed(self.trainer, lane)
 
     def _finish(self, lane: Lane) -> None:

@@ -11,14 +11,13 @@ from torch.optim import LBFGS
 from ...alike import spread_of
 from ...errors import ConfigurationError
 from ...optimization import Lane
-from ...step_checks import own_step_obstacle
+from ...step_checks import Versions, gradient_versions, own_step_obstacle
 
 if TYPE_CHECKING:
     from .engine import Engine
 
 Way = Literal["end", "step", "own"]
 Use = Literal["backward", "return"]
-Versions = list[tuple[int, int]]  # of gradients
 
 
 class Ways:
@@ -161,7 +160,7 @@ def gradients_left(lane: Lane) -> ConfigurationError:
 
 def check_unmixed(lane: Lane, left: Versions | None) -> None:
     """Refuse to add to gradients that `loss.backward()` of an earlier step left."""
-    if left and left == versions(lane):
+    if left and left == gradient_versions(lane):
         raise ConfigurationError(
             f"Optimizer {lane.name!r} still has gradients that `loss.backward()` left in an earlier batch, and "
             "`self.backward(loss)` would add to them. Call one of the two in every batch; gradients that nothing uses, "
@@ -171,7 +170,7 @@ def check_unmixed(lane: Lane, left: Versions | None) -> None:
 
 def have_changed(lanes: Iterable[Lane], before: Mapping[str, Versions]) -> bool:
     """Whether there are gradients that were not there before: where no call of ours made them, `loss.backward()`."""
-    return any(has_gradients(lane) and versions(lane) != before.get(lane.name) for lane in lanes)
+    return any(has_gradients(lane) and gradient_versions(lane) != before.get(lane.name) for lane in lanes)
 
 
 def clipped_late(lane: Lane) -> ConfigurationError:
@@ -200,11 +199,6 @@ def are_incomplete(trainer: Engine, lane: Lane) -> bool:
     if any(spread_of(param) is not None for param in lane.params):
         return False  # a sharded model's are the sum over processes already, and clipped as such
     return lane.peers is not None or lane.scaler is not None or trainer.accumulate > 1
-
-
-def versions(lane: Lane) -> Versions:
-    """What changes when gradients are replaced or changed in place."""
-    return [(id(param.grad), param.grad._version) for param in lane.params if param.grad is not None]
 
 
 def step_without_backward(trainer: Engine, lane: Lane) -> ConfigurationError:
