@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from .step import StepResult
     from .trainer import Trainer
 
+Versions = list[tuple[int, int]]  # of gradients
+
 
 class StepWatch:
     """Looks at each step of an epoch, from outside: at counters, and at optimizer steps that are none of `update`.
@@ -239,3 +241,8 @@ def mistake_in_loss(loss: Any, count: Any, takes_count: bool = True) -> str | No
 def scheduler_positions(lane: Lane) -> list[Any]:
     """How far schedulers are, to tell whether the user steps them."""
     return [getattr(scheduler, "last_epoch", None) for scheduler in lane.schedulers]
+
+
+def gradient_versions(lane: Lane) -> Versions:
+    """What changes when gradients are replaced or changed in place."""
+    return [(id(param.grad), param.grad._version) for param in lane.params if param.grad is not None]

@@ -283,3 +283,29 @@ def test_epoch_that_a_callback_adds_does_not_make_the_run_shorter(points: Tensor
     model = build_linear()
     history = Trainer(model, adam(model), cross_entropy).train(shuffled(points), 3, callbacks=[one_more])
     assert len(history["train_loss"]) == 3
+
+
+class Measuring(Trainer):
+    """Looks at the norm of the gradients before the step that is given."""
+
+    def train_step(self, batch: Any) -> dict[str, float]:
+        inputs, targets = self._prepare_batch(batch)
+        self._compute_loss(self._forward_pass(inputs), targets).backward()
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), float("inf"))
+        return super().train_step(batch) | {"norm": norm.item()}
+
+
+def test_gradients_of_ones_own_do_not_go_into_the_given_step(points: TensorDataset) -> None:
+    models = [build_linear(), build_linear()]
+    for kind, model in zip((Measuring, Trainer), models, strict=True):
+        seed_everything(0)
+        kind(model, adam(model), cross_entropy).train(shuffled(points), 2)
+    assert_same_model(*models)
+
+
+def test_gradients_of_ones_own_are_refused_where_steps_add_up(points: TensorDataset, mistake: Any) -> None:
+    model = build_net()
+    trainer = Measuring(model, adam(model), cross_entropy, {"training": {"gradient_accumulation_steps": 2}})
+    what = "`loss.backward()` before `super().train_step(batch)`, with training.gradient_accumulation_steps"
+    with mistake("Door: simple", what, ConfigurationError, match="Gradients were changed between two calls"):
+        trainer.train(shuffled(points), 1)

@@ -18,7 +18,7 @@ from ..errors import ConfigurationError, Interrupted
 from ..optimization import Lane
 from ..progress import Limits
 from ..resuming import Mark
-from ..step_checks import StepWatch, watch_own_steps
+from ..step_checks import StepWatch, Versions, gradient_versions, watch_own_steps
 from ..trainer import Trainer as CoreTrainer
 from ._simple_checks import as_numbers, as_pair, check_loss_value, check_outputs, check_step_result
 from ._simple_components import Components
@@ -63,6 +63,7 @@ class Engine(Components):
         self._save: Callable[[], str | None] | None = None
         self.is_passing = False  # over the data, in the core's loop
         self._eval_data: Any = None
+        self._left: list[Versions] | None = None  # gradients as a step left them that others add to
         self._has_passed = self._has_said = self.has_said_unsaved = False
 
     # What the door's user may have overridden
@@ -136,6 +137,25 @@ class Engine(Components):
     def learn(self, batch: Any) -> Any:
         """The step as the core takes it, from the door's parts."""
         return super().train_step(batch)
+
+    def learn_apart(self, batch: Any) -> Any:
+        """The same for a caller of the user's, whose own backward() before it must not go into the update."""
+        lanes = [lane for lane in self.optimization.lanes.values() if lane.peers is None]
+        if self.accumulate == 1 and self.num_pieces == 1:
+            for lane in self.optimization.lanes.values():
+                lane.zero()
+            return self.learn(batch)
+        if self._left is not None and self._left != [gradient_versions(lane) for lane in lanes]:
+            raise ConfigurationError(
+                "Gradients were changed between two calls of super().train_step(batch), which add up to one update "
+                f"(training.gradient_accumulation_steps is {self.accumulate}): by a backward(), zero_grad() or "
+                "clip_grad_norm_ of your own. Leave it out, or compute it with torch.autograd.grad, or leave out that "
+                "setting."
+            )
+        self._left = None
+        result = self.learn(batch)
+        self._left = [gradient_versions(lane) for lane in lanes]
+        return result
 
     def measure(self, batch: Any) -> Any:
         """The evaluation of a batch as the core does it, from the door's parts."""

@@ -70,7 +70,10 @@ class Trainer(Assignable):
     # Steps
 
     def train_step(self, batch: Any) -> dict[str, float]:
-        """One batch, one update of the weights; the loss and whatever else was measured, as numbers."""
+        """One batch, one update of the weights; the loss and whatever else was measured, as numbers.
+
+        Gradients that were there before, of a backward() of your own, do not go into it.
+        """
         engine = self._engine
         if engine.accumulate > 1 and not engine.is_passing:
             raise ConfigurationError(
@@ -80,7 +83,7 @@ class Trainer(Assignable):
             )
         engine.ready_for_step()
         engine.window.size = batch_size_of(batch)
-        return _numbers(engine.learn(batch))
+        return _numbers(engine.learn_apart(batch))
 
     def eval_step(self, batch: Any) -> dict[str, float]:
         """One batch in eval mode and without gradients; the loss and whatever else was measured, as numbers."""

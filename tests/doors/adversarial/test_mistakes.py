@@ -399,3 +399,21 @@ def test_going_back_to_an_earlier_epoch_says_what_is_replaced(
 def test_a_missing_attribute_is_still_named_as_usual(data: Path, tmp_path: Path):
     with pytest.raises(AttributeError, match="'Pix2pixTrainer' object has no attribute 'optimiser'"):
         Pix2pixTrainer(tiny(data, tmp_path)).optimiser
+
+
+FORWARDS: dict[str, tuple[str, Callable[..., Any], str]] = {
+    "`forward_D` that returns a tensor": ("forward_D", torch.sum, "forward_D returned a float32 tensor.*'loss_D'"),
+    "`forward_D` with another key": ("forward_D", lambda p: {"loss": p.sum()}, "forward_D returned {loss: .*'loss_D'"),
+    "`forward_D` that returns a tuple": ("forward_D", lambda p: (p.sum(), p.sum()), "forward_D returned a tuple"),
+    "`forward_D` without a return": ("forward_D", lambda p: None, "forward_D returned None; return {'loss_D'"),
+    "`forward_G` without a return": ("forward_G", lambda p: None, "forward_G returned None; return the loss itself"),
+    "`forward_G` that returns a dict": ("forward_G", lambda p: {"loss_G": p.sum()}, "forward_G returned {loss_G: "),
+}
+
+
+@pytest.mark.parametrize("what", FORWARDS)
+def test_a_replaced_forward_that_returns_no_loss_is_named(data: Path, tmp_path: Path, mistake: Any, what: str):
+    name, give, match = FORWARDS[what]
+    kind = type("Mine", (Pix2pixTrainer,), {name: lambda self, x, y, y_fake: give(self.disc(x, y_fake))})
+    with mistake(SECTION, what, ConfigurationError, match=match):
+        kind(tiny(data, tmp_path)).train_paired(0)

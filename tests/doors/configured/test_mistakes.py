@@ -130,6 +130,12 @@ def backward_and_return(self, batch, model):
     return TrainerResult(loss)
 
 
+def backward_and_retain(self, batch, model):
+    loss = loss_of(batch, model)
+    loss.backward(retain_graph=True)
+    return TrainerResult(loss)
+
+
 def backward_and_detach(self, batch, model):
     loss = loss_of(batch, model)
     loss.backward()
@@ -153,6 +159,8 @@ def updating(self, batch, model):
 def test_backward_without_a_step(refused):
     with refused("`loss.backward()` in `train_step`, and `TrainerResult(loss)`", match="Leave backward"):
         build_trainer(step(backward_and_return)).train()
+    with refused("`loss.backward(retain_graph=True)` in `train_step`, and `TrainerResult(loss)`", match="Leave backw"):
+        build_trainer(step(backward_and_retain)).train()
     with refused("`loss.backward()` in `train_step`, and `TrainerResult(loss.detach())`", match=r"self.update\(loss\)"):
         build_trainer(step(backward_and_detach)).train()
 

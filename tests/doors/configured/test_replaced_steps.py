@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from loopwright import Schedule
 from loopwright.callbacks import OfflineLoss
 from loopwright.data.order import permutation
 from loopwright.data.seeding import seed_everything
@@ -249,3 +250,54 @@ def test_a_loss_module_of_the_trainer_is_where_the_model_is_and_one_that_is_not_
         "describe it under `model` with the others; otherwise freeze it with `requires_grad_(False)`."
     ]
     assert trainer.loss.pos_weight.device == trainer.device
+
+
+def stepping_after_an_update(self, batch, model):
+    loss = huber(model(batch["coordinates"], batch["features"]), batch["labels"])
+    self.update(loss)
+    self.scheduler.step()
+    return TrainerResult(total_loss=loss)
+
+
+def stepping_after_own_step(self, batch, model):
+    loss = huber(model(batch["coordinates"], batch["features"]), batch["labels"])
+    loss.backward()
+    self.optimizer.step()
+    self.scheduler.step()
+    return TrainerResult(total_loss=loss)
+
+
+def stepping_alone(self, batch, model):
+    self.scheduler.step()
+    return OwnStep.train_step(self, batch, model)
+
+
+def leaving_it(self, batch, model):
+    self.update(huber(model(batch["coordinates"], batch["features"]), batch["labels"]))
+    return OwnStep.train_step(self, batch, model)
+
+
+def updating_twice(self, batch, model):
+    self.update(huber(model(batch["coordinates"], batch["features"]), batch["labels"]))
+    return leaving_it(self, batch, model)
+
+
+SCHEDULING = {  # and how often schedulers of updates and of epochs are stepped in two epochs of eight batches
+    stepping_after_an_update: (16, 16),
+    stepping_after_own_step: (16, 16),
+    stepping_alone: (16, 16),
+    leaving_it: (16, 2),
+    updating_twice: (32, 2),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+@pytest.mark.parametrize("body", SCHEDULING, ids=lambda body: body.__name__)
+@pytest.mark.parametrize("every", ["update", "epoch"])
+def test_a_scheduler_that_the_step_steps_is_not_stepped_again(body, every):
+    def scheduler(optimizer):
+        return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+
+    kind = type("Mine", (OwnStep,), {"train_step": body, "eval_step": OwnStep.train_step})
+    trainer = train(kind, max_epochs=2, scheduler=Schedule(scheduler, every=every))
+    assert trainer.scheduler.last_epoch == SCHEDULING[body][every == "epoch"]

@@ -425,6 +425,37 @@ class RawThenStep(Idiom):
         self.step(self.optimizer)
 
 
+class BackwardAndReturn(Idiom):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = self.loss(batch)
+        loss.backward()
+        return {"loss": loss}
+
+
+class BackwardRetained(Idiom):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = self.loss(batch)
+        loss.backward(retain_graph=True)
+        return {"loss": loss}
+
+
+class LaterBackward(Idiom):
+    """Returns a loss to be trained, and later calls backward itself as well."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = self.loss(batch)
+        if batch_idx > 1:
+            loss.backward(retain_graph=True)
+        return {"loss": loss}
+
+
+class BothBackwards(Idiom):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = self.loss(batch)
+        loss.backward() if batch_idx == 0 else self.backward(loss)
+        return {"loss": loss}
+
+
 class Detached(Idiom):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return {"loss": self.loss(batch).detach()}
@@ -496,6 +527,10 @@ REFUSED: list[tuple[str, type[MyTrainer], dict[str, Any], str]] = [
     ("`zero_grad(set_to_none=False)` in an accumulation window", ZeroingInPlace, ACCUMULATING, "zero_grad"),
     ("`zero_grad()` after `self.backward(loss)`", ZeroingLate, {}, "Leave zero_grad"),
     ("`loss.backward()` and nothing else", NoStep, {}, r"`loss\.backward\(\)`, and no optimizer was stepped"),
+    ("`loss.backward()`, and the loss returned", BackwardAndReturn, {}, r"optimizer\.step\(\)` after it, or return"),
+    ("`loss.backward(retain_graph=True)`, and the loss returned", BackwardRetained, {}, "without calling backward"),
+    ("`loss.backward()` in some steps, and a returned loss trained in others", LaterBackward, {}, "Some steps"),
+    ("`loss.backward()` in some steps, and `self.backward(loss)` in others", BothBackwards, {}, "in an earlier batch"),
     ("`loss.backward()`, then `self.step(optimizer)`", RawThenStep, {}, r"Write `self\.backward"),
     ("a detached loss returned, and no `backward`", Detached, {}, "neither detached"),
     ("a loss returned under another name than 'loss', and no `backward`", OtherName, {}, "total"),
@@ -515,6 +550,19 @@ def test_what_would_train_wrongly_is_refused(
     trainer = kind(Config(n_epochs=2, **options), build_net())
     with mistake("Door: modular", what, ConfigurationError, match=match):
         trainer.fit()
+
+
+def test_accumulation_by_hand_may_return_its_loss_which_is_then_only_reported() -> None:
+    class Reporting(idioms.OwnAccumulation):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = self.loss(batch)
+            (loss / 2).backward(retain_graph=True)
+            if (batch_idx + 1) % 2 == 0:
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+            return {"loss": loss}
+
+    assert_same(fit(Reporting).model, accumulated_by_hand(build_net(), epochs=2))
 
 
 def test_accumulation_by_hand_is_refused_where_a_run_is_to_be_resumed(tmp_path: Path, mistake: Mistakes) -> None:

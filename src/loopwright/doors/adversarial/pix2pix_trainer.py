@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ...errors import ConfigurationError
+from ...supervised import describe
 from .experiment import discard_unused
 from .losses import LossManager
 from .networks import Discriminator, UnetGenerator
@@ -207,8 +208,11 @@ class Pix2pixTrainer(Trainer):
     def train_step(self, x: Tensor, y: Tensor, idx: int, **kwargs: Any) -> Mapping[str, Tensor] | None:
         """Generate images, update the discriminator, then the generator, and now and then show how it goes."""
         y_fake = self.gen(x)
-        self.backward_D(self.forward_D(x, y, y_fake)["loss_D"])
-        self.backward_G(self.forward_G(x, y, y_fake))
+        self.backward_D(_loss_D_in(self.forward_D(x, y, y_fake)))
+        loss_G = self.forward_G(x, y, y_fake)  # noqa: N806
+        if type(self).backward_G is Pix2pixTrainer.backward_G:  # another one may take something else
+            _check_loss_G(loss_G)
+        self.backward_G(loss_G)
         if idx % self.config.visualizer.visdom.update_frequency == 0:
             self.update_display(x, y, y_fake, idx)
         return None
@@ -261,3 +265,23 @@ class Pix2pixTrainer(Trainer):
         if not silent:
             self._tell(text, capture=False)
         return paths
+
+
+def _loss_D_in(returned: Any) -> Any:  # noqa: N802
+    """The discriminator's loss in what `forward_D` returned."""
+    if isinstance(returned, Mapping) and returned.get("loss_D") is not None:
+        return returned["loss_D"]
+    shown = "None" if returned is None else describe(returned)
+    raise ConfigurationError(
+        f"forward_D returned {shown}; return {{'loss_D': loss}}, where loss is the tensor that the discriminator is "
+        "trained with."
+    )
+
+
+def _check_loss_G(returned: Any) -> None:  # noqa: N802
+    """Refuse what `backward_G` cannot train the generator with, in the name of the method that returned it."""
+    if returned is None or isinstance(returned, (Mapping, tuple, list)):
+        shown = "None" if returned is None else describe(returned)
+        raise ConfigurationError(
+            f"forward_G returned {shown}; return the loss itself, the tensor that the generator is trained with."
+        )

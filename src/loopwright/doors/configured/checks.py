@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -18,6 +19,7 @@ from ...supervised import describe
 from .config import BaseTrainerConfig
 
 if TYPE_CHECKING:
+    from ...optimization import Lane
     from .trainer import BaseTrainer
 
 
@@ -145,10 +147,31 @@ def refuse_loss(loss: Any, door: BaseTrainer, *, is_total: bool) -> None:
         own = " A `train_step` that makes its updates itself calls `self.update(loss)` for each of them."
         raise ConfigurationError(f"{what} {mistake}.{own if door.overrides('train_step') else ''}") from None
     if "second time" in str(sys.exception()):
-        raise ConfigurationError(
-            f"{what} went through backward() before. Leave backward() out, since the trainer does it with the "
-            "total_loss, or call `self.update(loss)` in its place."
-        ) from None
+        raise _passed_before(what) from None
+
+
+def refuse_doubled(loss: Any, lanes: Iterable[Lane]) -> None:
+    """Raise where the gradients that a step left are those of its total loss, which would be added once more."""
+    params = [param for lane in lanes for param in lane.params if param.grad is not None]
+    try:
+        grads = torch.autograd.grad(loss, params, retain_graph=True, allow_unused=True)
+    except (RuntimeError, TypeError, AttributeError):
+        return  # the update will fail as well, and say why; or the model allows no such look
+    if all(_is_about(grad, param.grad) for grad, param in zip(grads, params, strict=True)):
+        raise _passed_before("The total_loss that `train_step` returned")
+
+
+def _is_about(grad: Tensor | None, other: Any) -> bool:
+    """Whether two gradients are the same but for rounding."""
+    return grad is not None and bool((grad - other).norm() <= 1e-4 * other.norm())
+
+
+def _passed_before(what: str) -> ConfigurationError:
+    """A step called backward() itself, and the trainer's own would add the same gradients once more."""
+    return ConfigurationError(
+        f"{what} went through backward() before. Leave backward() out, since the trainer does it with the "
+        "total_loss, or call `self.update(loss)` in its place."
+    )
 
 
 def loss_mistake(loss: Any) -> str | None:

@@ -29,10 +29,19 @@ from ...runtime.single import is_launched
 from ...step import StepResult
 from ...supervised import call_model
 from ...trainer import Trainer as CoreTrainer
-from .checks import check_events, check_models, check_optimizer_name, refuse_backward, refuse_in_evaluation, refuse_loss
+from .checks import (
+    check_events,
+    check_models,
+    check_optimizer_name,
+    refuse_backward,
+    refuse_doubled,
+    refuse_in_evaluation,
+    refuse_loss,
+)
 from .config import BaseTrainerConfig
 from .data import describe_dataset
 from .losses import result_of, step_result_of
+from .scheduling import OwnScheduling
 
 if TYPE_CHECKING:
     from ...data.stream import Stream
@@ -90,7 +99,9 @@ class Engine(CoreTrainer):
         check_events(self.callbacks)
         self.config = config
         self._is_several = isinstance(model, Mapping)
+        self.own_scheduling = OwnScheduling(self)
         self._is_updating_total = False
+        self._has_looked = False  # whether a step's own backward() was seen to be of another loss than the total
         self._own_steps: dict[str, int] = {}  # of each optimizer, as many as were seen
         self.datasets: dict[str, Any] = dict(datasets)
         self.settings: Mapping[str, Any] = {}  # of the run's config, where there is one
@@ -113,16 +124,31 @@ class Engine(CoreTrainer):
         return not self.door.overrides("train_step")
 
     def train_step(self, batch: Any) -> StepResult:
+        """The door's step; schedulers that a step of the user's own steps are left to it."""
+        if self.has_default_step or not self.schedules:
+            return self._take_step(batch)
+        with self.own_scheduling.step():
+            return self._take_step(batch)
+
+    def _take_step(self, batch: Any) -> StepResult:
         """The door's step, and the update with its total loss unless the step made updates itself."""
         before, self._is_updating_total = self.optimization.calls, False
+        is_fresh = not (self._has_looked or self.has_default_step or self._has_gradients)  # a window begins
         returned = self.door.train_step(batch, self.door_model)
         result = step_result_of(returned, self.window.size)
         if self.optimization.calls == before:
             self._is_updating_total = True
+            if is_fresh and self._has_gradients:
+                self._has_looked = True  # a backward pass for this once, and only where a step called backward()
+                refuse_doubled(returned.total_loss, self.optimization.lanes.values())
             self.update(returned.total_loss)
         else:
             self._zero_stepped()
         return result
+
+    @property
+    def _has_gradients(self) -> bool:
+        return any(param.grad is not None for lane in self.optimization.lanes.values() for param in lane.params)
 
     def _zero_stepped(self) -> None:
         """Zero the gradients of optimizers that the step stepped itself, as is done after every other update."""
@@ -151,7 +177,14 @@ class Engine(CoreTrainer):
     def update(self, loss: Tensor, optimizer: Optimizer | str | None = None, **options: Any) -> None:
         if len(self.optimizers) > 1 or isinstance(optimizer, str):
             check_optimizer_name(optimizer, self.optimizers)
-        super().update(loss, optimizer, **options)
+        with self.own_scheduling.update(optimizer):
+            super().update(loss, optimizer, **options)
+
+    def schedule_epoch(self, row: Mapping[str, float]) -> None:
+        """Step the schedulers that count epochs, but for those that the user's step has stepped."""
+        for name, schedule in self.schedules.items():
+            if schedule.interval == "epoch" and name not in self.own_scheduling.of_epochs:
+                schedule.step(row)
 
     def check_update(self, loss: Any, count: Any = None) -> None:
         """The core's check, in this door's words."""

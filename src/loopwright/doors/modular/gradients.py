@@ -13,9 +13,8 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from ...alike import spread_of
-from ...errors import ConfigurationError
 from ...optimization import Lane, Optimization
-from ...step_checks import scheduler_positions, watch_own_steps
+from ...step_checks import Versions, gradient_versions, scheduler_positions, watch_own_steps
 from . import own_steps
 from .own_steps import Routes, Use, Ways, has_gradients
 from .parts import Kept, add, scale_of, taken_off
@@ -47,7 +46,8 @@ class Gradients:
         self._num_pieces = self.trainer.num_pieces
         self._use: Use | None = None
         self._is_by_hand = False  # whether an optimizer is stepped with gradients of `loss.backward()`
-        self._at_start: dict[str, list[tuple[int, int]]] = {}  # of a step: all gradients, to see which it leaves
+        self._at_start: dict[str, Versions] = {}  # of a step: all gradients, to see what it did to them
+        self._is_checking_left = False  # whether the step under way may leave no gradients to the next one
         self._watched: list[Lane] = []
         self._handles: list[RemovableHandle] = []
         self._incomplete: set[str] = set()  # lanes whose gradients are not yet those of the update after `backward`
@@ -72,7 +72,7 @@ class Gradients:
         self._scale: Tensor | None = None  # that those were scaled by
         self._stepped: set[str] = set()
         self._held: set[str] = set()
-        self._versions: dict[str, list[tuple[int, int]]] = {}  # of incomplete gradients
+        self._versions: dict[str, Versions] = {}  # of incomplete gradients
         self._clips: dict[str, float] = {}
         self._is_for_all = False  # whether gradients of this window were left to whomever they reached
 
@@ -88,14 +88,17 @@ class Gradients:
         self._positions = {lane.name: scheduler_positions(lane) for lane in lanes if lane.schedulers}
         if self._is_watching and lanes != self._watched:
             self._watch()  # an optimizer was replaced
-        if self.trainer.run_dir is not None and (self._use is None or self._is_by_hand):
-            self._at_start = {lane.name: own_steps.versions(lane) for lane in lanes}
+        self._is_checking_left = self.trainer.run_dir is not None and (self._use is None or self._is_by_hand)
+        self._at_start = {lane.name: gradient_versions(lane) for lane in lanes}
 
     def backward(self, loss: Tensor, optimizer: Optimizer | str | None = None, *, retain_graph: bool = False) -> None:
         """Add the gradients of this step's share of the window."""
         lanes = self.optimization.lanes
         self.optimization.calls += 1
         self.is_used = True
+        for lane in lanes.values() if optimizer is None else [self._lane(optimizer)]:
+            if lane.name not in self._held:
+                own_steps.check_unmixed(lane, self._at_start.get(lane.name))
         with self.trainer.runtime.no_autocast or nullcontext():
             if optimizer is None and len(lanes) > 1:
                 self._backward_to_all(loss, retain_graph)
@@ -126,15 +129,13 @@ class Gradients:
         lane = self._lane(optimizer)
         is_stepped = lane.name in self._spent or (lane.name in self._stepped and not has_gradients(lane))
         if self.optimization.window.is_last and is_stepped:
-            raise ConfigurationError(
-                f"clip_gradients({lane.name}) comes after step({lane.name}), too late to change it: call it before."
-            )
+            raise own_steps.clipped_late(lane)
         self._clips[lane.name] = max_norm
 
     def end_step(self) -> None:
         """The step is over: decide what is undecided and, at the end of the window, step whoever has gradients."""
         self._decide()
-        if self._at_start:
+        if self._is_checking_left:
             self._check_left()
         for name in self._spent:
             self.optimization.lanes[name].zero()
@@ -158,6 +159,9 @@ class Gradients:
         """Train the loss that a step returned, where the program has never called `backward` itself."""
         if self.is_used or self._use == "backward":
             return
+        if own_steps.have_changed(self.optimization.lanes.values(), self._at_start):
+            self.use("backward")  # the loss is only reported
+            return
         loss = own_steps.loss_in(self.trainer, returned)
         if loss is not None:
             self.use("return")
@@ -176,18 +180,14 @@ class Gradients:
         """Refuse gradients that a step leaves to the next one, where a resume point in between would not hold them."""
         for lane in self.optimization.lanes.values():
             is_known = lane.name in self._unscheduled or lane.name in self._held
-            if not is_known and has_gradients(lane) and own_steps.versions(lane) != self._at_start.get(lane.name):
+            if not is_known and has_gradients(lane) and gradient_versions(lane) != self._at_start.get(lane.name):
                 raise own_steps.gradients_left(lane)
-        self._at_start = {}
+        self._is_checking_left = False
 
     def _lane(self, optimizer: Optimizer | str) -> Lane:
         lanes = self.optimization.lanes
         if not any(optimizer is lane.optimizer for lane in lanes.values()) and optimizer not in lanes:
-            shown = repr(optimizer) if isinstance(optimizer, str) else f"a {type(optimizer).__name__}"
-            raise ConfigurationError(
-                f"{shown} is none of this trainer's optimizers ({', '.join(lanes)}): give one that "
-                "configure_optimizers assigned to self, or its name."
-            )
+            raise own_steps.unknown_optimizer(optimizer, lanes)
         return self.optimization.lane(optimizer)
 
     def _check_schedulers(self) -> None:
@@ -343,10 +343,7 @@ class Gradients:
 
     def _drop(self, lane: Lane, kept: Kept) -> None:
         if self.trainer.accumulate > 1 and any(spread_of(param) is not None for param in lane.params):
-            raise ConfigurationError(
-                f"Gradients of a sharded model that optimizer {lane.name!r} is not to have cannot be taken out of an "
-                "accumulation window again: say whose they are, as in self.backward(loss, self.g_optimizer)."
-            )
+            raise own_steps.sharded_in_window(lane)
         for param, old in zip(lane.params, kept, strict=True):
             param.grad = old
         if lane.name in self._held:
@@ -369,7 +366,7 @@ class Gradients:
     def _note(self, lane: Lane) -> None:
         """Remember gradients that are not complete yet, to see whether somebody changes them before they are."""
         if lane.name in self._incomplete:
-            self._versions[lane.name] = own_steps.versions(lane)
+            self._versions[lane.name] = gradient_versions(lane)
 
     def _check_intact(self, lane: Lane) -> None:
         """Refuse gradients that somebody removed or changed; those of a sharded model may not be there yet."""
@@ -380,7 +377,7 @@ class Gradients:
         if is_gone and not any(spread_of(param) is not None for param in lane.params):
             raise own_steps.gradients_gone(self.trainer, lane)
         noted = self._versions.get(lane.name)
-        if noted is not None and noted != own_steps.versions(lane):
+        if noted is not None and noted != gradient_versions(lane):
             raise own_steps.gradients_changed(self.trainer, lane)
 
     def _finish(self, lane: Lane) -> None:

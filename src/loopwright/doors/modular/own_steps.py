@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch.optim import LBFGS
 from ...alike import spread_of
 from ...errors import ConfigurationError
 from ...optimization import Lane
-from ...step_checks import own_step_obstacle
+from ...step_checks import Versions, gradient_versions, own_step_obstacle
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -158,16 +158,47 @@ def gradients_left(lane: Lane) -> ConfigurationError:
     )
 
 
+def check_unmixed(lane: Lane, left: Versions | None) -> None:
+    """Refuse to add to gradients that `loss.backward()` of an earlier step left."""
+    if left and left == gradient_versions(lane):
+        raise ConfigurationError(
+            f"Optimizer {lane.name!r} still has gradients that `loss.backward()` left in an earlier batch, and "
+            "`self.backward(loss)` would add to them. Call one of the two in every batch; gradients that nothing uses, "
+            f"remove with `self.{lane.name}.zero_grad()`."
+        )
+
+
+def have_changed(lanes: Iterable[Lane], before: Mapping[str, Versions]) -> bool:
+    """Whether there are gradients that were not there before: where no call of ours made them, `loss.backward()`."""
+    return any(has_gradients(lane) and gradient_versions(lane) != before.get(lane.name) for lane in lanes)
+
+
+def clipped_late(lane: Lane) -> ConfigurationError:
+    return ConfigurationError(
+        f"clip_gradients({lane.name}) comes after step({lane.name}), too late to change it: call it before."
+    )
+
+
+def sharded_in_window(lane: Lane) -> ConfigurationError:
+    return ConfigurationError(
+        f"Gradients of a sharded model that optimizer {lane.name!r} is not to have cannot be taken out of an "
+        "accumulation window again: say whose they are, as in self.backward(loss, self.g_optimizer)."
+    )
+
+
+def unknown_optimizer(given: Any, lanes: Iterable[str]) -> ConfigurationError:
+    shown = repr(given) if isinstance(given, str) else f"a {type(given).__name__}"
+    return ConfigurationError(
+        f"{shown} is none of this trainer's optimizers ({', '.join(lanes)}): give one that configure_optimizers "
+        "assigned to self, or its name."
+    )
+
+
 def are_incomplete(trainer: Engine, lane: Lane) -> bool:
     """Whether gradients after `backward` are not yet what the optimizer is stepped with."""
     if any(spread_of(param) is not None for param in lane.params):
         return False  # a sharded model's are the sum over processes already, and clipped as such
     return lane.peers is not None or lane.scaler is not None or trainer.accumulate > 1
-
-
-def versions(lane: Lane) -> list[tuple[int, int]]:
-    """What changes when gradients are replaced or changed in place."""
-    return [(id(param.grad), param.grad._version) for param in lane.params if param.grad is not None]
 
 
 def step_without_backward(trainer: Engine, lane: Lane) -> ConfigurationError:
@@ -198,9 +229,9 @@ def loss_in(trainer: Engine, returned: Any) -> Tensor | None:
 
 def two_uses() -> ConfigurationError:
     return ConfigurationError(
-        "Some steps call `self.backward(loss)` or step an optimizer, others only return a loss, which was trained "
-        "since nothing else had been. Call `self.backward(loss)` in each of them; a loss that is not to be "
-        "trained, return as `loss.detach()`."
+        "Some steps call `self.backward(loss)` or `loss.backward()` or step an optimizer, others only return a loss, "
+        "which was trained since nothing else had been. Call `self.backward(loss)` in each of them; a loss that is not "
+        "to be trained, return as `loss.detach()`."
     )
 
 
@@ -209,10 +240,14 @@ def nothing_trained(trainer: Engine) -> ConfigurationError:
     progress, lanes = trainer.progress, trainer.optimization.lanes
     raw = [name for name, lane in lanes.items() if has_gradients(lane)]
     what = "called `loss.backward()`, and no optimizer was stepped" if raw else "trained none of the optimizers"
+    advice = (
+        f"Call `self.{raw[0]}.step()` after it, or return the loss without calling backward()"
+        if raw
+        else "Call `self.backward(loss)` in `training_step`, or return the loss itself"
+    )
     return ConfigurationError(
         f"Nothing was trained: epoch {progress.epoch + 1} is over ({progress.epoch_step} batches), and your program "
-        f"{what} ({', '.join(lanes)}). Call `self.backward(loss)` in `training_step`, or return the loss itself, "
-        "neither detached nor as a number."
+        f"{what} ({', '.join(lanes)}). {advice}, neither detached nor as a number."
     )
 
 
