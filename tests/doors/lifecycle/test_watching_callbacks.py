@@ -15,6 +15,7 @@ from loopwright.doors.lifecycle import (
     EarlyStoppingCallback,
     ModelEmaCallback,
     SaveBestModelCallback,
+    SaveTrainingStateCallback,
     TerminateOnNaNCallback,
     Trainer,
     TrainerCallback,
@@ -39,6 +40,25 @@ def epochs_until_stop(points: TensorDataset, values: tuple[float, ...], **option
     stopper = EarlyStoppingCallback(watch_metric="score", **({"greater_is_better": False} | options))
     trainer = train(build_trainer(callbacks=[Scripted(*values), stopper]), points, len(values))
     return len(list(trainer.run_history.get_metric_values("score")))
+
+
+def test_a_run_that_early_stopping_has_ended_is_over_when_it_is_resumed(
+    points: TensorDataset, tmp_path: Path, capsys: pytest.CaptureFixture[str], mistake: Mistakes
+) -> None:
+    def go_on(patience: int) -> Trainer:
+        saving = SaveTrainingStateCallback(tmp_path, save_every_n_epochs=1)
+        stopper = EarlyStoppingCallback(patience, watch_metric="score", greater_is_better=False)
+        trainer = build_trainer(callbacks=[Scripted(1.0, 2.0, 3.0, 4.0), stopper, saving])
+        return train(trainer, points, 4, resume_from=saving.latest)
+
+    ended = go_on(1)
+    capsys.readouterr()
+    again = go_on(1)
+    assert (again.run_history.current_epoch, ended.run_history.current_epoch) == (2, 2)
+    assert_same_model(again.model, ended.model)
+    what = "`resume_from` of a run that early stopping has ended"
+    mistake.said("Door: lifecycle", what, capsys.readouterr().out.splitlines()[0])
+    assert len(list(go_on(9).run_history.get_metric_values("score"))) == 4
 
 
 @pytest.mark.parametrize(

@@ -64,9 +64,12 @@ class Epochs(Stages):
         with core.looking():
             self.training_run_start()
             call("on_training_run_start", self)
+        is_resumed = core.waiting_state is not None
         core.load_callbacks()
         with core.together():
             try:
+                if is_resumed:
+                    self.callback_handler.check_resumed()
                 if core.resumed_event is not None:
                     self.callback_handler.finish_event(*core.resumed_event, self)
                 while core.has_work and not self._run_epoch():

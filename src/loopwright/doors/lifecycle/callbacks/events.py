@@ -28,6 +28,10 @@ class CallbackNotFoundError(LoopwrightError, TypeError):
 class TrainerCallback:
     """Observes a run. Every event comes right after the trainer's method of the same name without `on_`."""
 
+    def why_over(self) -> str | None:
+        """Why a run that is resumed has nothing left to train, where this callback had ended it."""
+        return None
+
     def on_init_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """`Trainer.__init__` is through (a subclass's own may not be)."""
 
@@ -135,6 +139,12 @@ class CallbackHandler:
         for event in EVENTS:
             _callable_by_name(added, event)
         self.callbacks.append(added)
+
+    def check_resumed(self) -> None:
+        """End a run that is resumed after a callback had ended it, before anything of it is trained."""
+        for callback in self.callbacks:
+            if (reason := callback.why_over()) is not None:
+                raise StopTrainingError(reason)
 
     def call_event(self, event: str, *args: Any, **kwargs: Any) -> None:
         """Call the method of that name of every callback that has it; it may be an event of your own."""

@@ -159,6 +159,14 @@ class EarlyStoppingCallback(MetricWatcher):
         super().reset()
         self.early_stopping_patience_counter = 0
 
+    def why_over(self) -> str | None:
+        if self.early_stopping_patience_counter < self.early_stopping_patience:
+            return None
+        return (
+            f"Nothing to train: the run that is resumed has ended, since {self.watch_metric} had not improved for "
+            f"{counted(self.early_stopping_patience_counter, 'epoch')}. Raise early_stopping_patience to go on."
+        )
+
     def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         if self.improves(trainer):
             self.early_stopping_patience_counter = 0
