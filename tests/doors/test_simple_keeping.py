@@ -13,6 +13,7 @@ from torch.utils.data import TensorDataset
 
 import loopwright
 from loopwright import CheckpointError, ConfigurationError
+from loopwright.checkpoint import read_checkpoint
 from loopwright.data.seeding import seed_everything
 from loopwright.doors.simple import Trainer
 from tests.mistakes import Mistakes
@@ -342,3 +343,18 @@ def test_checkpoint_of_the_native_trainer_can_be_loaded(points: TensorDataset, t
     assert_same_optimizer(other, optimizer)
     assert schedule.last_epoch == 2
     assert loaded["epoch"] is None
+
+
+def test_what_was_loaded_and_not_trained_since_is_saved_as_what_it_was(points: TensorDataset, tmp_path: Path) -> None:
+    def build() -> Trainer:
+        model = build_linear()
+        return Trainer(model, adam(model), cross_entropy)
+
+    build().train(shuffled(points), 1, in_order(points), str(tmp_path))
+    loaded = build()
+    loaded.load_checkpoint(tmp_path / "best_model")
+    loaded._save_checkpoint(str(tmp_path / "again"), 0)
+    first, again = (read_checkpoint(tmp_path / name).tree for name in ("best_model", "again"))
+    assert first["fingerprint"]["optimizer"] == "torch.optim.adam.Adam"
+    assert again["fingerprint"] == first["fingerprint"]
+    assert again["data"] == first["data"]

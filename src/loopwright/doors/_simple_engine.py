@@ -182,7 +182,8 @@ class Engine(Components):
         self.num_calls = self.progress.call
         self.stop_reason = state["stop_reason"]
         self.fingerprint = state.get("fingerprint")  # the run that goes on is the one that was saved
-        self.mark = Mark(state["data"], own_rng(state["rng"], self), state["lanes"], state.get("eval_data"))
+        rng, program = own_rng(state["rng"], self), self.fingerprint
+        self.mark = Mark(state["data"], rng, state["lanes"], state.get("eval_data"), program)
         set_rng_state(self.mark.rng)
 
     def single_eval_mode(self) -> AbstractContextManager[None]:
