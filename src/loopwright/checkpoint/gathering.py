@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from loopwright.checkpoint.atomic import FileRecord, sync_directory, write_bytes
+from loopwright.checkpoint.atomic import FileRecord, write_bytes
 from loopwright.checkpoint.layout import (
     PIECES,
     Box,
@@ -181,13 +181,15 @@ def _record_name(rank: int) -> str:
 
 
 def _write_record(staging: Path, rank: int, content: dict[str, object]) -> None:
-    """A record appears in one step, after everything it speaks for is durable."""
+    """A record appears in one step, after everything it speaks for is durable.
+
+    Its name becomes durable with the directory, which the first process syncs and may have renamed by now.
+    """
     path = staging / _record_name(rank)
     unfinished = path.with_suffix(".tmp")
     unfinished.unlink(missing_ok=True)
     write_bytes(unfinished, json.dumps(content).encode())
     os.replace(unfinished, path)
-    sync_directory(staging)
 
 
 def _read_record(path: Path, rank: int) -> _Part:
