@@ -46,7 +46,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     # Widest first, as the format's own writer does, so that every tensor stays aligned.
     names = sorted(unique, key=lambda name: (-unique[name].itemsize, name))
     with HashingFile(path) as file:
-        file.write(_header(names, unique, texts))
+        file.write(_header_text(names, unique, texts))
         for name in names:
             file.write(_bytes_of(unique[name]))
     return file.record()
@@ -65,7 +65,7 @@ def read_tensors(path: Path, *, copies: bool = True) -> dict[str, Tensor]:
                 tensors = {name: tensor.clone() for name, tensor in tensors.items()}
     except Exception as error:  # the reader has no common error type, and the file is untrusted
         raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
-    return tensors | {name: tensors[kept] for name, kept in _tied(path, metadata, tensors).items()}
+    return tensors | {name: tensors[kept] for name, kept in _tied_in(path, metadata, tensors).items()}
 
 
 def open_tensors(path: Path) -> Any:
@@ -104,7 +104,7 @@ def split_tied(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[s
     return unique, tied
 
 
-def _tied(path: Path, metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[str, str]:
+def _tied_in(path: Path, metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """Names that were left out of a file, and the tensors they stand for."""
     if TIED not in metadata:  # files of `safetensors.torch.save_model` note the same as plain entries
         noted = {name: kept for name, kept in metadata.items() if name != "format"}  # which says "pt", for torch
@@ -115,7 +115,7 @@ def _tied(path: Path, metadata: Mapping[str, str], tensors: Mapping[str, Tensor]
     return {name: str(kept) for name, kept in tied.items() if name not in tensors}
 
 
-def _header(names: list[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+def _header_text(names: list[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
     entries: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
     for name in names:

@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from ..errors import DataError
-from .stream import is_frame
 
 WRITE = "pass a Dataset, a DataLoader, inputs and targets as `(x, y)`, or a list or another iterable of batches"
 
@@ -151,3 +150,8 @@ def _row_of(part: Any) -> tuple[Any, ...]:
 
 def _kinds(parts: Any) -> str:
     return "(" + ", ".join(type(part).__name__ for part in parts) + ")"
+
+
+def is_frame(data: Any) -> bool:
+    """Whether it is a table of pandas or polars, of which nothing says what is input and what is target."""
+    return type(data).__module__.partition(".")[0] in ("pandas", "polars")

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, default_collate
 
 from ..errors import ConfigurationError, DataError
+from .columns import is_frame
 from .feeds import WorkerSettings
 from .interface import Batch, Stateful, Stream, batch_size_of
 from .iterated import Batching
@@ -126,11 +127,6 @@ def _is_samples(data: Any, batch_size: int | None) -> bool:
     if isinstance(data, Sequence):
         return batch_size is not None
     return batch_size is not None or isinstance(data, _FetchesBatches) or not isinstance(data, Iterable)
-
-
-def is_frame(data: Any) -> bool:
-    """Whether it is a table of pandas or polars, of which nothing says what is input and what is target."""
-    return type(data).__module__.partition(".")[0] in ("pandas", "polars")
 
 
 def _check_batch_size(batch_size: int | None) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
-logger = logging.getLogger("loopwright.run")
+run_logger = logging.getLogger("loopwright.run")
 
 
 @contextmanager
@@ -24,21 +24,21 @@ def logging_to(path: Path) -> Iterator[logging.Logger]:
     handlers[0].setFormatter(logging.Formatter(FORMAT))
     if not root.handlers:
         handlers.append(_printing())  # python does that itself only as long as there is no other handler
-    level = logger.level
-    logger.setLevel(logging.INFO)
+    level = run_logger.level
+    run_logger.setLevel(logging.INFO)
     for handler in handlers:
         root.addHandler(handler)
     try:
-        yield logger
+        yield run_logger
     finally:
         for handler in handlers:
             root.removeHandler(handler)
         handlers[0].close()
-        logger.setLevel(level)
+        run_logger.setLevel(level)
 
 
 def _printing() -> logging.Handler:
     handler = logging.StreamHandler()
     handler.setLevel(logging.WARNING)
-    handler.addFilter(lambda record: record.name != logger.name)
+    handler.addFilter(lambda record: record.name != run_logger.name)
     return handler
