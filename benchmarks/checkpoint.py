@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from loopwright.checkpoint import CheckpointStore, snapshot, update_name
-from loopwright.data.stream import open_stream
+from loopwright.data.open import open_stream
 
 STALL, COPIES, SEEK = 0.15, 1.1, 1.25
 PLACES = (0.1, 0.5, 0.9)

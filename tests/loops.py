@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
 
 from loopwright.data.order import permutation
-from loopwright.data.seeding import seed_everything
+from loopwright.data.random import seed_everything
 
 
 def build_net(seed: int = 1, dropout: float = 0.25) -> nn.Sequential:

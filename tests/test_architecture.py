@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from loopwright import loop
+from loopwright.training import steps as loop
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "architecture.md"
 

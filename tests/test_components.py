@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from loopwright import Callback, ConfigurationError, Trainer
-from loopwright.components import evaluating, found_on
+from loopwright.training.components import evaluating, found_on
 
 from .loops import assert_same_model, build_linear, build_net
 

@@ -169,7 +169,7 @@ def count_syncs(points: TensorDataset, **options: object) -> float:
 @pytest.fixture
 def rare_log_points(monkeypatch):
     """No log point because of a slow machine in the middle of counting."""
-    monkeypatch.setattr("loopwright.loop.FLUSH_SECONDS", 1e9)
+    monkeypatch.setattr("loopwright.training.steps.FLUSH_SECONDS", 1e9)
 
 
 @pytest.mark.usefixtures("rare_log_points")

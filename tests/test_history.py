@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from loopwright import ConfigurationError, History, MissingExtraError
-from loopwright import history as history_module
-from loopwright.history import HistoryCopy
+from loopwright.metrics import history as history_module
+from loopwright.metrics.history import HistoryCopy
 
 
 def filled() -> History:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from loopwright import Callback, ConfigurationError, Trainer
-from loopwright.hooks import Dispatch, TrainerHooks, as_callback, check_hooks, hook_names
+from loopwright.callback import Dispatch, TrainerHooks, as_callback, check_hooks, hook_names
 
 from .loops import build_linear, build_net
 
@@ -63,7 +63,7 @@ EXPECTED = ["on_train_start", *EPOCH, *EPOCH, "on_loop_end", "on_train_end"]
 
 @pytest.fixture
 def rare_log_points(monkeypatch):
-    monkeypatch.setattr("loopwright.loop.FLUSH_SECONDS", 1e9)
+    monkeypatch.setattr("loopwright.training.steps.FLUSH_SECONDS", 1e9)
 
 
 @pytest.mark.usefixtures("rare_log_points")

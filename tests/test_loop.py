@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from loopwright import Callback, ConfigurationError, StepResult, Trainer
-from loopwright.data.seeding import rng_state
+from loopwright.data.random import rng_state
 
 from .loops import assert_same_model, build_linear, build_net, evaluate_by_hand, train_by_hand
 

@@ -15,7 +15,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from loopwright import Callback, ConfigurationError, StepResult, Trainer
 from loopwright.callbacks.nonfinite import NonFiniteGuard
-from loopwright.meter import Meter
+from loopwright.metrics.meter import Meter
 
 from .loops import build_linear, build_net, evaluate_by_hand
 

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR, ReduceLROnPlatea
 from torch.utils.data import TensorDataset
 
 from loopwright import ConfigurationError, Schedule, StepResult, Trainer
-from loopwright.data.seeding import seed_everything
+from loopwright.data.random import seed_everything
 
 from .loops import (
     assert_same_model,

@@ -10,8 +10,8 @@ from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from loopwright import Callback, ConfigurationError, Schedule, Trainer
-from loopwright.callbacks.early_stopping import EarlyStopping
-from loopwright.data.seeding import rng_state
+from loopwright.callbacks.stopping import EarlyStopping
+from loopwright.data.random import rng_state
 
 from .loops import assert_same_model, build_linear, build_net
 

@@ -18,7 +18,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassPrecision,
 
 from loopwright import Callback, Trainer
 from loopwright.callbacks.checkpoints import Checkpoints
-from loopwright.data.seeding import rng_state
+from loopwright.data.random import rng_state
 
 from .forked import call_forked
 from .loops import assert_same_model, build_net

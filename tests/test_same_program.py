@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 import loopwright
 from loopwright import ConfigurationError, Schedule, Trainer
 from loopwright.cli import main
-from loopwright.data.peeking import peek_samples
+from loopwright.data.fetch import peek_samples
 from loopwright.run import RunManifest
 from loopwright.run.changes import program_changes
 
@@ -265,7 +265,7 @@ def test_looking_at_samples_leaves_no_trace() -> None:
 
 
 def test_a_comment_or_another_place_does_not_make_another_loss() -> None:
-    from loopwright.identity import describe_object
+    from loopwright.training.fingerprint import describe_object
 
     one: dict[str, Any] = {}
     two: dict[str, Any] = {}

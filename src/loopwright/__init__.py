@@ -8,8 +8,8 @@ from ._lazy import lazily
 from ._version import __version__
 
 if TYPE_CHECKING:
-    from .building import Schedule
-    from .data.seeding import seed_everything
+    from .callback import Callback
+    from .data.random import seed_everything
     from .errors import (
         CheckpointError,
         ConfigurationError,
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
         MissingExtraError,
         NonFiniteLossError,
     )
-    from .history import History
-    from .hooks import Callback
-    from .progress import Progress
+    from .metrics.history import History
+    from .optim.build import Schedule
     from .run.weights import load_weights
     from .runtime import Mesh, Runtime
     from .runtime.distributed import DistributedRuntime
     from .runtime.launch import launch
-    from .step import StepResult
     from .trainer import Trainer
+    from .training.progress import Progress
+    from .training.result import StepResult
 
 __all__ = [
     "Callback",
@@ -53,24 +53,24 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Callback": "hooks",
+    "Callback": "callback",
     "CheckpointError": "errors",
     "ConfigurationError": "errors",
     "DataError": "errors",
     "DistributedRuntime": "runtime.distributed",
-    "History": "history",
+    "History": "metrics.history",
     "Interrupted": "errors",
     "LoopwrightError": "errors",
     "Mesh": "runtime",
     "MissingExtraError": "errors",
     "NonFiniteLossError": "errors",
-    "Progress": "progress",
+    "Progress": "training.progress",
     "Runtime": "runtime",
-    "Schedule": "building",
-    "StepResult": "step",
+    "Schedule": "optim.build",
+    "StepResult": "training.result",
     "Trainer": "trainer",
     "launch": "runtime.launch",
-    "seed_everything": "data.seeding",
+    "seed_everything": "data.random",
     "load_weights": "run.weights",
 }
 

@@ -62,7 +62,7 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
             first = error.__traceback__
             assert first is not None  # this frame
             if isinstance(error, TypeError) and first.tb_next is None:  # the arguments do not fit
-                from .foreign import explain_call
+                from ._other_frameworks import explain_call
 
                 raise explain_call(error, function) from None
             if os.environ.get(VARIABLE) != "full" and not _is_full.get():

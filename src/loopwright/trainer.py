@@ -12,27 +12,26 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from . import components, loop
-from .assembly import adopt_in_training, adopt_replaced, assemble_models, assemble_optimizers, assemble_training
-from .building import Schedule, build_optimizer, build_schedule, check_given, named
-from .data.stream import Stream, as_dataset, open_stream, refuse_shuffled
-from .door_points import DoorPoints
+from .callback import Callback, Dispatch, TrainerHooks, as_callbacks, check_hooks
+from .data.open import Stream, as_dataset, open_stream, refuse_shuffled
 from .errors import ConfigurationError, public
-from .history import History
-from .hooks import Callback, Dispatch, TrainerHooks, as_callbacks, check_hooks
-from .meter import Meter, average_rows
 from .metrics.direction import Directions
-from .optimization import Optimization, Window
-from .progress import Limits, Progress
+from .metrics.history import History
+from .metrics.meter import Meter, average_rows
+from .optim.build import Schedule, build_optimizer, build_schedule, check_given, named
 from .runtime import Runtime, Signals, resolve_runtime
-from .step import StepResult
-from .supervised import call_model, checked_pair, loss_of, split_supervised, stack_outputs
+from .training import assembly, components, steps
+from .training.door_points import DoorPoints
+from .training.progress import Limits, Progress
+from .training.result import StepResult
+from .training.supervised import call_model, checked_pair, loss_of, split_supervised, stack_outputs
+from .training.update import Optimization, Window
 
 if TYPE_CHECKING:
-    from .agreeing import Accord
-    from .resuming import Mark
     from .run import RunDirectory
     from .run.changes import Change
+    from .training.consensus import Accord
+    from .training.resume import Mark
 
 
 class Trainer(DoorPoints):
@@ -59,7 +58,7 @@ class Trainer(DoorPoints):
     ) -> None:
         check_hooks(self, TrainerHooks, allow_other=True)
         if type(self) is not Trainer:
-            from .foreign import check_subclass
+            from ._other_frameworks import check_subclass
 
             check_subclass(self, Trainer)
         check_given(model, optimizer, loss_fn, run_dir=run_dir, seed=seed)
@@ -219,7 +218,7 @@ class Trainer(DoorPoints):
         A run in `run_dir` goes on where it was. If the program is not the one it was started with, that is an error;
         `changes="accept"` goes on with the new values.
         """
-        from .training import run_training
+        from .training.train_call import run_training
 
         data, eval_data = as_dataset(data), as_dataset(eval_data)
         limits = Limits.given(num_epochs, num_updates, num_samples, max_time)
@@ -230,14 +229,14 @@ class Trainer(DoorPoints):
         """The averages of what `eval_step` returns, over every sample once."""
         self.setup()
         stream = data if isinstance(data, Stream) else self.open(data, batch_size, shuffle=False)
-        return loop.evaluate(self, stream)
+        return steps.evaluate(self, stream)
 
     @public
     def predict(self, data: Any, *, batch_size: int | None = None) -> Any:
         """The model's outputs for all samples, in order: concatenated if they are tensors, else a list of batches."""
         refuse_shuffled(data)
         self.setup()
-        return stack_outputs(loop.predict(self, self.open(data, batch_size, shuffle=False)))
+        return stack_outputs(steps.predict(self, self.open(data, batch_size, shuffle=False)))
 
     def stop(self, reason: str = "stop() was called") -> None:
         """Ask for the end of training after the current update."""
@@ -257,7 +256,7 @@ class Trainer(DoorPoints):
     @public
     def save(self, path: str | Path) -> None:
         """Write the complete state of this trainer to a checkpoint directory."""
-        from .checkpoint.capture import save_trainer
+        from .checkpoint.state import save_trainer
 
         self.setup()
         save_trainer(self, path)
@@ -265,7 +264,7 @@ class Trainer(DoorPoints):
     @public
     def load(self, path: str | Path) -> None:
         """Take the complete state from a checkpoint; whatever does not fit is listed and nothing is changed."""
-        from .checkpoint.capture import load_trainer
+        from .checkpoint.state import load_trainer
 
         self.setup()
         load_trainer(self, path)
@@ -284,7 +283,7 @@ class Trainer(DoorPoints):
     @public
     def export(self, path: str | Path) -> None:
         """Write the weights alone, as safetensors (or `.pt`)."""
-        from .checkpoint.capture import export_weights
+        from .checkpoint.state import export_weights
 
         self.setup()
         export_weights(self, path)
@@ -294,21 +293,21 @@ class Trainer(DoorPoints):
     def setup(self) -> None:
         """Build what `configure_*` describe, once: models first, then optimizers, which need their parameters."""
         if not self._is_set_up:
-            self._replaced = assemble_models(self)
+            self._replaced = assembly.assemble_models(self)
             self._is_set_up = True
-        adopt_replaced(self)
+        assembly.adopt_replaced(self)
         if not self.optimizers and any(True for _ in self.parameters()):  # a frozen model can still be evaluated
-            assemble_optimizers(self, self._replaced)
+            assembly.assemble_optimizers(self, self._replaced)
 
     def setup_training(self) -> None:
         """Everything that is worked out once per `train` call."""
         self.setup()
         components.check_defaults(self, Trainer)
-        assemble_training(self)
+        assembly.assemble_training(self)
 
     def adopt_replaced(self) -> None:
         """Go on with what a hook has put in the place of a model or optimizer, or say why that cannot be."""
-        (adopt_replaced if self.is_evaluating or not self.trained else adopt_in_training)(self)
+        (assembly.adopt_replaced if self.is_evaluating or not self.trained else assembly.adopt_in_training)(self)
 
     @property
     def has_default_step(self) -> bool:
@@ -320,7 +319,7 @@ class Trainer(DoorPoints):
 
     def run_epoch(self, stream: Stream, until: Limits) -> None:
         """One epoch as the loop runs it; a door puts around it what its document has there."""
-        loop.train_epoch(self, stream, until)
+        steps.train_epoch(self, stream, until)
 
     def epoch_length(self) -> int | None:
         """Batches in an epoch, where that is known."""
@@ -381,12 +380,12 @@ class Trainer(DoorPoints):
     @contextmanager
     def eval_mode(self) -> Iterator[None]:
         """Eval mode for the models, and everything as it was afterwards."""
-        adopt_replaced(self)
+        assembly.adopt_replaced(self)
         before, self.is_evaluating = self.is_evaluating, True
         try:
             with components.evaluating(self.modules.values(), self.optimizers.values()):
                 yield
-                adopt_replaced(self)  # a model put in for the evaluation alone is out again
+                assembly.adopt_replaced(self)  # a model put in for the evaluation alone is out again
         finally:
             self.is_evaluating = before
         self.runtime.settle()

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 from loopwright import Callback, Trainer
 from loopwright.callbacks import Checkpoints
-from loopwright.checkpoint.capture import capture
+from loopwright.checkpoint.state import capture
 
 from ..loops import build_net
 
@@ -97,7 +97,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        monkeypatch.setattr("loopwright.loop.monotonic", lambda: self.now)
+        monkeypatch.setattr("loopwright.training.steps.monotonic", lambda: self.now)
 
 
 class Timed(Trainer):

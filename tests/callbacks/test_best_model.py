@@ -13,7 +13,7 @@ from loopwright.callbacks import BestModel
 from loopwright.checkpoint import CheckpointStore, list_checkpoints, load_weights
 from loopwright.cli.export import pick_checkpoint
 from loopwright.doors.configured.stored import best_kept
-from loopwright.initializers.loading import read_weights
+from loopwright.optim.initialize import read_weights
 from loopwright.run.reading import RunView
 
 from .runs import build_trainer, train

@@ -22,9 +22,9 @@ from loopwright.callbacks import (
     ProgressLine,
     TrainTime,
 )
-from loopwright.callbacks.describing import FieldStatistics
+from loopwright.callbacks.summary import FieldStatistics
 from loopwright.checkpoint import load_weights
-from loopwright.optimization import Lane
+from loopwright.training.update import Lane
 
 from ..loops import assert_same_model, build_net
 from .runs import assert_same_tree, build_timed, build_trainer, state_of, train

@@ -94,7 +94,7 @@ def test_without_a_terminal_there_is_one_plain_line_an_epoch(points, capsys):
 
 
 def test_within_a_long_epoch_there_is_a_line_every_interval(points, capsys, monkeypatch):
-    monkeypatch.setattr("loopwright.loop.FLUSH_SECONDS", -1.0)
+    monkeypatch.setattr("loopwright.training.steps.FLUSH_SECONDS", -1.0)
     train(build_trainer([ProgressDisplay("lines", interval=0.0)], progress="lines"), points, num_epochs=1)
     first, *lines = capsys.readouterr().out.splitlines()
     assert first.startswith("Training without a run directory")
@@ -117,7 +117,7 @@ def test_the_reason_of_a_stop_is_said(points, capsys):
 
 
 def test_data_without_a_length_shows_steps_without_a_total(points, capsys, monkeypatch):
-    monkeypatch.setattr("loopwright.loop.FLUSH_SECONDS", -1.0)
+    monkeypatch.setattr("loopwright.training.steps.FLUSH_SECONDS", -1.0)
     batches = iter([list(points.tensors)] * 2)
     build_trainer([ProgressDisplay("lines", interval=0.0)], progress="lines").train(batches, 1)
     assert capsys.readouterr().out.splitlines()[1].split("  ")[1] == "step 1"

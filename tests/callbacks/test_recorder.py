@@ -26,7 +26,7 @@ def manifest(run_dir: Path) -> RunManifest:
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("flush_seconds", [-1.0, 1e9])
 def test_every_step_is_recorded_once_with_its_update(tmp_path, points, monkeypatch, accumulate, flush_seconds):
-    monkeypatch.setattr("loopwright.loop.FLUSH_SECONDS", flush_seconds)
+    monkeypatch.setattr("loopwright.training.steps.FLUSH_SECONDS", flush_seconds)
     trainer = train(build_trainer(run_dir=tmp_path, accumulate=accumulate), points, num_epochs=2)
     updates = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10] if accumulate == 1 else [1, 1, 2, 2, 3, 4, 4, 5, 5, 6]
     losses = list(trainer.history.steps["loss"])

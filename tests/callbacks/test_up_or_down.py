@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from loopwright import Callback, ConfigurationError, Trainer
-from loopwright.building import Schedule
 from loopwright.callbacks import EMA, BestCheckpoint, BestMetric, BestModel, EarlyStopping, OfflineLoss
+from loopwright.optim.build import Schedule
 from loopwright.run.reading import RunView
 
 from .runs import build_trainer, train

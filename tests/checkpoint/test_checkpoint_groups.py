@@ -19,12 +19,12 @@ from loopwright.checkpoint import (
     Piece,
     SnapshotBuffers,
     encode,
-    gathering,
     new_token,
     read_checkpoint,
     verify_checkpoint,
     write_checkpoint,
 )
+from loopwright.checkpoint import sharded as gathering
 from loopwright.checkpoint.layout import Box, read_layouts, whole
 from loopwright.errors import CheckpointError
 

@@ -15,9 +15,9 @@ import torch
 from checkpoint_helpers import resign
 
 from loopwright import History
-from loopwright import history as history_module
 from loopwright.checkpoint import AsyncWriter, CheckpointStore, read_checkpoint, update_name, verify_checkpoint
 from loopwright.errors import CheckpointError
+from loopwright.metrics import history as history_module
 
 
 def add_epoch(history: History, *, num_steps: int = 1) -> None:

@@ -16,8 +16,8 @@ from torch import nn
 
 from loopwright.cli import main
 from loopwright.runtime import dry_run
-from loopwright.runtime.holdings import local_shape
-from loopwright.runtime.mesh import Mesh
+from loopwright.runtime.dry_run import local_shape
+from loopwright.runtime.dtensor import Mesh
 
 START = """
 import sys
@@ -27,7 +27,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.utils.data import TensorDataset
 from loopwright import Callback, Trainer
 from loopwright.runtime.launch import launch
-from loopwright.runtime.mesh import Mesh
+from loopwright.runtime.dtensor import Mesh
 
 model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
 data = TensorDataset(torch.randn(40, 8), torch.randint(3, (40,)))

@@ -15,9 +15,9 @@ from torch import nn
 
 from loopwright import ConfigurationError
 from loopwright.checkpoint import load_weights, write_checkpoint
+from loopwright.checkpoint.onnx import export_module
 from loopwright.cli import main
 from loopwright.cli.export import pick_checkpoint
-from loopwright.onnx_files import export_module
 from loopwright.run import RunManifest, RunView, find_runs
 
 

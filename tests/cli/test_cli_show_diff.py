@@ -14,7 +14,7 @@ from loopwright import ConfigurationError
 from loopwright.cli import main
 from loopwright.run import MetricsStore, RunView, find_runs
 from loopwright.run.changes import flatten
-from loopwright.run.comparing import compare_runs
+from loopwright.run.compare import compare_runs
 
 
 def facts(printed: str) -> dict[str, str]:

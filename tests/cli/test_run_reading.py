@@ -20,13 +20,13 @@ from torch.utils.data import TensorDataset
 from loopwright import Callback, ConfigurationError, Trainer
 from loopwright.callbacks import EarlyStopping
 from loopwright.run import MetricsStore, RunManifest, RunView, find_runs, update_manifest
-from loopwright.run.reading_lock import is_locked
-from loopwright.run.reading_metrics import MetricsView
+from loopwright.run.metrics_store import MetricsView
+from loopwright.run.reading import is_locked
 
 ASK = """
 import sys
 from pathlib import Path
-from loopwright.run.reading_lock import is_locked
+from loopwright.run.reading import is_locked
 print(is_locked(Path(sys.argv[1])))
 """
 

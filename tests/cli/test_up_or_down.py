@@ -23,7 +23,7 @@ from loopwright.cli.sweep_search import Optuna
 from loopwright.config import Sweep, load_config
 from loopwright.doors.configured.experiment import Experiment
 from loopwright.doors.configured.stored import load_for_use
-from loopwright.initializers.loading import read_weights
+from loopwright.optim.initialize import read_weights
 from loopwright.run import RunView, update_manifest
 
 

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Subset, TensorDataset, WeightedRandomSampler, default_collate
 
 from loopwright.data import open_stream
-from loopwright.data.indexed import IndexedStream
-from loopwright.data.tensors import TensorStream
+from loopwright.data.indexed import IndexedStream, TensorStream
 
 
 def general_collate(samples):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from loopwright.runtime.group import Group
-from loopwright.runtime.guard import guarded
+from loopwright.runtime.process_group import Group
+from loopwright.runtime.watchdog import guarded
 
 
 class UnreadableError(Exception):

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
-from loopwright.runtime.group import current_group
+from loopwright.runtime.process_group import current_group
 
 LIMIT = 300.0
 # torch looks up the name of whoever connects, and a name server that does not answer would hold that up for 5 s.

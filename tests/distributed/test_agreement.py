@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 
 from loopwright.errors import DataError
-from loopwright.runtime.agreement import Agreement
-from loopwright.runtime.gathering import SHORT
-from loopwright.runtime.group import Group
+from loopwright.runtime.collectives import SHORT
+from loopwright.runtime.consensus import Agreement
+from loopwright.runtime.process_group import Group
 
 from .ranks import run_ranks
 

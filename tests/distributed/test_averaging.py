@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from loopwright import NonFiniteLossError, Trainer
-from loopwright.runtime import averaging
-from loopwright.runtime.averaging import Averaging, buckets
+from loopwright.runtime import ddp as averaging
+from loopwright.runtime.ddp import Averaging, buckets
 from loopwright.runtime.distributed import DistributedRuntime
-from loopwright.runtime.group import Group
+from loopwright.runtime.process_group import Group
 from tests.distributed.ranks import run_ranks
 
 

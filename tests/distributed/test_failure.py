@@ -16,10 +16,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from loopwright.runtime import guard as guard_module
-from loopwright.runtime.group import Group
-from loopwright.runtime.guard import guarded
+from loopwright.runtime import watchdog as guard_module
+from loopwright.runtime.process_group import Group
 from loopwright.runtime.signals import Signals
+from loopwright.runtime.watchdog import guarded
 
 from .ranks import Ended, run_ranks, start_ranks
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from loopwright import DistributedRuntime, Trainer
-from loopwright.runtime.sync_batch_norm import SyncBatchNorm
+from loopwright.runtime.ddp import SyncBatchNorm
 from tests.distributed.ranks import run_ranks
 from tests.distributed.scenarios import assert_same, weights_of
 
@@ -96,7 +96,7 @@ def test_a_single_value_for_all_processes_is_refused_as_by_any_batch_norm() -> N
 
 
 def test_torchs_own_which_needs_cuda_is_replaced_too() -> None:
-    from loopwright.runtime.sync_batch_norm import Part, convert
+    from loopwright.runtime.ddp import Part, convert
 
     model = nn.Sequential(nn.SyncBatchNorm(3), nn.Linear(3, 3))
     norm, names = model[0], list(model.state_dict())

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import loopwright
 from loopwright import NonFiniteLossError
-from loopwright.data.seeding import seed_everything
+from loopwright.data.random import seed_everything
 from loopwright.doors.simple import Trainer
 
 from ..loops import assert_same_model, assert_same_optimizer, batches, build_linear, build_net, train_by_hand
@@ -303,7 +303,9 @@ class Reads(TorchDispatchMode):
 def test_training_reads_no_more_numbers_than_the_native_trainer(
     points: TensorDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loopwright.loop.FLUSH_SECONDS", float("inf"))  # or a slow moment would be an additional read
+    monkeypatch.setattr(
+        "loopwright.training.steps.FLUSH_SECONDS", float("inf")
+    )  # or a slow moment would be an additional read
     model, other = build_linear(), build_linear()
     native = loopwright.Trainer(other, torch.optim.SGD(other.parameters(), lr=0.1), cross_entropy, progress="silent")
     trainer = Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), cross_entropy)

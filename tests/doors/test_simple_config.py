@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau, St
 from torch.utils.data import DataLoader, TensorDataset
 
 from loopwright import ConfigurationError
-from loopwright.data.seeding import seed_everything
+from loopwright.data.random import seed_everything
 from loopwright.doors._simple_config import Settings
 from loopwright.doors.simple import Trainer
 

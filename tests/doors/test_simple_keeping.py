@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 import loopwright
 from loopwright import CheckpointError, ConfigurationError
 from loopwright.checkpoint import read_checkpoint
-from loopwright.data.seeding import seed_everything
+from loopwright.data.random import seed_everything
 from loopwright.doors.simple import Trainer
 from tests.mistakes import Mistakes
 

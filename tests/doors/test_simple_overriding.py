@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from loopwright import ConfigurationError
-from loopwright.data.seeding import seed_everything
+from loopwright.data.random import seed_everything
 from loopwright.doors.simple import Trainer
 
 from ..loops import assert_same_model, batches, build_linear, build_net

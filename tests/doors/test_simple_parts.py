@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from loopwright import ConfigurationError
-from loopwright.data.seeding import seed_everything
+from loopwright.data.random import seed_everything
 from loopwright.doors.simple import Trainer
 
 from ..loops import assert_same_model, assert_same_optimizer, build_linear, build_net, train_by_hand

@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from loopwright.run import RunManifest
-from loopwright.run.fingerprint import fingerprint
-from loopwright.run.log import logging_to
-from loopwright.run.provenance import describe_hardware, installed_packages, uncommitted_diff
+from loopwright.run.directory import logging_to
+from loopwright.run.manifest import describe_hardware, installed_packages, uncommitted_diff
+from loopwright.training.fingerprint import fingerprint
 
 IDENTITY = {f"GIT_{who}_{what}": "a@b" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
 
 
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
-    monkeypatch.setattr("loopwright.run.provenance.SECONDS_FOR_DIFF", 300.0)
+    monkeypatch.setattr("loopwright.run.manifest.SECONDS_FOR_DIFF", 300.0)
     if shutil.which("git") is None:
         pytest.skip("there is no git")
 
@@ -148,7 +148,7 @@ def test_a_log_is_continued(tmp_path):
 
 def test_warnings_are_still_printed_where_nobody_set_up_logging(tmp_path):
     program = (
-        "import logging; from pathlib import Path; from loopwright.run.log import logging_to\n"
+        "import logging; from pathlib import Path; from loopwright.run.directory import logging_to\n"
         "with logging_to(Path('log.txt')) as logger:\n"
         "    logger.info('quiet'); logging.getLogger('loopwright').warning('loud')"
     )

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from loopwright import ConfigurationError, Runtime, Trainer
-from loopwright.runtime.single import move_to, resolve_runtime
+from loopwright.runtime.base import move_to, resolve_runtime
 
 
 def test_a_device_may_be_given_by_name_as_an_object_or_not_at_all():

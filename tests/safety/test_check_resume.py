@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from loopwright import Callback, ConfigurationError, Trainer
 from loopwright.callbacks import EMA
-from loopwright.debug import check_resume
+from loopwright.debug.resume_check import check_resume
 
 from ..loops import build_net
 

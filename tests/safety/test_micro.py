@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from loopwright import Callback, ConfigurationError, NonFiniteLossError, StepResult, Trainer
 from loopwright.callbacks import Checkpoints
-from loopwright.pieces import join, split, why_whole
+from loopwright.training.out_of_memory import join, split, why_whole
 
 Batches = list[tuple[Tensor, Tensor]]
 

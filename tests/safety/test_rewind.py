@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from loopwright import Callback, Runtime, Trainer
 from loopwright.callbacks import Rewind
+from loopwright.data.open import Stream
 from loopwright.data.order import permutation
-from loopwright.data.stream import Stream
 
 from ..loops import assert_same_model, build_linear, build_net
 from .rewinding import Batches, assert_same_run, build, cross_entropy, good_batches, poisoned
@@ -165,7 +165,7 @@ def test_randomness_inside_the_data_set_does_not_move(points, num_workers):
         """Leaves the batch out from the beginning."""
 
         def adapt_stream(self, stream: Stream, *, is_training: bool) -> Stream:
-            from loopwright.data.skipping import SkippingStream
+            from loopwright.data.open import SkippingStream
 
             class Without(SkippingStream):
                 def begin(self, epoch: int) -> None:

@@ -11,8 +11,8 @@ from torch.optim.lr_scheduler import LinearLR
 
 from loopwright import Callback, ConfigurationError, DataError, NonFiniteLossError, Trainer
 from loopwright.callbacks import EMA, Checkpoints, LimitBatches, NonFiniteGuard, Rewind
-from loopwright.checkpoint.capture import capture
 from loopwright.checkpoint.compare import compare_trees
+from loopwright.checkpoint.state import capture
 from loopwright.run import MetricsStore
 
 from .rewinding import assert_same_run, build, good_batches, poisoned
@@ -85,7 +85,7 @@ def test_after_the_limit_the_next_bad_batch_is_an_error_that_says_so():
 
 
 def test_metrics_of_steps_that_were_undone_are_not_in_the_store(tmp_path, monkeypatch):
-    monkeypatch.setattr("loopwright.loop.FLUSH_SECONDS", 0.0)  # every step is written at once
+    monkeypatch.setattr("loopwright.training.steps.FLUSH_SECONDS", 0.0)  # every step is written at once
     rewound = build([Rewind()], run_dir=tmp_path / "rewound")
     rewound.train(poisoned(good_batches(), 6), num_epochs=1)
     build(run_dir=tmp_path / "clean").train(good_batches(), num_epochs=1)
@@ -111,7 +111,7 @@ class Killer(Callback):
 @pytest.mark.parametrize("every_updates", [2, 50])
 @pytest.mark.parametrize("after_update", [3, 5, 6, 8, 14])
 def test_a_run_that_is_killed_after_it_went_back_resumes_exactly(tmp_path, monkeypatch, every_updates, after_update):
-    monkeypatch.setattr("loopwright.loop.FLUSH_SECONDS", 0.0)
+    monkeypatch.setattr("loopwright.training.steps.FLUSH_SECONDS", 0.0)
     batches = poisoned(good_batches(), 4, 6)
 
     def start(name: str, *more: Callback) -> Trainer:

@@ -16,6 +16,7 @@ from torch.utils.data import IterableDataset
 
 from loopwright import Callback, ConfigurationError, Schedule, Trainer
 from loopwright.callbacks import LearningRateLog, Rewind, ScheduleLearningRate, ScheduleWeightDecay, param_groups
+from loopwright.optim.schedules import extent_of
 from loopwright.schedules import (
     Constant,
     Cosine,
@@ -27,7 +28,6 @@ from loopwright.schedules import (
     Sequential,
     WarmupCosine,
 )
-from loopwright.schedules.extent import extent_of
 
 from ..callbacks.runs import assert_same_after_crash
 from ..loops import assert_same_model, build_net, train_by_hand

@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from loopwright import Trainer
 from loopwright.checkpoint import snapshot
-from loopwright.checkpoint.capture import capture
 from loopwright.checkpoint.compare import compare_trees
+from loopwright.checkpoint.state import capture
 from loopwright.errors import ConfigurationError
 from loopwright.tuning import BatchSizeScan, Trial, find_batch_size
 from loopwright.tuning.memory import SavedBytes, is_out_of_memory

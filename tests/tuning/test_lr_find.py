@@ -13,11 +13,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from loopwright import Callback, Trainer
 from loopwright.callbacks import EMA, Freeze
 from loopwright.checkpoint import snapshot
-from loopwright.checkpoint.capture import capture
 from loopwright.checkpoint.compare import compare_trees
-from loopwright.data.seeding import rng_state
+from loopwright.checkpoint.state import capture
+from loopwright.data.random import rng_state
+from loopwright.debug.unsaved_state import observe
 from loopwright.errors import ConfigurationError
-from loopwright.observing import observe
 from loopwright.schedules import Cosine
 from loopwright.tuning import LearningRateScan, find_learning_rate
 from tests.loops import assert_same_model, batches, build_linear, build_net

@@ -7,15 +7,12 @@ from typing import TYPE_CHECKING
 from .._lazy import lazily
 
 if TYPE_CHECKING:
-    from ..param_groups import GroupedOptimizer, layer_rates, param_groups
+    from ..optim.groups import GroupedOptimizer, layer_rates, param_groups
     from .best import BestCheckpoint, BestMetric
     from .checkpoints import BestModel, Checkpoints
-    from .describing import DatasetStatistics, ParameterCount
-    from .early_stopping import EarlyStopping, FixedEarlyStopping
     from .ema import EMA
     from .freezing import Freeze, freeze, unfreeze
     from .interval import Interval, Periodic, Watching
-    from .limits import LimitBatches, TimeLimit
     from .logs import GradientNormLog, LearningRateLog, Throughput
     from .losses import OfflineLoss, OnlineLoss
     from .measuring import PeakMemory, ProgressLine, TrainTime
@@ -25,7 +22,8 @@ if TYPE_CHECKING:
     from .recorder import RunRecorder
     from .rewind import Rewind
     from .scheduling import ScheduleLearningRate, ScheduleWeightDecay
-    from .summary import ModelSummary, summarize
+    from .stopping import EarlyStopping, FixedEarlyStopping, LimitBatches, TimeLimit
+    from .summary import DatasetStatistics, ModelSummary, ParameterCount, summarize
     from .torchmetrics import TorchMetrics
 
 _HOMES = {
@@ -34,21 +32,21 @@ _HOMES = {
     "BestMetric": "best",
     "BestModel": "checkpoints",
     "Checkpoints": "checkpoints",
-    "DatasetStatistics": "describing",
+    "DatasetStatistics": "summary",
     "EMA": "ema",
-    "EarlyStopping": "early_stopping",
-    "FixedEarlyStopping": "early_stopping",
+    "EarlyStopping": "stopping",
+    "FixedEarlyStopping": "stopping",
     "Freeze": "freezing",
     "GradientNormLog": "logs",
     "GroupedOptimizer": ".param_groups",
     "Interval": "interval",
     "LearningRateLog": "logs",
-    "LimitBatches": "limits",
+    "LimitBatches": "stopping",
     "ModelSummary": "summary",
     "NonFiniteGuard": "nonfinite",
     "OfflineLoss": "losses",
     "OnlineLoss": "losses",
-    "ParameterCount": "describing",
+    "ParameterCount": "summary",
     "PeakMemory": "measuring",
     "Periodic": "interval",
     "ProgressDisplay": "progress",
@@ -58,7 +56,7 @@ _HOMES = {
     "ScheduleLearningRate": "scheduling",
     "ScheduleWeightDecay": "scheduling",
     "Throughput": "logs",
-    "TimeLimit": "limits",
+    "TimeLimit": "stopping",
     "TorchMetrics": "torchmetrics",
     "TrainTime": "measuring",
     "Watching": "interval",

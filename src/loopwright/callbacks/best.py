@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import ConfigurationError
 from .checkpoints import BestModel
-from .interval import Watching, logged_metrics
-from .watching import recall_mode
+from .interval import Watching, logged_metrics, recall_mode
 
 if TYPE_CHECKING:
     from ..checkpoint import AsyncWriter, KeptModels
@@ -149,7 +148,7 @@ class BestCheckpoint(Watching):
 
     def _open(self, trainer: Trainer, run: RunDirectory) -> None:
         from ..checkpoint import AsyncWriter, KeepPolicy, KeptModels
-        from ..checkpoint.capture import group_of
+        from ..checkpoint.state import group_of
 
         for tolerance in () if self._kept else (None, *self.tolerances):
             policy = KeepPolicy(self._label(tolerance), self.mode)
@@ -208,8 +207,8 @@ class BestCheckpoint(Watching):
 
     def _save(self, trainer: Trainer, kept: KeptModels, value: float, metrics: Mapping[str, float]) -> None:
         from ..checkpoint import update_name
-        from ..checkpoint.capture import capture_models, meta_of, token_of
         from ..checkpoint.kept import metric_label
+        from ..checkpoint.state import capture_models, meta_of, token_of
 
         label = metric_label(kept.policy.metric)
         meta = meta_of(trainer) | {"metrics": dict(metrics)}

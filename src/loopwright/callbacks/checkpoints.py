@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable, Mapping
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..callback import Callback
 from ..errors import ConfigurationError, public
-from ..hooks import Callback
 from ..metrics.direction import WatchedMetric
-from .watching import metric_of, recall_mode
+from .interval import metric_of, recall_mode
 
 if TYPE_CHECKING:
     from ..checkpoint import AsyncWriter, CheckpointStore, KeepPolicy, KeptModels
@@ -109,7 +109,7 @@ class Checkpoints(Callback):
     def _open(self, trainer: Trainer) -> CheckpointStore:
         """The store of the run, which the first step need not wait for."""
         from ..checkpoint import AsyncWriter, CheckpointStore
-        from ..checkpoint.capture import group_of
+        from ..checkpoint.state import group_of
 
         assert trainer.run is not None
         writer = AsyncWriter(self.on_error, group=group_of(trainer))
@@ -118,7 +118,7 @@ class Checkpoints(Callback):
 
     def _prepare(self, trainer: Trainer) -> None:
         """Let memory for the state be taken behind the training, so that the first save is as quick as the others."""
-        from ..checkpoint.capture import capture
+        from ..checkpoint.state import capture
 
         assert self._store is not None
         self._is_prepared = True
@@ -127,7 +127,7 @@ class Checkpoints(Callback):
     def save(self, trainer: Trainer, *, wait: bool = False) -> None:
         """Write a resume point now; what other callbacks keep of this moment is on disk before it is complete."""
         from ..checkpoint import update_name
-        from ..checkpoint.capture import capture, meta_of, token_of
+        from ..checkpoint.state import capture, meta_of, token_of
 
         trainer = trainer.core
         store = self._store or self._open(trainer)
@@ -199,8 +199,8 @@ class BestModel(Callback):
     def _open(self, trainer: Trainer, run: RunDirectory) -> KeptModels:
         """The kept models of a run; two that keep them by one metric would each remove the other's."""
         from ..checkpoint import AsyncWriter, KeptModels
-        from ..checkpoint.capture import group_of
         from ..checkpoint.kept import metric_label
+        from ..checkpoint.state import group_of
 
         metric = self.metric
         others = [c for c in trainer.active_callbacks if isinstance(c, BestModel) and c is not self]
@@ -212,7 +212,7 @@ class BestModel(Callback):
 
     def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         from ..checkpoint import snapshot
-        from ..checkpoint.capture import capture_models
+        from ..checkpoint.state import capture_models
 
         if not self.required and self.metric not in metrics:
             return
@@ -228,7 +228,7 @@ class BestModel(Callback):
     def _offer(self, trainer: Trainer, metrics: Mapping[str, float], value: float) -> None:
         """Save the model if it is one of the best; with several processes the first says so, and all save."""
         from ..checkpoint import update_name
-        from ..checkpoint.capture import capture_models, meta_of, token_of
+        from ..checkpoint.state import capture_models, meta_of, token_of
 
         assert self._kept is not None
         name = f"{update_name(trainer.progress.update)}{self._label}"
@@ -273,7 +273,7 @@ class BestModel(Callback):
 
     def _put_back(self, trainer: Trainer) -> None:
         """Wait for what is being written, and let the models have the best weights if that is wanted."""
-        from ..checkpoint.capture import load_model
+        from ..checkpoint.state import load_model
 
         weights = self._weights
         if self._kept is not None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from ..building import CurveSchedule
-from ..hooks import Callback
+from ..callback import Callback
+from ..optim.build import CurveSchedule
 from .checkpoints import BestModel, Checkpoints
 from .nonfinite import NonFiniteGuard
 from .progress import ProgressDisplay

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..alike import alike
+from ..callback import Callback
 from ..errors import CheckpointError, ConfigurationError, DataError
-from ..hooks import Callback
+from ..runtime.dtensor import alike
 
 if TYPE_CHECKING:
-    from ..data.stream import Stream
+    from ..data.open import Stream
     from ..trainer import Trainer
 
 LOW_PRECISION = (torch.float16, torch.bfloat16)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from ..callback import Callback
 from ..errors import ConfigurationError
-from ..hooks import Callback
-from ..param_groups import BATCH_NORMS as BATCH_NORMS
-from ..param_groups import Found, find_parts, label_of
-from ..param_groups import param_groups as param_groups
+from ..optim.groups import BATCH_NORMS as BATCH_NORMS
+from ..optim.groups import Found, find_parts, label_of
+from ..optim.groups import param_groups as param_groups
 
 if TYPE_CHECKING:
     from ..trainer import Trainer

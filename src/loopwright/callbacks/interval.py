@@ -5,14 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..callback import Callback
 from ..errors import ConfigurationError
-from ..hooks import Callback
 from ..metrics.direction import Mode, WatchedMetric
-from .watching import metric_of
 
 if TYPE_CHECKING:
-    from ..progress import Progress
     from ..trainer import Trainer
+    from ..training.progress import Progress
+
+
+def metric_of(metrics: Mapping[str, float], name: str, watcher: str) -> float:
+    """The metric that a callback watches, or an error that names the ones there are."""
+    if name not in metrics:
+        raise ConfigurationError(f"{watcher} watches {name!r}, but this epoch measured only {', '.join(metrics)}.")
+    return metrics[name]
+
+
+def recall_mode(trainer: Trainer, watched: WatchedMetric) -> None:
+    """Settle a metric of a finished run by what the run noted when it was trained."""
+    if trainer.run is not None and trainer.run.has_run:
+        from ..run.reading import RunView
+
+        trainer.directions.said |= RunView(trainer.run.path).metric_modes
+    watched.settle(trainer.directions)
+
 
 Unit = Literal["epoch", "update", "sample"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..hooks import Callback
+from ..callback import Callback
 from .interval import Interval
 
 if TYPE_CHECKING:

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError
-from ..meter import Meter
+from ..metrics.meter import Meter
 from .interval import Periodic
 
 if TYPE_CHECKING:
-    from ..data.stream import Stream
+    from ..data.open import Stream
     from ..runtime import Runtime
-    from ..step import StepResult
     from ..trainer import Trainer
+    from ..training.result import StepResult
 
 FLUSH_STEPS = 512  # losses that wait on the device for the next reading, at most
 

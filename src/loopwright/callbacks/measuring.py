@@ -13,9 +13,9 @@ import torch
 from .interval import Periodic
 
 if TYPE_CHECKING:
-    from ..data.stream import Stream
-    from ..optimization import Lane
+    from ..data.open import Stream
     from ..trainer import Trainer
+    from ..training.update import Lane
 
 MEGABYTE = 1 << 20
 
@@ -146,7 +146,7 @@ class ProgressLine(Periodic):
         self._seconds, self._eval_seconds = trainer.progress.seconds, trainer.eval_seconds
 
     def fire(self, trainer: Trainer) -> None:
-        from ..schedules.extent import done_of
+        from ..optim.schedules import done_of
 
         progress, until = trainer.progress, trainer.until
         parts = [

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..callback import Callback
 from ..errors import ConfigurationError, NonFiniteLossError
-from ..hooks import Callback
-from ..progress import counted
+from ..training.progress import counted
 
 if TYPE_CHECKING:
     from ..trainer import Trainer

@@ -11,8 +11,8 @@ from torch import Tensor
 from .interval import Periodic
 
 if TYPE_CHECKING:
-    from ..step import StepResult
     from ..trainer import Trainer
+    from ..training.result import StepResult
 
 
 class AdditionalOutputs(Periodic):

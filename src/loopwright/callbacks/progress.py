@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from ..callback import Callback
 from ..errors import ConfigurationError
-from ..hooks import Callback
-from ..progress import counted
+from ..training.progress import counted
 
 if TYPE_CHECKING:
     from ..trainer import Trainer

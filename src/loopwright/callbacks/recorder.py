@@ -8,14 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..callback import Callback
 from ..errors import CheckpointError, Interrupted
-from ..hooks import Callback
 
 if TYPE_CHECKING:
     from ..metrics.direction import Mode
     from ..run import MetricsStore
-    from ..run.git import WorkTree
-    from ..run.manifest import State
+    from ..run.manifest import State, WorkTree
     from ..trainer import Trainer
 
 
@@ -37,7 +36,7 @@ class RunRecorder(Callback):
 
     def on_train_start(self, trainer: Trainer) -> None:
         from ..run import MetricsStore, RunManifest, update_manifest
-        from ..run.git import WorkTree
+        from ..run.manifest import WorkTree
 
         assert trainer.run is not None
         with trainer.run.starting():

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..data.skipping import SkippingStream
+from ..callback import Rewinding
+from ..data.stream import SkippingStream
 from ..errors import ConfigurationError, NonFiniteLossError
-from ..history import HistoryCopy
-from ..hooks import Rewinding
+from ..metrics.history import HistoryCopy
 from .nonfinite import NonFiniteGuard
 
 if TYPE_CHECKING:
     from ..checkpoint import SnapshotBuffers
-    from ..data.stream import Stream
-    from ..step import StepResult
+    from ..data.open import Stream
     from ..trainer import Trainer
+    from ..training.result import StepResult
 
 
 class Rewind(NonFiniteGuard):
@@ -157,7 +157,7 @@ class Rewind(NonFiniteGuard):
 
     def _keep(self, trainer: Trainer) -> None:
         from ..checkpoint import SnapshotBuffers
-        from ..checkpoint.capture import capture
+        from ..checkpoint.state import capture
 
         assert trainer.train_stream is not None
         if self._buffers is None:
@@ -185,7 +185,7 @@ class Rewind(NonFiniteGuard):
 
     def _undo(self, trainer: Trainer, reason: str, skipped: Mapping[int, int]) -> None:
         from ..checkpoint import snapshot
-        from ..checkpoint.capture import restore
+        from ..checkpoint.state import restore
 
         trainer = trainer.core
         assert self._stream is not None

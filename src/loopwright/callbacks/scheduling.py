@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from ..callback import Callback
 from ..errors import ConfigurationError
-from ..hooks import Callback
-from ..schedules.extent import done_of, extent_of, is_limited
-from ..schedules.shapes import Curve
+from ..optim.schedules import Curve, done_of, extent_of, is_limited
 
 if TYPE_CHECKING:
     from ..trainer import Trainer

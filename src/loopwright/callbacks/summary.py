@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from ..callback import Callback
+from ..data.random import preserved_rng
 from ..errors import ConfigurationError
-from ..hooks import Callback
+from .losses import named_data
 
 if TYPE_CHECKING:
     from ..trainer import Trainer
+
 
 Row = tuple[str, str, str, str]
 HEADER: Row = ("module", "type", "parameters", "trainable")
@@ -68,3 +75,123 @@ def _line(row: Row, widths: list[int]) -> str:
 def _check_depth(max_depth: int) -> None:
     if not isinstance(max_depth, int) or max_depth < 0:
         raise ConfigurationError(f"max_depth={max_depth!r}: use 0 for the model alone, 1 for its parts, and so on.")
+
+
+class ParameterCount(Callback):
+    """Says how many parameters each model has, and how many of them are trained; `counts` has both.
+
+    With a run directory they are also in `artifacts/parameters.json`. `ModelSummary` prints the parts of a model too.
+    """
+
+    def __init__(self) -> None:
+        self.counts: dict[str, dict[str, int]] = {}
+
+    def on_train_start(self, trainer: Trainer) -> None:
+        self.counts = {}
+        for name, model in trainer.models.items():
+            total, trained = count_parameters(model)
+            self.counts[name] = {"total": total, "trained": trained}
+            trainer.say(f"{name}: {total:,} parameters, {trained:,} of them trained")
+        _write(trainer, "parameters.json", self.counts)
+
+
+@dataclass(slots=True)
+class FieldStatistics:
+    """Mean, standard deviation, minimum and maximum of all values of a field; added to batch by batch, in float64."""
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0  # the sum of squared distances from the mean
+    min: float = math.inf
+    max: float = -math.inf
+
+    @property
+    def std(self) -> float:
+        return math.sqrt(self.squares / self.count) if self.count else math.nan
+
+    def add(self, values: Tensor) -> None:
+        """Two parts are put together by their means, which loses nothing where the mean is large."""
+        values = values.detach().to(torch.float64)
+        count = values.numel()
+        if not count:
+            return
+        mean = values.mean().item()
+        squares = (values - mean).square().sum().item()
+        total, distance = self.count + count, mean - self.mean
+        self.squares += squares + distance * distance * self.count * count / total
+        self.mean += distance * count / total
+        self.count = total
+        self.min, self.max = min(self.min, values.min().item()), max(self.max, values.max().item())
+
+    def to_dict(self) -> dict[str, float]:
+        state = asdict(self)
+        return {name: state[name] for name in ("count", "mean")} | {"std": self.std, "min": self.min, "max": self.max}
+
+
+class DatasetStatistics(Callback):
+    """Says the mean, standard deviation, minimum and maximum of every field of a data set, before a run begins.
+
+    A field is a key of a dict or a place in a tuple; numbers of other kinds than real ones are left out. `num_samples`
+    looks at the first so many only. `statistics` has the result, and with a run directory
+    `artifacts/statistics-<dataset_key>.json`. Several processes each look at their part of the data.
+    """
+
+    def __init__(
+        self,
+        dataset_key: str = "train",
+        *,
+        num_samples: int | None = None,
+        batch_size: int | None = None,
+        datasets: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.dataset_key = dataset_key
+        self.num_samples = num_samples
+        self.batch_size = batch_size
+        self.datasets = datasets
+        self.statistics: dict[str, FieldStatistics] = {}
+
+    def on_train_start(self, trainer: Trainer) -> None:
+        if trainer.progress.step:  # a run that goes on
+            return
+        self.measure(trainer)
+        for name, found in self.statistics.items():
+            trainer.say(
+                f"{self.dataset_key}.{name}: mean {found.mean:.6g}  std {found.std:.6g}  "
+                f"min {found.min:.6g}  max {found.max:.6g}  ({found.count:,} values)"
+            )
+        measured = {name: found.to_dict() for name, found in self.statistics.items()}
+        _write(trainer, f"statistics-{self.dataset_key}.json", measured)
+
+    def measure(self, trainer: Trainer) -> dict[str, FieldStatistics]:
+        """Look at the data now; training does not notice."""
+        data = named_data(trainer, self.dataset_key, type(self).__name__, self.datasets)
+        stream = trainer.eval_stream if data is None else trainer.open(data, self.batch_size, shuffle=False)
+        assert stream is not None
+        self.statistics, seen = {}, 0
+        with preserved_rng():
+            stream.begin(0)
+            while batches := stream.take(1, None if self.num_samples is None else self.num_samples - seen):
+                seen += batches[0].size
+                for name, values in _fields(batches[0].value):
+                    self.statistics.setdefault(name, FieldStatistics()).add(values)
+                if self.num_samples is not None and seen >= self.num_samples:
+                    break
+        if data is not None:
+            stream.close()
+        return self.statistics
+
+
+def _fields(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a batch by name, however deep."""
+    if isinstance(value, Tensor):
+        if not value.is_complex():
+            yield path or "value", value
+        return
+    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
+    for key, item in items:
+        yield from _fields(item, f"{path}.{key}" if path else str(key))
+
+
+def _write(trainer: Trainer, name: str, content: Any) -> None:
+    if trainer.run is not None and trainer.runtime.is_main:
+        (trainer.run.artifacts / name).write_text(json.dumps(content, indent=2) + "\n")

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from ..data.interface import Stateful
+from ..callback import Callback
+from ..data.stream import Stateful
 from ..errors import ConfigurationError
-from ..hooks import Callback
-from ..merging import Gather, compute_together, merge_copies
+from ..metrics.metric_objects import Gather, compute_together, merge_copies
 
 if TYPE_CHECKING:
-    from ..data.stream import Stream
+    from ..data.open import Stream
     from ..runtime import Runtime
-    from ..step import StepResult
     from ..trainer import Trainer
+    from ..training.result import StepResult
 
 
 PROCESSES = "processes"  # in a state: a list of all processes' states

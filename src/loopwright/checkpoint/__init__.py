@@ -10,30 +10,22 @@ from typing import TYPE_CHECKING
 from .._lazy import lazily
 
 if TYPE_CHECKING:
-    from loopwright.checkpoint.atomic import new_token
-    from loopwright.checkpoint.compare import CheckpointDiff, Difference, diff_checkpoints
-    from loopwright.checkpoint.decoding import decode
-    from loopwright.checkpoint.encoding import encode
-    from loopwright.checkpoint.files import Checkpoint, read_checkpoint, write_checkpoint
-    from loopwright.checkpoint.headers import TensorInfo, read_header
-    from loopwright.checkpoint.inspect import (
-        CheckpointContent,
-        CheckpointInfo,
-        describe_checkpoint,
-        find_checkpoint,
-        list_checkpoints,
-    )
-    from loopwright.checkpoint.kept import KeptModel, KeptModels
-    from loopwright.checkpoint.manifest import Manifest, read_manifest, verify_checkpoint
-    from loopwright.checkpoint.pieces import Group, Piece
-    from loopwright.checkpoint.placing import load_stored, place_like, restore_into
-    from loopwright.checkpoint.policy import Candidate, KeepPolicy, ResumePolicy
-    from loopwright.checkpoint.snapshots import SnapshotBuffers, snapshot
-    from loopwright.checkpoint.store import CheckpointStore, Entry, update_name
-    from loopwright.checkpoint.stored import StoredTensor
-    from loopwright.checkpoint.tree import Tree
-    from loopwright.checkpoint.weights import load_weights, save_weights
-    from loopwright.checkpoint.writer import AsyncWriter
+    from .atomic import new_token
+    from .compare import CheckpointDiff, Difference, diff_checkpoints
+    from .decoding import decode
+    from .encoding import encode
+    from .files import Checkpoint, read_checkpoint, write_checkpoint
+    from .inspect import CheckpointContent, CheckpointInfo, describe_checkpoint, find_checkpoint, list_checkpoints
+    from .kept import Candidate, KeepPolicy, KeptModel, KeptModels, ResumePolicy
+    from .manifest import Manifest, read_manifest, verify_checkpoint
+    from .pieces import Group, Piece
+    from .sharded import load_stored, place_like, restore_into
+    from .store import CheckpointStore, Entry, update_name
+    from .stored import StoredTensor
+    from .tensors import TensorInfo, read_header
+    from .tree import Tree
+    from .weights import load_weights, save_weights
+    from .writer import AsyncWriter, SnapshotBuffers, snapshot
 
 __all__ = [
     "AsyncWriter",
@@ -79,7 +71,7 @@ __all__ = [
 
 _HOMES = {
     "AsyncWriter": "writer",
-    "Candidate": "policy",
+    "Candidate": "kept",
     "Checkpoint": "files",
     "CheckpointContent": "inspect",
     "CheckpointDiff": "compare",
@@ -88,15 +80,15 @@ _HOMES = {
     "Difference": "compare",
     "Entry": "store",
     "Group": "pieces",
-    "KeepPolicy": "policy",
+    "KeepPolicy": "kept",
     "KeptModel": "kept",
     "KeptModels": "kept",
     "Manifest": "manifest",
     "Piece": "pieces",
-    "ResumePolicy": "policy",
-    "SnapshotBuffers": "snapshots",
+    "ResumePolicy": "kept",
+    "SnapshotBuffers": "writer",
     "StoredTensor": "stored",
-    "TensorInfo": "headers",
+    "TensorInfo": "tensors",
     "Tree": "tree",
     "decode": "decoding",
     "describe_checkpoint": "inspect",
@@ -104,16 +96,16 @@ _HOMES = {
     "encode": "encoding",
     "find_checkpoint": "inspect",
     "list_checkpoints": "inspect",
-    "load_stored": "placing",
+    "load_stored": "sharded",
     "load_weights": "weights",
     "new_token": "atomic",
-    "place_like": "placing",
+    "place_like": "sharded",
     "read_checkpoint": "files",
-    "read_header": "headers",
+    "read_header": "tensors",
     "read_manifest": "manifest",
-    "restore_into": "placing",
+    "restore_into": "sharded",
     "save_weights": "weights",
-    "snapshot": "snapshots",
+    "snapshot": "writer",
     "update_name": "store",
     "verify_checkpoint": "manifest",
     "write_checkpoint": "files",

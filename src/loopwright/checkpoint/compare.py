@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from loopwright.checkpoint.files import read_checkpoint
-from loopwright.checkpoint.inspect import find_checkpoint
-from loopwright.checkpoint.tree import ATOMS, Tree, escape
-from loopwright.checkpoint.weights import load_weights
-from loopwright.errors import CheckpointError
+from ..errors import CheckpointError
+from .files import read_checkpoint
+from .inspect import find_checkpoint
+from .tree import ATOMS, Tree, escape
+from .weights import load_weights
 
 CLOCKS = frozenset({"progress/seconds", "progress/call_seconds"})  # never the same twice, and never meant to be
 BLOCK = 1 << 22  # values compared at once, so that large tensors need little memory

@@ -14,10 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from loopwright.checkpoint.stored import StoredTensor
-from loopwright.checkpoint.strictjson import Json
-from loopwright.checkpoint.tree import Tree
-from loopwright.errors import CheckpointError
+from ..errors import CheckpointError
+from .stored import StoredTensor
+from .tree import Json, Tree
 
 ARRAY_DTYPE = re.compile(r"[<>|=][biufcmMSU]\d+(\[\w+\])?")
 FLOATS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf"), "-0.0": -0.0}

@@ -6,9 +6,9 @@ import os
 import re
 from pathlib import Path
 
-from loopwright.checkpoint.layout import PIECES
-from loopwright.checkpoint.manifest import MANIFEST, STATE, TENSORS, NewerFormatError, read_manifest
-from loopwright.errors import CheckpointError, ConfigurationError
+from ..errors import CheckpointError, ConfigurationError
+from .layout import PIECES
+from .manifest import MANIFEST, STATE, TENSORS, NewerFormatError, read_manifest
 
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # `Path` makes one slash of two; a Windows drive has one letter
 IGNORED = {".DS_Store", "Thumbs.db", "desktop.ini"}  # what file managers leave where somebody looked

@@ -18,10 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from loopwright.checkpoint.pieces import Piece, is_dtensor, piece_of
-from loopwright.checkpoint.strictjson import Json
-from loopwright.checkpoint.tree import Tree, escape, plain_tensor, refusal
-from loopwright.errors import CheckpointError
+from ..errors import CheckpointError
+from .pieces import Piece, is_dtensor, piece_of
+from .tree import Json, Tree, escape, plain_tensor, refusal
 
 NUMBERS_FROM = 256  # a list of this many floats or ints is kept as a tensor: smaller, exact and quick
 ARRAY_KINDS = "biufcmMSU"

@@ -30,29 +30,18 @@ from typing import Any
 
 from torch import Tensor
 
-from loopwright.checkpoint.atomic import FileRecord, shared_staging, staged_directory, write_bytes
-from loopwright.checkpoint.decoding import decode
-from loopwright.checkpoint.destination import check_directory
-from loopwright.checkpoint.encoding import HEADER_KEY, encode_with_pieces
-from loopwright.checkpoint.gathering import check_token, gather_parts, part_name, write_part
-from loopwright.checkpoint.history_parts import Part, files_in, read_history
-from loopwright.checkpoint.manifest import (
-    FORMAT,
-    MANIFEST,
-    REMEDY,
-    STATE,
-    TENSORS,
-    Manifest,
-    find_problem,
-    manifest_bytes,
-    read_manifest,
-)
-from loopwright.checkpoint.pieces import SINGLE, Group
-from loopwright.checkpoint.stored import StoredFiles, StoredTensor, read_pieces, stored_pieces, stored_tensors
-from loopwright.checkpoint.strictjson import Json, parse_json
-from loopwright.checkpoint.tensorfile import read_tensors, write_tensors
-from loopwright.checkpoint.tree import Tree, escape, unescape
-from loopwright.errors import CheckpointError
+from ..errors import CheckpointError
+from .atomic import FileRecord, shared_staging, staged_directory, write_bytes
+from .decoding import decode
+from .destination import check_directory
+from .encoding import HEADER_KEY, encode_with_pieces
+from .history_parts import Part, files_in, read_history
+from .manifest import FORMAT, MANIFEST, REMEDY, STATE, TENSORS, Manifest, find_problem, manifest_bytes, read_manifest
+from .pieces import SINGLE, Group
+from .sharded import check_token, gather_parts, part_name, write_part
+from .stored import StoredFiles, StoredTensor, read_pieces, stored_pieces, stored_tensors
+from .tensors import read_tensors, write_tensors
+from .tree import Json, Tree, escape, parse_json, unescape
 
 MODELS = "models"
 LONGEST_NAME = 100

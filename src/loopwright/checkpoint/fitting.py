@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from ..data.seeding import preserved_rng
-from ..history import History
-from ..meter import Meter
-from ..progress import Progress
-from ..resuming import NOTHING_KEPT, Kept
+from ..data.random import preserved_rng
+from ..metrics.history import History
+from ..metrics.meter import Meter
+from ..training.progress import Progress
+from ..training.resume import NOTHING_KEPT, Kept
 from .stored import StoredTensor
 
 if TYPE_CHECKING:
-    from ..hooks import Callback
+    from ..callback import Callback
     from ..trainer import Trainer
 
 LISTED = 20

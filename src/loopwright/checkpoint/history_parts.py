@@ -19,13 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loopwright.checkpoint.atomic import FileRecord
-from loopwright.checkpoint.manifest import find_problem
-from loopwright.checkpoint.strictjson import parse_json
-from loopwright.checkpoint.tensorfile import read_tensors, write_tensors
-from loopwright.checkpoint.tree import Tree
-from loopwright.errors import CheckpointError
-from loopwright.history import Addition, Extent, History, Series, is_same
+from ..errors import CheckpointError
+from ..metrics.history import Addition, Extent, History, Series, is_same
+from .atomic import FileRecord
+from .manifest import find_problem
+from .tensors import read_tensors, write_tensors
+from .tree import Tree, parse_json
 
 FILES = "files"  # in the state, `{"history": {"files": [...]}}` says that the history is in these
 

@@ -14,20 +14,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from loopwright.checkpoint.headers import TensorInfo, read_header
-from loopwright.checkpoint.manifest import (
-    MANIFEST,
-    REMEDY,
-    STATE,
-    TENSORS,
-    Manifest,
-    find_problem,
-    read_manifest,
-    verify_checkpoint,
-)
-from loopwright.checkpoint.policy import Candidate, KeepPolicy
-from loopwright.errors import CheckpointError
-from loopwright.metrics.direction import Mode, direction_of
+from ..errors import CheckpointError
+from ..metrics.direction import Mode, direction_of
+from .kept import Candidate, KeepPolicy
+from .manifest import MANIFEST, REMEDY, STATE, TENSORS, Manifest, find_problem, read_manifest, verify_checkpoint
+from .tensors import TensorInfo, read_header
 
 logger = logging.getLogger("loopwright")
 

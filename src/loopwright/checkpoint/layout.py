@@ -15,9 +15,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias
 
-from loopwright.checkpoint.headers import TensorInfo, read_header
-from loopwright.checkpoint.strictjson import Json, parse_json
-from loopwright.errors import CheckpointError
+from ..errors import CheckpointError
+from .tensors import TensorInfo, read_header
+from .tree import Json, parse_json
 
 PIECES = "pieces.json"
 

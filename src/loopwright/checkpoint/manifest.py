@@ -12,11 +12,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from loopwright._version import __version__
-from loopwright.checkpoint.atomic import CHUNK, FileRecord
-from loopwright.checkpoint.layout import PIECES, read_layouts, table_of, text_of
-from loopwright.checkpoint.strictjson import Json, parse_json
-from loopwright.errors import CheckpointError
+from .._version import __version__
+from ..errors import CheckpointError
+from .atomic import CHUNK, FileRecord
+from .layout import PIECES, read_layouts, table_of, text_of
+from .tree import Json, parse_json
 
 FORMAT = 2  # 2: the history may be in files of its own; what does without is still written as 1
 MANIFEST = "manifest.json"
@@ -60,7 +60,7 @@ def manifest_bytes(
     meta: dict[str, Any], files: dict[str, FileRecord], models: dict[str, str], name: str, version: int = 1
 ) -> bytes:
     """A manifest that also vouches for itself, as it is written."""
-    from loopwright.checkpoint.encoding import encode_plain  # torch, which reading a manifest does without
+    from .encoding import encode_plain
 
     content: dict[str, Json] = {
         "format": version,
@@ -197,7 +197,7 @@ def _decoded(meta: Json) -> Any:
     """Metadata as it was noted; plain JSON, as it nearly always is, is taken without importing torch."""
     if '"$' not in json.dumps(meta):
         return meta
-    from loopwright.checkpoint.decoding import decode
+    from .decoding import decode
 
     return decode(meta, {})
 

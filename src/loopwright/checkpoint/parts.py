@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckpointError
-from .capture import load_optimizer
 from .files import read_checkpoint
 from .fitting import compare_components, listed
+from .state import load_optimizer
 from .undoing import undone_on_error
 from .weights import is_safetensors, load_weights, read_pickle, state_dict_in
 

@@ -13,9 +13,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from loopwright.checkpoint.layout import Box, Numbers, whole
-from loopwright.checkpoint.tree import refusal
-from loopwright.errors import ConfigurationError
+from ..errors import ConfigurationError
+from .layout import Box, Numbers, whole
+from .tree import refusal
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -9,23 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loopwright.checkpoint.atomic import clean_leftovers, remove_directory
-from loopwright.checkpoint.destination import UPDATE_NAME, foreign_names
-from loopwright.checkpoint.files import Checkpoint, read_checkpoint
-from loopwright.checkpoint.history_parts import SharedHistory
-from loopwright.checkpoint.manifest import (
-    FILE_NAME,
-    Manifest,
-    NewerFormatError,
-    find_problem,
-    plain_name,
-    read_manifest,
-    verify_checkpoint,
-)
-from loopwright.checkpoint.tree import Tree
-from loopwright.checkpoint.writer import AsyncWriter
-from loopwright.errors import CheckpointError, ConfigurationError
-from loopwright.history import History
+from ..errors import CheckpointError, ConfigurationError
+from ..metrics.history import History
+from .atomic import clean_leftovers, remove_directory
+from .destination import UPDATE_NAME, foreign_names
+from .files import Checkpoint, read_checkpoint
+from .history_parts import SharedHistory
+from .manifest import FILE_NAME, Manifest, NewerFormatError, find_problem, plain_name, read_manifest, verify_checkpoint
+from .tree import Tree
+from .writer import AsyncWriter
 
 logger = logging.getLogger("loopwright")
 

@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loopwright.checkpoint.headers import read_header
-from loopwright.checkpoint.layout import PIECES, Box, Layout, StoredPiece, read_layouts, whole
-from loopwright.checkpoint.manifest import Manifest
-from loopwright.checkpoint.tensorfile import DTYPES, open_tensors
-from loopwright.errors import CheckpointError
+from ..errors import CheckpointError
+from .layout import PIECES, Box, Layout, StoredPiece, read_layouts, whole
+from .manifest import Manifest
+from .tensors import DTYPES, open_tensors, read_header
 
 DTYPE_NAMES = {name: dtype for dtype, name in DTYPES.items()}
 

@@ -13,17 +13,17 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from ..errors import CheckpointError
-from .metric_state import (
+from ..metrics.metric_objects import (
     load_metric_states,
     load_object_states,
     metric_states,
     modules_with_metrics,
     object_states,
 )
-from .snapshots import snapshot
+from .writer import snapshot
 
 if TYPE_CHECKING:
-    from ..hooks import Callback
+    from ..callback import Callback
     from ..trainer import Trainer
 
 

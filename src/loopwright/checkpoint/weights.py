@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loopwright.checkpoint.atomic import staged_file
-from loopwright.checkpoint.destination import SAFE, check_file, weights_format
-from loopwright.checkpoint.files import check_files, weight_path
-from loopwright.checkpoint.layout import PIECES
-from loopwright.checkpoint.manifest import read_manifest
-from loopwright.checkpoint.stored import read_pieces
-from loopwright.checkpoint.tensorfile import DTYPES, read_tensors, write_tensors
-from loopwright.checkpoint.tree import plain_tensor, unescape
-from loopwright.errors import CheckpointError
+from ..errors import CheckpointError
+from .atomic import staged_file
+from .destination import SAFE, check_file, weights_format
+from .files import check_files, weight_path
+from .layout import PIECES
+from .manifest import read_manifest
+from .stored import read_pieces
+from .tensors import DTYPES, read_tensors, write_tensors
+from .tree import plain_tensor, unescape
 
 PICKLED = (".pt", ".pth", ".bin")
 WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "weights")
@@ -59,7 +59,7 @@ def save_weights(
     """
     destination = Path(path)
     if destination.suffix not in (SAFE, *PICKLED):
-        onnx = " (For ONNX, use `loopwright.onnx_files.export_module(model, inputs, path)`.)"
+        onnx = " (For ONNX, use `loopwright.checkpoint.onnx.export_module(model, inputs, path)`.)"
         raise CheckpointError(
             f"Weights are saved as {SAFE} or {', '.join(PICKLED)}, and {destination} ends in none of these: write "
             f"{destination.stem + SAFE!r}.{onnx if destination.suffix == '.onnx' else ''}"

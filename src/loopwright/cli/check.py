@@ -17,7 +17,7 @@ from .check_output import print_report
 from .exits import FOUND, OK
 
 if TYPE_CHECKING:
-    from ..rehearsal import Rehearsal
+    from .check_dry_run import Rehearsal
 
 MORE = """\
 CONFIG (.yaml, .yml, .json): everything that `train` would do is done once on a few samples of the real data, in a
@@ -68,8 +68,8 @@ def check_command(options: argparse.Namespace) -> int:
 
 
 def _check_program(program: Path, options: argparse.Namespace) -> int:
-    from ..rehearsal import Rehearsal
     from ..runtime.dry_run import DryRun
+    from .check_dry_run import Rehearsal
 
     if not program.is_file():
         raise ConfigurationError(f"{program} is no file: name the Python program that trains.")
@@ -88,7 +88,7 @@ def _check_program(program: Path, options: argparse.Namespace) -> int:
 
 def parse_mesh(text: str) -> dict[str, int]:
     """The sizes that `replicate=2,shard=4` names."""
-    from ..runtime.holdings import AXES
+    from ..runtime.dry_run import AXES
 
     sizes: dict[str, int] = {}
     for part in text.split(","):

@@ -46,7 +46,7 @@ def check_config_command(path: Path, arguments: Sequence[str], *, as_json: bool)
 def check_config(path: str | Path, overrides: Sequence[str] = ()) -> Outcome:
     """Everything that is wrong with a run file, and what its run will need."""
     from ..config import ConfigError
-    from ..data.seeding import preserved_rng
+    from ..data.random import preserved_rng
     from .train import load_single
 
     begin = monotonic()

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, default_collate
 
 from ..config.problems import near_names
-from ..data.seeding import preserved_rng, seed_sample
-from ..supervised import describe
+from ..data.random import preserved_rng, seed_sample
+from ..training.supervised import describe
 from .check_findings import Findings
 
 if TYPE_CHECKING:

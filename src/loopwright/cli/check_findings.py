@@ -12,7 +12,7 @@ from ..config import Config, Problem
 from .failing import described
 
 if TYPE_CHECKING:
-    from ..hooks import Callback
+    from ..callback import Callback
 
 BUILT = re.compile(r"raised while (\S+) \(kind: .*\) was built")
 WATCHES = "{} watches {!r}"

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ..rehearsal import tensors_of
-from ..tuning.watching import StepWatch
+from ..tuning.memory import StepWatch
+from .check_dry_run import tensors_of
 from .check_schedule import Length
 from .check_tiny import SAMPLES, Factory
 

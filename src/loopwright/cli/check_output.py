@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
-from ..progress import counted
+from ..training.progress import counted
 from .output import RED, print_table, printable, size_text, styled
 
 if TYPE_CHECKING:
-    from ..rehearsal import Report
-    from ..runtime.mesh import Mesh
+    from ..runtime.dtensor import Mesh
+    from .check_dry_run import Report
 
 MAX_ROWS = 40
 MAX_PICTURE = 64

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from ..callback import Callback
 from ..checkpoint import read_checkpoint, write_checkpoint
-from ..hooks import Callback
 from .check_data import finite, leaves, same
 
 if TYPE_CHECKING:
-    from ..step import StepResult
     from ..trainer import Trainer
+    from ..training.result import StepResult
 
 
 class Probe(Callback):
@@ -104,8 +104,8 @@ def repeated_loss(trainer: Trainer, batch: Any) -> tuple[float, float]:
     """The losses of one batch evaluated twice: the very same object, in eval mode and with the same generators."""
     import torch
 
-    from ..data.seeding import preserved_rng
-    from ..step import StepResult
+    from ..data.random import preserved_rng
+    from ..training.result import StepResult
 
     batch = deepcopy(batch)
     losses = []

@@ -6,12 +6,12 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..callback import Callback
 from ..callbacks import BestCheckpoint, BestModel, Checkpoints, PeakMemory, Throughput, TrainTime
 from ..checkpoint import snapshot
-from ..checkpoint.capture import capture
 from ..checkpoint.compare import compare_trees
-from ..debug import check_resume
-from ..hooks import Callback
+from ..checkpoint.state import capture
+from ..debug.resume_check import check_resume
 from .check_findings import Findings, culprit, key_of_callback
 from .check_tiny import Factory
 

@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..callback import Callback
 from ..callbacks.interval import Periodic, Watching
-from ..data.interface import Batch, Stream, StreamAround
-from ..hooks import Callback
+from ..data.stream import Batch, Stream, StreamAround
 
 if TYPE_CHECKING:
     from ..doors.configured.engine import Engine

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..callback import Callback
 from ..callbacks.freezing import Freeze
 from ..callbacks.nonfinite import NonFiniteGuard
 from ..config.problems import near_names
-from ..hooks import Callback
 from ..initializers import Initializer
 from ..run.reading import RunView
 from .check_findings import Findings, culprit, key_of_callback

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from ..run.changes import Change, values_text
-from ..run.comparing import Parting, RunDiff, compare_runs
+from ..run.compare import Parting, RunDiff, compare_runs
 from .adding import add_command
 from .exits import FOUND, OK
 from .finding import RUN, add_root, find_run

@@ -107,7 +107,7 @@ def _destination(run: RunView, options: argparse.Namespace) -> Path:
 
 
 def _export_onnx(run: RunView, weights: Any, out: Path, options: argparse.Namespace, source: str) -> int:
-    from ..onnx_files import check_onnx_packages, export_module
+    from ..checkpoint.onnx import check_onnx_packages, export_module
     from .export_parts import model_and_inputs
 
     check_onnx_packages()

@@ -17,7 +17,7 @@ from .finding import RUN, add_root, find_run
 from .output import printable, size_text
 
 if TYPE_CHECKING:
-    from ..data.stream import Stream
+    from ..data.open import Stream
     from ..doors.configured import BaseTrainer
 
 MORE = """\
@@ -97,8 +97,8 @@ def _watched(trainer: BaseTrainer) -> Iterator[None]:
     from rich.console import Console
     from rich.progress import Progress
 
-    from ..data.interface import StreamAround
-    from ..hooks import Callback
+    from ..callback import Callback
+    from ..data.stream import StreamAround
 
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("predicting", total=None)

@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..metrics.direction import Mode
-from ..progress import counted
+from ..run.metrics_store import Point
 from ..run.reading import COUNTS, RunProgress, RunView
-from ..run.reading_metrics import Point
+from ..training.progress import counted
 from .output import number_text
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from ..errors import ConfigurationError
 from ..metrics.direction import Mode
+from ..run.metrics_store import BestValue
 from ..run.reading import STATES, RunView
-from ..run.reading_metrics import BestValue
 from .adding import add_command
 from .exits import OK
 from .finding import ROOT, all_runs, short_path

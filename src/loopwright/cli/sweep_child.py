@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from ..callback import Callback
 from ..errors import ConfigurationError, Interrupted, LoopwrightError
-from ..hooks import Callback
 from .exits import FAILED, OK
 
 if TYPE_CHECKING:

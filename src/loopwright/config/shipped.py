@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer, lr_scheduler
 from torch.utils.data import Dataset, Sampler
 
-from ..hooks import Callback
+from ..callback import Callback
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 ANYTHING: tuple[type, ...] = (nn.Module, Dataset, Sampler, Optimizer, lr_scheduler.LRScheduler, Callback)

@@ -1,8 +1,8 @@
 """Data: the order of samples, the position in it, their randomness, and batches from whatever is given."""
 
+from .open import Batch, Stream, batch_size_of, open_stream
 from .order import derive_seed, permutation
-from .seeding import preserved_rng, rng_state, seed_everything, seed_sample, set_rng_state
-from .stream import Batch, Stream, batch_size_of, open_stream
+from .random import preserved_rng, rng_state, seed_everything, seed_sample, set_rng_state
 
 __all__ = [
     "Batch",

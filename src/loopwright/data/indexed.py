@@ -1,15 +1,23 @@
 """The stream over a map-style data set: an order that we know, batches addressed by position."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from copy import deepcopy
+from itertools import chain, islice
 from typing import Any
 
+import torch
+from torch import Tensor
+from torch.utils.data import Subset, TensorDataset, default_collate
+from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
+
 from ..errors import DataError
-from .feeds import Feed
-from .fetching import Request
-from .interface import Batch, Stateful, Stream, check_kind
-from .plan import Plan, Planner, spans_from
+from .fetch import Request, can_pin, pin
+from .order import EvenBatches, Plan, Planner, spans_from
 from .sharding import Shard
+from .sources import Feed
+from .stream import Batch, Stateful, Stream, check_kind
 
 _KIND = "a map-style data set"
 
@@ -151,7 +159,7 @@ class IndexedStream(Stream):
         return self._feed.fetcher.describe() | self._place.planner.describe()
 
     def peek(self) -> list[Any] | None:
-        from .peeking import peek_samples
+        from .fetch import peek_samples
 
         return peek_samples(self._feed.fetcher)
 
@@ -185,3 +193,167 @@ class IndexedStream(Stream):
             if shard is not None:
                 start, stop = shard.part(start, stop)
             yield Request(epoch, plan.indices(start, stop))
+
+
+_BLOCK = 512  # batches whose indices are split off at once: cheap for each, and nothing to wait for
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
+_INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_DTYPES = frozenset(_FLOATS + _INTEGERS)
+
+
+class TensorStream(Stream):
+    """Batches cut out of whole tensors: no loader, no samples, no collation."""
+
+    def __init__(self, place: Place, dataset: Any, pin_memory: bool = False) -> None:
+        self._place = place
+        self._dataset = dataset
+        self._pins = pin_memory and can_pin()
+        self._batches: Iterator[Batch] | None = None
+        self.is_shared = place.shard is not None
+        self.num_batches, self.num_samples = place.planner.sizes()
+
+    def begin(self, epoch: int) -> None:
+        self._place.move(epoch)
+        self._start()
+
+    def take(self, count: int, max_samples: int | None = None) -> list[Batch]:
+        if max_samples is not None:
+            return self._take_limited(count, max_samples)
+        source = self._batches or self._start()
+        if count == 1:
+            for batch in source:
+                self._place.position += batch.size if batch.total is None else batch.total
+                return [batch]
+        batches = list(islice(source, count))
+        for batch in batches:
+            self._place.position += batch.size if batch.total is None else batch.total
+        return batches
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._place.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._place.load_state_dict(state)
+        self._batches = None  # made of the position with the next batch that is asked for
+        if state["num_samples"] is not None:  # otherwise no epoch was drawn yet, which a sampler would notice
+            self._start()
+
+    @property
+    def spans_epochs(self) -> bool:
+        return self._place.spans_epochs
+
+    def check_resumable(self) -> None:
+        self._place.check_resumable()
+
+    def describe(self) -> dict[str, Any]:
+        return {"length": len(self._dataset)} | self._place.planner.describe()
+
+    def peek(self) -> list[Any] | None:
+        from .fetch import NUM_ROWS, places
+
+        return [self._dataset[index] for index in places(len(self._dataset), NUM_ROWS)]
+
+    def close(self) -> None:
+        self._batches = None
+
+    def _take_limited(self, count: int, left: int) -> list[Batch]:
+        batches: list[Batch] = []
+        while len(batches) < count and left > 0:
+            start, stop = self._place.plan.span(self._place.position)
+            if stop - start > left:
+                self._start(limit=left)
+            if not (taken := self.take(1)):
+                break
+            left -= taken[0].size if taken[0].total is None else taken[0].total
+            batches += taken
+        return batches
+
+    def _start(self, limit: int | None = None) -> Iterator[Batch]:
+        plan = self._place.plan
+        assert isinstance(plan, EvenBatches)
+        self.num_batches, self.num_samples = plan.num_batches, plan.num_samples
+        batches = chain.from_iterable(self._blocks(plan, self._place.position, limit))
+        self._batches = map(_pinned, batches) if self._pins else batches
+        return self._batches
+
+    def _blocks(self, plan: EvenBatches, position: int, limit: int | None) -> Iterator[Iterator[Batch]]:
+        tensors, order = _resolve(self._dataset, plan.order)
+        cut = _copies if isinstance(order, range) else _selections
+        while position < plan.num_samples:  # a first part up to a batch boundary, then blocks of whole batches
+            start, stop = plan.span(position)
+            if limit is not None:
+                stop, limit = min(stop, start + limit), None
+            if stop % plan.batch_size == 0 and start % plan.batch_size == 0:
+                stop = min(start + _BLOCK * plan.batch_size, plan.num_samples)
+            yield cut(tensors, order, (start, stop), plan.batch_size, self._place.shard)
+            position = stop
+
+
+def is_tensors(dataset: Any, collate: Any) -> bool:
+    """Whether indexing the tensors of a data set gives exactly what fetching and collating samples would."""
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    if type(dataset) is not TensorDataset or collate is not default_collate:
+        return False
+    if default_collate_fn_map.get(Tensor) is not collate_tensor_fn:  # somebody extended the default
+        return False
+    tensors = dataset.tensors
+    return all(map(_is_plain, tensors)) and len({tensor.device for tensor in tensors}) == 1
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.is_nested:
+        return False
+    if tensor.dtype not in _DTYPES or tensor.requires_grad or tensor.is_conj() or tensor.is_neg():
+        return False
+    # stacked rows keep an unusual memory format, indexed rows do not
+    return tensor.shape[0] == 0 or tensor.select(0, 0).is_contiguous()
+
+
+def _resolve(dataset: Any, order: Any) -> tuple[tuple[Tensor, ...], Any]:
+    """The tensors at the bottom, and the order as indices into them (a range where it is sequential)."""
+    while type(dataset) is Subset:
+        chosen = torch.as_tensor(dataset.indices, dtype=torch.int64)
+        order = chosen if isinstance(order, range) else chosen[torch.as_tensor(order, dtype=torch.int64)]
+        dataset = dataset.dataset
+    if isinstance(order, range):
+        return dataset.tensors, order
+    order = torch.as_tensor(order, dtype=torch.int64)
+    if len(order) and order.min() < 0:  # counted from the end
+        order = torch.where(order < 0, order + len(dataset), order)
+    return dataset.tensors, order.to(dataset.tensors[0].device)
+
+
+def _selections(
+    tensors: tuple[Tensor, ...], order: Tensor, span: tuple[int, int], batch_size: int, shard: Shard | None
+) -> Iterator[Batch]:
+    select = [tensor.index_select for tensor in tensors]
+    for indices in _split(order, span, batch_size):
+        if shard is None:
+            yield Batch([of(0, indices) for of in select], indices.shape[0])
+        else:
+            total = indices.shape[0]
+            first, last = shard.part(0, total)
+            yield Batch([of(0, indices[first:last]) for of in select], shard.size(total), total)
+
+
+def _copies(
+    tensors: tuple[Tensor, ...], order: range, span: tuple[int, int], batch_size: int, shard: Shard | None
+) -> Iterator[Batch]:
+    parts = [_split(tensor, span, batch_size) for tensor in tensors]
+    for views in zip(*parts, strict=True):  # views of the data set's memory, which must not be given out
+        if shard is None:
+            yield Batch([view.clone() for view in views], views[0].shape[0])
+        else:
+            total = views[0].shape[0]
+            first, last = shard.part(0, total)
+            yield Batch([view[first:last].clone() for view in views], shard.size(total), total)
+
+
+def _split(tensor: Tensor, span: tuple[int, int], size: int) -> tuple[Tensor, ...]:
+    views: tuple[Tensor, ...] = tensor[span[0] : span[1]].split(size)  # type: ignore[no-untyped-call]
+    return views
+
+
+def _pinned(batch: Batch) -> Batch:
+    return Batch(pin(batch.value), batch.size, batch.total)

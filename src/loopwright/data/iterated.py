@@ -8,11 +8,11 @@ from enum import Enum
 from typing import Any
 
 from ..errors import DataError
-from .fetching import Collate, can_pin, pin
-from .interface import Batch, HasEpochs, Stateful, Stream, batch_size_of, check_kind
+from .fetch import Collate, can_pin, pin
 from .order import SAMPLE, WORKER, derive_seed
-from .seeding import preserved_rng, seed_sample
+from .random import preserved_rng, seed_sample
 from .sharding import Shard
+from .stream import Batch, HasEpochs, Stateful, Stream, batch_size_of, check_kind
 
 _KIND = "an iterable"
 

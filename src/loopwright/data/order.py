@@ -1,7 +1,27 @@
 """The order of samples as a pure function of (seed, epoch), and the seeds of everything random."""
 
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from contextlib import contextmanager
+from itertools import accumulate
+from typing import Any, Protocol, TypeAlias
+
 import torch
 from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from ..errors import DataError
+from .random import preserved_rng, seed_sample
+from .stream import HasEpochs, Stateful
 
 _MASK = (1 << 64) - 1
 _STRIDE = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio: consecutive inputs land far apart
@@ -28,3 +48,270 @@ def _mix(state: int) -> int:
     state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
     return state ^ (state >> 31)
+
+
+Indices: TypeAlias = range | Tensor | list[Any]
+
+
+class Order(Protocol):
+    """The indices of each epoch; `sampler` is the object that may hold state of its own."""
+
+    @property
+    def sampler(self) -> object: ...
+    def __len__(self) -> int: ...
+    def indices(self, epoch: int) -> Indices: ...
+    def hidden_state(self) -> str | None:
+        """Name of what the order may depend on besides (seed, epoch), if anything."""
+
+    def describe(self) -> str:
+        """What makes it another order."""
+
+
+class SequentialOrder:
+    """Every index of a data set, from first to last."""
+
+    sampler: object = None
+
+    def __init__(self, source: Sized) -> None:
+        self._source = source
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def indices(self, epoch: int) -> Indices:
+        return range(len(self))
+
+    def hidden_state(self) -> str | None:
+        return None
+
+    def describe(self) -> str:
+        return "sequential"
+
+
+class ShuffledOrder:
+    """Every index of a data set, shuffled anew in each epoch."""
+
+    sampler: object = None
+
+    def __init__(self, source: Sized, seed: int) -> None:
+        self._source = source
+        self._seed = seed
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def indices(self, epoch: int) -> Indices:
+        return permutation(self._seed, epoch, len(self))
+
+    def hidden_state(self) -> str | None:
+        return None
+
+    def describe(self) -> str:
+        return "shuffled"
+
+
+class FixedOrder:
+    """Indices, or lists of indices, that somebody wrote down."""
+
+    sampler: object = None
+
+    def __init__(self, indices: Iterable[Any]) -> None:
+        self._indices = indices.tolist() if isinstance(indices, Tensor) else list(indices)
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def indices(self, epoch: int) -> Indices:
+        return self._indices
+
+    def hidden_state(self) -> str | None:
+        return None
+
+    def describe(self) -> str:
+        return f"{len(self)} given indices"
+
+
+class SampledOrder:
+    """What a sampler gives when every generator it could draw from is seeded from (seed, epoch)."""
+
+    def __init__(self, sampler: Any, seed: int) -> None:
+        self.sampler = sampler
+        self._seed = seed
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def indices(self, epoch: int) -> Indices:
+        if isinstance(self.sampler, HasEpochs):
+            self.sampler.set_epoch(epoch)
+        seed = derive_seed(self._seed, SAMPLER, epoch)
+        with preserved_rng(), _own_generator(self.sampler, seed):
+            seed_sample(seed)
+            return list(self.sampler)
+
+    def hidden_state(self) -> str | None:
+        known = _draws_from_its_generator(self.sampler) or isinstance(self.sampler, HasEpochs | Stateful)
+        return None if known else type(self.sampler).__name__
+
+    def describe(self) -> str:
+        name = type(self.sampler).__name__
+        is_divided = isinstance(self.sampler, DistributedSampler)  # which gives fewer on more processes
+        return name if is_divided else f"{name} of {len(self)}"
+
+
+class GroupedOrder:
+    """Lists of consecutive indices of another order (a `BatchSampler` used as a sampler)."""
+
+    def __init__(self, order: Order, size: int, drop_last: bool) -> None:
+        self.sampler = order.sampler
+        self._order = order
+        self._size = size
+        self._drop_last = drop_last
+
+    def __len__(self) -> int:
+        return (len(self._order) + (0 if self._drop_last else self._size - 1)) // self._size
+
+    def indices(self, epoch: int) -> Indices:
+        indices = self._order.indices(epoch)
+        flat = indices.tolist() if isinstance(indices, Tensor) else list(indices)
+        return list(BatchSampler(flat, self._size, self._drop_last))
+
+    def hidden_state(self) -> str | None:
+        return self._order.hidden_state()
+
+    def describe(self) -> str:
+        return f"{self._order.describe()}, {self._size} at once"
+
+
+def order_of(sampler: Any, seed: int) -> Order:
+    """The order a loader's sampler stands for."""
+    if type(sampler) is SequentialSampler:
+        return SequentialOrder(sampler.data_source)
+    if type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None:
+        return ShuffledOrder(sampler.data_source, seed)
+    if type(sampler) is BatchSampler:
+        return GroupedOrder(order_of(sampler.sampler, seed), sampler.batch_size, sampler.drop_last)
+    if isinstance(sampler, list | tuple | range | Tensor):
+        return FixedOrder(sampler)
+    return SampledOrder(sampler, seed)
+
+
+def _draws_from_its_generator(sampler: object) -> bool:
+    return type(sampler) in (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+
+
+@contextmanager
+def _own_generator(sampler: Any, seed: int) -> Iterator[None]:
+    if not _draws_from_its_generator(sampler):
+        yield
+        return
+    theirs = sampler.generator
+    sampler.generator = torch.Generator().manual_seed(seed)
+    try:
+        yield
+    finally:
+        sampler.generator = theirs
+
+
+class Plan(Protocol):
+    """One epoch cut into batches; a position inside a batch stands for the rest of that batch."""
+
+    num_batches: int
+    num_samples: int
+
+    def span(self, position: int) -> tuple[int, int]:
+        """Where the rest of the batch at `position` begins and ends; the same number twice at the end."""
+
+    def indices(self, start: int, stop: int) -> list[Any]: ...
+
+
+class EvenBatches:
+    """An order cut into batches of one size, the last one perhaps shorter."""
+
+    def __init__(self, order: Indices, batch_size: int, drop_last: bool) -> None:
+        length = len(order)
+        self.order = order
+        self.batch_size = batch_size
+        self.num_samples = length - length % batch_size if drop_last else length
+        self.num_batches = -(-self.num_samples // batch_size)
+
+    def span(self, position: int) -> tuple[int, int]:
+        end = position - position % self.batch_size + self.batch_size
+        return position, max(position, min(end, self.num_samples))
+
+    def indices(self, start: int, stop: int) -> list[Any]:
+        part = self.order[start:stop]
+        return part.tolist() if isinstance(part, Tensor) else list(part)
+
+
+class GivenBatches:
+    """Batches of indices as a batch sampler gave them."""
+
+    def __init__(self, batches: Sequence[Any]) -> None:
+        self._batches = [batch.tolist() if isinstance(batch, Tensor) else list(batch) for batch in batches]
+        if not all(self._batches):
+            raise DataError("The batch sampler gave a batch without indices: leave empty batches out.")
+        self._ends = list(accumulate(map(len, self._batches)))
+        self.num_batches = len(self._batches)
+        self.num_samples = self._ends[-1] if self._ends else 0
+
+    def span(self, position: int) -> tuple[int, int]:
+        number = bisect_right(self._ends, position)
+        return position, self._ends[number] if number < self.num_batches else position
+
+    def indices(self, start: int, stop: int) -> list[Any]:
+        number = bisect_right(self._ends, start)
+        first = self._ends[number] - len(self._batches[number])
+        return self._batches[number][start - first : stop - first]
+
+
+class Planner:
+    """How the epochs of a data set are cut into batches.
+
+    Without `batch_size`, `order` gives whole batches of indices, or items that are batches already.
+    """
+
+    def __init__(self, order: Order, batch_size: int | None, drop_last: bool, single: bool = False) -> None:
+        self.order = order
+        self.batch_size = 1 if single else batch_size
+        self.drop_last = drop_last
+        self.single = single
+
+    def scaled(self, factor: int) -> Planner:
+        """The same with batches so many times as large, where it is this that cuts them."""
+        size = self.batch_size * factor if self.is_even and self.batch_size is not None else self.batch_size
+        return Planner(self.order, size, self.drop_last, self.single)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether batches are cut out of an order of single samples."""
+        return self.batch_size is not None and not self.single
+
+    def describe(self) -> dict[str, Any]:
+        """What of it makes other batches where it differs."""
+        size = None if self.single else self.batch_size
+        return {"batch_size": size, "drop_last": self.drop_last, "order": self.order.describe()}
+
+    def sizes(self) -> tuple[int | None, int | None]:
+        """Batches and samples in an epoch that has not been drawn yet, as far as they are known."""
+        length = len(self.order)
+        if self.batch_size is None:
+            return length, None
+        plan = EvenBatches(range(length), self.batch_size, self.drop_last)
+        return plan.num_batches, None if self.single else plan.num_samples
+
+    def plan(self, epoch: int) -> Plan:
+        indices = self.order.indices(epoch)
+        if self.batch_size is not None:
+            return EvenBatches(indices, self.batch_size, self.drop_last)
+        return GivenBatches(list(indices))
+
+
+def spans_from(plan: Plan, position: int, limit: int | None = None) -> Iterator[tuple[int, int]]:
+    """The spans of all batches from a position on, the first of them no longer than `limit`."""
+    start, stop = plan.span(position)
+    if limit is not None:
+        stop = min(stop, start + limit)
+    while start < stop:
+        yield start, stop
+        start, stop = plan.span(stop)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .interface import Batch, Stream, StreamAround
+from .stream import Batch, Stream, StreamAround
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ..building import Interval, build_schedule
+from ..callback import Callback
 from ..errors import ConfigurationError
-from ..hooks import Callback
-from ..optimization import Optimization
+from ..optim.build import Interval, build_schedule
 from ..runtime import resolve_runtime
-from ..runtime.single import detect_device
+from ..runtime.base import detect_device
 from ..trainer import Trainer as CoreTrainer
+from ..training.update import Optimization
 from ._simple_checks import keywords_of, takes
 from ._simple_config import Settings
 from ._simple_optimizing import position_of, settle

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..callbacks.early_stopping import EarlyStopping
-from ..callbacks.watching import metric_of
+from ..callback import check_arguments, named_hook
+from ..callbacks.interval import metric_of
+from ..callbacks.stopping import EarlyStopping
 from ..checkpoint.destination import check_inside
-from ..checkpoint.policy import KeepPolicy
+from ..checkpoint.kept import KeepPolicy
 from ..errors import CheckpointError, ConfigurationError
-from ..hooks import check_arguments, named_hook
 from ..metrics.direction import Mode, WatchedMetric
 
 if TYPE_CHECKING:
@@ -193,8 +193,8 @@ def as_lists(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
 
 def read_run(parts: Parts, engine: Engine | None) -> dict[str, Any]:
     """What a checkpoint notes of the epochs so far, once it is known that `engine`, if given, can go on from it."""
-    from ..checkpoint.capture import compare_run
     from ..checkpoint.fitting import differing_kinds, listed
+    from ..checkpoint.state import compare_run
 
     noted = parts.rest.get("simple", {}) if parts.path.is_dir() else {}
     problems = list(differing_kinds({"run": {"rows": [{}], "best": {}}}, noted, "simple"))

@@ -11,13 +11,13 @@ from torch.optim import Optimizer
 
 from ..callbacks.nonfinite import NonFiniteGuard
 from ..errors import ConfigurationError, NonFiniteLossError
-from ..optimization import Lane
-from ..step_checks import StepWatch, watch_own_steps
+from ..training.step_checks import StepWatch, watch_own_steps
+from ..training.update import Lane
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
-    from ..step import StepResult
+    from ..training.result import StepResult
     from ._simple_config import Settings
     from ._simple_engine import Engine
 

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..data.stream import batch_size_of
+from ..data.open import batch_size_of
 from ..errors import ConfigurationError
-from ..meter import Meter
-from ..step import StepResult
-from ..supervised import TARGET_NAMES, call_model, describe, loss_of, split_supervised
+from ..metrics.meter import Meter
+from ..training.result import StepResult
+from ..training.supervised import TARGET_NAMES, call_model, describe, loss_of, split_supervised
 from ._simple_checks import (
     as_device,
     check_callbacks,
@@ -207,7 +207,7 @@ class Trainer(Assignable):
         `model.safetensors` in it has the weights under the names of the state dict. A model that has `save_pretrained`
         can be loaded from it with `from_pretrained`.
         """
-        from ..checkpoint.capture import capture, meta_of, write_together
+        from ..checkpoint.state import capture, meta_of, write_together
 
         say_unsaved(self, self._engine)
         noted = {"epoch": epoch, "metric_value": metric_value}

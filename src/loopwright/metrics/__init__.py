@@ -1,1 +1,1 @@
-"""What is known of metrics by their names; nothing here imports torch."""
+"""Metrics: sums and counts of a phase, the history of a run, and which values of a metric are better."""

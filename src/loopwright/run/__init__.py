@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from .._lazy import lazily
 
 if TYPE_CHECKING:
-    from loopwright.run.directory import RunDirectory
-    from loopwright.run.manifest import RunManifest, update_manifest
-    from loopwright.run.metrics import EpochRow, MetricsStore, StepRow
-    from loopwright.run.reading import RunView, find_runs
+    from .directory import RunDirectory
+    from .manifest import RunManifest, update_manifest
+    from .metrics_store import EpochRow, MetricsStore, StepRow
+    from .reading import RunView, find_runs
 
 __all__ = [
     "EpochRow",
@@ -27,12 +27,12 @@ __all__ = [
 ]
 
 _HOMES = {
-    "EpochRow": "metrics",
-    "MetricsStore": "metrics",
+    "EpochRow": "metrics_store",
+    "MetricsStore": "metrics_store",
     "RunDirectory": "directory",
     "RunManifest": "manifest",
     "RunView": "reading",
-    "StepRow": "metrics",
+    "StepRow": "metrics_store",
     "find_runs": "reading",
     "update_manifest": "manifest",
 }

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from loopwright.errors import ConfigurationError
+from ..errors import ConfigurationError
 
 MISSING = "-"  # what stands for a value that a run does not have
 UNKNOWN = "unknown"  # what stands for a value that cannot be compared: it is equal to any other

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loopwright.errors import CheckpointError
+from ..errors import CheckpointError
 
 if TYPE_CHECKING:
     import yaml

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import itertools
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,10 +13,90 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from loopwright.checkpoint.atomic import clean_leftovers
-from loopwright.checkpoint.destination import local_path
-from loopwright.errors import ConfigurationError
-from loopwright.run.lock import RunLock
+from ..checkpoint.atomic import clean_leftovers
+from ..checkpoint.destination import local_path
+from ..errors import ConfigurationError
+
+logger = logging.getLogger("loopwright")
+
+UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
+
+# Record locks belong to the process, so worker processes that outlive it do not keep them. The other side of
+# that: within one process they do not exclude, and closing any descriptor of the file drops them. Hence this
+# table of what this process (by its id, for forks copy the table) holds, asked before the file is touched. A file may
+# have several names (links, `..`), hence its real path and its device and inode, which stay its own while it is open.
+_held: dict[str | tuple[int, int], int] = {}
+
+
+def is_held_here(path: Path) -> bool:
+    """Whether this process holds the lock in this file, whatever name it was taken under; nothing is opened."""
+    return any(_held.get(key) == os.getpid() for key in _keys(path))
+
+
+def _keys(path: Path) -> list[str | tuple[int, int]]:
+    real = os.path.realpath(path)
+    try:
+        found = os.stat(real)
+    except OSError:
+        return [real]
+    return [real, (found.st_dev, found.st_ino)]
+
+
+class RunLock:
+    """A lock on a file, between processes and within this one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor: int | None = None
+        self._keys: list[str | tuple[int, int]] = []
+
+    @property
+    def is_held(self) -> bool:
+        return self._descriptor is not None and any(_held.get(key) == os.getpid() for key in self._keys)
+
+    def try_acquire(self) -> bool:
+        """Take the lock if nobody has it; whether it is ours now."""
+        if self.is_held:
+            return True
+        if is_held_here(self.path):
+            return False
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in UNSUPPORTED:
+                os.close(descriptor)
+                if error.errno in (errno.EACCES, errno.EAGAIN):
+                    return False
+                raise
+            logger.warning("%s cannot be locked (%s): make sure only one process trains here.", self.path, error)
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
+        except OSError:  # a full disk
+            os.close(descriptor)
+            raise
+        self._descriptor, self._keys = descriptor, _keys(self.path)
+        _held.update(dict.fromkeys(self._keys, os.getpid()))
+        return True
+
+    def release(self) -> None:
+        """Give the lock back, if it is ours."""
+        if self._descriptor is not None and self.is_held:
+            for key in self._keys:
+                _held.pop(key, None)
+            os.close(self._descriptor)
+        self._descriptor, self._keys = None, []
+
+    def holder(self) -> str:
+        """Who has it, in words."""
+        if is_held_here(self.path):
+            return f"this process ({os.getpid()}), through another trainer"
+        try:
+            return self.path.read_text().strip() or "another process"
+        except OSError:
+            return "another process"
+
 
 MANIFEST, LOCK = "run.json", ".lock"
 FILES = ("config.yaml", "code.diff", "log.txt", "metrics.sqlite")
@@ -165,3 +247,40 @@ class RunDirectory:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.unlock()
+
+
+FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+run_logger = logging.getLogger("loopwright.run")
+
+
+@contextmanager
+def logging_to(path: Path) -> Iterator[logging.Logger]:
+    """Append to this file whatever is logged meanwhile; gives the logger for the run's own lines.
+
+    What a program without handlers of its own prints for warnings is still printed, but for the run's own lines, which
+    whoever runs it hears of in other ways.
+    """
+    root = logging.getLogger()
+    handlers: list[logging.Handler] = [logging.FileHandler(path, encoding="utf-8", delay=True)]
+    handlers[0].setFormatter(logging.Formatter(FORMAT))
+    if not root.handlers:
+        handlers.append(_printing())  # python does that itself only as long as there is no other handler
+    level = run_logger.level
+    run_logger.setLevel(logging.INFO)
+    for handler in handlers:
+        root.addHandler(handler)
+    try:
+        yield run_logger
+    finally:
+        for handler in handlers:
+            root.removeHandler(handler)
+        handlers[0].close()
+        run_logger.setLevel(level)
+
+
+def _printing() -> logging.Handler:
+    handler = logging.StreamHandler()
+    handler.setLevel(logging.WARNING)
+    handler.addFilter(lambda record: record.name != run_logger.name)
+    return handler

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import struct
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,16 +14,66 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from loopwright.checkpoint.strictjson import parse_json
-from loopwright.errors import CheckpointError, ConfigurationError
-from loopwright.metrics.direction import Mode, direction_of
-from loopwright.metrics.headline import headline
-from loopwright.run.config_file import read_config
-from loopwright.run.reading_lock import is_locked, lock_host
-from loopwright.run.reading_metrics import BestValue, MetricsView, Point
+from ..checkpoint.tree import parse_json
+from ..errors import CheckpointError, ConfigurationError
+from ..metrics.direction import Mode, direction_of, headline
+from .config_file import read_config
+from .directory import is_held_here
+from .metrics_store import BestValue, MetricsView, Point
 
 if TYPE_CHECKING:
-    from loopwright.checkpoint import CheckpointInfo
+    from ..checkpoint import CheckpointInfo
+
+
+# `struct flock` of fcntl(2): where the kind of lock, the start, the length and the process are differs by system.
+_IS_BSD = sys.platform == "darwin"
+_FLOCK = struct.Struct("qqihh" if _IS_BSD else "hhqqi4x")
+
+
+def is_locked(path: Path) -> bool | None:
+    """Whether a process holds the lock in this file; None where the file system cannot say.
+
+    The lock is looked at and not tried: a trainer that starts at this moment is not refused because of us.
+    """
+    if is_held_here(path):  # opening and closing the file would drop our own lock
+        return True
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    try:
+        answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, _question())
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return _kind(answer) != fcntl.F_UNLCK
+
+
+def lock_host(path: Path) -> str | None:
+    """The machine of the process that took the lock last."""
+    if is_held_here(path):
+        return os.uname().nodename
+    try:
+        words = path.read_text(errors="replace").split()
+    except OSError:
+        return None
+    return words[3] if len(words) == 4 and words[:3:2] == ["process", "on"] else None
+
+
+def _question() -> bytes:
+    """Who would be in the way of writing anything of the file?"""
+    if _IS_BSD:
+        return _FLOCK.pack(0, 0, 0, fcntl.F_WRLCK, os.SEEK_SET)
+    return _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+
+
+def _kind(answer: bytes) -> int:
+    kind: int = _FLOCK.unpack(answer)[3 if _IS_BSD else 0]
+    return kind
+
 
 RunState: TypeAlias = Literal["running", "crashed", "finished", "stopped", "interrupted", "failed", "unreadable"]
 STATES: tuple[RunState, ...] = ("running", "crashed", "finished", "stopped", "interrupted", "failed", "unreadable")
@@ -210,7 +263,7 @@ class RunView:
 
     def checkpoints(self) -> list[CheckpointInfo]:
         """Its resume points and kept models, from old to new."""
-        from loopwright.checkpoint.inspect import list_checkpoints
+        from ..checkpoint.inspect import list_checkpoints
 
         return list_checkpoints(self.path)
 
@@ -267,7 +320,7 @@ def best_kept(path: str | os.PathLike[str]) -> CheckpointInfo | None:
 
     Of several metrics that models were kept by, it goes by the one that is its main metric: see `headline`.
     """
-    from loopwright.checkpoint.inspect import best_by, list_checkpoints
+    from ..checkpoint.inspect import best_by, list_checkpoints
 
     found = [info for info in list_checkpoints(path) if info.kind == "kept" and info.is_sound]
     names = dict.fromkeys(info.metric[0] for info in found if info.metric is not None)

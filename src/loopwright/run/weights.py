@@ -8,10 +8,10 @@ from typing import Literal
 
 from torch import Tensor
 
-from loopwright.checkpoint.inspect import find_checkpoint, is_checkpoint, list_checkpoints
-from loopwright.checkpoint.weights import load_weights as load_stored_weights
-from loopwright.errors import CheckpointError, ConfigurationError
-from loopwright.run.reading import best_kept
+from ..checkpoint.inspect import find_checkpoint, is_checkpoint, list_checkpoints
+from ..checkpoint.weights import load_weights as load_stored_weights
+from ..errors import CheckpointError, ConfigurationError
+from .reading import best_kept
 
 Choice = Literal["any", "best", "newest"]
 

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .agreement import WORDS
-from .averaging import EXACT
+from .consensus import WORDS
+from .ddp import EXACT
 
 
 class Cargo:

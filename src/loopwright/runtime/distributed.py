@@ -13,30 +13,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..alike import alike, clip_norm, whole
 from ..data.sharding import Shard
 from ..data.workers import workers_outlive_signals
 from ..errors import ConfigurationError
-from .agreement import Agreement, Bell
-from .averaging import Averaging
+from .base import Runtime, move_to
 from .carrying import Cargo
+from .consensus import Agreement, Bell
+from .ddp import Averaging, Part, SyncBatchNorm, convert
+from .dtensor import Mesh, alike, clip_norm, whole
 from .environment import Launch
-from .group import Group
-from .guard import Guard, guarded
-from .mesh import Mesh
+from .fsdp import cut_layers, is_meta, make_equal, materialise, send_from_first, shard_module, unify_steps, wrong_value
+from .process_group import Group
 from .shards import Shards
-from .single import Runtime, move_to
-from .sync_batch_norm import Part, SyncBatchNorm, convert
-from .wrapping import (
-    cut_layers,
-    is_meta,
-    make_equal,
-    materialise,
-    send_from_first,
-    shard_module,
-    unify_steps,
-    wrong_value,
-)
+from .watchdog import Guard, guarded
 
 STRATEGIES = ("ddp", "fsdp")
 

@@ -10,15 +10,19 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from ..errors import ConfigurationError
-from .mesh import Mesh
+from .dtensor import Mesh
 
 if TYPE_CHECKING:
-    from ..hooks import Callback
+    from ..callback import Callback
     from ..trainer import Trainer
+
 
 current: DryRun | None = None
 
@@ -66,7 +70,7 @@ class DryRun:
 
     def strategy_for(self, given: Any) -> Any:
         """What a trainer is to use that was given `runtime=given`; the plan for layers is always the program's."""
-        from .single import Runtime
+        from .base import Runtime
 
         if self._strategy is None:
             return given
@@ -93,7 +97,7 @@ class DryRun:
         from torch._C._distributed_c10d import HashStore  # where torch's types have it
         from torch.testing._internal.distributed import fake_pg  # noqa: F401  (makes the backend known)
 
-        from .group import Group
+        from .process_group import Group
 
         class PretendedGroup(Group):
             """Others that say what this process says."""
@@ -118,7 +122,7 @@ class DryRun:
 def _stop() -> None:
     import torch.distributed as dist
 
-    from .group import current_group
+    from .process_group import current_group
 
     if (group := current_group()) is not None:
         group.close()
@@ -138,3 +142,54 @@ def _forget_meshes() -> None:
 
         debug._clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
         _redistribute._gen_transform_infos.cache_clear()
+
+
+AXES = ("replicate", "shard", "tensor")
+
+
+def coordinate_of(rank: int, mesh: Mesh) -> dict[str, int]:
+    """Where a process is in the mesh; neighbours share layers, then shards, then are copies."""
+    return {
+        "replicate": rank // (mesh.shard * mesh.tensor),
+        "shard": rank // mesh.tensor % mesh.shard,
+        "tensor": rank % mesh.tensor,
+    }
+
+
+def local_shape(tensor: Tensor, rank: int, mesh: Mesh) -> tuple[int, ...]:
+    """The shape of what a process holds of a tensor; all of it, unless it is spread."""
+    spread: Any = tensor
+    if getattr(tensor, "placements", None) is None:
+        return tuple(tensor.shape)
+    place = coordinate_of(rank, mesh)
+    own = tuple(place[name] for name in spread.device_mesh.mesh_dim_names)
+    return _local_shape(tuple(tensor.shape), tuple(spread.device_mesh.shape), own, tuple(spread.placements))
+
+
+@lru_cache(maxsize=65536)
+def _local_shape(
+    shape: tuple[int, ...], mesh_shape: tuple[int, ...], coordinate: tuple[int, ...], placements: tuple[Any, ...]
+) -> tuple[int, ...]:
+    from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
+
+    local, _ = _compute_local_shape_and_global_offset(shape, mesh_shape, list(coordinate), placements, True)
+    return tuple(map(int, local))
+
+
+def local_bytes(tensor: Tensor, rank: int, mesh: Mesh) -> int:
+    return prod(local_shape(tensor, rank, mesh)) * tensor.element_size()
+
+
+def placement_text(tensor: Tensor) -> str:
+    """How a tensor is spread, in words: "dim 0 over shard"; "whole" where every process has all of it."""
+    spread: Any = tensor
+    placements = getattr(tensor, "placements", None)
+    if placements is None:
+        return "whole"
+    names = spread.device_mesh.mesh_dim_names
+    cuts = [
+        f"dim {placement.dim} over {name}"
+        for name, placement, size in zip(names, placements, spread.device_mesh.shape, strict=True)
+        if not placement.is_replicate() and size > 1
+    ]
+    return ", ".join(cuts) or "whole"

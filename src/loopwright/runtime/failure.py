@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import PrefixStore  # where torch's types have i
 from ..errors import LoopwrightError
 
 if TYPE_CHECKING:
-    from .group import Group
+    from .process_group import Group
 
 _SIGNS = ("gloo", "nccl", "connection closed by peer", "connection reset", "broken pipe", "socket")
 _LATER_SECONDS = 10

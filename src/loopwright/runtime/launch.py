@@ -116,7 +116,7 @@ def _sendable(result: Any) -> bytes:
 
 def _settle(error: Exception) -> None:
     from .failure import settle
-    from .group import current_group
+    from .process_group import current_group
 
     group = current_group()
     if group is not None and group.world > 1:
@@ -124,7 +124,7 @@ def _settle(error: Exception) -> None:
 
 
 def _part() -> None:
-    from .group import current_group
+    from .process_group import current_group
 
     group = current_group()
     if group is not None:

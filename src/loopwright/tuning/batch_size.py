@@ -11,9 +11,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from ..callbacks.nonfinite import NonFiniteGuard
 from ..errors import ConfigurationError
 from ..trainer import Trainer
-from .borrowing import borrowed, forget_past, train_for_a_while
-from .memory import available_memory, is_out_of_memory, let_go
-from .watching import StepWatch
+from .fresh_run import borrowed, forget_past, train_for_a_while
+from .memory import StepWatch, available_memory, is_out_of_memory, let_go
 
 NEARLY = 0.95  # of the best throughput: a smaller batch that has as much is the better one
 SPARE = 0.8  # the part of the machine's free memory that is used: the operating system ends those that use all

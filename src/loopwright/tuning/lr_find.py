@@ -10,13 +10,13 @@ from typing import Any
 
 from torch import Tensor
 
+from ..callback import Callback
 from ..callbacks.nonfinite import NonFiniteGuard
 from ..errors import ConfigurationError, MissingExtraError
-from ..hooks import Callback
-from ..meter import Meter
-from ..step import StepResult
+from ..metrics.meter import Meter
 from ..trainer import Trainer
-from .borrowing import borrowed, train_for_a_while
+from ..training.result import StepResult
+from .fresh_run import borrowed, train_for_a_while
 
 SMOOTHING = 0.9
 LEAST_FALL = 0.01  # of the first loss, to speak of a fall at all

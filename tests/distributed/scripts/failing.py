@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from loopwright.runtime.agreement import Agreement
-from loopwright.runtime.group import Group
-from loopwright.runtime.guard import guarded
+from loopwright.runtime.consensus import Agreement
+from loopwright.runtime.process_group import Group
 from loopwright.runtime.signals import Signals
+from loopwright.runtime.watchdog import guarded
 
 
 def fail(how: str, note: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from loopwright.data.stream import open_stream
+from loopwright.data.open import open_stream
 from loopwright.doors.adversarial import PairedDataset, Trainer, load_config
 from loopwright.errors import ConfigurationError, DataError, MissingExtraError
 

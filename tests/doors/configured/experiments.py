@@ -6,7 +6,7 @@ import torch
 
 from loopwright.config import load_config
 from loopwright.data.order import permutation
-from loopwright.data.seeding import seed_everything
+from loopwright.data.random import seed_everything
 from loopwright.doors.configured import Experiment
 from loopwright.run import MetricsStore
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from loopwright import Callback
+from loopwright.callback import hook_names
 from loopwright.callbacks import (
     EMA,
     BestCheckpoint,
@@ -17,7 +18,6 @@ from loopwright.callbacks import (
     Rewind,
 )
 from loopwright.checkpoint import load_weights
-from loopwright.hooks import hook_names
 from loopwright.run import RunDirectory
 
 from ...loops import assert_same_model

@@ -9,8 +9,8 @@ from pathlib import Path
 import yaml
 
 from loopwright import Callback
+from loopwright.callback import hook_names
 from loopwright.doors.configured import BaseTrainer, BaseTrainerConfig, TrainerResult
-from loopwright.hooks import hook_names
 
 PAGE = Path(__file__).parents[3] / "docs" / "configured.md"
 TEXT = PAGE.read_text(encoding="utf-8")

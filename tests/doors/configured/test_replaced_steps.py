@@ -9,7 +9,7 @@ from torch import nn
 from loopwright import Schedule
 from loopwright.callbacks import OfflineLoss
 from loopwright.data.order import permutation
-from loopwright.data.seeding import seed_everything
+from loopwright.data.random import seed_everything
 from loopwright.doors.configured import BaseTrainer, TrainerResult
 
 from ...loops import assert_same_model, assert_same_optimizer

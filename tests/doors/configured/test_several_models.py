@@ -11,7 +11,7 @@ from torch import nn
 from loopwright.cli import main
 from loopwright.config import ConfigError, expand_sweep, json_schema, load_config
 from loopwright.data.order import permutation
-from loopwright.data.seeding import seed_everything
+from loopwright.data.random import seed_everything
 from loopwright.doors.configured import BaseTrainerConfig, Experiment
 from loopwright.doors.configured.places import schema
 

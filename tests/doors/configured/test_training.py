@@ -6,7 +6,7 @@ import torch
 from loopwright import Callback
 from loopwright.callbacks import Checkpoints
 from loopwright.data.order import permutation
-from loopwright.data.seeding import seed_everything
+from loopwright.data.random import seed_everything
 
 from ...loops import assert_same_model, assert_same_optimizer
 from ...runs import KillAt, Killed, assert_same_run

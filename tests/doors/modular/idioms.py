@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from loopwright.data.seeding import seed_everything
+from loopwright.data.random import seed_everything
 
 from .programs import MyTrainer, build_data, windows
 

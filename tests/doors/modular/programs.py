@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from loopwright.data.order import permutation
-from loopwright.data.seeding import seed_everything
+from loopwright.data.random import seed_everything
 from loopwright.doors.modular import Callback, DreamTrainer, DreamTrainerConfig
 
 from ...loops import build_net

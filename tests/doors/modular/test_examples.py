@@ -20,7 +20,7 @@ from torch.utils.data import TensorDataset, random_split
 
 from loopwright.callbacks import EMA
 from loopwright.data.order import permutation
-from loopwright.data.seeding import seed_everything
+from loopwright.data.random import seed_everything
 from loopwright.doors.modular import Callback, DreamTrainerConfig
 
 from ...forked import call_forked

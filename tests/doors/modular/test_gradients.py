@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from loopwright.callbacks import NonFiniteGuard
-from loopwright.data.seeding import seed_everything
+from loopwright.data.random import seed_everything
 from loopwright.doors.modular import DreamTrainer
 from loopwright.errors import ConfigurationError, NonFiniteLossError
 

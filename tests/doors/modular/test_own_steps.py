@@ -13,8 +13,8 @@ from loopwright import ConfigurationError
 from loopwright.callbacks import NonFiniteGuard
 from loopwright.doors.modular import own_steps
 from loopwright.errors import NonFiniteLossError
-from loopwright.optimization import Lane, Window
-from loopwright.runtime import guard
+from loopwright.runtime import watchdog as guard
+from loopwright.training.update import Lane, Window
 
 from ...distributed.ranks import run_ranks
 from ...distributed.scenarios import assert_same as assert_close

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from loopwright.errors import ConfigurationError
-from loopwright.runtime import guard
+from loopwright.runtime import watchdog as guard
 
 from ...distributed.ranks import RESOLVER, run_ranks
 from ...distributed.scenarios import assert_same, weights_of

@@ -12,19 +12,19 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ...building import Schedule
+from ...callback import Callback
 from ...callbacks.defaults import with_defaults
 from ...checkpoint import Checkpoint, CheckpointStore
-from ...components import found_on
-from ...data.stream import Stream
+from ...data.open import Stream
 from ...errors import ConfigurationError, DataError
-from ...hooks import Callback
-from ...identity import describe_components
-from ...optimization import Optimization
-from ...resuming import Origin, take_up
+from ...optim.build import Schedule
 from ...run.changes import flatten
-from ...step import StepResult
 from ...trainer import Trainer as CoreTrainer
+from ...training.components import found_on
+from ...training.fingerprint import describe_components
+from ...training.result import StepResult
+from ...training.resume import Origin, take_up
+from ...training.update import Optimization
 from .config import Common, Saving
 from .experiment import epochs_behind
 from .hooks import EpochHooks

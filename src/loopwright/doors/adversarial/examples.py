@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from ...components import evaluating
+from ...data.open import open_stream
 from ...data.order import permutation
-from ...data.seeding import preserved_rng
-from ...data.stream import open_stream
+from ...data.random import preserved_rng
+from ...training.components import evaluating
 from .images import write_image
 
 PARTS = ("input", "output", "target")

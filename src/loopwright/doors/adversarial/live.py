@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...checkpoint.atomic import staged_file
-from ...history import Series
+from ...metrics.history import Series
 from .curves import draw_curves
 from .images import side_by_side, write_image
 

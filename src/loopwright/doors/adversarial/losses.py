@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import ConfigurationError
-from ...meter import AddUp
+from ...metrics.meter import AddUp
 from .loss_log import LossLog
 from .scheduling import Schedule
 

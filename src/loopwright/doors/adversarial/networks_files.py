@@ -11,8 +11,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ...checkpoint import read_checkpoint, write_checkpoint
-from ...checkpoint.capture import load_optimizer
 from ...checkpoint.fitting import compare_groups, compare_model, listed
+from ...checkpoint.state import load_optimizer
 from ...checkpoint.weights import read_pickle, state_dict_in
 from ...errors import CheckpointError
 from .experiment import epochs_behind, read_state, saved_epochs

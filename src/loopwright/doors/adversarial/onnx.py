@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...checkpoint.onnx import TOLERANCE, ExportError, export_module
 from ...errors import ConfigurationError
-from ...onnx_files import TOLERANCE, ExportError, export_module
 from .config import Config
 from .processes import by_first
 from .reading import ConfigSource, load_config

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ...errors import ConfigurationError
-from ...supervised import describe
+from ...training.supervised import describe
 from .experiment import discard_unused
 from .losses import LossManager
 from .networks import Discriminator, UnetGenerator

@@ -9,8 +9,8 @@ import torch
 
 from ...errors import ConfigurationError
 from ...runtime import Runtime
+from ...runtime.base import is_launched
 from ...runtime.environment import Launch
-from ...runtime.single import is_launched
 from .config import Common
 
 T = TypeVar("T")

@@ -18,10 +18,10 @@ from ...run import MetricsStore, RunDirectory, RunManifest, update_manifest
 from .config import Saving
 
 if TYPE_CHECKING:
-    from ...history import History
-    from ...progress import Progress
+    from ...metrics.history import History
     from ...run.manifest import State
     from ...trainer import Trainer as CoreTrainer
+    from ...training.progress import Progress
 
 logger = logging.getLogger("loopwright")
 

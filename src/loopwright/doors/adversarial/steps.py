@@ -12,12 +12,12 @@ from torch.optim import Optimizer
 
 from ...callbacks import nonfinite
 from ...errors import ConfigurationError, NonFiniteLossError
-from ...step_checks import watch_own_steps
+from ...training.step_checks import watch_own_steps
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
-    from ...optimization import Lane
+    from ...training.update import Lane
 
 logger = logging.getLogger("loopwright")
 

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...components import evaluating
 from ...data.order import permutation
-from ...data.seeding import preserved_rng
+from ...data.random import preserved_rng
 from ...errors import ConfigurationError
 from ...losses import Laplacian, Sobel
+from ...training.components import evaluating
 from .dataset import PairedDataset
 from .examples import PARTS
 from .experiment import directory_of

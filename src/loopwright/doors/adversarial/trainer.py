@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from ...checkpoint import Checkpoint, read_checkpoint
-from ...data.seeding import seed_everything
+from ...data.random import seed_everything
 from ...errors import CheckpointError, ConfigurationError
 from .config import Config
 from .dataset import PairedDataset

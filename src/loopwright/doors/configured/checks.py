@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ...callback import TrainerHooks, hook_names
 from ...config.problems import nearest
 from ...errors import ConfigurationError
-from ...hooks import TrainerHooks, hook_names
-from ...step_checks import mistake_in_loss
-from ...supervised import describe
+from ...training.step_checks import mistake_in_loss
+from ...training.supervised import describe
 from .config import BaseTrainerConfig
 
 if TYPE_CHECKING:
-    from ...optimization import Lane
+    from ...training.update import Lane
     from .trainer import BaseTrainer
 
 

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, model_validator
 
+from ...callback import Callback
 from ...config.places import Place
 from ...config.problems import nearest
-from ...hooks import Callback
 from ...initializers import Initializer
 
 CALLBACK = Place("callback", Callback, description="Observes the run.")

@@ -7,9 +7,8 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, default_collate
 
-from ...data.fetching import Fetcher
-from ...data.peeking import peek_samples
-from ...identity import hash_samples
+from ...data.fetch import Fetcher, peek_samples
+from ...training.fingerprint import hash_samples
 
 
 def describe_dataset(dataset: Any) -> dict[str, Any]:

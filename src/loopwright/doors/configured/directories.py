@@ -9,9 +9,9 @@ from typing import Any
 
 from ...checkpoint.destination import local_path
 from ...errors import ConfigurationError
-from ...resuming import shown
 from ...run.changes import Change, find_changes, flatten, listed
 from ...run.reading import RunView
+from ...training.resume import shown
 from .config import UNITS
 
 ROOT = "runs"

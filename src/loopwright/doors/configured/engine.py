@@ -15,20 +15,20 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from ...building import build_schedule, named
+from ...callback import Callback, FunctionCallback
 from ...callbacks.losses import OnlineLoss
 from ...callbacks.measuring import ProgressLine
 from ...callbacks.nonfinite import NonFiniteGuard
 from ...config.problems import near_names
 from ...errors import ConfigurationError
-from ...history import History
-from ...hooks import Callback, FunctionCallback
-from ...progress import Progress
+from ...metrics.history import History
+from ...optim.build import build_schedule, named
 from ...runtime import Runtime
-from ...runtime.single import is_launched
-from ...step import StepResult
-from ...supervised import call_model
+from ...runtime.base import is_launched
 from ...trainer import Trainer as CoreTrainer
+from ...training.progress import Progress
+from ...training.result import StepResult
+from ...training.supervised import call_model
 from .checks import (
     check_events,
     check_models,
@@ -44,7 +44,7 @@ from .losses import result_of, step_result_of
 from .scheduling import OwnScheduling
 
 if TYPE_CHECKING:
-    from ...data.stream import Stream
+    from ...data.open import Stream
     from .trainer import BaseTrainer
 
 PACKAGE = __name__.partition(".")[0]

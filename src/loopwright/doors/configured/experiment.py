@@ -15,14 +15,14 @@ import yaml
 
 from ...config import Config, ConfigError, Problem, beside, build, check, load_config, nearest
 from ...data.order import derive_seed
-from ...data.seeding import preserved_rng, seed_everything
+from ...data.random import preserved_rng, seed_everything
 from ...errors import ConfigurationError
-from ...history import History
-from ...loop import predict as predict_batches
+from ...metrics.history import History
 from ...run import RunDirectory, RunManifest
-from ...run.log import logging_to
+from ...run.directory import logging_to
 from ...runtime import dry_run
-from ...runtime.single import move_to
+from ...runtime.base import move_to
+from ...training.steps import predict as predict_batches
 from .code import copy_modules
 from .config import INITIALIZER
 from .data import describe_dataset

@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from ...errors import ConfigurationError
-from ...step import StepResult
-from ...supervised import describe
+from ...training.result import StepResult
+from ...training.supervised import describe
 
 _ACCEPTED = (
     "a dict of named losses, a tensor, a list or tuple of tensors, or any of these together with a dict of additional "

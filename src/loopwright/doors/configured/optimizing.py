@@ -6,10 +6,10 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from ...building import Schedule
 from ...config import Config, build
 from ...config.kinds import resolve_kind
-from ...param_groups import GroupedOptimizer
+from ...optim.build import Schedule
+from ...optim.groups import GroupedOptimizer
 from ...schedules import Curve
 from .places import GROUPING, OPTIMIZER, SCHEDULER
 

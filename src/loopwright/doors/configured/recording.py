@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from ...callback import Callback
 from ...checkpoint.atomic import staged_file, write_bytes
 from ...config import Config
 from ...config.tree import Node
-from ...hooks import Callback
 from ...run import RunDirectory, RunManifest, update_manifest
-from ...run.provenance import uncommitted_diff
+from ...run.manifest import uncommitted_diff
 from ...trainer import Trainer
 from .code import check_modules, copy_modules
 

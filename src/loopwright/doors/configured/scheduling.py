@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
 
-from ...optimization import Lane
-from ...step_checks import scheduler_positions
+from ...training.step_checks import scheduler_positions
+from ...training.update import Lane
 
 if TYPE_CHECKING:
     from .engine import Engine

@@ -13,9 +13,9 @@ from torch.optim import Optimizer
 from ...callbacks.interval import Periodic
 from ...config.problems import near_names
 from ...errors import ConfigurationError
-from ...history import History
-from ...progress import Progress
-from ...supervised import call_model, describe
+from ...metrics.history import History
+from ...training.progress import Progress
+from ...training.supervised import call_model, describe
 from .checks import check_methods, check_models, checked_config
 from .config import BaseTrainerConfig
 from .engine import Engine

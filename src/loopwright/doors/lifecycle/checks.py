@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...components import check_accumulation, check_clipping
 from ...errors import ConfigurationError
+from ...training.components import check_accumulation, check_clipping
 
 if TYPE_CHECKING:
     from .trainer import Trainer

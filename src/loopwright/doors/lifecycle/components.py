@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ...assembly import build_lane
-from ...building import Schedule
 from ...callbacks.nonfinite import NonFiniteGuard
-from ...components import check_owners, start_training_mode
-from ...data.stream import Stream, open_stream
+from ...data.open import Stream, open_stream
 from ...errors import ConfigurationError
-from ...optimization import Guard, Lane, Optimization
-from ...progress import Limits
+from ...optim.build import Schedule
 from ...runtime import Runtime
 from ...trainer import Trainer as CoreTrainer
+from ...training.assembly import build_lane
+from ...training.components import check_owners, start_training_mode
+from ...training.progress import Limits
+from ...training.update import Guard, Lane, Optimization
 from .gathering import Gathering
 from .gradients import Gradients
 from .loaders import inner_of

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from ... import loop
-from ...agreeing import Accord
-from ...checkpoint.metric_state import load_metric_states, metric_states
-from ...components import evaluating, start_training_mode
-from ...data.seeding import preserved_rng
-from ...data.stream import Stream
+from ...data.open import Stream
+from ...data.random import preserved_rng
 from ...errors import Interrupted
-from ...meter import Meter
+from ...metrics.meter import Meter
+from ...metrics.metric_objects import load_metric_states, metric_states
 from ...runtime import Runtime
-from ...step import StepResult
+from ...training import steps as loop
+from ...training.components import evaluating, start_training_mode
+from ...training.consensus import Accord
+from ...training.result import StepResult
 from .checks import checked_output
 from .components import Components
 from .loaders import EvaluationLoader, TrainingLoader, prepared

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ...progress import Limits
+from ...training.progress import Limits
 from .callbacks import CallbackHandler, StopTrainingError
 from .checks import checked_output, scheduler_position, step_obstacle
 from .loaders import TrainingLoader, prepared

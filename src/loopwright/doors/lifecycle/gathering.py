@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
+from ...data.open import Stream
 from ...data.sharding import ShardedBatches
-from ...data.stream import Stream
 from ...errors import ConfigurationError
 from ...runtime import Runtime
 

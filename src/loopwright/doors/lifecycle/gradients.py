@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...errors import ConfigurationError
-from ...optimization import Lane, Window
+from ...training.update import Lane, Window
 
 if TYPE_CHECKING:
     from ...runtime import Runtime

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...checkpoint import read_checkpoint, write_checkpoint
-from ...checkpoint.capture import capture, meta_of, own_rng, restore, write_together
 from ...checkpoint.fitting import differing_kinds, listed
 from ...checkpoint.parts import Parts, load_parts, read_parts
-from ...data.seeding import set_rng_state
+from ...checkpoint.state import capture, meta_of, own_rng, restore, write_together
+from ...data.random import set_rng_state
 from ...errors import CheckpointError
 from .core import Core
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from ...data.interface import batch_size_of
+from ...data.stream import batch_size_of
 from ...errors import ConfigurationError
 from . import run_config as processes
 from .building import build_loader, build_scheduler, loader_options

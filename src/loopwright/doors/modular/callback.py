@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ...callback import Callback as CoreCallback
+from ...callback import check_arguments, check_hooks
 from ...errors import ConfigurationError
-from ...hooks import Callback as CoreCallback
-from ...hooks import check_arguments, check_hooks
 
 if TYPE_CHECKING:
     from pathlib import Path

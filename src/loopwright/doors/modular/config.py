@@ -13,8 +13,8 @@ from typing import Any, Literal, Self
 
 import torch
 
-from ...building import Interval
 from ...errors import ConfigurationError
+from ...optim.build import Interval
 from ...runtime import Mesh, Runtime
 
 _is_saving: ContextVar[bool] = ContextVar("is_saving", default=False)
@@ -211,7 +211,7 @@ def _check_device(device: str | torch.device | None) -> None:
 
 def build_runtime(config: DreamTrainerConfig) -> Runtime:
     """The device, or the processes, that the settings ask for."""
-    from ...runtime.single import is_launched
+    from ...runtime.base import is_launched
 
     options: dict[str, Any] = {
         "precision": config.precision,

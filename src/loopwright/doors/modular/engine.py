@@ -12,18 +12,18 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ... import loop
-from ...building import Schedule, build_schedule
-from ...components import check_accumulation, check_clipping, found_on, is_trained, swap_parameters
-from ...data.stream import Stream
+from ...callback import Dispatch
+from ...data.open import Stream
 from ...errors import CheckpointError, ConfigurationError
-from ...history import History
-from ...hooks import Dispatch
-from ...meter import ComputedMetric
-from ...progress import Limits, Progress
-from ...step import StepResult
+from ...metrics.history import History
+from ...metrics.meter import ComputedMetric
+from ...optim.build import Schedule, build_schedule
 from ...trainer import Trainer as CoreTrainer
-from ...training import run_training
+from ...training import steps as loop
+from ...training.components import check_accumulation, check_clipping, found_on, is_trained, swap_parameters
+from ...training.progress import Limits, Progress
+from ...training.result import StepResult
+from ...training.train_call import run_training
 from .callback import Callback, Hooks, States, sort_callbacks
 from .config import DreamTrainerConfig, build_runtime
 from .finding import as_loaders, assign, check_models, check_owned, check_ready, initialise, modules_of, raw_module

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from ...alike import spread_of
-from ...optimization import Lane, Optimization
-from ...step_checks import Versions, gradient_versions, scheduler_positions, watch_own_steps
+from ...runtime.dtensor import spread_of
+from ...training.step_checks import Versions, gradient_versions, scheduler_positions, watch_own_steps
+from ...training.update import Lane, Optimization
 from . import own_steps
 from .own_steps import Routes, Use, Ways, has_gradients
 from .parts import Kept, add, scale_of, taken_off

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from ... import loop
 from ...errors import ConfigurationError
+from ...training import steps as loop
 
 if TYPE_CHECKING:
     from .engine import Engine

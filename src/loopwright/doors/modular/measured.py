@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ...errors import ConfigurationError
-from ...meter import ComputedMetric
-from ...step import StepResult
+from ...metrics.meter import ComputedMetric
+from ...training.result import StepResult
 
 if TYPE_CHECKING:
     from .trainer import DreamTrainer

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor
 from torch.optim import LBFGS
 
-from ...alike import spread_of
 from ...errors import ConfigurationError
-from ...optimization import Lane
-from ...step_checks import Versions, gradient_versions, own_step_obstacle
+from ...runtime.dtensor import spread_of
+from ...training.step_checks import Versions, gradient_versions, own_step_obstacle
+from ...training.update import Lane
 
 if TYPE_CHECKING:
     from .engine import Engine

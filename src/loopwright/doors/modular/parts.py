@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...optimization import Lane
+from ...training.update import Lane
 
 Kept = Sequence[Tensor | None]
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from ...callback import Callback
 from ...checkpoint.destination import check_inside
 from ...errors import ConfigurationError
-from ...hooks import Callback
 from .own_steps import nothing_trained
 
 if TYPE_CHECKING:

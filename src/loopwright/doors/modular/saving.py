@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...callback import Callback as CoreCallback
 from ...callbacks.checkpoints import BestModel, Checkpoints
-from ...hooks import Callback as CoreCallback
 
 if TYPE_CHECKING:
     from .config import DreamTrainerConfig

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ...building import Schedule
 from ...errors import ConfigurationError
+from ...optim.build import Schedule
 
 if TYPE_CHECKING:
     from .engine import Engine

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...components import check_clipping
-from ...data.seeding import seed_everything
+from ...callback import check_arguments, check_hooks
+from ...data.random import seed_everything
 from ...errors import ConfigurationError
-from ...history import History
-from ...hooks import check_arguments, check_hooks
+from ...metrics.history import History
+from ...training.components import check_clipping
 from .callback import Hooks
 from .config import DreamTrainerConfig, check_config, saving
 from .engine import Engine

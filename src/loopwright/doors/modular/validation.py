@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ... import loop
-from ...data.seeding import preserved_rng
+from ...data.random import preserved_rng
 from ...errors import ConfigurationError
-from ...meter import Meter
-from ...step import StepResult
+from ...metrics.meter import Meter
+from ...training import steps as loop
+from ...training.result import StepResult
 from .finding import without_padding
 from .measured import check_returned
 
 if TYPE_CHECKING:
-    from ...data.stream import Stream
+    from ...data.open import Stream
     from .engine import Engine
 
 Metrics = dict[str, float]

@@ -31,8 +31,8 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
     """Makes the model's batch norms compute their statistics over all processes, where there are several."""
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        from ....runtime.ddp import convert
         from ....runtime.distributed import DistributedRuntime
-        from ....runtime.sync_batch_norm import convert
 
         if isinstance(trainer._runtime, DistributedRuntime):
             convert(trainer.get_model(keep_torch_compile=False), trainer._runtime.part)

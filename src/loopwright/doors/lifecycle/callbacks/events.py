@@ -7,11 +7,11 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ....callback import check_hook_names, hook_names
 from ....errors import ConfigurationError, LoopwrightError
-from ....hooks import check_hook_names, hook_names
 
 if TYPE_CHECKING:
-    from ....data.stream import Stream
+    from ....data.open import Stream
     from ..trainer import Trainer
 
 Hook = Callable[..., None]

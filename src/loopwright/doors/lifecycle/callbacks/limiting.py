@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ....data.limited import LimitedStream
+from ....data.stream import LimitedStream
 from ....errors import ConfigurationError
 from .events import TrainerCallback
 
 if TYPE_CHECKING:
-    from ....data.stream import Stream
+    from ....data.open import Stream
     from ..trainer import Trainer
 
 

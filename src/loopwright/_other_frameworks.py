@@ -1,0 +1,181 @@
+"""Names that other frameworks use, and what to write instead. Imported only when something is wrong, or subclassed."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+from .callback import check_arguments
+from .errors import CallError, ConfigurationError
+
+EPOCHS = "write `num_epochs=`"
+UPDATES = "write `num_updates=`; an update is one optimizer step"
+EVAL = "write `eval_data=`"
+DATA = "the data is the first argument, `data`"
+IN_TRAIN = "data and limits are arguments of `train`: `trainer.train(data, num_epochs, eval_data)`"
+IN_INIT = "give it to the constructor: `Trainer(model, optimizer, loss_fn, ...)`"
+CLIP = "write `clip_norm=`"
+WINDOW = "write `accumulate=`, the number of batches per update"
+RATE = "the learning rate belongs to the optimizer: `optimizer=partial(torch.optim.Adam, lr=1e-3)`"
+METRICS = "use `callbacks=[loopwright.callbacks.TorchMetrics(...)]`, or return a dict from `eval_step`"
+PRECISION = "write `precision='bf16'` (or 'fp16', 'fp32')"
+RUN_DIR = "write `run_dir=`, where metrics and checkpoints go"
+METRIC = "write `metric=`, such as `metric='eval_loss'`"
+KEEP = "write `keep=`, the number of models to keep"
+BEST = "the best models are kept by `BestModel(metric, keep=)`"
+WHERE = "files go to the `run_dir` of the trainer"
+SHOWN = "write `Trainer(progress='silent')` (or 'bar', 'lines')"
+
+KEYWORDS: dict[str, dict[str, str]] = {
+    "Trainer.train": {
+        **dict.fromkeys(("epochs", "max_epochs", "n_epochs", "nb_epochs", "num_train_epochs", "epoch"), EPOCHS),
+        **dict.fromkeys(("steps", "max_steps", "num_steps", "total_steps", "iterations", "max_iters"), UPDATES),
+        **dict.fromkeys(("val_data", "validation_data", "valid_data", "test_data", "eval_dataset", "val_loader"), EVAL),
+        **dict.fromkeys(("val_dataloader", "val_dataloaders", "eval_loader", "valid_loader", "test_loader"), EVAL),
+        **dict.fromkeys(("train_data", "train_dataset", "dataset", "loader", "dataloader", "train_loader"), DATA),
+        **dict.fromkeys(("train_dataloader", "train_dataloaders", "trainloader"), DATA),
+        **dict.fromkeys(("x", "y"), "pass inputs and targets as one argument: `data=(x, y)`"),
+        **dict.fromkeys(("lr", "learning_rate"), RATE),
+        **dict.fromkeys(("optimizer", "loss", "loss_fn", "criterion", "model", "callbacks", "device", "seed"), IN_INIT),
+        **dict.fromkeys(("precision", "clip_norm", "accumulate", "scheduler", "run_dir"), IN_INIT),
+        **dict.fromkeys(("verbose", "progress", "progress_bar"), SHOWN),
+        **dict.fromkeys(("ckpt_path", "resume_from_checkpoint", "checkpoint", "resume_from"), "write `resume=`"),
+        **dict.fromkeys(("time_limit", "max_seconds", "timeout", "max_minutes"), "write `max_time=`, in seconds"),
+        "shuffle": "training data is shuffled (by the seed and the epoch), evaluation data is not; a DataLoader keeps "
+        "its own order",
+        "validation_split": "split the data with `torch.utils.data.random_split` and pass the second part as "
+        "`eval_data=`",
+        "metrics": METRICS,
+        "num_workers": "pass a DataLoader with `num_workers=` instead of the data set",
+    },
+    "Trainer.__init__": {
+        **dict.fromkeys(("loss", "criterion", "loss_function", "objective", "loss_func"), "write `loss_fn=`"),
+        **dict.fromkeys(("optim", "optimizers", "opt"), "write `optimizer=`, for several a dict by name"),
+        **dict.fromkeys(("lr", "learning_rate"), RATE),
+        **dict.fromkeys(("lr_scheduler", "schedulers", "sched"), "write `scheduler=`"),
+        **dict.fromkeys(("net", "module", "network", "models"), "write `model=`, for several a dict by name"),
+        **dict.fromkeys(("epochs", "max_epochs", "n_epochs", "num_epochs", "max_steps", "num_updates"), IN_TRAIN),
+        **dict.fromkeys(("data", "train_data", "train_dataset", "train_loader", "train_dataloader"), IN_TRAIN),
+        **dict.fromkeys(("eval_data", "eval_dataset", "val_data", "val_loader", "test_loader", "batch_size"), IN_TRAIN),
+        **dict.fromkeys(("max_time", "resume"), IN_TRAIN),
+        **dict.fromkeys(("gradient_clip_val", "max_grad_norm", "clip_grad_norm", "grad_clip", "clip"), CLIP),
+        **dict.fromkeys(("accumulate_grad_batches", "gradient_accumulation_steps", "grad_accum"), WINDOW),
+        **dict.fromkeys(("amp", "mixed_precision", "fp16", "bf16", "use_amp"), PRECISION),
+        **dict.fromkeys(("accelerator", "gpu", "use_gpu", "cuda"), "write `device=`"),
+        **dict.fromkeys(("gpus", "devices", "num_gpus"), "start processes with torchrun or `loopwright.launch`"),
+        **dict.fromkeys(("strategy", "distributed"), "write `runtime='ddp'` or `runtime='fsdp'`"),
+        **dict.fromkeys(("metrics", "compute_metrics"), METRICS),
+        **dict.fromkeys(("logger", "default_root_dir", "output_dir", "save_dir", "log_dir", "logdir", "dir"), RUN_DIR),
+        **dict.fromkeys(("verbose", "enable_progress_bar", "progress_bar"), "write `progress='silent'` or 'bar'"),
+        **dict.fromkeys(("callback", "hooks"), "write `callbacks=[...]`"),
+        **dict.fromkeys(("random_state", "random_seed"), "write `seed=`"),
+        "args": "there is no object of arguments: pass them one by one",
+    },
+    "EarlyStopping.__init__": {"monitor": METRIC},
+    "BestModel.__init__": {"monitor": METRIC, "save_best_only": KEEP, "save_top_k": KEEP, "filepath": WHERE},
+    "Checkpoints.__init__": {"monitor": BEST, "save_top_k": BEST, "dirpath": WHERE, "filepath": WHERE},
+}
+KEYWORDS["Trainer.evaluate"] = KEYWORDS["Trainer.predict"] = {
+    **dict.fromkeys(("dataloader", "dataloaders", "loader", "dataset", "test_data", "eval_data", "x"), DATA),
+    "y": "pass inputs and targets as one argument: `data=(x, y)`",
+}
+CALLS = {"Trainer.log": "pass a dict: `trainer.log({'accuracy': value})`"}
+
+ATTRIBUTES = {
+    **dict.fromkeys(("fit", "fit_generator", "run", "start", "train_model"), "`trainer.train(data, num_epochs)`"),
+    "compile": "`Trainer(model, optimizer, loss_fn)`, which needs no compile step; `Runtime(compile='model')` is "
+    "torch.compile",
+    **dict.fromkeys(("validate", "test", "score", "eval", "evaluation_loop"), "`trainer.evaluate(data)`"),
+    **dict.fromkeys(("inference", "predict_proba", "forward_all"), "`trainer.predict(data)`"),
+    **dict.fromkeys(("save_checkpoint", "save_model"), "`trainer.save(path)`, or `trainer.export(path)` for weights"),
+    "save_weights": "`trainer.export('weights.safetensors')`",
+    **dict.fromkeys(("load_checkpoint", "restore", "load_from_checkpoint"), "`trainer.load(path)`"),
+    **dict.fromkeys(("log_dict", "log_metrics"), "`trainer.log({name: value})`"),
+    "current_epoch": "`trainer.progress.epoch`",
+    "global_step": "`trainer.progress.update`",
+    **dict.fromkeys(("callback_metrics", "logged_metrics", "metrics"), "`trainer.history`"),
+    "should_stop": "`trainer.stop(reason)`",
+    "device": "`trainer.runtime.device`",
+    **dict.fromkeys(
+        ("backward", "manual_backward", "step", "optimizer_step"), "`trainer.update(loss)` in `train_step`"
+    ),
+    "training_step": "`trainer.train_step(batch)`",
+    "validation_step": "`trainer.eval_step(batch)`",
+    **dict.fromkeys(("lr_find", "find_lr"), "`loopwright.tuning.find_learning_rate(trainer, data)`"),
+    **dict.fromkeys(("add_callback", "register_callback"), "`Trainer(callbacks=[...])`"),
+    "summary": "`loopwright.callbacks.ModelSummary` in `callbacks`",
+}
+
+OVERRIDDEN = (
+    *("train_step", "eval_step", "prepare_batch", "split_batch", "forward", "compute_loss"),
+    *("configure_models", "configure_optimizers", "configure_data"),
+)
+STEPS = {  # methods of other frameworks that would never be called, and the override point that is
+    "training_step": ("train_step", "train_step(self, batch)"),
+    "validation_step": ("eval_step", "eval_step(self, batch)"),
+    "test_step": ("eval_step", "eval_step(self, batch)"),
+    "train_dataloader": ("configure_data", "configure_data(self), which returns (training data, evaluation data)"),
+    "val_dataloader": ("configure_data", "configure_data(self), which returns (training data, evaluation data)"),
+}
+
+
+def explain_call(error: TypeError, function: Callable[..., Any]) -> CallError:
+    """The same error with what to write instead: another framework's name, a near one, or how it is called."""
+    name, said = function.__qualname__, str(error)
+    unknown = re.search(r"unexpected keyword argument '(\w+)'", said)
+    if unknown is None:
+        return CallError(f"{said}: {CALLS.get(name, f'it is called as {call_of(function)}')}.")
+    known = list(inspect.signature(function).parameters)[1:]
+    hint = KEYWORDS.get(name, {}).get(unknown[1])
+    if hint is None:
+        near = difflib.get_close_matches(unknown[1], known, n=1, cutoff=0.6)
+        hint = f"did you mean `{near[0]}=`?" if near else f"it is called as {call_of(function)}"
+    return CallError(f"{said.split('. Did you mean')[0]}: {hint}{'' if hint.endswith('?') else '.'}")
+
+
+def call_of(function: Callable[..., Any]) -> str:
+    """ "train(data, num_epochs, eval_data, *, num_updates, ...)"."""
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    names = [f"{p.name}" for p in parameters if p.kind is not p.KEYWORD_ONLY]
+    named = [f"{p.name}=" for p in parameters if p.kind is p.KEYWORD_ONLY]
+    label = function.__qualname__.removesuffix(".__init__").removeprefix("Trainer.")
+    return f"`{label}({', '.join([*names, *named])})`"
+
+
+def explain_attribute(owner: object, name: str) -> None:
+    """Say what to write instead of an attribute that other frameworks have, unless this class has one, which failed."""
+    if "callbacks" not in vars(owner) and not name.startswith("_"):
+        raise AttributeError(
+            f"{type(owner).__name__} has no attribute {name!r}, since the trainer was never set up: call "
+            "`super().__init__(...)` in `__init__`, before anything else of the trainer is used.",
+            name=name,
+            obj=owner,
+        )
+    if name in ATTRIBUTES and not hasattr(type(owner), name):
+        message = f"{type(owner).__name__} has no attribute {name!r}: write {ATTRIBUTES[name]}."
+        raise AttributeError(message, name=name, obj=owner)
+
+
+def check_subclass(trainer: object, base: type) -> None:
+    """Refuse overrides that would never be called, or not with these arguments, before anything is built."""
+    _check_steps(trainer, base)
+    for name in OVERRIDDEN:
+        if getattr(type(trainer), name) is not getattr(base, name):
+            expected = [p for p in inspect.signature(getattr(base, name)).parameters if p != "self"]
+            check_arguments(getattr(trainer, name), expected, f"{type(trainer).__name__}.{name}")
+
+
+def _check_steps(trainer: object, base: type) -> None:
+    """Refuse methods of other frameworks in a subclass, which would never be called."""
+    for cls in type(trainer).__mro__:
+        if cls is base:
+            return
+        for name, (ours, how) in STEPS.items():
+            is_ours = cls.__module__.startswith("loopwright.")
+            if name in vars(cls) and not is_ours and getattr(type(trainer), ours) is getattr(base, ours):
+                raise ConfigurationError(
+                    f"{cls.__name__}.{name} would never be called: the method of that purpose is {how}."
+                )

@@ -1,0 +1,222 @@
+"""A module as an ONNX file, put in place only after onnxruntime has run it and its outputs have been compared."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+import os
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from ..errors import ConfigurationError, LoopwrightError, MissingExtraError
+from ..training.components import evaluating
+
+TOLERANCE = 1e-4  # of the largest output: kernels of two libraries round differently
+
+
+class ExportError(LoopwrightError):
+    """An exported network does not compute what it should."""
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxReport:
+    """What was written, and how far its outputs are from torch's."""
+
+    size: int
+    batch_size: int
+    max_difference: float
+    largest: float  # absolute value in torch's outputs
+    is_dynamic: bool
+    why_fixed: str = ""
+
+    @property
+    def is_close(self) -> bool:
+        return self.max_difference <= TOLERANCE * max(self.largest, 1.0)
+
+
+def check_onnx_packages() -> None:
+    """Refuse before anything is built if a package is missing."""
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError(
+            f"Export to ONNX needs {error.name}: pip install 'loopwright[onnx]'. (safetensors does without.)"
+        ) from error
+
+
+def export_module(
+    module: nn.Module,
+    inputs: Any,
+    path: str | os.PathLike[str],
+    *,
+    opset: int | None = None,
+    names: tuple[Sequence[str] | None, Sequence[str] | None] | None = None,
+    tolerance: float | None = None,
+) -> OnnxReport:
+    """Write a module in eval mode as ONNX; `inputs` is a batch: a tensor, a tuple of arguments or a dict by keyword.
+
+    `names` are those of inputs and outputs in the file; without them, outputs that a model gives by name keep it. One
+    whose outputs differ by more than `tolerance` is an error.
+    """
+    check_onnx_packages()
+    path = Path(path)
+    args, kwargs = as_call(inputs)
+    folder_beside = tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=".onnx-")
+    with folder_beside as folder, _quiet(), evaluating([module], ()):
+        names = names or (None, _output_names(module, args, kwargs))
+        staging = Path(folder) / path.name
+        why_fixed = ""
+        try:
+            _program(module, args, kwargs, opset, names, is_dynamic=True).save(staging)
+        except Exception as error:  # whatever the exporter makes of a model that needs its shapes to be numbers
+            why_fixed = _cause(error)
+            try:
+                _program(module, args, kwargs, opset, names, is_dynamic=False).save(staging)
+            except Exception as second:
+                raise ConfigurationError(f"This model cannot be exported to ONNX: {_cause(second)}") from second
+        difference, largest = _compare(module, staging, args, kwargs, is_dynamic=not why_fixed)
+        if tolerance is not None and not difference <= tolerance:
+            raise ExportError(
+                f"The network exported to {path} differs from torch's by {difference:.3g}, more than {tolerance:g}; it "
+                "was not kept. Try another version of ONNX's operators, or raise `tolerance`."
+            )
+        size = sum(os.path.getsize(os.path.join(folder, name)) for name in os.listdir(folder))
+        for name in sorted(os.listdir(folder)):  # the weights of a very large model are a file of their own
+            os.replace(os.path.join(folder, name), path.with_name(name))
+    return OnnxReport(size, batch_size_of(args, kwargs), difference, largest, not why_fixed, why_fixed)
+
+
+def _output_names(module: nn.Module, args: Any, kwargs: Any) -> list[str] | None:
+    """The keys of a dict that the model gives, nested ones with dots between; None if it gives something else."""
+    try:
+        with torch.no_grad():
+            outputs = module(*args, **kwargs)
+    except Exception:  # the export meets it too, and reports it
+        return None
+    if not isinstance(outputs, Mapping):
+        return None
+    taken = {*kwargs, *inspect.signature(module.forward).parameters}  # a graph has one value of a name
+    leaves, _ = pytree.tree_flatten_with_path(dict(outputs))
+    names = [".".join(str(_key(part)) for part in path) for path, leaf in leaves if isinstance(leaf, Tensor)]
+    return [f"{name}_out" if name in taken else name for name in names]
+
+
+def _key(part: Any) -> Any:
+    """The key, index or attribute that leads on in a nested value."""
+    return next((getattr(part, name) for name in ("key", "idx", "name") if hasattr(part, name)), part)
+
+
+def as_call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments and keywords, as the trainer calls a model with a batch's inputs."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return (inputs if isinstance(inputs, tuple) else (inputs,)), {}
+
+
+def batch_size_of(args: Any, kwargs: Any) -> int:
+    """The length of the first tensor."""
+    return next((len(leaf) for leaf in pytree.tree_leaves((args, kwargs)) if _is_batch(leaf)), 0)
+
+
+def _program(
+    module: nn.Module,
+    args: Any,
+    kwargs: Any,
+    opset: int | None,
+    names: tuple[Sequence[str] | None, Sequence[str] | None],
+    *,
+    is_dynamic: bool,
+) -> Any:
+    size = batch_size_of(args, kwargs)
+
+    def shape_of(leaf: Any) -> Any:
+        is_batched = _is_batch(leaf) and len(leaf) == size
+        return {0: torch.export.Dim.DYNAMIC} if is_batched else None
+
+    shapes = pytree.tree_map(shape_of, kwargs or args) if is_dynamic else None
+    ins, outs = (None if part is None else list(part) for part in names)
+    return torch.onnx.export(
+        module,
+        args,
+        kwargs=kwargs,
+        dynamo=True,
+        verbose=False,
+        opset_version=opset,
+        input_names=ins,
+        output_names=outs,
+        dynamic_shapes=shapes,
+    )
+
+
+def _compare(module: nn.Module, path: Path, args: Any, kwargs: Any, *, is_dynamic: bool) -> tuple[float, float]:
+    """The largest difference between both outputs, and the largest output; on a smaller batch too if that may be."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    size = batch_size_of(args, kwargs)
+    difference = largest = 0.0
+    for length in {size, max(size - 1, 1)} if is_dynamic else {size}:
+
+        def cut(leaf: Any, length: int = length) -> Any:
+            return leaf[:length] if _is_batch(leaf) and len(leaf) == size else leaf
+
+        own_args, own_kwargs = pytree.tree_map(cut, (args, kwargs))
+        with torch.no_grad():
+            leaves = pytree.tree_leaves(module(*own_args, **own_kwargs))
+        expected = [leaf.cpu() for leaf in leaves if isinstance(leaf, Tensor)]
+        fed = [leaf for leaf in pytree.tree_leaves((own_args, own_kwargs)) if isinstance(leaf, Tensor)]
+        names = [entry.name for entry in session.get_inputs()]
+        if len(names) != len(fed):
+            raise ConfigurationError(f"The ONNX file takes {len(names)} inputs, the model {len(fed)}: one is not used.")
+        outputs = session.run(None, {name: leaf.cpu().numpy() for name, leaf in zip(names, fed, strict=True)})
+        for own, other in zip(expected, map(torch.as_tensor, outputs), strict=True):
+            difference = max(difference, _distance(own, other))
+            largest = max(largest, float(own.double().abs().max()) if own.numel() else 0.0)
+    return difference, largest
+
+
+def _distance(own: Tensor, other: Tensor) -> float:
+    if own.shape != other.shape:
+        raise ConfigurationError(f"The ONNX output has shape {list(other.shape)}, torch's {list(own.shape)}.")
+    apart = (own.double() - other.double()).abs()
+    apart[own == other] = 0.0  # infinities
+    apart[own.isnan() & other.isnan()] = 0.0
+    return float(apart.nan_to_num(nan=math.inf).max()) if own.numel() else 0.0
+
+
+def _cause(error: BaseException) -> str:
+    """What was wrong with the model, from under the exporter's advice to its developers."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:3])[:300] or type(error).__name__
+
+
+def _is_batch(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.dim() > 0
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporter's notes to its own developers."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

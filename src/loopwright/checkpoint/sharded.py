@@ -1,0 +1,291 @@
+"""Several processes, one checkpoint: each writes its part to a shared place, the first commits when all are there.
+
+Beside `shard-{rank}.safetensors` every process leaves a record of it, last and in one step, so a record that can be
+seen speaks for a part that is complete. The first process turns the records into the table of pieces.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from ..errors import CheckpointError, ConfigurationError
+from .atomic import FileRecord, write_bytes
+from .layout import (
+    PIECES,
+    Box,
+    Layout,
+    Numbers,
+    StoredPiece,
+    layouts_bytes,
+    numbers_of,
+    read_box,
+    table_of,
+    tables_of,
+    text_of,
+    whole,
+)
+from .manifest import record_of
+from .pieces import Group, Piece, is_dtensor, piece_of, region_of
+from .stored import StoredTensor
+from .tensors import DTYPES, split_tied, write_tensors
+from .tree import Json, Tree, parse_json
+
+TOKEN = re.compile(r"[0-9]+-[0-9a-f]+")
+LEAVING_SECONDS = 5.0
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.001, 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A piece as its process recorded it."""
+
+    tensor: str
+    dtype: str
+    shape: Numbers
+    name: str
+    box: Box
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one process wrote; no file where it holds nothing of its own."""
+
+    rank: int
+    file: FileRecord | None
+    entries: tuple[_Entry, ...]
+
+
+def part_name(rank: int) -> str:
+    """The file with the pieces of one process."""
+    return f"shard-{rank}.safetensors"
+
+
+def check_token(group: Group, token: str) -> None:
+    """Refuse to begin what the processes could not finish: without a common name they write to different places."""
+    if group.world > 1 and not TOKEN.fullmatch(token):
+        raise ConfigurationError(
+            f"{group.world} processes cannot write a checkpoint together with token={token!r}: make one with "
+            "`new_token()` in the process of rank 0, send it to the others, and pass it in all of them."
+        )
+
+
+def write_part(staging: Path, rank: int, pieces: Mapping[str, Piece]) -> None:
+    """Write this process's pieces, then the record that says so; a failure is recorded too, for the first process."""
+    try:
+        own = {key: piece for key, piece in pieces.items() if piece.is_written}
+        tensors = {key: piece.local for key, piece in own.items()}
+        _, tied = split_tied(tensors)
+        entries = [
+            _Entry(key, DTYPES[piece.local.dtype], piece.shape, tied.get(key, key), piece.box)
+            for key, piece in own.items()
+        ]
+        file = write_tensors(staging / part_name(rank), tensors) if own else None
+        _write_record(staging, rank, {"file": file and asdict(file), "entries": [asdict(e) for e in entries]})
+    except BaseException as error:
+        with suppress(OSError):
+            _write_record(staging, rank, {"error": f"{type(error).__name__}: {error}"})
+        raise
+
+
+def gather_parts(
+    staging: Path, group: Group, pieces: Mapping[str, Piece], stop: threading.Event
+) -> dict[str, FileRecord]:
+    """Wait until every process has written its part, and write the table of pieces; the files that came of it."""
+    parts = _wait_for_parts(staging, group, stop)
+    files: dict[str, FileRecord] = {}
+    found: dict[str, list[StoredPiece]] = {key: [] for key in pieces}
+    for part in parts:
+        if part.file is not None:
+            files[part_name(part.rank)] = part.file
+        for entry in part.entries:
+            _check_entry(part.rank, entry, pieces)
+            found[entry.tensor].append(StoredPiece(part_name(part.rank), entry.name, entry.box))
+    layouts = {key: Layout(DTYPES[p.local.dtype], p.shape, tuple(found[key])) for key, p in pieces.items()}
+    for key, layout in layouts.items():
+        if problem := layout.find_problem():
+            raise CheckpointError(f"The parts that the processes wrote do not make up {key!r}: {problem}.")
+    for part in parts:
+        os.unlink(staging / _record_name(part.rank))  # all they say is in the table now
+    return files | {PIECES: write_bytes(staging / PIECES, layouts_bytes(layouts))}
+
+
+def _wait_for_parts(staging: Path, group: Group, stop: threading.Event) -> list[_Part]:
+    parts: dict[int, _Part] = {}
+    waiting = _Waiting(group.patience, stop)
+    while True:
+        missing = [rank for rank in range(group.world) if rank not in parts]
+        for rank in missing:
+            if (path := staging / _record_name(rank)).exists():
+                parts[rank] = _read_record(path, rank)
+                _check_size(staging, parts[rank])
+        missing = [rank for rank in missing if rank not in parts]
+        if not missing:
+            return [parts[rank] for rank in range(group.world)]
+        if end := waiting.pause():
+            ranks = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
+            raise CheckpointError(
+                f"The checkpoint is not complete: {ranks} of {group.world} did not write a part {end}. "
+                "See to what became of that process; what was saved before is untouched."
+            )
+
+
+class _Waiting:
+    """Short pauses, up to the time that there is."""
+
+    def __init__(self, patience: float, stop: threading.Event) -> None:
+        self.stop = stop
+        self.deadline = time.monotonic() + patience
+        self.end = f"in {patience:g} s"
+        self.seconds = SHORTEST_PAUSE
+        self.is_leaving = False
+
+    def pause(self) -> str | None:
+        """Wait a little; why there is no more time, where there is none."""
+        if self.stop.wait(self.seconds):
+            return "before it was given up"
+        self.seconds = min(2 * self.seconds, LONGEST_PAUSE)
+        if not self.is_leaving and not threading.main_thread().is_alive():
+            # The program is over. The others' is too, and they had no more to write than this process.
+            self.is_leaving, self.end = True, "before the program ended"
+            self.deadline = min(self.deadline, time.monotonic() + LEAVING_SECONDS)
+        return self.end if time.monotonic() > self.deadline else None
+
+
+def _check_size(staging: Path, part: _Part) -> None:
+    if part.file is None:
+        return
+    name = part_name(part.rank)
+    size = (staging / name).stat().st_size
+    if size != part.file.size:
+        raise CheckpointError(f"{name} has {size} bytes, rank {part.rank} wrote {part.file.size}: check the storage.")
+
+
+def _check_entry(rank: int, entry: _Entry, pieces: Mapping[str, Piece]) -> None:
+    own = pieces.get(entry.tensor)
+    if own is None or (entry.dtype, entry.shape) != (DTYPES[own.local.dtype], own.shape):
+        stated = "nothing of that name" if own is None else f"{DTYPES[own.local.dtype]} {list(own.shape)}"
+        raise CheckpointError(
+            f"Rank {rank} saves {entry.tensor!r} as part of {entry.dtype} {list(entry.shape)}, rank 0 has {stated}: "
+            "all processes must save the same state at the same update."
+        )
+
+
+def _record_name(rank: int) -> str:
+    return f"shard-{rank}.json"
+
+
+def _write_record(staging: Path, rank: int, content: dict[str, object]) -> None:
+    """A record appears in one step, after everything it speaks for is durable.
+
+    Its name becomes durable with the directory, which the first process syncs and may have renamed by now.
+    """
+    path = staging / _record_name(rank)
+    unfinished = path.with_suffix(".tmp")
+    unfinished.unlink(missing_ok=True)
+    write_bytes(unfinished, json.dumps(content).encode())
+    os.replace(unfinished, path)
+
+
+def _read_record(path: Path, rank: int) -> _Part:
+    try:
+        content = table_of(parse_json(path.read_bytes(), str(path)))
+        if "error" in content:
+            raise CheckpointError(f"Rank {rank} could not write its part of the checkpoint: {content['error']}")
+        entries = tuple(_entry(entry) for entry in tables_of(content["entries"]))
+        file = None if content["file"] is None else record_of(content["file"])
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} is malformed ({error!r}): check the storage.") from None
+    return _Part(rank, file, entries)
+
+
+def _entry(entry: Mapping[str, Json]) -> _Entry:
+    return _Entry(
+        text_of(entry["tensor"]),
+        text_of(entry["dtype"]),
+        numbers_of(entry["shape"]),
+        text_of(entry["name"]),
+        read_box(table_of(entry["box"])),
+    )
+
+
+Source: TypeAlias = Tensor | StoredTensor | Piece
+
+
+def restore_into(target: Tensor, source: Source) -> None:
+    """Copy a tensor of a checkpoint or snapshot into one that is there, whole or spread over processes.
+
+    Only what this process holds is read; no process waits for another.
+    """
+    if target.is_meta:
+        raise CheckpointError("A tensor on the meta device has no memory to restore into: materialise it first.")
+    _check_shape(target, source)
+    local, box = region_of(target)
+    with torch.no_grad():
+        local.copy_(_read(source, box))
+
+
+def place_like(source: Source, like: Tensor) -> Tensor:
+    """The tensor spread over processes as another of its shape is; whole where that one is, or has another shape."""
+    if not is_dtensor(like) or tuple(source.shape) != tuple(like.shape):
+        values = _read(source, whole(tuple(source.shape)))
+        return values if isinstance(source, StoredTensor) else values.clone()
+    from torch.distributed.tensor import DTensor
+
+    local, box = region_of(like)
+    values = _read(source, box).to(local.device, copy=not isinstance(source, StoredTensor))
+    return DTensor.from_local(
+        values, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+
+
+def load_stored(tree: Tree) -> Tree:
+    """The tree with every stored tensor read whole; the rest of it is the same."""
+    if isinstance(tree, StoredTensor):
+        return tree.read()
+    if isinstance(tree, Mapping):
+        items = {key: load_stored(value) for key, value in tree.items()}
+        if not isinstance(tree, OrderedDict):
+            return type(tree)(items)  # type: ignore[call-arg]
+        ordered = OrderedDict(items)
+        if (metadata := getattr(tree, "_metadata", None)) is not None:
+            ordered._metadata = metadata  # type: ignore[attr-defined]
+        return ordered
+    if isinstance(tree, list | tuple):
+        return type(tree)(load_stored(value) for value in tree)
+    return tree
+
+
+def _read(source: Source, box: Box) -> Tensor:
+    if isinstance(source, StoredTensor):
+        return source.read_box(box.offsets, box.shape)
+    if is_dtensor(source):
+        source = piece_of(source)
+    if not isinstance(source, Piece):
+        return source.detach()[box.slices]
+    if source.box != box:
+        raise CheckpointError(
+            f"A snapshot holds the part at {list(source.box.offsets)} of {list(source.box.shape)}, needed is "
+            f"{list(box.offsets)} of {list(box.shape)}: restore it into the tensors it was taken of."
+        )
+    return source.local
+
+
+def _check_shape(target: Tensor, source: Source) -> None:
+    if tuple(target.shape) != tuple(source.shape):
+        raise CheckpointError(
+            f"A tensor of {list(source.shape)} cannot be restored into one of {list(target.shape)}: "
+            "build the same model as the run that wrote it."
+        )

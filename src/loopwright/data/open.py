@@ -1,0 +1,296 @@
+"""Opening a stream over whatever the user calls data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from dataclasses import replace
+from pathlib import PurePath
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    IterDataPipe,
+    RandomSampler,
+    default_collate,
+)
+
+from ..errors import ConfigurationError, DataError
+from .columns import SequenceStream, is_frame
+from .fetch import Collate, Fetcher
+from .indexed import IndexedStream, Place, TensorStream, is_tensors
+from .iterated import Batching, Cursor, IteratedStream, Randomness
+from .order import Order, Planner, SequentialOrder, ShuffledOrder, order_of
+from .sharding import AlreadySharded, Shard, ShardedBatches
+from .sources import LocalFeed, WorkerFeed, WorkerSettings
+from .stream import Batch, Stateful, Stream, batch_size_of
+
+_INSTEAD = (
+    "Use a map-style data set, num_workers=0 with a data set that has `state_dict` and `load_state_dict`, "
+    "or a loader that has them (such as torchdata's StatefulDataLoader)."
+)
+
+
+def is_plain(loader: object) -> bool:
+    """Whether a loader iterates the way torch's own does, so that nothing is lost by doing it ourselves."""
+    if not isinstance(loader, DataLoader):
+        return False
+    kind = type(loader)
+    return kind.__iter__ is DataLoader.__iter__ and kind._get_iterator is DataLoader._get_iterator
+
+
+def open_loader(loader: DataLoader[Any], seed: int, shard: Shard | None = None) -> Stream:
+    """A stream over the data of a plain DataLoader."""
+    if isinstance(loader.dataset, IterableDataset):
+        if loader.num_workers or isinstance(loader.dataset, IterDataPipe):
+            return _open_iterable_loader(loader, seed)
+        batching = Batching(loader.batch_size, loader.drop_last, loader.collate_fn, bool(loader.pin_memory))
+        return open_items(loader.dataset, batching, seed, shard)
+    planner = _planner_of(loader, seed)
+    if planner is None:
+        return open_iterable(loader, seed)
+    settings = WorkerSettings.of(loader)
+    return open_indexed(loader.dataset, planner, loader.collate_fn, seed=seed, settings=settings, shard=shard)
+
+
+def open_indexed(
+    dataset: Any,
+    planner: Planner,
+    collate: Collate,
+    *,
+    seed: int,
+    settings: WorkerSettings,
+    shard: Shard | None = None,
+) -> Stream:
+    """A stream over a map-style data set, on the fast path where that gives the same batches."""
+    is_divided = shard is not None and isinstance(planner.order.sampler, DistributedSampler)
+    cuts = shard is not None and not is_divided and not planner.single
+    if cuts and shard is not None and shard.is_per_process:
+        cuts = planner.is_even  # given batches are for one process each
+        planner = planner.scaled(shard.scale)
+    place = Place(planner, seed, shard if cuts else None)
+    stream = _open_place(dataset, place, collate, seed=seed, settings=settings)
+    if shard is None or cuts:
+        return stream
+    return AlreadySharded(stream, shard.world) if is_divided else ShardedBatches(stream, shard)
+
+
+def _open_place(dataset: Any, place: Place, collate: Collate, *, seed: int, settings: WorkerSettings) -> Stream:
+    planner = place.planner
+    if planner.is_even and settings.worker_init_fn is None and is_tensors(dataset, collate):
+        return TensorStream(place, dataset, settings.pin_memory)
+    fetcher = Fetcher(dataset, collate, seed, planner.single)
+    if settings.num_workers == 0:
+        return IndexedStream(place, LocalFeed(fetcher, settings.pin_memory))
+    return IndexedStream(place, WorkerFeed(fetcher, settings), settings.in_order)
+
+
+def open_items(dataset: Iterable[Any], batching: Batching, seed: int, shard: Shard | None = None) -> Stream:
+    """A stream over an iterable data set that is read in this process."""
+    refusal = (
+        f"A run with {type(dataset).__name__} cannot be resumed exactly: its position cannot be known. Give "
+        "it `state_dict` and `load_state_dict`, or use a map-style data set."
+    )
+    cursor = Cursor(dataset, seed, Randomness.PER_ITEM)
+    if batching.size is None:
+        shard = None  # items that are batches already cannot be cut
+    elif shard is not None:
+        batching = replace(batching, size=batching.size * shard.scale)
+    return IteratedStream(cursor, batching, refusal=refusal, length=_length_of(dataset), shard=shard)
+
+
+def open_stateful(batches: Iterable[Any], seed: int) -> Stream:
+    """A stream over a loader that saves its own position."""
+    cursor = Cursor(batches, seed, Randomness.PER_ITEM)
+    return IteratedStream(cursor, _READY, refusal="", length=_length_of(batches))
+
+
+def open_iterable(batches: Iterable[Any], seed: int) -> Stream:
+    """A stream over batches about which nothing is known, iterated as they are."""
+    refusal = (
+        f"A run with {type(batches).__name__} cannot be resumed exactly: its position cannot be known. Use a "
+        "data set, a plain DataLoader with a sampler that has a length, a list of batches, or something that has "
+        "`state_dict` and `load_state_dict`."
+    )
+    cursor = Cursor(batches, seed, Randomness.LEFT_ALONE)
+    return IteratedStream(cursor, _READY, refusal=refusal, length=_length_of(batches))
+
+
+def _open_iterable_loader(loader: DataLoader[Any], seed: int) -> Stream:
+    name, workers = type(loader.dataset).__name__, loader.num_workers
+    refusal = (
+        f"A run with the iterable data set {name} read by {workers} workers cannot be resumed exactly: how "
+        f"far each worker has come cannot be known. {_INSTEAD}"
+    )
+    samples = _length_of(loader.dataset)  # not len(loader), which makes torch warn about its own estimate
+    cursor = Cursor(loader, seed, Randomness.PER_EPOCH)
+    stream = IteratedStream(cursor, _READY, refusal=refusal, length=None)
+    if samples is not None:
+        size = loader.batch_size or 1
+        stream.num_batches = samples // size if loader.drop_last else -(-samples // size)
+    return stream
+
+
+def _planner_of(loader: DataLoader[Any], seed: int) -> Planner | None:
+    batches = loader.batch_sampler
+    sampler = loader.sampler if batches is None or type(batches) is BatchSampler else batches
+    if not isinstance(sampler, Sized):  # it may never end, so it cannot be drawn ahead
+        return None
+    order = order_of(sampler, seed)
+    if batches is None:
+        return Planner(order, None, drop_last=False, single=True)
+    if type(batches) is BatchSampler:
+        return Planner(order_of(batches.sampler, seed), batches.batch_size, drop_last=batches.drop_last)
+    return Planner(order, None, drop_last=False)
+
+
+def _length_of(data: object) -> int | None:
+    try:
+        return len(data) if isinstance(data, Sized) else None
+    except (TypeError, NotImplementedError):  # a loader has __len__ even where its data set has none
+        return None
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+_READY = Batching(None, drop_last=False, collate=_as_it_is)
+
+
+__all__ = ["Batch", "Shard", "Stream", "as_dataset", "batch_size_of", "open_stream"]
+
+DEFAULT_BATCH_SIZE = 32
+NO_DATA = nn.Module | Optimizer | str | bytes | PurePath | type | int | float
+
+
+@runtime_checkable
+class _MapStyle(Protocol):
+    def __getitem__(self, index: Any) -> Any: ...
+    def __len__(self) -> int: ...
+
+
+@runtime_checkable
+class _FetchesBatches(Protocol):
+    def __getitems__(self, indices: Any) -> Any: ...
+
+
+def open_stream(
+    data: Any,
+    *,
+    batch_size: int | None = None,
+    seed: int,
+    shuffle: bool,
+    collate_fn: Callable[[Any], Any] | None = None,
+    shard: Shard | None = None,
+) -> Stream:
+    """A stream over a data set, tensors, a DataLoader, a sequence of batches, or any iterable of batches.
+
+    `batch_size` (None means 32), `shuffle` and `collate_fn` are for data sets; a DataLoader keeps its own. With a
+    `shard`, every batch is one batch of all processes together, and this one gets its part of it.
+    """
+    _check_batch_size(batch_size)
+    data = as_dataset(data)
+    stream = _open(data, batch_size, collate_fn, seed=seed, shuffle=shuffle, shard=shard)
+    return stream if shard is None or stream.is_shared else ShardedBatches(stream, shard)
+
+
+def refuse_shuffled(data: Any) -> None:
+    """Refuse a loader that shuffles where the outputs are to be in the order of the data."""
+    if isinstance(data, DataLoader) and isinstance(data.sampler, RandomSampler):
+        raise ConfigurationError(
+            "predict was given a DataLoader that shuffles, so nobody could tell which output belongs to which sample: "
+            "pass the data set itself, or a DataLoader without `shuffle=True`."
+        )
+
+
+def as_dataset(data: Any) -> Any:
+    """Tensors and arrays, alone, in a tuple or in a dict, as a data set of their rows; anything else as it is."""
+    is_plain_data = isinstance(data, Dataset | Stateful) and not isinstance(data, NO_DATA)
+    if is_plain_data or not isinstance(data, Tensor | np.ndarray | tuple | Mapping | NO_DATA):
+        return data
+    from .columns import from_columns, refuse
+
+    if isinstance(data, NO_DATA):
+        refuse(data)
+    return from_columns(data)
+
+
+def _open(
+    data: Any,
+    batch_size: int | None,
+    collate_fn: Callable[[Any], Any] | None,
+    *,
+    seed: int,
+    shuffle: bool,
+    shard: Shard | None,
+) -> Stream:
+    if isinstance(data, IterableDataset):
+        batching = Batching(batch_size or DEFAULT_BATCH_SIZE, False, collate_fn or default_collate)
+        return open_items(data, batching, seed, shard)
+    if _is_samples(data, batch_size):
+        return _open_dataset(data, batch_size, collate_fn, seed=seed, shuffle=shuffle, shard=shard)
+    _check_accepted(data)
+    _check_no_batching(data, batch_size, collate_fn)
+    if isinstance(data, Stateful):
+        return open_stateful(data, seed)  # type: ignore[arg-type]  # checked to be iterable
+    if is_plain(data):
+        return open_loader(data, seed, shard)
+    return SequenceStream(data) if isinstance(data, Sequence) else open_iterable(data, seed)
+
+
+def _open_dataset(
+    dataset: Any,
+    batch_size: int | None,
+    collate_fn: Callable[[Any], Any] | None,
+    *,
+    seed: int,
+    shuffle: bool,
+    shard: Shard | None,
+) -> Stream:
+    if not isinstance(dataset, Sized):
+        raise DataError(f"{type(dataset).__name__} has no length: give it `__len__`, or make it an IterableDataset.")
+    order: Order = ShuffledOrder(dataset, seed) if shuffle else SequentialOrder(dataset)
+    planner = Planner(order, batch_size or DEFAULT_BATCH_SIZE, drop_last=False)
+    collate = collate_fn or default_collate
+    return open_indexed(dataset, planner, collate, seed=seed, settings=WorkerSettings(), shard=shard)
+
+
+def _is_samples(data: Any, batch_size: int | None) -> bool:
+    """Whether `data` is a data set: by its class, or because nothing else makes sense of it."""
+    if isinstance(data, Dataset):
+        return True
+    if is_frame(data) or not isinstance(data, _MapStyle):
+        return False
+    if isinstance(data, Sequence):
+        return batch_size is not None
+    return batch_size is not None or isinstance(data, _FetchesBatches) or not isinstance(data, Iterable)
+
+
+def _check_batch_size(batch_size: int | None) -> None:
+    if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
+        raise ConfigurationError(f"batch_size is {batch_size!r}: it must be a positive whole number.")
+
+
+def _check_accepted(data: Any) -> None:
+    from .columns import check_list, refuse
+
+    if not isinstance(data, Iterable) or is_frame(data):
+        refuse(data)
+    if isinstance(data, list):
+        check_list(data)
+
+
+def _check_no_batching(data: Any, batch_size: int | None, collate_fn: object) -> None:
+    name = "batch_size" if batch_size is not None else "collate_fn"
+    if batch_size is not None or collate_fn is not None:
+        raise ConfigurationError(
+            f"{name} was given together with a {type(data).__name__}, which makes its own batches: leave out "
+            f"{name}, or pass the data set itself."
+        )

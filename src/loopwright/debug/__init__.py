@@ -1,0 +1,5 @@
+"""Tools that look for mistakes in a training program."""
+
+from .resume_check import check_resume
+
+__all__ = ["check_resume"]

@@ -1,0 +1,237 @@
+"""Finding state that is not saved: a run in one piece against one that was saved and loaded into fresh objects."""
+
+from __future__ import annotations
+
+import inspect
+import random
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..callback import Callback
+from ..checkpoint import Difference, snapshot
+from ..checkpoint.compare import compare_trees
+from ..checkpoint.state import capture, save_trainer
+from ..data.random import rng_state, set_rng_state
+from ..errors import ConfigurationError
+from ..trainer import Trainer
+from ..training.progress import counted
+from .unsaved_state import observe
+
+MOST_LINES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeReport:
+    """What differs between a run in one piece and the same run resumed in its middle; `str` says what to do.
+
+    `unsaved` are attributes and generators that were not what they should be right after loading; `differing` is the
+    state that differs at the end. `irreproducible` is what differed between two runs before anything was loaded.
+    """
+
+    num_updates: int
+    irreproducible: tuple[Difference, ...] = ()
+    unsaved: tuple[Difference, ...] = ()
+    differing: tuple[Difference, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return not (self.irreproducible or self.unsaved or self.differing)
+
+    def __str__(self) -> str:
+        updates = counted(self.num_updates, "update")
+        if self.ok:
+            return f"Resuming after {updates} is exact: nothing differs {updates} later."
+        if self.irreproducible:
+            first = "The run is not reproducible: two runs from the same start differ before anything is saved."
+            return "\n".join([first, *_lines(self.irreproducible, "first run / second run"), f"  {_IRREPRODUCIBLE}"])
+        lines = [f"Resuming after {updates} is not exact."]
+        if self.unsaved:
+            lines += ["Not saved, and so not the same after loading:", *_lines(self.unsaved, "saved run / loaded run")]
+            lines += [f"  {advice}" for advice in dict.fromkeys(_advice(found.path) for found in self.unsaved)]
+        if self.differing:
+            lines += [f"Different {updates} later:", *_lines(self.differing, "in one piece / resumed")]
+            if not self.unsaved:
+                lines.append(f"  {_HIDDEN}")
+        return "\n".join(lines)
+
+
+def check_resume(
+    build: Callable[[], Trainer],
+    data: Any,
+    eval_data: Any = None,
+    *,
+    num_updates: int = 2,
+    batch_size: int | None = None,
+    ignore: Sequence[str] = (),
+) -> ResumeReport:
+    """Train twice so many updates in one piece, and with a save and a load into fresh objects in the middle; compare.
+
+    `build` makes a new trainer with new models, optimizers and callbacks each time. `data` is copied for each run, or
+    is a function without arguments that makes it. `ignore` are patterns of paths that may differ (`callbacks.Timer.*`).
+    Everything is written to a temporary directory; global random generators are left as they were found.
+    """
+    if num_updates < 1:
+        raise ConfigurationError(f"check_resume(num_updates={num_updates}): use 1 or more.")
+    with _generators_preserved() as start, tempfile.TemporaryDirectory(prefix="loopwright-resume-") as folder:
+        check = _Check(build, data, eval_data, num_updates, batch_size, Path(folder), start)
+        straight = check.run("straight")
+        saved = check.run("saved", is_saved=True)
+        resumed = check.run("resumed", is_resumed=True)
+    report = _without(ResumeReport(num_updates, compare_trees(straight.middle, saved.middle)), ignore)
+    if not report.irreproducible:
+        differing = compare_trees(straight.end, resumed.end)
+        unsaved = compare_trees(saved.seen_middle, resumed.seen_middle)
+        at_end = {found.path for found in compare_trees(straight.seen_end, resumed.seen_end)}
+        unsaved = tuple(found for found in unsaved if differing or found.path in at_end)  # the rest is made again
+        report = _without(ResumeReport(num_updates, (), unsaved, differing), ignore)
+    return report
+
+
+@dataclass(slots=True)
+class _Run:
+    """What a run was in its middle and at its end: the state that is saved, and all else that can be seen."""
+
+    middle: Any = None
+    seen_middle: Any = None
+    end: Any = None
+    seen_end: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Check:
+    build: Callable[[], Trainer]
+    data: Any
+    eval_data: Any
+    num_updates: int
+    batch_size: int | None
+    folder: Path
+    generators: dict[str, Any]
+
+    def run(self, name: str, *, is_saved: bool = False, is_resumed: bool = False) -> _Run:
+        run, path = _Run(), self.folder / "checkpoint"
+        set_rng_state(self.generators)
+        data, eval_data = _fresh(self.data), _fresh(self.eval_data)
+        if is_resumed:  # a process that is started again need not have the generators that the first one had
+            _draw_some()
+        trainer = self.build()
+        if not isinstance(trainer, Trainer):
+            raise ConfigurationError(f"build() returned a {type(trainer).__name__}: return a loopwright.Trainer.")
+        trainer.progress_style = "silent"
+        trainer.run_dir = self.folder / name if trainer.run_dir is not None else None
+        probe = _Probe(run, data, self.num_updates, path if is_saved else None)
+        trainer.callbacks.append(probe)
+        trainer.active_callbacks.append(probe)
+        resume = path if is_resumed else False
+        limit = 2 * self.num_updates  # for all of them: schedules go by it
+        trainer.train(data, eval_data=eval_data, num_updates=limit, batch_size=self.batch_size, resume=resume)
+        return run
+
+
+class _Probe(Callback):
+    """Looks at a run in its middle and when its loop is left."""
+
+    precedence = 2  # as that of checkpoints: it is to see what all others did
+
+    def __init__(self, run: _Run, data: Any, num_updates: int, save_to: Path | None) -> None:
+        self._run, self._data = run, data
+        self._num_updates = num_updates
+        self._save_to = save_to
+
+    def on_train_start(self, trainer: Trainer) -> None:
+        if trainer.progress.update == self._num_updates:
+            self._look(trainer)
+
+    def on_update_end(self, trainer: Trainer) -> None:
+        if trainer.progress.update == self._num_updates:
+            self._look(trainer)
+            if self._save_to is not None:
+                save_trainer(trainer, self._save_to)
+                trainer.stop("saved")
+
+    def on_loop_end(self, trainer: Trainer) -> None:
+        self._run.end = _state_of(trainer)
+        self._run.seen_end = observe(trainer, self._data)
+
+    def _look(self, trainer: Trainer) -> None:
+        self._run.middle = _state_of(trainer)
+        self._run.seen_middle = observe(trainer, self._data)
+
+
+def _state_of(trainer: Trainer) -> Any:
+    state = snapshot(capture(trainer))
+    state["callbacks"].pop(_Probe.__name__, None)
+    return state
+
+
+def _fresh(data: Any) -> Any:
+    if inspect.isroutine(data) or isinstance(data, partial):
+        return data()
+    try:
+        return deepcopy(data)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"The data ({type(data).__name__}) cannot be copied ({error}): pass a function that makes it."
+        ) from error
+
+
+@contextmanager
+def _generators_preserved() -> Iterator[dict[str, Any]]:
+    before = rng_state()
+    try:
+        yield before
+    finally:
+        set_rng_state(before)
+
+
+def _draw_some() -> None:
+    torch.rand(7)
+    np.random.rand(7)
+    random.random()
+
+
+def _without(report: ResumeReport, patterns: Sequence[str]) -> ResumeReport:
+    def kept(differences: tuple[Difference, ...]) -> tuple[Difference, ...]:
+        paths = {d: d.path.replace("/", ".") for d in differences}
+        return tuple(d for d in differences if not any(fnmatchcase(paths[d], pattern) for pattern in patterns))
+
+    parts = (report.irreproducible, report.unsaved, report.differing)
+    return ResumeReport(report.num_updates, *map(kept, parts))
+
+
+def _lines(differences: Sequence[Difference], sides: str) -> list[str]:
+    lines = [f"  - {found.path.replace('/', '.')}: {found.what}" for found in differences[:MOST_LINES]]
+    lines[0] += f"   ({sides})"
+    more = len(differences) - len(lines)
+    return [*lines, f"  - and {more} more"] if more > 0 else lines
+
+
+_IRREPRODUCIBLE = (
+    "-> Something draws from generators that nobody seeds, or depends on time or on a file that changes. Pass `seed=` "
+    "to the trainer, and draw from torch, numpy or random's global generators."
+)
+_HIDDEN = (
+    "-> Something that influences training is kept where it was not looked for: a global variable, a closure, a "
+    "generator of a library. Keep it in a callback with `state_dict`, or make it a buffer of a model."
+)
+_ADVICE = {
+    "data": "-> data: draw from torch, numpy or random's global generators, which are seeded for every sample; or give "
+    "an iterable data set `state_dict` and `load_state_dict`.",
+    "callbacks": "-> callbacks: return it from `state_dict` and take it back in `load_state_dict`.",
+    "models": "-> models: make it a buffer, `register_buffer(name, tensor)`, without persistent=False.",
+    "trainer": "-> trainer: keep it in a callback with `state_dict`, or make it a buffer of a model; "
+    "`trainer.progress` has counters that are saved.",
+}
+
+
+def _advice(path: str) -> str:
+    return _ADVICE[path.partition("/")[0]]

@@ -1,0 +1,170 @@
+"""A loss on what a trained network sees in two images."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..errors import ConfigurationError
+
+# torchvision's `vgg19().features`: where its convolutions and poolings are. A stage ends after relu k_1.
+_CONVOLUTIONS = (0, 2, 5, 7, 10, 12, 14, 16, 19, 21, 23, 25, 28, 30, 32, 34)
+_POOLINGS = (4, 9, 18, 27, 36)
+_STAGE_ENDS = (1, 6, 11, 20, 29)
+_CONVOLUTION_NAME = re.compile(r"(?:features\.)?(\d+)\.weight")
+
+
+class Perceptual(nn.Module):
+    """The sum of mean absolute differences between the features of two images, stage by stage.
+
+    `features` is a path to VGG19 weights in torchvision's naming (`.pth` or `.safetensors`), or a module (for a
+    `nn.Sequential` every child is a stage), or a list of stages that follow each other. Nothing is ever downloaded.
+    The features are frozen and stay in eval mode. `statistics` (mean, deviation of each channel) normalise images,
+    which are taken to be in -1...1; None leaves them as they are.
+    """
+
+    IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(
+        self,
+        features: str | Path | nn.Module | Sequence[nn.Module],
+        *,
+        statistics: tuple[Sequence[float], Sequence[float]] | None = None,
+    ) -> None:
+        super().__init__()
+        if isinstance(features, (str, Path)):
+            features, statistics = vgg_stages(features), statistics or self.IMAGENET
+        stages = [features] if isinstance(features, nn.Module) and not isinstance(features, nn.Sequential) else features
+        self.stages = nn.ModuleList(stages).requires_grad_(False).eval()
+        mean, deviation = statistics or ((0.5,), (0.5,))  # what undoes -1...1 and nothing else
+        self.register_buffer("mean", torch.tensor(mean).reshape(1, -1, 1, 1), persistent=False)
+        self.register_buffer("deviation", torch.tensor(deviation).reshape(1, -1, 1, 1), persistent=False)
+
+    def train(self, mode: bool = True) -> Perceptual:
+        """Nothing: what judges does not learn."""
+        return self
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        first, second = self._normalised(first), self._normalised(second)
+        total = first.new_zeros(())
+        for stage in self.stages:
+            first, second = stage(first), stage(second)
+            total = total + F.l1_loss(first, second)
+        return total
+
+    def _normalised(self, image: Tensor) -> Tensor:
+        return ((image + 1) / 2 - self.mean) / self.deviation
+
+
+def vgg_stages(path: str | Path) -> list[nn.Module]:
+    """The five stages of VGG19 from a file of its weights; the sizes of its layers are the file's."""
+    from ..checkpoint.weights import load_weights
+
+    if not Path(path).is_file():
+        raise ConfigurationError(
+            f"There are no VGG19 weights at {path}, and they are not downloaded: save torchvision's "
+            "`vgg19(weights='IMAGENET1K_V1').state_dict()` to a file where you have network access and give its path, "
+            "or give a module of your own."
+        )
+    weights = load_weights(path)
+    numbers = sorted(int(m[1]) for name in weights if (m := _CONVOLUTION_NAME.fullmatch(name)))
+    if [number for number in _CONVOLUTIONS if number <= _STAGE_ENDS[-1]] != [
+        n for n in numbers if n <= _STAGE_ENDS[-1]
+    ]:
+        raise ConfigurationError(
+            f"{path} holds no VGG19: its convolutions are numbered {numbers}, those of torchvision's "
+            f"vgg19().features {list(_CONVOLUTIONS)}."
+        )
+    prefix = "features." if "features.0.weight" in weights else ""
+    stages: list[nn.Module] = []
+    start = 0
+    for end in _STAGE_ENDS:
+        stages.append(nn.Sequential(*(_layer(number, weights, prefix) for number in range(start, end + 1))))
+        start = end + 1
+    return stages
+
+
+def _layer(number: int, weights: Mapping[str, Tensor], prefix: str) -> nn.Module:
+    if number in _POOLINGS:
+        return nn.MaxPool2d(2)
+    if number not in _CONVOLUTIONS:
+        return nn.ReLU()
+    weight = weights[f"{prefix}{number}.weight"]
+    layer = nn.Conv2d(weight.shape[1], weight.shape[0], 3, padding=1)
+    layer.load_state_dict({"weight": weight, "bias": weights[f"{prefix}{number}.bias"]})
+    return layer
+
+
+class GANLoss(nn.Module):
+    """How far a discriminator's prediction is from the truth, or from what the generator wants it to be.
+
+    "bce" takes the prediction as a logit (binary cross-entropy), "lsgan" as a number (least squares). The target is
+    True for real, False for generated, or a tensor of the prediction's shape, for soft labels.
+    """
+
+    def __init__(self, mode: Literal["bce", "lsgan"] = "bce") -> None:
+        super().__init__()
+        if mode not in ("bce", "lsgan"):
+            raise ConfigurationError(f"GANLoss({mode!r}): use 'bce' or 'lsgan'.")
+        self.mode = mode
+
+    def forward(self, prediction: Tensor, target: bool | Tensor) -> Tensor:
+        if not isinstance(target, Tensor):
+            target = prediction.new_full(prediction.shape, float(target))
+        if self.mode == "bce":
+            return F.binary_cross_entropy_with_logits(prediction, target)
+        return F.mse_loss(prediction, target)
+
+
+_SOBEL = [[-1.0, 0.0, 1.0], [-2.0, 0.0, 2.0], [-1.0, 0.0, 1.0]]
+_LAPLACIAN = [[0.0, 1.0, 0.0], [1.0, -4.0, 1.0], [0.0, 1.0, 0.0]]
+_TINY = 1e-12  # keeps the gradient of a square root finite where an image is flat
+
+
+class Sobel(nn.Module):
+    """The mean absolute difference of two images' edge strengths."""
+
+    kernels: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        across = torch.tensor(_SOBEL)
+        self.register_buffer("kernels", torch.stack([across, across.T]).unsqueeze(1), persistent=False)
+
+    def edges(self, image: Tensor) -> Tensor:
+        """How strong the edges of a grey version of the image are, pixel by pixel."""
+        gradients = _filtered(image, self.kernels)
+        return (gradients.square().sum(1, keepdim=True) + _TINY).sqrt()
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        return F.l1_loss(self.edges(first), self.edges(second))
+
+
+class Laplacian(nn.Module):
+    """The mean absolute difference of two images' second derivatives, which is where fine texture shows."""
+
+    kernels: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kernels", torch.tensor(_LAPLACIAN).reshape(1, 1, 3, 3), persistent=False)
+
+    def texture(self, image: Tensor) -> Tensor:
+        return _filtered(image, self.kernels)
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        return F.l1_loss(self.texture(first), self.texture(second))
+
+
+def _filtered(image: Tensor, kernels: Tensor) -> Tensor:
+    """The grey image under each kernel; its border is repeated, so that it is no edge itself."""
+    grey = image.mean(1, keepdim=True)
+    return F.conv2d(F.pad(grey, (1, 1, 1, 1), mode="replicate"), kernels.to(grey.dtype))

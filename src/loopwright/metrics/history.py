@@ -1,0 +1,314 @@
+"""What a run measured: one row per epoch, and a bounded series per step metric."""
+
+from __future__ import annotations
+
+import difflib
+from array import array
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import ConfigurationError, MissingExtraError
+from ..training.progress import counted
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+MAX_POINTS = 1 << 17
+
+
+class Series:
+    """The values of one step metric. Past `MAX_POINTS`, every second point is dropped, so memory stays flat."""
+
+    __slots__ = ("num_seen", "steps", "stride", "values")
+
+    def __init__(self) -> None:
+        self.steps = array("q")
+        self.values = array("d")
+        self.stride = 1
+        self.num_seen = 0
+
+    def append(self, step: int, value: float) -> None:
+        is_kept = self.num_seen % self.stride == 0
+        self.num_seen += 1
+        if not is_kept:
+            return
+        self.steps.append(step)
+        self.values.append(value)
+        if len(self.steps) >= MAX_POINTS:
+            self.stride *= 2
+            self.steps, self.values = self.steps[::2], self.values[::2]
+
+    def since(self, num_seen: int) -> Series:
+        """The points among those after the first `num_seen` values, as a series of their own."""
+        added, first = Series(), self._num_points(num_seen, self.stride)
+        added.stride, added.num_seen = self.stride, self.num_seen
+        added.steps, added.values = self.steps[first:], self.values[first:]
+        return added
+
+    def extend(self, added: Series) -> None:
+        """Go on with what `since` returned of a longer series; points that it had dropped by then are dropped here."""
+        thinning = max(added.stride // self.stride, 1)
+        if thinning > 1:
+            self.steps, self.values = self.steps[::thinning], self.values[::thinning]
+        self.steps.extend(added.steps)
+        self.values.extend(added.values)
+        self.stride, self.num_seen = added.stride, added.num_seen
+        if not len(self.steps) == len(self.values) == self._num_points(self.num_seen, self.stride):
+            raise ValueError(
+                f"{len(self.values)} points of {self.num_seen} values, of which every {self.stride}th stays"
+            )
+
+    @staticmethod
+    def _num_points(num_seen: int, stride: int) -> int:
+        return -(-num_seen // stride)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __iter__(self) -> Iterator[float]:
+        return iter(self.values)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "stride": self.stride,
+            "num_seen": self.num_seen,
+            "steps": torch.tensor(self.steps, dtype=torch.int64),
+            "values": torch.tensor(self.values, dtype=torch.float64),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.stride, self.num_seen = state["stride"], state["num_seen"]
+        self.steps = array("q", state["steps"].tolist())
+        self.values = array("d", state["values"].tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How far a history goes: its epochs, and the values that each series has seen."""
+
+    num_epochs: int = 0
+    num_seen: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """What a history has beyond an extent. The last row before is part of it, since that may have been replaced."""
+
+    first_epoch: int
+    epochs: list[dict[str, float]]
+    steps: dict[str, Series]
+
+    @property
+    def size(self) -> int:
+        """Rows and points in it."""
+        return len(self.epochs) + sum(map(len, self.steps.values()))
+
+
+class History:
+    """Epoch rows (`history.epochs`, `history["eval_loss"]`) and step series (`history.steps["loss"]`).
+
+    It is iterated as a mapping of epoch metrics: `for name, values in history.items()`, `list(history)` is the names,
+    `dict(history)` all of it. `len(history)` is the number of epochs, and `history.epochs` their rows.
+    """
+
+    def __init__(self) -> None:
+        self.epochs: list[dict[str, float]] = []
+        self.steps: dict[str, Series] = {}
+
+    def add_steps(self, first_step: int, rows: Sequence[Mapping[str, float]]) -> None:
+        """Record the metrics of consecutive steps, the first of them numbered `first_step`."""
+        for step, row in enumerate(rows, start=first_step):
+            for name, value in row.items():
+                series = self.steps.get(name)
+                if series is None:
+                    series = self.steps[name] = Series()
+                series.append(step, value)
+
+    def set_epoch(self, epoch: int, row: Mapping[str, float]) -> None:
+        """Record the row of an epoch (0-based); the row of an epoch that was cut short is replaced when it ends."""
+        if epoch < len(self.epochs) - 1:
+            self.epochs = self.epochs[:epoch]  # a new list: more than its end is another now (see `since`)
+        del self.epochs[epoch:]
+        self.epochs.append(dict(row))
+
+    @property
+    def extent(self) -> Extent:
+        return Extent(len(self.epochs), {name: series.num_seen for name, series in self.steps.items()})
+
+    def since(self, extent: Extent) -> Addition:
+        """What came after an earlier `extent`, as long as `epochs` and `steps` are the objects that they were then."""
+        first = max(extent.num_epochs - 1, 0)
+        steps = {name: series.since(extent.num_seen.get(name, 0)) for name, series in self.steps.items()}
+        return Addition(first, [dict(row) for row in self.epochs[first:]], steps)
+
+    def extend(self, added: Addition) -> None:
+        """Go on with what `since` returned of a longer history."""
+        if added.first_epoch > len(self.epochs):
+            raise ValueError(f"rows from epoch {added.first_epoch + 1} on, after {len(self.epochs)} epochs")
+        self.epochs[added.first_epoch :] = added.epochs
+        for name, series in added.steps.items():
+            self.steps.setdefault(name, Series()).extend(series)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the epoch metrics, in the order they first appeared."""
+        return list(dict.fromkeys(name for row in self.epochs for name in row))
+
+    def __getitem__(self, name: str) -> list[float]:
+        values = [row[name] for row in self.epochs if name in row]
+        if not values:
+            raise self._unknown(name)
+        return values
+
+    def __contains__(self, name: object) -> bool:
+        return any(name in row for row in reversed(self.epochs))
+
+    def __len__(self) -> int:
+        return len(self.epochs)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def keys(self) -> KeysView[str]:
+        """The names of the epoch metrics, so that `dict(history)` is `history.to_dict()`."""
+        return self.to_dict().keys()
+
+    def values(self) -> ValuesView[list[float]]:
+        """One list per epoch metric, in the order of `names`."""
+        return self.to_dict().values()
+
+    def items(self) -> ItemsView[str, list[float]]:
+        """Each epoch metric with its list of values."""
+        return self.to_dict().items()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The values of a metric, or the default where there is no metric of that name."""
+        return self.to_dict().get(name, default)
+
+    def last(self, name: str) -> float:
+        """The latest value of an epoch metric; takes the same time however many epochs there are."""
+        row = next((row for row in reversed(self.epochs) if name in row), None)
+        if row is None:
+            raise self._unknown(name)
+        return row[name]
+
+    def _unknown(self, name: str) -> KeyError:
+        near = difflib.get_close_matches(name, self.names, n=1) if isinstance(name, str) else []
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = hint if isinstance(name, str) else " The rows of epochs are in `history.epochs`."
+        there = ", ".join(self.names) or "nothing yet"
+        return KeyError(f"No metric {name!r} in this history; there is: {there}.{hint}")
+
+    def to_dict(self) -> dict[str, list[float]]:
+        """One list per epoch metric."""
+        return {name: self[name] for name in self.names}
+
+    def to_frame(self, level: str = "epochs") -> pd.DataFrame:
+        """A pandas frame of the epochs, or (`level="steps"`) of the steps."""
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise MissingExtraError("A history as a frame needs pandas: pip install 'loopwright[frames]'.") from error
+        if level == "epochs":
+            return pd.DataFrame(self.epochs, index=pd.RangeIndex(1, len(self.epochs) + 1, name="epoch"))
+        if level != "steps":
+            raise ConfigurationError(f"Unknown level {level!r}: use 'epochs' or 'steps'.")
+        columns = {name: pd.Series(list(s.values), index=list(s.steps)) for name, s in self.steps.items()}
+        return pd.DataFrame(columns).rename_axis("step")
+
+    def plot(self, path: str | Path | None = None, names: Sequence[str] | None = None) -> Any:
+        """A matplotlib figure of the curves, written to `path` when one is given."""
+
+        return plot_history(self, path, names)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "epochs": [dict(row) for row in self.epochs],
+            "steps": {name: series.state_dict() for name, series in self.steps.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.epochs = [dict(row) for row in state["epochs"]]
+        self.steps = {}
+        for name, saved in state["steps"].items():
+            self.steps[name] = Series()
+            self.steps[name].load_state_dict(saved)
+
+    @property
+    def identity(self) -> tuple[object, object]:
+        """The objects that stay the same as long as nothing but the end of this history changes (see `since`)."""
+        return (self.epochs, self.steps)
+
+    def __repr__(self) -> str:
+        latest = ", ".join(f"{name} {value:.4g}" for name, value in self.epochs[-1].items()) if self.epochs else "empty"
+        return f"History({counted(len(self.epochs), 'epoch')}; {latest})"
+
+
+class HistoryCopy:
+    """A copy of a history that is made again and again, each time for the price of what is new."""
+
+    def __init__(self) -> None:
+        self._history = History()
+        self._identity: tuple[object, ...] = ()
+
+    def take(self, history: History) -> None:
+        """Become a copy of this history as it is now."""
+        if not is_same(self._identity, history.identity):
+            self._history, self._identity = History(), history.identity
+        self._history.extend(history.since(self._history.extent))
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._history.state_dict()
+
+
+def is_same(first: Sequence[object], second: Sequence[object]) -> bool:
+    """Whether two sequences are of the same objects, not only of equal ones."""
+    return len(first) == len(second) and all(one is other for one, other in zip(first, second, strict=True))
+
+
+def plot_history(history: History, path: str | Path | None = None, names: Sequence[str] | None = None) -> Any:
+    """One panel per metric, a metric together with its `eval_` counterpart; the step values lie faintly behind."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtraError("A plot needs matplotlib: pip install 'loopwright[plots]'.") from error
+    names = list(names) if names is not None else history.names
+    unknown = [name for name in names if name not in history]
+    if unknown or not names:
+        what = ", ".join(unknown) or "an empty history"
+        raise ConfigurationError(f"Cannot plot {what}; there is: {', '.join(history.names) or 'nothing'}.")
+    panels: dict[str, list[str]] = {}
+    for name in names:
+        panels.setdefault(name.removeprefix("eval_"), []).append(name)
+    figure = Figure(figsize=(5 * len(panels), 3.6), layout="constrained")
+    for axis, (title, group) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        _draw(axis, history, title, group)
+    if path is not None:
+        figure.savefig(path, dpi=120)
+    return figure
+
+
+def _draw(axis: Any, history: History, title: str, group: Sequence[str]) -> None:
+    series = history.steps.get(title)
+    total = len(history.epochs)
+    if series is not None and title in group and len(series) > total:
+        last = series.steps[-1]
+        axis.plot(
+            [step / last * total for step in series.steps],
+            list(series),
+            color="0.8",
+            lw=0.7,
+            label="each step",
+        )
+    for name in group:
+        points = [(at, row[name]) for at, row in enumerate(history.epochs, start=1) if name in row]
+        axis.plot(*zip(*points, strict=True), marker="o", ms=3, label=name)
+    axis.set(title=title, xlabel="epoch")
+    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.grid(alpha=0.3)
+    axis.legend(frameon=False)

@@ -1,0 +1,225 @@
+"""Averages over a phase: sums and counts in float64, read from the device only when someone needs a number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import isfinite, nan
+from numbers import Real
+from typing import Any, Protocol, cast, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigurationError
+from ..training.result import StepResult
+
+AddUp = Callable[[Mapping[str, tuple[float, float]]], Mapping[str, tuple[float, float]]]
+Gather = Callable[[Any], list[Any]]
+Check = Callable[[str, "ComputedMetric"], None]
+
+
+@runtime_checkable
+class ComputedMetric(Protocol):
+    """A metric that keeps its own state between steps, as torchmetrics' do."""
+
+    def compute(self) -> Any: ...
+
+    def reset(self) -> Any: ...
+
+
+class Meter:
+    """Collects the results of a phase without touching the device's queue until `flush`.
+
+    `ignores_nonfinite` leaves NaN and infinite values out of the averages, for runs that skip such steps. Values are
+    folded in the order they came, in float64 on the host, so when `flush` happens changes nothing. `check` is asked
+    about every metric with state of its own when it first comes, and refuses it with an exception.
+    """
+
+    def __init__(self, *, ignores_nonfinite: bool = False, check: Check | None = None) -> None:
+        self.ignores_nonfinite = ignores_nonfinite
+        self.check = check
+        self.weights: list[dict[str, float]] = []
+        self.sums: dict[str, float] = {}
+        self.counts: dict[str, float] = {}
+        self.losses: set[str] = set()  # names of metrics that steps returned as losses
+        self._pending: list[tuple[Any, Any, Any, Mapping[str, Any] | None]] = []
+        self.computed: dict[str, ComputedMetric] = {}
+        self._logged: dict[str, float] = {}
+
+    def add(self, result: StepResult) -> None:
+        loss = result.loss
+        if isinstance(loss, Tensor):
+            loss = loss.detach()
+        if result.losses:
+            self.losses.update(result.losses)
+        self._pending.append((loss, result.size, result.count, result.metrics or None))
+
+    def add_to_last(self, values: Mapping[str, Any]) -> None:
+        """Add metrics to the step that was added last."""
+        if not self._pending:
+            raise ConfigurationError(
+                f"log_step({', '.join(values)}): there is no step to add it to, since the last one was read already. "
+                "Call it in on_train_step_end or on_update_end, or use `log` for the whole epoch."
+            )
+        loss, size, count, metrics = self._pending[-1]
+        self._pending[-1] = (loss, size, count, {**(metrics or {}), **values})
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Note values of the whole phase: numbers, one-element tensors, or objects with `compute` and `reset`."""
+        if not isinstance(values, Mapping):
+            raise ConfigurationError(
+                f"log({values!r:.60}): pass a dict of names and values, as `log({{'accuracy': value}})`."
+            )
+        for name, value in values.items():
+            if isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1):
+                self._logged[name] = float(value)
+            elif isinstance(value, ComputedMetric):
+                self._take(name, value)
+            else:
+                kind = f"tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+                raise ConfigurationError(
+                    f"Cannot log {name!r}: it is a {kind}; give a number, such as its mean, a one-element tensor, or a "
+                    "metric with `compute` and `reset`. (Pictures and the like go to files or to your own tracker.)"
+                )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was added or logged."""
+        return not (self._pending or self.sums or self.computed or self._logged)
+
+    @property
+    def num_pending(self) -> int:
+        return len(self._pending)
+
+    def flush(self) -> list[dict[str, float]]:
+        """Fold in what is pending, with one read from the device a name; give it back, a dict a step."""
+        pending, self._pending = self._pending, []
+        rows: list[dict[str, float]] = [{} for _ in pending]
+        self.weights = [{} for _ in pending]
+        columns: dict[str, list[tuple[int, Any, Any, bool]]] = {}
+        for at, (loss, size, count, metrics) in enumerate(pending):
+            if loss is not None:
+                weight = size if count is None else count
+                columns.setdefault("loss", []).append((at, loss, weight, count is not None))
+            if metrics:
+                self._spread(columns, at, metrics, size)
+        for name, cells in columns.items():
+            self._fold(name, cells, rows)
+        return rows
+
+    def _spread(self, columns: dict[str, Any], at: int, metrics: Mapping[str, Any], size: int) -> None:
+        for name, value in metrics.items():
+            if isinstance(value, Tensor):
+                columns.setdefault(name, []).append((at, value.detach(), size, False))
+            elif not isinstance(value, (int, float)) and isinstance(value, ComputedMetric):
+                self._take(name, value)
+            else:
+                columns.setdefault(name, []).append((at, value, size, False))
+
+    def _take(self, name: str, metric: ComputedMetric) -> None:
+        if self.check is not None and self.computed.get(name) is not metric:
+            self.check(name, metric)
+        self.computed[name] = metric
+
+    def _fold(self, name: str, cells: list[tuple[int, Any, Any, bool]], rows: list[dict[str, float]]) -> None:
+        values = _to_host([cell[1] for cell in cells], name)
+        weights = _to_host([cell[2] for cell in cells], f"count of {name}")
+        total, count = self.sums.get(name, 0.0), self.counts.get(name, 0.0)
+        for (at, _, _, is_sum), value, weight in zip(cells, values, weights, strict=True):
+            if is_sum and not weight >= 0:
+                raise ConfigurationError(f"The {name} of a step has the count {weight:g}: give a number, 0 or more.")
+            rows[at][name] = (value / weight if weight else 0.0) if is_sum else value
+            self.weights[at][name] = weight
+            if self.ignores_nonfinite and not isfinite(value):
+                continue
+            total += value if is_sum else value * weight
+            count += weight
+        self.sums[name], self.counts[name] = total, count
+
+    def compute(self, add_up: AddUp = dict, *, is_final: bool = True, gather: Gather | None = None) -> dict[str, float]:
+        """The phase's averages, and the values of metrics that keep their own state, which are reset at the end.
+
+        Where there are several processes, `add_up` adds the sums and counts of all, and `gather` lists all's states.
+        """
+        self.flush()
+        table = add_up({name: (self.sums[name], self.counts[name]) for name in self.sums})
+        result = {name: _ratio(total, count) for name, (total, count) in table.items()}
+        if gather is None:
+            values = {name: metric.compute() for name, metric in self.computed.items()}
+        else:
+            from .metric_objects import compute_together
+
+            values = compute_together(self.computed, gather)
+        for name, value in values.items():
+            result.update(
+                {k: float(v) for k, v in value.items()} if isinstance(value, Mapping) else {name: float(value)}
+            )
+        if is_final:
+            self.reset_computed()
+        return result | self._logged
+
+    def fresh(self) -> Meter:
+        """A meter for the next phase; what this one has measured is given up, also by metrics with their own state."""
+        self.reset_computed()
+        return Meter(ignores_nonfinite=self.ignores_nonfinite, check=self.check)
+
+    def reset_computed(self) -> None:
+        """Reset the metrics that keep their own state, where the phase they measured is given up."""
+        for metric in self.computed.values():
+            metric.reset()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Sums and counts so far; what is pending belongs to whoever calls `flush`, so do that first."""
+        return {"sums": dict(self.sums), "counts": dict(self.counts), "logged": dict(self._logged)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._pending = []
+        self.sums, self.counts = dict(state["sums"]), dict(state["counts"])
+        self._logged = dict(state["logged"])
+
+    def add_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Add what another process has measured, whose state this one takes over."""
+        for own, theirs in ((self.sums, state["sums"]), (self.counts, state["counts"])):
+            for name, value in theirs.items():
+                own[name] = own.get(name, 0.0) + value
+        self._logged |= state["logged"]
+
+
+def average_rows(
+    rows: list[dict[str, float]], weights: list[dict[str, float]], add_up: AddUp
+) -> list[dict[str, float]]:
+    """Step metrics of all processes as one: means weighted by what each of them measured."""
+    table = {
+        f"{at}/{name}": (value * weights[at][name] if weights[at][name] else 0.0, weights[at][name])
+        for at, row in enumerate(rows)
+        for name, value in row.items()
+    }
+    result: list[dict[str, float]] = [{} for _ in rows]
+    for key, (total, count) in add_up(table).items():
+        at, _, name = key.partition("/")
+        result[int(at)][name] = _ratio(total, count)
+    return result
+
+
+def _ratio(total: float, count: float) -> float:
+    return total / count if count else nan
+
+
+def _to_host(values: list[Any], name: str) -> list[float]:
+    """Numbers as floats; tensors are stacked first, so that the device is read once."""
+    try:
+        tensors = [value.reshape(()) for value in values if isinstance(value, Tensor)]
+        read = torch.stack(tensors).tolist() if tensors else []
+        if len(read) == len(values):
+            return cast(list[float], read)
+        rest = iter(read)
+        return [float(next(rest) if isinstance(value, Tensor) else value) for value in values]
+    except (RuntimeError, TypeError, ValueError) as error:
+        for value in values:
+            if not isinstance(value, (int, float)) and not (isinstance(value, Tensor) and value.numel() == 1):
+                shape = f"tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+                raise ConfigurationError(
+                    f"The {name} of a step is a {shape}: reduce it to one number, such as its mean, or keep what is "
+                    "more in StepResult.outputs."
+                ) from error
+        raise

@@ -1,0 +1,249 @@
+"""Optimizers and schedulers from what the user gave: an object, or a factory for what cannot exist yet."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
+
+from ..errors import ConfigurationError
+from ..metrics.direction import Mode
+
+
+@runtime_checkable
+class NamedFactory(Protocol):
+    """A factory that goes by the names of parameters, so that it has to see the models."""
+
+    def build(self, models: Mapping[str, nn.Module]) -> Optimizer: ...
+
+
+@runtime_checkable
+class Curve(Protocol):
+    """A value for each part of a run that is done, as those of `loopwright.schedules`."""
+
+    def value(self, done: float) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CurveSchedule:
+    """A curve in the place of a scheduler. It has no state and is never stepped: a callback sets what it says."""
+
+    curve: Any
+    optimizer: Optimizer
+
+    def step(self) -> None:
+        """Nothing: the value depends on where the run is."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Nothing to take back."""
+
+
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
+SchedulerFactory = Callable[[Optimizer], Any]
+Interval = Literal["update", "epoch"]
+ORDER = "The order is `Trainer(model, optimizer, loss_fn)`."
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A scheduler with its cadence, where the default is not what you want.
+
+    By default a scheduler is stepped as its own documentation says: OneCycleLR and CyclicLR after every update, the
+    others after every epoch. `metric` is what ReduceLROnPlateau watches ("eval_loss" if there is evaluation, "loss"
+    otherwise), and `mode` says which values of that are better, where its name does not.
+    """
+
+    scheduler: Any
+    every: Interval | None = None
+    metric: str | None = None
+    mode: Mode | None = None
+
+    @property
+    def interval(self) -> Interval:
+        if self.every is not None:
+            return self.every
+        return "update" if isinstance(self.scheduler, (OneCycleLR, CyclicLR)) else "epoch"
+
+    @property
+    def watches(self) -> bool:
+        """Whether stepping it takes a metric."""
+        return isinstance(self.scheduler, ReduceLROnPlateau)
+
+    def step(self, metrics: Mapping[str, float]) -> None:
+        """One step of the schedule, at the end of an epoch with these metrics."""
+        if not self.watches:
+            self.scheduler.step()
+            return
+        name = self.metric or ("eval_loss" if "eval_loss" in metrics else "loss")
+        if name not in metrics:
+            raise ConfigurationError(
+                f"ReduceLROnPlateau watches {name!r}, which this epoch did not measure; there is: "
+                f"{', '.join(metrics)}. Say `Schedule(scheduler, metric=...)`."
+            )
+        self.scheduler.step(metrics[name])
+
+
+def build_optimizer(
+    given: Any,
+    params: Callable[[], Iterable[nn.Parameter]],
+    name: str = "optimizer",
+    *,
+    models: Mapping[str, nn.Module] | None = None,
+) -> Optimizer:
+    """The optimizer itself, or what the factory makes of the parameters, fused where that pays.
+
+    `models` are those that the parameters belong to, for a factory that goes by their names.
+    """
+    if isinstance(given, Optimizer):
+        return given
+    if isinstance(given, NamedFactory) and not isinstance(given, type):
+        return _fused(given.build(models or {}))
+    check_optimizer(given, name)
+    built = made_by(given, params(), name, "the parameters")
+    if not isinstance(built, Optimizer):
+        raise ConfigurationError(f"The factory given as {name} returned a {type(built).__name__}, no torch optimizer.")
+    return _fused(built)
+
+
+def _fused(optimizer: Optimizer) -> Optimizer:
+    """The same optimizer with its fused implementation, if it has one and the user chose no implementation."""
+    kinds = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
+    chosen = ("fused", "foreach", "capturable", "differentiable")
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    if (
+        type(optimizer) not in kinds
+        or any(group.get(option) for group in optimizer.param_groups for option in chosen)
+        or any(group.get("fused") is False or group.get("foreach") is False for group in optimizer.param_groups)
+        or not all(p.is_floating_point() and p.device.type in ("cpu", "cuda", "mps") for p in params)
+    ):
+        return optimizer
+    accepted = inspect.signature(type(optimizer)).parameters
+    options = {key: value for key, value in optimizer.defaults.items() if key in accepted}
+    groups = [{key: value for key, value in group.items() if key != "fused"} for group in optimizer.param_groups]
+    return type(optimizer)(groups, **(options | {"fused": True}))
+
+
+def build_schedule(given: Any, optimizer: Optimizer | None) -> Schedule:
+    """A scheduler with its cadence from a scheduler, a factory `optimizer -> scheduler`, or a `Schedule` of either."""
+    every, metric, mode = (given.every, given.metric, given.mode) if isinstance(given, Schedule) else (None, None, None)
+    scheduler = given.scheduler if isinstance(given, Schedule) else given
+    if every not in (None, "update", "epoch"):
+        raise ConfigurationError(f"Schedule(every={every!r}): use 'update' or 'epoch'.")
+    if mode not in (None, "min", "max"):
+        raise ConfigurationError(f"Schedule(mode={mode!r}): use 'min' or 'max'.")
+    if isinstance(scheduler, type) or not hasattr(scheduler, "step"):
+        is_curve = isinstance(scheduler, Curve) and not isinstance(scheduler, type)
+        if not callable(scheduler) and not is_curve:
+            raise ConfigurationError(
+                f"scheduler is a {type(scheduler).__name__}: pass a scheduler, or a function of the optimizer that "
+                "makes one."
+            )
+        if optimizer is None:
+            raise ConfigurationError(
+                "A scheduler factory needs to know its optimizer, and there are several: pass "
+                "`scheduler={'name of the optimizer': factory}`."
+            )
+        scheduler = (
+            CurveSchedule(scheduler, optimizer)
+            if is_curve
+            else made_by(scheduler, optimizer, "scheduler", "the optimizer")
+        )
+    if every == "update" and isinstance(scheduler, ReduceLROnPlateau):
+        raise ConfigurationError(
+            "ReduceLROnPlateau watches a metric of the epoch, so it cannot be stepped every update: leave out `every`."
+        )
+    return Schedule(scheduler, every, metric, mode)
+
+
+def check_given(model: Any, optimizer: Any, loss_fn: Any, *, run_dir: Any, seed: Any) -> None:
+    """Refuse what cannot be meant by these arguments of a trainer, in the words of what is to be written."""
+    _check_model(model)
+    for name, one in named(optimizer, "optimizer").items():
+        check_optimizer(one, name)
+    _check_loss(loss_fn)
+    if run_dir is not None and not isinstance(run_dir, (str, os.PathLike)):
+        raise ConfigurationError(f"run_dir={run_dir!r}: use the path of a directory, or leave it out to save nothing.")
+    if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
+        raise ConfigurationError(f"seed={seed!r}: use a whole number, or None for another run each time.")
+
+
+def _check_model(given: Any) -> None:
+    for name, model in named(given, "model").items():
+        if isinstance(model, type):
+            raise ConfigurationError(
+                f"{name} is the class {model.__name__}: make a model of it, `{model.__name__}(...)`."
+            )
+        if not isinstance(model, nn.Module):
+            raise ConfigurationError(
+                f"{name} is a {type(model).__name__}: pass a torch.nn.Module, or a dict of several by name. {ORDER}"
+            )
+
+
+def _check_loss(given: Any) -> None:
+    if given is None or (callable(given) and not isinstance(given, (type, Optimizer)) and not _makes_optimizers(given)):
+        return
+    if isinstance(given, Optimizer) or _makes_optimizers(given):
+        raise ConfigurationError(f"loss_fn is an optimizer. {ORDER}")
+    if isinstance(given, type):
+        raise ConfigurationError(f"loss_fn is the class {given.__name__}: make an object of it, `{given.__name__}()`.")
+    raise ConfigurationError(
+        f"loss_fn is a {type(given).__name__}, {given!r:.60}: pass a function of (outputs, targets), such as "
+        "`torch.nn.functional.cross_entropy` or `nn.MSELoss()`."
+    )
+
+
+def _makes_optimizers(given: Any) -> bool:
+    made = given.func if isinstance(given, partial) else given
+    return isinstance(made, type) and issubclass(made, Optimizer)
+
+
+def check_optimizer(given: Any, name: str) -> None:
+    """Refuse what is neither an optimizer nor a factory of one."""
+    is_module = isinstance(given, nn.Module) or (isinstance(given, type) and issubclass(given, nn.Module))
+    if is_module or getattr(given, "__module__", None) == "torch.nn.functional":
+        kind = getattr(given, "__name__", type(given).__name__)
+        raise ConfigurationError(f"{name} is {kind}, which is no optimizer. {ORDER}")
+    if isinstance(given, LRScheduler) or (isinstance(given, type) and issubclass(given, LRScheduler)):
+        raise ConfigurationError(f"{name} is a scheduler: pass it as `scheduler=`, and the optimizer as `optimizer=`.")
+    if isinstance(given, (list, tuple)):
+        raise ConfigurationError(
+            f"{name} is a {type(given).__name__}: pass several optimizers as a dict by name, and override `train_step`."
+        )
+    if not callable(given) and not isinstance(given, (Optimizer, NamedFactory)):
+        known = getattr(torch.optim, {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}.get(str(given).lower(), "Adam"))
+        raise ConfigurationError(
+            f"{name} is a {type(given).__name__}: pass a torch optimizer, or a function of the parameters that makes "
+            f"one, such as `partial(torch.optim.{known.__name__}, lr=1e-3)`."
+        )
+
+
+def made_by(factory: Callable[[Any], Any], argument: Any, name: str, what: str) -> Any:
+    """What a factory makes of its argument; one that needs more arguments is told how to get them."""
+    try:
+        return factory(argument)
+    except TypeError as error:
+        if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+            raise
+        label = getattr(factory, "__name__", type(factory).__name__)
+        raise ConfigurationError(
+            f"The factory given as {name} was called with {what} alone, and that does not fit: {error}. Give it its "
+            f"other arguments with `functools.partial({label}, ...)`."
+        ) from None
+
+
+def named(given: Any, default: str) -> dict[str, Any]:
+    """One thing or a mapping of them, as a mapping; nothing for None."""
+    if given is None:
+        return {}
+    return dict(given) if isinstance(given, Mapping) else {default: given}

@@ -1,0 +1,232 @@
+"""Parts of a model by name, and optimizers whose options differ from part to part."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ..errors import ConfigurationError
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+REGEX = "re:"
+
+
+class GroupedOptimizer:
+    """A factory for an optimizer with options of its own for parts of the model.
+
+    `GroupedOptimizer(torch.optim.AdamW, modifiers={"backbone": {"lr_scale": 0.1}}, no_decay=True, lr=1e-3)`.
+    `modifiers` maps names or patterns (as for `Freeze`, or "re:..." for a regular expression) to options; a parameter
+    goes with the first that matches it. `lr_scale` is a factor of the learning rate; anything else is an option of the
+    optimizer, such as `weight_decay`. With `no_decay`, biases and norms have no weight decay unless a modifier says
+    so. With `layer_factor`, the direct children of the model have smaller learning rates from the last to the first:
+    0.5 halves it from each to the one before.
+    """
+
+    def __init__(
+        self,
+        optimizer: Callable[..., Optimizer],
+        *,
+        modifiers: Mapping[str, Mapping[str, Any]] | None = None,
+        no_decay: bool = False,
+        layer_factor: float | None = None,
+        **options: Any,
+    ) -> None:
+        if layer_factor is not None and not layer_factor > 0:
+            raise ConfigurationError(f"GroupedOptimizer(layer_factor={layer_factor!r}): use a number above 0.")
+        self.optimizer = optimizer
+        self.modifiers = dict(modifiers or {})
+        self.no_decay = no_decay
+        self.layer_factor = layer_factor
+        self.options = options
+
+    def build(self, models: Mapping[str, nn.Module]) -> Optimizer:
+        """The optimizer for all parameters, frozen ones included, of the models that are trained at all."""
+        groups = self.groups({name: m for name, m in models.items() if any(p.requires_grad for p in m.parameters())})
+        scales = [group.pop("lr_scale", 1.0) for group in groups]
+        built = self.optimizer(groups, **self.options)
+        for group, scale in zip(built.param_groups, scales, strict=True):
+            if scale != 1.0:
+                group["lr"] = group["lr"] * scale
+        return built
+
+    def groups(self, models: Mapping[str, nn.Module]) -> list[dict[str, Any]]:
+        """The parameters in groups of the same options, in the order of the models' parameters."""
+        given = [(find_parts(models, [pattern]).params, options) for pattern, options in self.modifiers.items()]
+        plain = plain_params(models) if self.no_decay else set()
+        scales = _layer_scales(models, self.layer_factor) if self.layer_factor is not None else {}
+        groups: dict[str, dict[str, Any]] = {}
+        for param in {id(p): p for model in models.values() for p in model.parameters()}.values():
+            options = dict(next((own for params, own in given if id(param) in params), {}))
+            if id(param) in plain:
+                options.setdefault("weight_decay", 0.0)
+            scale = options.pop("lr_scale", 1.0) * scales.get(id(param), 1.0)
+            options |= {"lr_scale": scale} if scale != 1.0 else {}
+            group = groups.setdefault(repr(sorted(options.items())), {"params": [], **options})
+            group["params"].append(param)
+        return list(groups.values())
+
+
+def param_groups(
+    model: nn.Module, options: Mapping[str, float | Mapping[str, Any]], *, no_decay: bool = False
+) -> list[dict[str, Any]]:
+    """Parameter groups for an optimizer, with a learning rate for each part of the model.
+
+    `options` maps names or patterns (as for `Freeze`) to a learning rate, or to a dict of optimizer options. A
+    parameter goes with the first that matches it; those without any are in a last group, with the optimizer's own
+    options: `Adam(param_groups(model, {"backbone": 1e-5}), lr=1e-3)`. Frozen parameters are included, so that they
+    can be unfrozen later. With `no_decay`, biases and norms are in groups of their own, without weight decay.
+    """
+    groups: list[dict[str, Any]] = []
+    taken: set[int] = set()
+    for pattern, given in options.items():
+        params = [p for key, p in find_parts({"model": model}, [pattern]).params.items() if key not in taken]
+        taken |= {id(p) for p in params}
+        groups.append({"params": params, **(given if isinstance(given, Mapping) else {"lr": given})})
+    groups.append({"params": [p for p in model.parameters() if id(p) not in taken]})
+    if no_decay:
+        plain = plain_params({"model": model})
+        groups = [part for group in groups for part in _split(group, plain)]
+    return [group for group in groups if group["params"]]
+
+
+def layer_rates(model: nn.Module, lr: float, factor: float = 0.5) -> dict[str, float]:
+    """A learning rate for each direct child of the model: `lr` for the last, `factor` times that for the one before.
+
+    For `param_groups`: `Adam(param_groups(model, layer_rates(model, 1e-3, 0.5)), lr=1e-3)`.
+    """
+    names = _layers(model)
+    return {name: lr * factor ** (len(names) - 1 - at) for at, name in enumerate(names)}
+
+
+def plain_params(models: Mapping[str, nn.Module]) -> set[int]:
+    """Biases and what norms have, by identity: what weight decay does no good. Vectors of other kinds are not."""
+    found: set[int] = set()
+    for module in _all_modules(models):
+        is_norm = "Norm" in type(module).__name__
+        own = module.named_parameters(recurse=False)
+        found |= {id(p) for name, p in own if is_norm or name == "bias" or name.startswith("bias_")}
+    return found
+
+
+def _split(group: dict[str, Any], plain: set[int]) -> list[dict[str, Any]]:
+    if "weight_decay" in group:
+        return [group]
+    decayed = [p for p in group["params"] if id(p) not in plain]
+    rest = [p for p in group["params"] if id(p) in plain]
+    return [{**group, "params": decayed}, {**group, "params": rest, "weight_decay": 0.0}]
+
+
+def _layers(model: nn.Module) -> list[str]:
+    """Names of the direct children that have parameters, in the order the model defines them."""
+    names = [name for name, child in model.named_children() if any(True for _ in child.parameters())]
+    if not names:
+        raise ConfigurationError(
+            f"{type(model).__name__} has no parts with parameters, so there are no layers to rate."
+        )
+    return names
+
+
+def _layer_scales(models: Mapping[str, nn.Module], factor: float) -> dict[int, float]:
+    """The factor of each parameter's learning rate; one shared by several children has the largest of theirs."""
+    scales: dict[int, float] = {}
+    for model in models.values():
+        for name, scale in layer_rates(model, 1.0, factor).items():
+            for param in model.get_submodule(name).parameters():
+                scales[id(param)] = max(scale, scales.get(id(param), 0.0))
+    return scales
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Parameters and batch norms by identity, each once however many names it has."""
+
+    params: dict[int, nn.Parameter] = field(default_factory=dict)
+    norms: dict[int, nn.Module] = field(default_factory=dict)
+
+
+def find_parts(models: Mapping[str, nn.Module], parts: Iterable[str | nn.Module]) -> Found:
+    """The parameters and batch norms of the named parts; a part that is not there is an error."""
+    found = Found()
+    for part in parts:
+        roots, params = _inside(models, part) if isinstance(part, nn.Module) else _named(models, part)
+        for root in roots:
+            params += root.parameters()
+            found.norms.update({id(m): m for m in root.modules() if isinstance(m, BATCH_NORMS)})
+        found.params.update({id(p): p for p in params})
+    for module in _all_modules(models):
+        own = list(module.parameters(recurse=False))
+        if isinstance(module, BATCH_NORMS) and own and all(id(p) in found.params for p in own):
+            found.norms[id(module)] = module
+    return found
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Whether a name fits a pattern: `*`, `?` and `[...]`, or a regular expression after "re:"."""
+    if pattern.startswith(REGEX):
+        try:
+            return re.fullmatch(pattern.removeprefix(REGEX), name) is not None
+        except re.error as error:
+            raise ConfigurationError(f"{pattern!r} is no regular expression: {error}.") from None
+    return fnmatchcase(name, pattern)
+
+
+def matches_any(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a name, or one that it lies inside of, fits one of the patterns: "head" is "head.weight" too."""
+    parts = name.split(".")
+    fronts = [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
+    return any(matches(front, pattern) for pattern in patterns for front in fronts)
+
+
+def _named(models: Mapping[str, nn.Module], pattern: str) -> tuple[list[nn.Module], list[nn.Parameter]]:
+    """Modules and parameters by their name in a model; where none has it, by that name behind the model's."""
+    for prefix in ("", "{}."):
+        roots, params = [], []
+        for model_name, model in models.items():
+            front = prefix.format(model_name)
+            roots += [m for n, m in _named_modules(model) if matches((front + n).removesuffix("."), pattern)]
+            params += [p for n, p in _named_params(model) if matches(front + n, pattern)]
+        if roots or params:
+            return roots, params
+    raise _not_found(models, pattern)
+
+
+def _named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    modules: Iterator[tuple[str, nn.Module]] = model.named_modules(remove_duplicate=False)
+    return modules
+
+
+def _named_params(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    return model.named_parameters(remove_duplicate=False)
+
+
+def _not_found(models: Mapping[str, nn.Module], pattern: str) -> ConfigurationError:
+    names = [name for model in models.values() for name, _ in _named_modules(model) if name]
+    names += [name for model in models.values() for name, _ in _named_params(model)]
+    near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.4)
+    hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else f"There is: {', '.join(names[:12])}."
+    return ConfigurationError(f"No module or parameter of {', '.join(models)} is called {pattern!r}. {hint}")
+
+
+def _inside(models: Mapping[str, nn.Module], module: nn.Module) -> tuple[list[nn.Module], list[nn.Parameter]]:
+    if all(module is not other for other in _all_modules(models)):
+        raise ConfigurationError(
+            f"{label_of(module)} is not a part of {', '.join(models)}: pass a module of the model that is trained."
+        )
+    return [module], []
+
+
+def _all_modules(models: Mapping[str, nn.Module]) -> Iterator[nn.Module]:
+    for model in models.values():
+        yield from model.modules()
+
+
+def label_of(part: str | nn.Module) -> str:
+    """What a message calls a part."""
+    return repr(part) if isinstance(part, str) else type(part).__name__

@@ -1,0 +1,294 @@
+"""One process on one device: placement of models and batches, precision, and what the device can do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, cast
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..data.sharding import Shard
+from ..data.workers import workers_outlive_signals
+from ..errors import ConfigurationError
+from . import dry_run
+from .dtensor import Mesh
+
+_DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+_wrapped: WeakSet[nn.Module] = WeakSet()
+
+
+class Runtime:
+    """A device and a precision. It is also what several processes are to the rest of the package: the simplest case.
+
+    `activation_checkpointing` computes the activations of repeated blocks again in the backward pass;
+    `compile` is "model" or "blocks".
+    """
+
+    rank = 0
+    world = 1
+    sample_rank = 0  # among those that work on different samples
+    num_shares = 1
+    shard: Shard | None = None
+    forwards_together = False  # whether a forward pass needs all processes, so that none may leave one out
+
+    def __init__(
+        self,
+        device: str | torch.device | None = None,
+        precision: str = "fp32",
+        *,
+        activation_checkpointing: bool = False,
+        compile: str | None = None,  # noqa: A002  (what everyone calls it)
+    ) -> None:
+        if precision not in _DTYPES:
+            raise ConfigurationError(f"Unknown precision {precision!r}: use one of {', '.join(_DTYPES)}.")
+        if compile not in (None, "model", "blocks"):
+            raise ConfigurationError(f"compile={compile!r}: use 'model', 'blocks' or None.")
+        self.device = checked_device(device) if device is not None else detect_device()
+        self.precision = precision
+        self.activation_checkpointing = activation_checkpointing
+        self.compile = compile
+        self.is_host = self.device.type == "cpu"
+
+    @property
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The context of forward passes; a new one each time, since torch's must not be entered twice at once."""
+        dtype = _DTYPES[self.precision]
+        return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype)
+
+    @property
+    def no_autocast(self) -> AbstractContextManager[Any] | None:
+        """The context that takes backward passes out of `autocast`, where there is one."""
+        return None if self.precision == "fp32" else torch.autocast(self.device.type, enabled=False)
+
+    @property
+    def reads_are_free(self) -> bool:
+        """Whether reading a number from the device waits for nothing."""
+        return self.is_host
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the process that prints and writes for all."""
+        return True
+
+    def build_scaler(self) -> torch.amp.GradScaler | None:
+        """A loss scaler of its own for each optimizer, where the precision needs one."""
+        return torch.amp.GradScaler(self.device.type) if self.precision == "fp16" else None
+
+    def place(self, module: nn.Module) -> None:
+        """Put a module where it computes."""
+        from .fsdp import check_values, is_meta, materialise
+
+        if is_meta(module):
+            materialise(module, self.device)
+            check_values(module)
+        module.to(self.device)
+
+    def wrap(self, module: nn.Module) -> dict[int, nn.Parameter]:
+        """Prepare a model for training; new parameters, where there are any, under the ids of those they replace."""
+        from .fsdp import checkpoint_activations, compile_parts
+
+        if module in _wrapped:
+            return {}  # by an earlier trainer
+        _wrapped.add(module)
+        if self.activation_checkpointing:
+            checkpoint_activations(module)
+        if self.compile is not None:
+            compile_parts(module, self.compile)
+        return {}
+
+    def move(self, batch: Any) -> Any:
+        """The batch with every tensor in it on the device; containers keep their type."""
+        return batch if self.is_host else move_to(batch, self.device)
+
+    # What is nothing to do for one process
+
+    def supervised(self) -> AbstractContextManager[Any]:
+        """Around training: when it fails on one process, it ends on all; signals do not end workers of loaders."""
+        return workers_outlive_signals()
+
+    def adapt_optimizer(self, optimizer: Optimizer) -> None:
+        """Let an optimizer cope with the parameters that the models have now."""
+
+    def start_step(self, is_last: bool, size: int) -> None:
+        """A step of so many samples begins; `is_last` in its window."""
+
+    def settle(self) -> None:
+        """Forward passes without a backward pass are over."""
+
+    def prepare_backward(
+        self, loss: Tensor, params: Sequence[nn.Parameter], inputs: Sequence[Tensor] | None, *, is_last: bool
+    ) -> Sequence[Tensor] | None:
+        """Get ready for a backward pass to some parameters; `inputs` as what autograd knows them by."""
+        return inputs
+
+    def announce(self, params: Sequence[nn.Parameter], flag: Tensor | float | None) -> None:
+        """Send a flag ahead of a window's last backward pass, where it cannot travel with these gradients."""
+
+    def finish_update(self, modules: Iterable[nn.Module]) -> None:
+        """An update of these models is over."""
+
+    def sync_gradients(
+        self, params: Sequence[nn.Parameter], flag: Tensor | float | None = None
+    ) -> Tensor | float | None:
+        """Make the gradients of a window those of all processes together; the largest of their flags."""
+        return flag
+
+    def divide(self, grads: Sequence[Tensor], divisor: Tensor) -> None:
+        """Divide gradients, of which a process may hold parts only."""
+        torch._foreach_div_(list(grads), divisor)
+
+    def clip_norm(self, params: Sequence[nn.Parameter], max_norm: float) -> Tensor:
+        """Clip the gradients by the norm of all of them together, and return that."""
+        return nn.utils.clip_grad_norm_(params, max_norm)
+
+    def sum_count(self, count: Any) -> Any:
+        return count
+
+    def sum_table(self, table: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
+        return dict(table)
+
+    def gather(self, tensor: Tensor, padding_value: float | None = None) -> Tensor:
+        """The rows of all processes that work on different samples, one after the other, on every process.
+
+        Where dimensions other than the first differ, `padding_value` fills them up to the largest.
+        """
+        return tensor if tensor.dim() else tensor.reshape(1)
+
+    @property
+    def gather_samples(self) -> Callable[[Any], list[Any]] | None:
+        """`gather_each`, where there are several processes."""
+        return None
+
+    def gather_each(self, value: Any) -> list[Any]:
+        """One value of each process that works on samples of its own."""
+        return [value]
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        return [value]
+
+    def gather_parts(self, parts: Sequence[Any]) -> list[Any]:
+        """What all processes have for each batch, in the order of its samples; each part in a tuple, perhaps empty."""
+        return [part[0] for part in parts if part]
+
+    def broadcast_object(self, value: Any) -> Any:
+        return value
+
+    def barrier(self, place: str) -> None:
+        """Wait for all processes."""
+
+    def exchange(self, wishes: Sequence[int]) -> tuple[int, ...]:
+        return tuple(wishes)
+
+    def finish_exchange(self) -> None:
+        """Nothing is under way."""
+
+
+def checked_device(given: str | torch.device) -> torch.device:
+    """The device, if torch knows it and it is there."""
+    try:
+        device = torch.device(given)
+    except (RuntimeError, TypeError):
+        near = " ('cuda' is the name of GPUs by NVIDIA and AMD)" if "gpu" in str(given).lower() else ""
+        raise ConfigurationError(
+            f"{given!r} is no device that torch knows: write 'cpu', 'cuda'{near}, 'cuda:1' or 'mps', or leave it out "
+            "for the best there is."
+        ) from None
+    best = f"Leave it out to use the best there is (here {detect_device().type!r})."
+    if device.type == "cuda" and not torch.cuda.is_available():
+        why = "this torch was built without it" if torch.version.cuda is None else "torch finds no GPU"
+        raise ConfigurationError(f"The device {str(given)!r} is not there: {why}. {best}")
+    if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
+        raise ConfigurationError(
+            f"The device {str(given)!r} is not there: torch finds {torch.cuda.device_count()}. {best}"
+        )
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ConfigurationError(f"The device {str(given)!r} is not there: torch finds no Apple GPU. {best}")
+    return device
+
+
+def detect_device() -> torch.device:
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    if torch.backends.mps.is_available():
+        return torch.device("mps")
+    return torch.device("cpu")
+
+
+def move_to(value: Any, device: torch.device) -> Any:
+    """Nested containers with their tensors moved; anything else is passed through."""
+    if isinstance(value, Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, Mapping):
+        moved = {key: move_to(item, device) for key, item in value.items()}
+        return moved if type(value) is dict else cast(Any, type(value))(moved)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(move_to(item, device) for item in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(move_to(item, device) for item in value)
+    return value
+
+
+def is_launched() -> bool:
+    """Whether this is one of several processes that something started together."""
+    if not os.environ.keys() & {"WORLD_SIZE", "SLURM_NTASKS"}:
+        return False
+    from .environment import Launch
+
+    return Launch.from_environment() is not None
+
+
+def resolve_runtime(given: Any, precision: str, device: Any = None) -> Runtime:
+    """The runtime a trainer was asked for.
+
+    An object as it is; a device; "ddp", "fsdp" or a `Mesh`; or None: several processes if there are, else the best
+    device there is. `device` says the device where `given` does not, and has to be the same where it does.
+    """
+    if dry_run.current is not None:
+        device = None  # a rehearsal is on the machine that there is
+    runtime = _resolve(given, precision, None if device is None else checked_device(device))
+    if device is not None and not _is_same(checked_device(device), runtime.device):
+        raise ConfigurationError(
+            f"device={str(device)!r} was given together with a runtime on {str(runtime.device)!r}: say it once."
+        )
+    return runtime
+
+
+def _is_same(device: torch.device, other: torch.device) -> bool:
+    """Whether two say the same device, where one of them may leave out which."""
+    return device.type == other.type and (device.index == other.index or None in (device.index, other.index))
+
+
+def _device_of_each(device: torch.device | None) -> torch.device | None:
+    """The device of one of several processes; None where each takes its own of that kind."""
+    if device is not None and device.index is not None and device.type != "cpu":
+        raise ConfigurationError(
+            f"device={str(device)!r} was given to several processes, which have a device each: write {device.type!r}."
+        )
+    return device if device is None or device.type == "cpu" else None
+
+
+def _resolve(given: Any, precision: str, device: torch.device | None) -> Runtime:
+    if dry_run.current is not None:
+        given = dry_run.current.strategy_for(given)
+    if isinstance(given, Runtime):
+        if precision not in ("fp32", given.precision):
+            raise ConfigurationError(
+                f"precision={precision!r} was given together with a runtime of precision {given.precision!r}: say it "
+                f"once, as in Runtime({given.device.type!r}, {precision!r})."
+            )
+        return given
+    is_strategy = given in ("ddp", "fsdp") or isinstance(given, Mesh)
+    if (given is None or is_strategy) and is_launched():
+        from .distributed import DistributedRuntime
+
+        return DistributedRuntime(given or "ddp", device=_device_of_each(device), precision=precision)
+    if isinstance(given, Mesh):
+        given.check(1)
+    return Runtime(device if is_strategy or given is None else given, precision)

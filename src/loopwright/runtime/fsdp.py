@@ -1,0 +1,199 @@
+"""What is done to a model before it trains on several processes: materialised, made equal, cut and sharded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..errors import ConfigurationError
+from .dtensor import Mesh, alike, spread_of
+
+
+def is_meta(module: nn.Module) -> bool:
+    return any(tensor.is_meta for tensor in _tensors(module))
+
+
+def materialise(module: nn.Module, device: torch.device) -> None:
+    """Give a model that was built on the meta device memory and initial values.
+
+    Its parameters stay the objects they are, so an optimizer may hold them already. Of a sharded model one layer at a
+    time is initialised whole, on every process with the same random numbers, and each keeps its part: the values are
+    those that one process would have drawn.
+    """
+    give_memory(module, device)
+    missing = []
+    for name, part in module.named_modules():
+        own = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
+        reset = getattr(part, "reset_parameters", None)
+        if callable(reset):
+            _initialise(part, reset)
+        elif own:
+            missing.append(f"{name or 'the model'} ({type(part).__name__})")
+    if missing:
+        raise ConfigurationError(
+            f"A model on the meta device cannot be initialised: {', '.join(missing)} has tensors of its own and no "
+            "`reset_parameters()` to fill them. Add that method, or build the model on a real device."
+        )
+
+
+def give_memory(module: nn.Module, device: torch.device) -> None:
+    """Memory for a model on the meta device, without values; its parameters stay the objects they are."""
+    if any(spread_of(param) is not None for param in module.parameters()):
+        module.to_empty(device=device)  # what shards a model watches this
+        return
+    before = dict(module.named_parameters(remove_duplicate=False))
+    module.to_empty(device=device)
+    for name, param in before.items():
+        owner, _, last = name.rpartition(".")
+        part = module.get_submodule(owner)
+        new = part._parameters[last]
+        if new is not None and new is not param:
+            torch.utils.swap_tensors(param, new)  # type: ignore[no-untyped-call]
+            part._parameters[last] = param
+
+
+def _initialise(part: nn.Module, reset: Callable[[], Any]) -> None:
+    """Let a layer fill its own parameters; those spread over processes as whole ones, for as long as it takes."""
+    from ..checkpoint.sharded import restore_into
+
+    spread = {name: p for name, p in part._parameters.items() if p is not None and spread_of(p) is not None}
+    for name, param in spread.items():
+        stand_in = torch.empty(param.shape, dtype=param.dtype, device=local_part(param).device)
+        part._parameters[name] = nn.Parameter(stand_in, requires_grad=param.requires_grad)
+    try:
+        reset()
+        for name, param in spread.items():
+            filled = part._parameters[name]
+            assert filled is not None
+            restore_into(param, filled.detach())
+    finally:
+        part._parameters.update(spread)
+
+
+def wrong_value(module: nn.Module) -> str | None:
+    """What is wrong with a model that was just initialised: a tensor without memory or without finite values."""
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if tensor.is_meta:
+            return f"{name} is still on the meta device: its module did not initialise it."
+        local = local_part(tensor)
+        if local.is_floating_point() and not torch.isfinite(local).all():
+            return f"{name} has non-finite values right after initialisation: correct its module's `reset_parameters`."
+    return None
+
+
+def check_values(module: nn.Module) -> None:
+    """Refuse a model with tensors that have no memory or no finite values."""
+    if (problem := wrong_value(module)) is not None:
+        raise ConfigurationError(problem)
+
+
+def make_equal(module: nn.Module, group: dist.ProcessGroup | None) -> None:
+    """Give every process the parameters and buffers of the first."""
+    source = 0 if group is None else dist.get_global_rank(group, 0)
+    with torch.no_grad():
+        for tensor in _tensors(module):
+            dist.broadcast(tensor.detach(), src=source, group=group)
+
+
+def blocks_of(module: nn.Module) -> list[nn.Module]:
+    """The repeated blocks of a model: modules with parameters, of one class, that stand in a list or a row."""
+    blocks: list[nn.Module] = []
+    for container in module.modules():
+        if isinstance(container, nn.ModuleList | nn.Sequential):
+            children = [child for child in container if any(True for _ in child.parameters())]
+            compound = [child for child in children if any(True for _ in child.children())]
+            if len(compound) > 1 and len({type(child) for child in compound}) == 1:
+                blocks += compound
+    inner = {id(part) for block in blocks for part in block.modules() if part is not block}
+    return [block for block in blocks if id(block) not in inner]
+
+
+def cut_layers(module: nn.Module, mesh: Mesh, device_mesh: Any) -> None:
+    """Tensor parallelism by the mesh's plan."""
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    names = {name for name, _ in module.named_modules()}
+    unknown = [pattern for pattern in mesh.plan or {} if "*" not in pattern and pattern not in names]
+    if unknown:
+        raise ConfigurationError(
+            f"Mesh(plan=...) names {', '.join(unknown)}, which the model does not have; it has: "
+            f"{', '.join(sorted(name for name in names if name))}."
+        )
+    parallelize_module(module, device_mesh["tensor"], dict(mesh.plan or {}))
+
+
+def shard_module(module: nn.Module, device_mesh: Any, **settings: Any) -> dict[int, nn.Parameter]:
+    """FSDP2: every repeated block, then the rest. Returns the new parameters under the ids of the old ones."""
+    from torch.distributed.fsdp import fully_shard
+
+    before = dict(module.named_parameters())
+    for block in blocks_of(module):
+        fully_shard(block, mesh=device_mesh, **settings)
+    fully_shard(module, mesh=device_mesh, **settings)
+    after = dict(module.named_parameters())
+    return {id(param): after[name] for name, param in before.items()}
+
+
+def checkpoint_activations(module: nn.Module) -> None:
+    """Compute the activations of every block again in the backward pass instead of keeping them."""
+    from torch.distributed._composable.checkpoint_activation import checkpoint
+
+    blocks = blocks_of(module)
+    if not blocks:
+        raise ConfigurationError(
+            "activation_checkpointing=True found no repeated blocks in the model (modules of one class in a ModuleList "
+            "or Sequential): leave it off, or apply torch.utils.checkpoint in the model's forward."
+        )
+    for block in blocks:
+        checkpoint(block)
+
+
+def compile_parts(module: nn.Module, what: str) -> None:
+    """torch.compile for the model or its blocks; in place, so that the names in its state dict stay."""
+    blocks = blocks_of(module)
+    if what == "blocks" and not blocks:
+        raise ConfigurationError(
+            "compile='blocks' found no repeated blocks in the model (modules of one class in a ModuleList or "
+            "Sequential): use compile='model'."
+        )
+    for part in [module] if what == "model" else blocks:
+        part.compile()
+
+
+def unify_steps(optimizer: Optimizer) -> None:
+    """Leave out the quick ways of stepping that torch has not for sharded parameters, or not for different ones."""
+    options: tuple[str, ...] = () if isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW) else ("fused",)
+    if len(alike(p for group in optimizer.param_groups for p in group["params"])) > 1:
+        options = ("foreach", "fused")
+    for group in optimizer.param_groups:
+        group.update({option: False for option in options if option in group})
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """The tensor itself, or this process's part of a distributed one."""
+    to_local = getattr(tensor, "to_local", None)
+    return to_local().detach() if callable(to_local) else tensor.detach()
+
+
+def _tensors(module: nn.Module) -> Iterator[Tensor]:
+    yield from module.parameters()
+    yield from module.buffers()
+
+
+def send_from_first(tensors: Iterable[Tensor]) -> None:
+    """Give every process the first one's values, one collective for each type."""
+    groups: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(tensor.dtype, []).append(tensor)
+    for group in groups.values():
+        flat = torch.cat([tensor.detach().reshape(-1) for tensor in group])
+        dist.broadcast(flat, src=0)
+        start = 0
+        for tensor in group:
+            tensor.detach().copy_(flat[start : start + tensor.numel()].view_as(tensor))
+            start += tensor.numel()

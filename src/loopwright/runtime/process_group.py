@@ -1,0 +1,355 @@
+"""The processes that train together: how they meet, exchange host objects and part.
+
+A collective that times out or loses a peer says which rank was where, and what to do.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import signal
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed.distributed_c10d import _get_default_store
+from torch.distributed.rendezvous import rendezvous
+
+from ..errors import ConfigurationError
+from .collectives import gather_pickled, gather_tensors
+from .environment import Launch
+from .failure import CommunicationError, install_hook, is_communication
+
+_PAUSE = 0.01
+
+
+def meet(launch: Launch, timeout: float) -> Store:
+    """The store of this attempt, once all processes are there."""
+    where = f"{launch.master_addr}:{launch.master_port}"
+    url = "env://" if launch.source == "torchrun" else f"tcp://{where}"
+    try:
+        found = rendezvous(url, rank=launch.rank, world_size=launch.world, timeout=timedelta(seconds=timeout))
+        store: Store = next(found)[0]
+        end = time.monotonic() + timeout
+        name = _invite(store, launch, end) if launch.rank == 0 else _accept(store, launch, end)
+    except RuntimeError as error:
+        raise CommunicationError(
+            f"Rank {launch.rank} of {launch.world} did not meet the others at {where} within {timeout:g} s: are all "
+            f"{launch.world} running, and can this host reach {launch.master_addr}? ({error})"
+        ) from error
+    return PrefixStore(name, store)
+
+
+def _invite(store: Store, launch: Launch, end: float) -> str:
+    """Rank 0 chooses the name, and says who has come under it."""
+    name = f"loopwright-{uuid.uuid4().hex}"
+    store.set("loopwright-name", name)
+    missing = set(range(1, launch.world))
+    while missing:
+        missing = {rank for rank in missing if not store.check([f"{name}/come{rank}"])}
+        if missing and time.monotonic() > end:
+            raise RuntimeError(f"rank {', '.join(map(str, sorted(missing)))} did not come")
+        time.sleep(_PAUSE if missing else 0.0)
+    come = [store.get(f"{name}/come{rank}").decode() for rank in range(1, launch.world)]
+    store.set(f"{name}/all", " ".join(come))
+    return name
+
+
+def _accept(store: Store, launch: Launch, end: float) -> str:
+    """The others come under the name they find, and again under the next one, if that was left from before."""
+    own, name = f"{uuid.uuid4().hex}-{os.getpid()}", ""
+    while True:
+        found = store.get("loopwright-name").decode() if store.check(["loopwright-name"]) else ""
+        if found and found != name:
+            name = found
+            store.set(f"{name}/come{launch.rank}", own)
+        if name and store.check([f"{name}/all"]) and own in store.get(f"{name}/all").decode().split():
+            return name
+        if time.monotonic() > end:
+            raise RuntimeError("rank 0 did not come" if not name else "not all came")
+        time.sleep(_PAUSE)
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One process, so described that another on the same machine can see whether it is still running."""
+
+    rank: int
+    host: str
+    machine: str
+    pid: int
+    started: str
+
+    @classmethod
+    def me(cls, rank: int) -> Peer:
+        return cls(rank, socket.gethostname(), _machine(), os.getpid(), _status(os.getpid())[1])
+
+    def is_local(self) -> bool:
+        """Whether its process number means something here: the same system, and the same process numbers."""
+        return self.machine != "" and self.machine == _machine()
+
+    def is_gone(self) -> bool:
+        """Whether the process has certainly ended; never said of one on another machine."""
+        if not self.is_local():
+            return False
+        state, started = _status(self.pid)
+        return state in ("", "Z", "X") or started != self.started
+
+
+def _machine() -> str:
+    """The running system and its process numbers' namespace; empty where the system does not tell."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def _status(pid: int) -> tuple[str, str]:
+    """State and start time of a process, which together with its number tell it from a later one."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return "", ""
+    fields = text.rpartition(")")[2].split()  # the name before it may hold anything
+    return fields[0], fields[19]
+
+
+T = TypeVar("T")
+
+TIMEOUT = 600.0
+_TEARDOWN_SECONDS, _FAILED_SECONDS = 30.0, 3.0
+_STORE_SECONDS = 10.0
+
+_current: Group | None = None
+
+
+class Group:
+    """All processes of this training; made by `Group.join`, once in a process."""
+
+    def __init__(self, device: torch.device, timeout: float, launch: Launch | None, *, is_owner: bool) -> None:
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.local_rank = launch.local_rank if launch is not None else 0
+        self.device = device
+        self.timeout = timeout
+        self.launch = launch
+        self.num_guards = 0
+        self.is_closed = self.has_failed = False
+        self._is_owner = is_owner
+        self._releases: list[Callable[[], None]] = []
+        with self.at("the start"):
+            self.host_group = self.new_host_group()
+            self.peers: list[Peer] = self.gather_objects(Peer.me(self.rank))
+        self.store = _own_store()
+
+    @classmethod
+    def join(
+        cls, device: str | torch.device = "cpu", *, launch: Launch | None = None, timeout: float = TIMEOUT
+    ) -> Group:
+        """Meet the other processes, or return the group this process is in already.
+
+        An initialised `torch.distributed` is used as it is, and left to whoever initialised it. `timeout` is how
+        many seconds a collective waits for the slowest process.
+        """
+        global _current
+        device = torch.device(device)
+        current = current_group()
+        if current is not None and dist.is_initialized():
+            _check_backend(device)
+            return current
+        launch = launch or Launch.from_environment()
+        is_owner = not dist.is_initialized()
+        if is_owner:
+            _initialize(device, timeout, launch)
+        _check_backend(device)
+        group = cls(device, timeout, launch, is_owner=is_owner)
+        install_hook(group)
+        atexit.register(group.close)
+        _current = group
+        return group
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def local_world(self) -> int:
+        """Processes on this host."""
+        return self.launch.local_world if self.launch is not None else self.world
+
+    def new_host_group(self) -> dist.ProcessGroup:
+        """Another group for host objects; collectives from a second thread need one of their own.
+
+        Every process has to call this, in the same order.
+        """
+        group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timedelta(seconds=self.timeout))
+        return group
+
+    # Host objects; every process has to call these, in the same order
+
+    def gather_objects(self, value: T) -> list[T]:
+        """Every process's value, by rank, on every process."""
+        with self.at("gather_objects"):
+            return gather_pickled(value, self.host_group)
+
+    def broadcast_object(self, value: T, source: int = 0) -> T:
+        """The value of one process, on every process."""
+        values = [value]
+        with self.at("broadcast_object"):
+            dist.broadcast_object_list(values, src=source, group=self.host_group)
+        return values[0]
+
+    def barrier(self, place: str) -> None:
+        """Wait for all processes; `place` is what an error calls this."""
+        with self.at(place):
+            dist.barrier(group=self.host_group)
+
+    def sum_table(self, table: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
+        """Sums and counts by name, added over all processes in float64 in the order of ranks; a name may be missing."""
+        total: dict[str, tuple[float, float]] = {}
+        for own in self.gather_objects(dict(table)):
+            for name, (value, count) in own.items():
+                before = total.get(name, (0.0, 0.0))
+                total[name] = (before[0] + value, before[1] + count)
+        return total
+
+    def gather(self, tensor: Tensor, padding_value: float | None = None) -> Tensor:
+        """Every process's tensor, one after the other along the first dimension, on every process.
+
+        The first dimension may differ between processes. Where others do, `padding_value` fills all up to the
+        largest; without one that is an error.
+        """
+        shapes = self.gather_objects((tuple(tensor.shape), tensor.dtype))
+        with self.at("gather"):
+            return gather_tensors(tensor, shapes, padding_value)
+
+    # Errors and the end
+
+    @contextmanager
+    def at(self, place: str) -> Iterator[None]:
+        """Explain a failing collective inside by rank and place."""
+        try:
+            yield
+        except RuntimeError as error:
+            if isinstance(error, CommunicationError) or not is_communication(error):
+                raise
+            raise self.explain(error, place) from error
+
+    def explain(self, error: BaseException, place: str, more: str = "") -> CommunicationError:
+        """A communication error as one that says who was where and what to do."""
+        timed_out = "timed out" in str(error).lower() or "timeout" in str(error).lower()
+        what = (
+            f"the other processes did not answer within {self.timeout:g} s"
+            if timed_out
+            else "the connection to another process was lost"
+        )
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        return CommunicationError(
+            f"Rank {self.rank} of {self.world}, at {place}: {what}.{more} Look for the first error in the "
+            f"output of the other ranks. If they were only slow, raise `timeout` ({self.timeout:g} s). "
+            f"(torch: {first_line})"
+        )
+
+    def on_close(self, release: Callable[[], None]) -> None:
+        """Call this before parting: wrappers such as DDP must be dropped first, or gloo may hang in their place."""
+        self._releases.append(release)
+
+    def close(self) -> None:
+        """Part from the other processes; at the end of the program this happens by itself."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        atexit.unregister(self.close)
+        while self._releases:
+            self._releases.pop()()
+        gc.collect()
+        if self._is_owner and dist.is_initialized():
+            with _no_hang(_FAILED_SECONDS if self.has_failed else _TEARDOWN_SECONDS):
+                dist.destroy_process_group()
+
+
+def current_group() -> Group | None:
+    """The group this process is in, if any."""
+    return None if _current is None or _current.is_closed else _current
+
+
+def _initialize(device: torch.device, timeout: float, launch: Launch | None) -> None:
+    if launch is None:
+        raise ConfigurationError(
+            "Several processes were asked for, but this one was started alone: start the program with "
+            "`torchrun --nproc-per-node 2 program.py`, with `srun`, or call `loopwright.launch(fn, processes=2)`."
+        )
+    if device.type == "cuda":
+        torch.cuda.set_device(launch.local_rank if device.index is None else device.index)
+    with _explained(launch):
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+            store=meet(launch, timeout),
+            rank=launch.rank,
+            world_size=launch.world,
+            timeout=timedelta(seconds=timeout),
+        )
+
+
+@contextmanager
+def _explained(launch: Launch) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, CommunicationError) or not is_communication(error):
+            raise
+        raise CommunicationError(
+            f"Rank {launch.rank} of {launch.world} met the others, but cannot connect to all of them: can their hosts "
+            f"reach each other (GLOO_SOCKET_IFNAME names the network interface to use)? (torch: {error})"
+        ) from error
+
+
+def _check_backend(device: torch.device) -> None:
+    if device.type == "cuda" and "nccl" not in str(dist.get_backend_config()):
+        raise ConfigurationError(
+            f"torch.distributed was initialised with {dist.get_backend_config()}, which cannot train on {device}: use "
+            'backend="cpu:gloo,cuda:nccl", or leave the initialisation to Loopwright.'
+        )
+
+
+def _own_store() -> Store:
+    """The store all processes share, over a connection of our own: a waiting call blocks the one it is made on."""
+    shared: Any = _get_default_store()
+    store = shared
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    if not isinstance(store, TCPStore):
+        return PrefixStore("loopwright", shared)
+    own = shared.clone()
+    own.set_timeout(timedelta(seconds=_STORE_SECONDS))
+    return PrefixStore("loopwright", own)
+
+
+@contextmanager
+def _no_hang(seconds: float) -> Iterator[None]:
+    """End the process if torch does not let go.
+
+    By a signal that the system answers, since a hanging destructor holds the interpreter's lock, so that no thread
+    and no handler in Python would run.
+    """
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+    handler = signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    timer = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        signal.signal(signal.SIGALRM, handler)

@@ -1,0 +1,165 @@
+"""Going on with a run although the program has changed: what the program gives now replaces what is restored."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, CyclicLR, LambdaLR, OneCycleLR
+
+from ..optim.build import CurveSchedule
+from .fingerprint import group_key, key_of
+from .resume import Kept
+
+if TYPE_CHECKING:
+    from ..run.changes import Change
+    from ..trainer import Trainer
+
+SWITCHES = ("amsgrad", "centered", "momentum")  # options that decide what state an optimizer has
+CLOSED = (LambdaLR, OneCycleLR, CyclicLR, CosineAnnealingWarmRestarts)  # whose `get_lr` needs no rate before it
+Group = dict[str, Any]
+
+
+class NewValues:
+    """The options that optimizers and schedulers have before a checkpoint is loaded; made before, applied after."""
+
+    def __init__(self, trainer: Trainer, tree: Mapping[str, Any], changed: Mapping[str, Change]) -> None:
+        self.changed = changed
+        self._saved = tree["optimizers"]
+        self._groups = {name: [_options(g) for g in o.param_groups] for name, o in trainer.optimizers.items()}
+        self._schedulers = {name: _settings(s.scheduler) for name, s in trainer.schedules.items()}
+        self.kept = Kept(
+            frozenset(self._new_optimizers(trainer)) | (set(tree["optimizers"]) - set(trainer.optimizers)),
+            frozenset(self._new_schedules(trainer, tree)) | (set(tree["schedules"]) - set(trainer.schedules)),
+        )
+        self._has_lost_schedule = bool(set(tree["schedules"]) - set(trainer.schedules))
+
+    def apply(self, trainer: Trainer) -> None:
+        """Let the new values count, and say what could not be taken over from the checkpoint."""
+        for name, optimizer in trainer.optimizers.items():
+            if name in self.kept.optimizers:
+                kind = type(optimizer).__name__
+                trainer.say(f"Optimizer {name!r} ({kind}) does not fit the saved state: it starts without any.")
+            self._apply_options(trainer, name, optimizer)
+        for name in trainer.schedules:
+            if name in self.kept.schedules:
+                trainer.say(f"Schedule {name!r} was not in this run before: it starts at its beginning.")
+
+    # What cannot take over saved state
+
+    def _new_optimizers(self, trainer: Trainer) -> Iterator[str]:
+        from ..checkpoint.fitting import compare_groups
+
+        for name, optimizer in trainer.optimizers.items():
+            prefix, count = key_of("optimizer", name), len(optimizer.param_groups)
+            switches = [f"{group_key(prefix, n, count)}.{option}" for n in range(count) for option in SWITCHES]
+            is_switched = any(key in self.changed and _is_switched(self.changed[key]) for key in switches)
+            is_new = name not in self._saved or prefix in self.changed or is_switched
+            if is_new or compare_groups(optimizer, self._saved[name]):
+                yield name
+
+    def _new_schedules(self, trainer: Trainer, tree: Mapping[str, Any]) -> Iterator[str]:
+        for name in trainer.schedules:
+            if name not in tree["schedules"] or key_of("scheduler", name) in self.changed:
+                yield name
+
+    # Options
+
+    def _apply_options(self, trainer: Trainer, name: str, optimizer: Optimizer) -> None:
+        prefix, given = key_of("optimizer", name), self._groups[name]
+        schedules = {key: s.scheduler for key, s in trainer.schedules.items() if _steps(s.scheduler, optimizer)}
+        is_rescheduled = self._has_lost_schedule or any(
+            key == start or key.startswith(f"{start}.")
+            for key in self.changed
+            for start in (key_of("scheduler", schedule) for schedule in schedules)
+        )
+        has_new_rate = name in self.kept.optimizers or is_rescheduled
+        for number, (group, new) in enumerate(zip(optimizer.param_groups, given, strict=True)):
+            start = group_key(prefix, number, len(given))
+            for option in [option for option in new if f"{start}.{option}" in self.changed]:
+                _set(group, option, new[option])
+            if has_new_rate or f"{start}.lr" in self.changed:
+                has_new_rate = True
+                self._apply_rate(name, number, group, new, goes_on=bool(set(schedules) - self.kept.schedules))
+        for key, scheduler in schedules.items():
+            if has_new_rate and key not in self.kept.schedules:
+                self._apply_schedule(key_of("scheduler", key), scheduler, self._schedulers[key])
+                _recompute(scheduler, optimizer)
+
+    def _apply_rate(self, name: str, number: int, group: Group, new: Group, *, goes_on: bool) -> None:
+        """The new learning rate, as far down as the schedule had come with the old one."""
+        base: Any = new.get("initial_lr", new["lr"])
+        if "initial_lr" in group or "initial_lr" in new:
+            _set(group, "initial_lr", base)
+        for option in new:  # what a scheduler keeps in the groups, such as its largest rate
+            if option.startswith(("max_", "min_", "base_")):
+                _set(group, option, new[option])
+        _set(group, "lr", base * self._part_left(name, number) if goes_on else new["lr"])
+
+    def _part_left(self, name: str, number: int) -> float:
+        """What a schedule had made of the old learning rate, as a factor of it."""
+        saved = self._saved.get(name, {}).get("param_groups", [])
+        group = saved[min(number, len(saved) - 1)] if saved else {}
+        key = f"{group_key(key_of('optimizer', name), number, len(self._groups[name]))}.lr"
+        old: Any = group.get("initial_lr", self.changed[key].first if key in self.changed else group.get("lr"))
+        now: Any = group.get("lr")
+        is_known = all(isinstance(value, (int, float, Tensor)) for value in (old, now))
+        return float(now) / float(old) if is_known and float(old) else 1.0
+
+    def _apply_schedule(self, prefix: str, scheduler: Any, given: dict[str, Any]) -> None:
+        for option, value in given.items():
+            if option == "base_lrs" or f"{prefix}.{option}" in self.changed:
+                setattr(scheduler, option, value)
+        for number, inner in enumerate(getattr(scheduler, "_schedulers", ())):
+            self._apply_schedule(f"{prefix}.{number}", inner, given["_schedulers"][number])
+
+
+def _options(group: Group) -> Group:
+    return {key: _copied(value) for key, value in group.items() if key != "params"}
+
+
+def _settings(scheduler: Any) -> dict[str, Any]:
+    """The attributes of a scheduler, of those inside it too."""
+    if isinstance(scheduler, CurveSchedule):
+        return {}
+    own = {key: list(value) if isinstance(value, list) else value for key, value in vars(scheduler).items()}
+    if "_schedulers" in own:
+        own["_schedulers"] = [_settings(inner) for inner in own["_schedulers"]]
+    return own
+
+
+def _steps(scheduler: Any, optimizer: Optimizer) -> bool:
+    """Whether it sets the rate step by step; a curve sets it from where the run is, whatever it was."""
+    return not isinstance(scheduler, CurveSchedule) and getattr(scheduler, "optimizer", None) is optimizer
+
+
+def _recompute(scheduler: Any, optimizer: Optimizer) -> None:
+    """Set the rates that a scheduler has at its place with its new options, where those do not depend on the way."""
+    form = getattr(scheduler, "_get_closed_form_lr", None)
+    if form is None and isinstance(scheduler, CLOSED):
+        form = scheduler.get_lr
+    if form is not None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that `get_lr` is for steps only
+            rates = form()
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            _set(group, "lr", rate)
+    scheduler._last_lr = [group["lr"] for group in optimizer.param_groups]
+
+
+def _is_switched(change: Change) -> bool:
+    return bool(change.first) != bool(change.second)
+
+
+def _set(group: Group, option: str, value: Any) -> None:
+    if isinstance(group.get(option), Tensor):  # which a compiled optimizer holds on to
+        group[option].fill_(value)
+    else:
+        group[option] = _copied(value)
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value

@@ -1,0 +1,221 @@
+"""What a trainer trains: its modules, optimizers and schedules, found on the trainer and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from math import inf, isnan
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ..errors import ConfigurationError
+
+T = TypeVar("T")
+
+
+def found_on(owner: object, kind: type[T] | tuple[type[T], ...], known: Mapping[str, T]) -> dict[str, T]:
+    """`known`, and every attribute of the owner that is of that kind and not among the known, under its name."""
+    result = dict(known)
+    seen = {id(value) for value in known.values()}
+    for name, value in vars(owner).items():
+        if isinstance(value, kind) and id(value) not in seen:
+            result[name] = value
+            seen.add(id(value))
+    return result
+
+
+def replaced_in(
+    owner: object, known: Mapping[str, T], entries: Mapping[str, Any], kind: type[T] | tuple[type[T], ...]
+) -> dict[str, T]:
+    """What stands under the names of `known` by now, as attribute or entry, and is another object."""
+    result: dict[str, T] = {}
+    for name, old in known.items():
+        for value in (vars(owner).get(name), entries.get(name)):
+            if not isinstance(value, kind) or value is old:
+                continue
+            if result.setdefault(name, value) is not value:
+                raise ConfigurationError(
+                    f"{name!r} was replaced twice, by `trainer.{name} = ...` and by the entry of that name, with two "
+                    "different objects: assign one of them."
+                )
+    return result
+
+
+def is_trained(module: nn.Module) -> bool:
+    return any(param.requires_grad for param in module.parameters())
+
+
+def swap_parameters(optimizer: Optimizer, replaced: Mapping[int, nn.Parameter]) -> None:
+    """Let an optimizer that was made before a model was sharded hold the parameters it has now."""
+    if not replaced:
+        return
+    for group in optimizer.param_groups:
+        group["params"] = [replaced.get(id(param), param) for param in group["params"]]
+
+
+def check_trainable(modules: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]) -> None:
+    """Refuse to train models that have nothing to be trained, or optimizers that hold nothing of it."""
+    if not any(p.requires_grad for module in modules.values() for p in module.parameters()):
+        raise ConfigurationError(
+            f"Nothing to train: none of the models ({', '.join(modules) or 'there is none'}) has a parameter with "
+            "requires_grad=True. Unfreeze some, pass a model that has some, or use `evaluate`."
+        )
+    held = [p for optimizer in optimizers.values() for group in optimizer.param_groups for p in group["params"]]
+    if held and not any(p.requires_grad for p in held):
+        raise ConfigurationError(
+            f"Nothing to train: all {len(held)} parameters of the optimizers ({', '.join(optimizers)}) are frozen "
+            "(requires_grad=False). Unfreeze some of them, or give the optimizer the parameters that are not."
+        )
+
+
+def check_accumulation(number: Any, name: str = "accumulate") -> None:
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        raise ConfigurationError(f"{name}={number!r}: use the number of batches per update, 1 or more.")
+
+
+def check_clipping(name: str, value: Any) -> None:
+    """Refuse a limit of gradients that would turn them round, remove them or make them NaN."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0):
+        raise ConfigurationError(f"{name}={value!r}: use a number above 0, or None for no clipping.")
+
+
+def check_options(optimizers: Mapping[str, Optimizer]) -> None:
+    """Refuse learning rates that train nothing or the wrong way, and options that are NaN; torch lets some pass."""
+    for name, optimizer in optimizers.items():
+        for group in optimizer.param_groups:
+            wrong = [key for key, value in group.items() if isinstance(value, float) and isnan(value)]
+            rate = float(group.get("lr") or 0.0)
+            if wrong or not 0 <= rate < inf:
+                key = wrong[0] if wrong else "lr"
+                raise ConfigurationError(
+                    f"Optimizer {name!r} has {key}={float(group[key])}: use a finite number"
+                    f"{', 0 or more' if key == 'lr' else ''}."
+                )
+
+
+def check_shared(modules: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]) -> None:
+    """Refuse a parameter of two optimizers where gradients are accumulated: it has room for one sum of them only."""
+    named = [(p, f"{name}.{key}") for name, module in modules.items() for key, p in module.named_parameters()]
+    names = {id(p): name for p, name in reversed(named)}
+    owners: dict[int, str] = {}
+    for name, optimizer in optimizers.items():
+        for param in {id(p): p for group in optimizer.param_groups for p in group["params"]}.values():
+            other = owners.setdefault(id(param), name)
+            if other != name:
+                raise ConfigurationError(
+                    f"The parameter {names.get(id(param))!r} belongs to two optimizers, {other!r} and {name!r}: while "
+                    "gradients are accumulated, the sum for one would get into the other's. Give it to one of them, or "
+                    "do not accumulate."
+                )
+
+
+def check_owners(modules: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]) -> None:
+    """Refuse an optimizer that would change what none of the models computes with."""
+    owned = {id(p) for module in modules.values() for p in module.parameters()}
+    for name, optimizer in optimizers.items():
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        strangers = sum(id(p) not in owned for p in params)
+        if strangers:
+            raise ConfigurationError(
+                f"Optimizer {name!r} holds {strangers} of {len(params)} parameters that belong to none of the models "
+                f"({', '.join(modules)}): build it from the parameters of the model that the trainer has, or pass it "
+                "as a factory such as `partial(torch.optim.Adam, lr=1e-3)`. After `trainer.model = ...` assign an "
+                f"optimizer of the new model too: `trainer.{name} = ...`."
+            )
+
+
+def check_reached(params: Sequence[nn.Parameter], name: str) -> None:
+    """Refuse a loss that depends on nothing that an optimizer could change, before its first step."""
+    if any(p.requires_grad for p in params) and all(p.grad is None for p in params):
+        raise ConfigurationError(
+            f"Optimizer {name!r} is to be updated, and none of its {len(params)} parameters has a gradient, since the "
+            "loss does not depend on them: is it the loss of another optimizer, was something detached on the way, or "
+            "does the forward pass use another model?"
+        )
+
+
+@contextmanager
+def evaluating(modules: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> Iterator[None]:
+    """Eval mode for everything, and afterwards exactly the mode that each single module had before."""
+    before = [(module, module.training) for root in modules for module in root.modules()]
+    is_outermost = any(mode for _, mode in before)  # inside another evaluation optimizers have been switched already
+    optimizers = list(optimizers) if is_outermost else []
+    for module, _ in before:
+        module.training = False
+    _set_optimizers(optimizers, "eval")
+    try:
+        yield
+    finally:
+        for module, mode in before:
+            module.training = mode
+        _set_optimizers(optimizers, "train")
+
+
+def start_training_mode(modules: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> None:
+    """Train mode for models that an optimizer trains. One already in train mode keeps its frozen parts as they are."""
+    optimizers = list(optimizers)
+    trained = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    for module in modules:
+        if not module.training and any(id(p) in trained for p in module.parameters()):
+            module.train()
+    _set_optimizers(optimizers, "train")
+
+
+def _set_optimizers(optimizers: Iterable[Optimizer], mode: str) -> None:
+    """Schedule-free optimizers have modes too."""
+    for optimizer in optimizers:
+        switch: Any = getattr(optimizer, mode, None)
+        if callable(switch):
+            switch()
+
+
+def check_default_model(trainer: object, models: Mapping[str, nn.Module]) -> None:
+    """Refuse to train by the default step without a model that is called `model`."""
+    if hasattr(trainer, "model"):
+        return
+    if not models:
+        raise ConfigurationError("Trainer has no model: pass `model=` or override `configure_models`.")
+    raise ConfigurationError(
+        f"The default step trains `self.model`, and the models are {', '.join(models)}: override `train_step` "
+        "and `eval_step`, or `forward`."
+    )
+
+
+def checked_directory(run_dir: str | Path) -> Path:
+    """The run directory as a path; an address of another machine is refused."""
+    from ..checkpoint.destination import local_path
+
+    return local_path(run_dir, "run_dir")
+
+
+def trainable_parameters(modules: Iterable[nn.Module]) -> Iterator[nn.Parameter]:
+    """The parameters of some modules that can be trained, each once."""
+    seen: set[int] = set()
+    for module in modules:
+        for param in module.parameters():
+            if param.requires_grad and id(param) not in seen:
+                seen.add(id(param))
+                yield param
+
+
+def check_defaults(trainer: Any, kind: type) -> None:
+    """Check what the default step and the default loss go by, where the user has not overridden them."""
+    if trainer.has_default_step and type(trainer).forward is kind.forward:  # type: ignore[attr-defined]
+        check_default_model(trainer, trainer.models)
+    if type(trainer).compute_loss is kind.compute_loss:  # type: ignore[attr-defined]
+        check_reduction(trainer.loss_fn, trainer.accumulate, trainer.runtime.world)
+
+
+def check_reduction(loss_fn: Any, accumulate: int, num_processes: int) -> None:
+    """Refuse a loss that is a sum where a batch is put together from parts, whose losses are averaged."""
+    if isinstance(loss_fn, nn.Module) and getattr(loss_fn, "reduction", None) == "sum":
+        parts = f"accumulate={accumulate}" if accumulate > 1 else f"{num_processes} processes"
+        if accumulate > 1 or num_processes > 1:
+            raise ConfigurationError(
+                f'{type(loss_fn).__name__}(reduction="sum") with {parts}: losses of parts of a batch are averaged, so '
+                'this would not be the loss of the whole batch. Use reduction="mean", or override `compute_loss` and '
+                "return (sum, count)."
+            )

@@ -1,0 +1,367 @@
+"""What a run is, as a flat mapping of names to plain values: models, optimizers, schedules, loss, settings and data.
+
+It describes what the program gave before anything was restored, so that the same program has the same description in
+every process and on every day. Weights are not in it, nor what may change: devices, processes, workers, limits,
+callbacks and what is shown. What cannot be told is `UNKNOWN`, which is equal to anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import math
+import os
+import platform
+import re
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from functools import partial
+from types import CellType, CodeType, FunctionType, MethodType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..errors import ConfigurationError
+from ..optim.build import CurveSchedule, Schedule
+from ..run.changes import UNKNOWN, differing_by_rank, rank_refusal
+
+if TYPE_CHECKING:
+    from ..data.open import Stream
+    from ..trainer import Trainer
+
+
+LENGTH = 16
+MOST = 1 << 18  # values of one tensor that are looked at, evenly spread
+
+
+def fingerprint(value: Any) -> str:
+    """Of nested tensors, arrays, numbers and texts, by their content; of anything else, by its type."""
+    digest = hashlib.sha256()
+    _add(digest, value)
+    return digest.hexdigest()[:LENGTH]
+
+
+def _add(digest: Any, value: Any) -> None:
+    if isinstance(value, Tensor):
+        value = value.detach().cpu()
+        digest.update(f"tensor {value.dtype} {tuple(value.shape)} ".encode())
+        value = value.contiguous().flatten()[:: _stride(value.numel())].contiguous()
+        digest.update(value.view(torch.uint8).numpy().tobytes() if value.numel() else b"")
+    elif isinstance(value, np.ndarray):
+        digest.update(f"array {value.dtype} {value.shape} ".encode())
+        if value.dtype == object:  # whose text may have addresses in it
+            _add(digest, value.tolist())
+        else:
+            digest.update(np.ascontiguousarray(value.ravel()[:: _stride(value.size)]).tobytes())
+    elif isinstance(value, Mapping):
+        digest.update(f"mapping {len(value)} ".encode())
+        for key in value:
+            _add(digest, key)
+            _add(digest, value[key])
+    elif isinstance(value, (list, tuple)):
+        digest.update(f"sequence {len(value)} ".encode())
+        for item in value:
+            _add(digest, item)
+    elif isinstance(value, (str, bytes, int, float, bool, complex, np.generic)) or value is None:
+        digest.update(f"{type(value).__name__} {value!r} ".encode())
+    elif is_dataclass(value) and not isinstance(value, type):
+        _add(digest, {field.name: getattr(value, field.name) for field in fields(value)})
+    else:
+        digest.update(f"type {type(value).__module__}.{type(value).__qualname__} ".encode())
+
+
+def _stride(size: int) -> int:
+    return max(size // MOST, 1)
+
+
+MAX_PARTS = 1000  # of a model, that are described one by one
+IMPLEMENTATION = frozenset(("params", "initial_lr", "fused", "foreach", "capturable", "differentiable"))
+POSITION = frozenset(("last_epoch", "base_lrs", "best", "num_bad_epochs", "cooldown_counter", "mode_worse", "verbose"))
+PLACES = frozenset(("training", "device", "rank", "local_rank", "world_size"))  # attributes that say where, not what
+
+
+class NotPlainError(Exception):
+    """A value that has no description which is the same in every process."""
+
+
+def describe_program(trainer: Trainer, stream: Stream, *, looks_at_samples: bool) -> dict[str, Any]:
+    """What a trainer is to train, with which data; samples are looked at only where that is asked for."""
+    flat = describe_components(trainer) | _describe_data("data", stream, looks_at_samples)
+    if trainer.eval_stream is not None:
+        eval_data = _describe_data("eval_data", trainer.eval_stream, looks_at_samples)
+        flat |= {key: eval_data[key] for key in ("eval_data.length", "eval_data.samples") if key in eval_data}
+    return flat
+
+
+def describe_components(trainer: Trainer) -> dict[str, Any]:
+    """What a trainer is to train, whatever the data."""
+    flat: dict[str, Any] = trainer.describe_more() | trainer.structure
+    for name, optimizer in trainer.optimizers.items():
+        flat |= describe_optimizer(key_of("optimizer", name), optimizer)
+    for name, schedule in trainer.schedules.items():
+        flat |= _describe_schedule(key_of("scheduler", name), schedule)
+    flat |= describe_object("loss", trainer.loss_fn)
+    flat |= _describe_steps(trainer)
+    for name in ("accumulate", "clip_norm", "clip_value", "seed"):
+        flat[name] = plain(getattr(trainer, name))
+    flat["precision"], flat["torch"] = trainer.runtime.precision, torch.__version__.partition("+")[0]
+    return flat
+
+
+def check_ranks(trainer: Trainer, description: Mapping[str, Any]) -> None:
+    """Raise on every process if they are not about to train the same program."""
+    runtime = trainer.runtime
+    if runtime.world == 1:
+        return
+    own = hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
+    if len(set(runtime.gather_objects(own))) == 1:
+        return
+    differing = differing_by_rank(runtime.gather_objects(dict(description)))
+    if differing:
+        raise ConfigurationError(rank_refusal(differing))
+
+
+def key_of(kind: str, name: str) -> str:
+    """What the entries of a component begin with."""
+    return name if name == kind else f"{kind}.{name}"
+
+
+# Components
+
+
+def describe_models(modules: Mapping[str, nn.Module]) -> dict[str, Any]:
+    """Every layer of the models that have parameters; taken before they are wrapped for several processes."""
+    flat: dict[str, Any] = {}
+    for name, module in modules.items():
+        params = list(module.parameters())
+        if params:
+            flat |= _describe_layers(key_of("model", name), module)
+            flat[f"{key_of('model', name)}.num_trainable"] = sum(p.requires_grad for p in params)
+    return flat
+
+
+def _describe_layers(prefix: str, module: nn.Module) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, part in module.named_modules():
+        key, options = f"{prefix}.{name}" if name else prefix, _options_text(part)
+        flat[key] = f"{_layer_name(part)}({options})"
+        if not options:
+            flat |= {f"{key}.{own}": _shape(param) for own, param in part.named_parameters(recurse=False)}
+    if len(flat) > MAX_PARTS:
+        return {prefix: f"{flat[prefix]} of {len(flat)} parts, {fingerprint(flat)}"}
+    return flat
+
+
+def _layer_name(part: nn.Module) -> str:
+    kinds = type(part).__mro__
+    is_sharded = len(kinds) > 2 and kinds[1].__name__ == "FSDPModule"  # by an earlier trainer
+    return (kinds[2] if is_sharded else kinds[0]).__qualname__
+
+
+def _options_text(part: nn.Module) -> str:
+    """The options of a layer of torch, in its own words; those of other layers may be anything."""
+    return part.extra_repr() if type(part).extra_repr.__module__.startswith("torch.nn.") else ""
+
+
+def _shape(param: Any) -> Any:
+    return UNKNOWN if nn.parameter.is_lazy(param) else list(param.shape)
+
+
+def describe_optimizer(prefix: str, optimizer: Optimizer) -> dict[str, Any]:
+    """The class and the options of an optimizer, group by group where there are several."""
+    flat: dict[str, Any] = {prefix: name_of(type(optimizer))}
+    flat[f"{prefix}.num_params"] = [len(group["params"]) for group in optimizer.param_groups]
+    for number, group in enumerate(optimizer.param_groups):
+        start = group_key(prefix, number, len(optimizer.param_groups))
+        for option, value in group.items():
+            if option == "lr":
+                value = group.get("initial_lr", value)  # which a scheduler has changed already
+            if option not in IMPLEMENTATION:
+                _add_plain(flat, f"{start}.{option}", value)
+    return flat
+
+
+def group_key(prefix: str, number: int, count: int) -> str:
+    return prefix if count == 1 else f"{prefix}.groups.{number}"
+
+
+def _describe_schedule(prefix: str, schedule: Schedule) -> dict[str, Any]:
+    scheduler = schedule.scheduler
+    flat = {f"{prefix}.every": schedule.interval, f"{prefix}.metric": schedule.metric}
+    if isinstance(scheduler, CurveSchedule):
+        return describe_object(prefix, scheduler.curve)
+    return describe_scheduler(prefix, scheduler) | flat
+
+
+def describe_scheduler(prefix: str, scheduler: Any) -> dict[str, Any]:
+    """The class and the options of a scheduler, without where it is."""
+    flat: dict[str, Any] = {prefix: name_of(type(scheduler))}
+    for option, value in vars(scheduler).items():
+        if option == "_schedulers":
+            for number, inner in enumerate(value):
+                flat |= describe_scheduler(f"{prefix}.{number}", inner)
+        elif option == "lr_lambdas":
+            for number, function in enumerate(value):
+                flat |= describe_object(f"{prefix}.lr_lambda.{number}", function)
+        elif option not in POSITION and not option.startswith("_"):
+            _add_plain(flat, f"{prefix}.{option}", value)
+    return flat
+
+
+def _describe_steps(trainer: Trainer) -> dict[str, Any]:
+    """The steps that the user wrote, where those are not the default."""
+    flat: dict[str, Any] = {}
+    owner = getattr(trainer, "door", trainer)
+    for name in trainer.step_methods:
+        function = inspect.unwrap(getattr(getattr(owner, name, None), "__func__", len))
+        if isinstance(function, FunctionType) and function.__module__.partition(".")[0] != "loopwright":
+            flat |= _describe_function(name, name, function)
+    return flat
+
+
+def _describe_data(prefix: str, stream: Stream, looks_at_samples: bool) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in stream.describe().items():
+        if callable(value):
+            flat |= describe_object(f"{prefix}.{name}", value)
+        else:
+            flat["batch_size" if name == "batch_size" else f"{prefix}.{name}"] = value
+    flat[f"{prefix}.samples"] = hash_samples(stream.peek() if looks_at_samples else None)
+    return flat
+
+
+def hash_samples(samples: list[Any] | None) -> str:
+    """A hash of the samples, unless the first is another when it is fetched again."""
+    if not samples:
+        return UNKNOWN
+    try:
+        hashes = [fingerprint(sample) for sample in samples]
+    except Exception:  # of a kind that has no plain memory, such as a sparse tensor
+        return UNKNOWN
+    return fingerprint(hashes) if hashes[0] == hashes[-1] else UNKNOWN
+
+
+# Objects
+
+
+def describe_object(prefix: str, value: Any) -> dict[str, Any]:
+    """A loss, a function or a curve: its name, its plain options, and what it computes as far as that can be told."""
+    if value is None:
+        return {prefix: None}
+    if isinstance(value, partial):
+        flat = describe_object(prefix, value.func)
+        flat[prefix] = f"partial of {flat[prefix]}"
+        for name, option in [*enumerate(value.args), *value.keywords.items()]:
+            _add_plain(flat, f"{prefix}.{name}", option)
+        return flat
+    function = inspect.unwrap(value.__func__ if isinstance(value, MethodType) else value)
+    if isinstance(function, FunctionType):
+        return {prefix: name_of(function)} | _describe_function(f"{prefix}.code", prefix, function)
+    if isinstance(value, type) or not hasattr(value, "__dict__"):
+        return {prefix: name_of(value if hasattr(value, "__qualname__") else type(value))}
+    return _describe_instance(prefix, value)
+
+
+def _describe_instance(prefix: str, value: Any) -> dict[str, Any]:
+    kind = type(value)
+    flat: dict[str, Any] = {prefix: name_of(kind)}
+    for name, option in vars(value).items():
+        is_plain = isinstance(option, (int, float, str)) and not isinstance(option, bool)
+        if not name.startswith("_") and name not in PLACES and not (is_plain and _is_of_the_moment(option)):
+            _add_plain(flat, f"{prefix}.{name}", option)
+    if isinstance(value, nn.Module) and _is_torch(kind):
+        flat |= {f"{prefix}.{name}": fingerprint(buffer) for name, buffer in value.named_buffers()}
+    compute = kind.forward if isinstance(value, nn.Module) else getattr(kind, "__call__", None)  # noqa: B004
+    if isinstance(compute, FunctionType) and not _is_torch(kind):
+        flat |= _describe_function(f"{prefix}.code", prefix, compute)
+    return flat
+
+
+def name_of(value: Any) -> str:
+    """The name of a class or function; with its module where that is torch's, since others depend on the start."""
+    name = getattr(value, "__qualname__", type(value).__qualname__)
+    return f"{value.__module__}.{name}" if _is_torch(value) else str(name)
+
+
+def _is_torch(value: Any) -> bool:
+    return str(getattr(value, "__module__", "")).partition(".")[0] == "torch"
+
+
+def _add_plain(flat: dict[str, Any], key: str, value: Any) -> None:
+    """Add an entry for a value, where it has a description."""
+    try:
+        flat[key] = plain(value)
+    except NotPlainError:
+        return
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it; one that JSON does not have raises `NotPlainError`."""
+    if isinstance(value, Tensor):
+        value = value.item() if value.numel() == 1 and not value.is_meta else fingerprint(value)
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    raise NotPlainError
+
+
+def _describe_function(key: str, prefix: str, function: FunctionType) -> dict[str, Any]:
+    """A hash of what a function does, under `key`, and the plain values that it goes by, each under its own name."""
+    digest = hashlib.sha256()
+    _add_code(digest, function.__code__, function.__doc__)
+    version = ".".join(platform.python_version_tuple()[:2])
+    flat: dict[str, Any] = {key: f"{digest.hexdigest()[:LENGTH]} (Python {version})"}
+    for name, value in _surroundings(function).items():
+        is_setting = value is None or isinstance(value, (bool, int, float, str))  # a list or dict may be a counter
+        if is_setting and name not in PLACES and not _is_of_the_moment(value):
+            flat[f"{prefix}.{name}"] = plain(value)
+    return flat
+
+
+def _surroundings(function: FunctionType) -> dict[str, Any]:
+    """What a function finds around it by name: numbers of its module, what it closes over, defaults of arguments."""
+    code, names = function.__code__, function.__globals__
+    numbers = {name: names[name] for name in code.co_names if type(names.get(name)) in (int, float)}
+    cells = dict(zip(code.co_freevars, map(_content, function.__closure__ or ()), strict=True))
+    defaults = function.__defaults__ or ()
+    given = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
+    lowered = {name: value for name, value in numbers.items() if name.lower() not in PLACES}
+    return lowered | cells | dict(zip(given, defaults, strict=True)) | (function.__kwdefaults__ or {})
+
+
+def _is_of_the_moment(value: Any) -> bool:
+    """Whether a value is another at every start: a time, the number of this process, or a text with one of these."""
+    if isinstance(value, bool) or value is None:
+        return False
+    if isinstance(value, (int, float)):
+        return value == os.getpid() or 1e9 < value < 4e9  # seconds since 1970, from 2001 to 2096
+    digits = re.findall(r"\d{4,}", value)
+    return any(int(text) == os.getpid() or 1e9 < int(text[:10]) < 4e9 or text[:2] == "20" for text in digits)
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not filled yet
+        return cell
+
+
+def _add_code(digest: Any, code: CodeType, doc: str | None = None) -> None:
+    digest.update(code.co_code)
+    digest.update(repr(code.co_names).encode())
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            _add_code(digest, constant)
+        elif isinstance(constant, frozenset):  # whose order is another in every process
+            digest.update(repr(sorted(map(repr, constant))).encode())
+        elif constant is not doc:
+            digest.update(repr(constant).encode())

@@ -1,0 +1,53 @@
+"""Models with layers whose sizes are not known before the first batch (`LazyLinear`, `LazyBatchNorm1d`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from ..errors import ConfigurationError
+from .required_metrics import peek
+
+if TYPE_CHECKING:
+    from ..trainer import Trainer
+
+
+def uninitialized(modules: Mapping[str, nn.Module]) -> list[str]:
+    """Names of the parameters and buffers that have no size yet."""
+    tensors = chain.from_iterable(
+        chain(module.named_parameters(name), module.named_buffers(name)) for name, module in modules.items()
+    )
+    return [name for name, tensor in tensors if is_lazy(tensor)]
+
+
+def refuse(names: list[str], reason: str) -> ConfigurationError:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ConfigurationError(
+        f"{', '.join(names[:3])}{more} have no size before a first batch (LazyLinear and the like), and {reason}. Call "
+        "the model once before training, as in `model(torch.zeros(2, 10))`, or give its layers their sizes."
+    )
+
+
+def materialise(trainer: Trainer) -> None:
+    """Give every layer its size, with a batch of the training data that is then still to come, before the first step.
+
+    So that callbacks, and a checkpoint before the first step, have all parameters. A resumed run has them already.
+    """
+    if not (names := uninitialized(trainer.modules)):
+        return
+    batches = peek(trainer)
+    if not batches:
+        raise refuse(names, "a batch of the training data cannot be looked at without using it up")
+    try:
+        with trainer.eval_mode(), torch.no_grad(), trainer.runtime.autocast:
+            trainer.window.size = batches[0].size
+            trainer.eval_step(trainer.prepare_batch(batches[0].value))
+    except Exception as error:
+        raise refuse(names, f"`eval_step` failed on the first one ({type(error).__name__}: {error})") from error
+    if names := uninitialized(trainer.modules):
+        raise refuse(names, "`eval_step` does not use them")

@@ -1,0 +1,145 @@
+"""Where a run is: the one clock of epochs, steps, updates and samples, and the limits that stop it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from datetime import timedelta
+from typing import Any
+
+from ..errors import ConfigurationError
+
+UNITS = {"d": 86400.0, "h": 3600.0, "min": 60.0, "m": 60.0, "s": 1.0}
+
+
+def seconds_of(time: str | timedelta, name: str) -> float:
+    """Seconds of a text such as "1h30m" or "90s", or of a `timedelta`."""
+    if isinstance(time, timedelta):
+        return time.total_seconds()
+    parts = re.findall(r"([0-9]+(?:\.[0-9]+)?)\s*(d|h|min|m|s)\s*", time)
+    if not parts or "".join(number + unit for number, unit in parts) != "".join(time.split()):
+        raise ConfigurationError(
+            f"{name}={time!r}: use a number of seconds, a `timedelta`, or a text with units, such as '1h30m', '45min', "
+            "'90s' or '2d'."
+        )
+    return sum(float(number) * UNITS[unit] for number, unit in parts)
+
+
+def counted(count: float, noun: str) -> str:
+    """ "1 epoch", "2 epochs"."""
+    number = count if isinstance(count, int) else f"{count:.4g}"
+    return f"{number} {noun}" if count == 1 else f"{number} {noun}s"
+
+
+@dataclass(slots=True)
+class Progress:
+    """Counters of a run. A step is one batch; an update is one window of steps that ends in optimizer steps."""
+
+    epoch: int = 0
+    step: int = 0
+    update: int = 0
+    sample: int = 0
+    epoch_step: int = 0
+    epoch_sample: int = 0
+    is_exhausted: bool = False
+    recorded_step: int = 0
+    seconds: float = 0.0
+    call: int = 0
+    call_epoch: int = 0
+    call_update: int = 0
+    call_sample: int = 0
+    call_seconds: float = 0.0
+    call_finished: bool = False
+
+    def next_step(self, size: int) -> None:
+        self.step += 1
+        self.epoch_step += 1
+        self.sample += size
+        self.epoch_sample += size
+
+    def next_update(self) -> None:
+        self.update += 1
+
+    def next_epoch(self) -> None:
+        self.epoch += 1
+        self.epoch_step = 0
+        self.epoch_sample = 0
+        self.is_exhausted = False
+
+    @property
+    def in_epoch(self) -> bool:
+        """Whether an epoch has begun and not ended."""
+        return self.epoch_step > 0
+
+    @property
+    def is_unrecorded(self) -> bool:
+        """Whether steps were taken in this epoch that no row of the history tells of yet."""
+        return self.in_epoch and self.step > self.recorded_step
+
+    def next_call(self) -> None:
+        """Begin another `train` call: its limits count from here."""
+        self.call += 1
+        self.call_epoch = self.epoch
+        self.call_update = self.update
+        self.call_sample = self.sample
+        self.call_seconds = self.seconds
+        self.call_finished = False
+
+    def state_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for field in fields(self):
+            setattr(self, field.name, state[field.name])
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How far a `train` call goes; the limit that is reached first ends it."""
+
+    epochs: int | None = None
+    updates: int | None = None
+    samples: int | None = None
+    seconds: float | None = None
+
+    @classmethod
+    def given(cls, epochs: Any, updates: Any, samples: Any, time: Any) -> Limits:
+        """Limits from the arguments of `train`."""
+        for name, count in (("num_epochs", epochs), ("num_updates", updates), ("num_samples", samples)):
+            if count is not None and (isinstance(count, bool) or not isinstance(count, int | float | str)):
+                what = f"a {type(count).__name__}" if not isinstance(count, bool) else str(count)
+                raise ConfigurationError(
+                    f"{name} is {what}: use a whole number. The order is `train(data, num_epochs, eval_data)`."
+                )
+        return cls(
+            epochs, updates, samples, seconds_of(time, "max_time") if isinstance(time, str | timedelta) else time
+        )
+
+    def from_call(self, progress: Progress) -> Limits:
+        """The same limits as absolute values of the run's clock."""
+
+        def absolute(start: Any, amount: Any) -> Any:
+            return None if amount is None else start + amount
+
+        return Limits(
+            absolute(progress.call_epoch, self.epochs),
+            absolute(progress.call_update, self.updates),
+            absolute(progress.call_sample, self.samples),
+            absolute(progress.call_seconds, self.seconds),
+        )
+
+    def reached(self, progress: Progress) -> str | None:
+        """The limit that has been reached, in words, or None."""
+        if self.updates is not None and progress.update >= self.updates:
+            return f"{counted(progress.update, 'update')} done"
+        if self.samples is not None and progress.sample >= self.samples:
+            return f"{counted(progress.sample, 'sample')} seen"
+        if self.epochs is not None and progress.epoch >= self.epochs:
+            return f"{counted(progress.epoch, 'epoch')} done"
+        if self.seconds is not None and progress.seconds >= self.seconds:
+            return f"{self.seconds:g} s passed"
+        return None
+
+    def samples_left(self, progress: Progress) -> int | None:
+        return None if self.samples is None else self.samples - progress.sample

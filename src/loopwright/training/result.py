@@ -1,0 +1,74 @@
+"""What one batch through the trainer gives: a `StepResult`, whatever form the user returned it in."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+from ..errors import ConfigurationError
+
+_ACCEPTED = "a tensor, a dict of named values, a (sum, count) pair, a StepResult, or None"
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The loss of one step and what else it measured.
+
+    With `count`, `loss` is a sum over that many items (tokens, say): it is optimised and reported as sum / count,
+    also across the batches of an accumulation window. Without it, `loss` is the mean over the batch. `losses` names
+    those of the metrics that are losses too, so that smaller values of them are better whatever they are called.
+    """
+
+    loss: Tensor | float | None = None
+    size: int | None = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    count: Tensor | float | None = None
+    outputs: Any = None
+    losses: Collection[str] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was measured."""
+        return self.loss is None and not self.metrics
+
+    @staticmethod
+    def of(returned: Any, size: int, outputs: Any = None) -> StepResult:
+        """Normalise what `train_step` or `eval_step` returned."""
+        if isinstance(returned, StepResult):
+            return returned if returned.size is not None else replace(returned, size=size)
+        if isinstance(returned, Tensor):
+            return StepResult(returned, size, {}, None, outputs)
+        if isinstance(returned, Mapping):
+            rest = {name: value for name, value in returned.items() if name != "loss"}
+            return StepResult(returned.get("loss"), size, rest, None, outputs)
+        if isinstance(returned, tuple) and len(returned) == 2:
+            return StepResult(returned[0], size, {}, _checked_count(returned[1]), outputs)
+        if returned is None or isinstance(returned, (int, float)):
+            return StepResult(returned, size, {}, None, outputs)
+        raise ConfigurationError(f"A step returned {type(returned).__name__}; expected {_ACCEPTED}.")
+
+    @staticmethod
+    def of_loss(computed: Any, size: int, outputs: Any = None) -> StepResult:
+        """Normalise what `compute_loss` returned: named losses without a "loss" among them are summed."""
+        if isinstance(computed, Mapping) and "loss" not in computed:
+            if not computed:
+                raise ConfigurationError("compute_loss returned an empty dict: return at least one named loss.")
+            return StepResult(sum(computed.values()), size, dict(computed), None, outputs, tuple(computed))
+        result = StepResult.of(computed, size, outputs)
+        if result.loss is None:
+            raise ConfigurationError("compute_loss returned None: return the loss, or pass `loss_fn=`.")
+        return result
+
+
+def _checked_count(count: Any) -> Any:
+    """The second of a pair, refused where it is more likely to be a model's outputs."""
+    if isinstance(count, (int, float)) or (isinstance(count, Tensor) and count.numel() == 1):
+        return count
+    kind = f"tensor of shape {tuple(count.shape)}" if isinstance(count, Tensor) else type(count).__name__
+    raise ConfigurationError(
+        f"A step returned a pair whose second part is a {kind}; a pair is (sum, count), a loss summed over so many "
+        "items. To return a loss with outputs, use StepResult(loss, outputs=outputs)."
+    )

@@ -1,0 +1,150 @@
+"""The default step for supervised training: batches of inputs and targets, one model, one loss."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ConfigurationError
+
+TARGET_NAMES = ("labels", "label", "targets", "target", "y")
+ABOUT_INPUTS = re.compile(  # messages about shapes, types and indices
+    r"\b(shapes?|sizes?|dim(ension)?s?|d?types?|scalar type|channels?|inputs?|expected|arguments?|index|indices|unpack"
+    r"|broadcast(able)?|bounds|mat[12]|multiplied|\dd)\b",
+    re.IGNORECASE,
+)
+
+
+def split_supervised(batch: Any, has_loss_fn: bool) -> tuple[Any, Any]:
+    """(inputs, targets): a pair is that, a longer tuple ends in the targets, a tensor has none.
+
+    Of a mapping, the entry named like a target is one when there is a loss function to take it; without a loss
+    function the model computes its loss itself and gets every entry.
+    """
+    if isinstance(batch, (list, tuple)):
+        if len(batch) == 2:
+            return batch[0], batch[1]
+        return (batch[0], None) if len(batch) == 1 else (tuple(batch[:-1]), batch[-1])
+    if isinstance(batch, Mapping) and has_loss_fn:
+        for name in TARGET_NAMES:
+            if name in batch:
+                return {key: value for key, value in batch.items() if key != name}, batch[name]
+    return batch, None
+
+
+def checked_pair(returned: Any) -> tuple[Any, Any]:
+    """What an overridden `split_batch` returned, if it is a pair; a tensor of two rows is none."""
+    if isinstance(returned, (tuple, list)) and len(returned) == 2:
+        return returned[0], returned[1]
+    raise ConfigurationError(
+        f"`split_batch` returned {describe(returned)}, and has to return two values: (inputs, targets), or "
+        "(inputs, None) where there are no targets."
+    )
+
+
+def call_model(model: nn.Module, inputs: Any, *, split: str = "split_batch", forward: str = "forward") -> Any:
+    """The model applied to the inputs; an error says how the model was called, and which methods decide that."""
+    try:
+        if isinstance(inputs, Tensor):
+            return model(inputs)
+        if isinstance(inputs, Mapping):
+            return model(**inputs)
+        return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+    except (TypeError, RuntimeError, ValueError, IndexError) as error:
+        if "more than 1 value per channel" in str(error):
+            error.add_note(
+                "This batch has a single sample, of which batch norm has no statistics: use another `batch_size`, or a "
+                "DataLoader with `drop_last=True`."
+            )
+        elif is_about_inputs(error):
+            error.add_note(
+                f"The model was called with {describe(inputs)}. If that is not what it takes, override `{split}` "
+                f"(which part of a batch is input) or `{forward}` (how the model is called)."
+                f"{_dtype_hint(error, inputs)}"
+            )
+        raise
+
+
+def is_about_inputs(error: BaseException) -> bool:
+    """Whether an error of a model's forward pass can come from what it was called with.
+
+    A call that does not fit, shapes, types and indices can; memory, devices, processes and signals cannot.
+    """
+    if isinstance(error, TypeError):
+        return True
+    return not isinstance(error, torch.OutOfMemoryError) and ABOUT_INPUTS.search(str(error)) is not None
+
+
+def _dtype_hint(error: BaseException, inputs: Any) -> str:
+    """What to do about numpy's default type, which models do not have."""
+    if "float64" in describe(inputs) and any(word in str(error).lower() for word in ("dtype", "double")):
+        return " The inputs are float64, which numpy makes by default: convert the data with `.float()`."
+    return ""
+
+
+def loss_of(outputs: Any, targets: Any, loss_fn: Callable[..., Any] | None, *, override: str = "compute_loss") -> Any:
+    """The loss that the outputs carry, as Hugging Face models' do, or the loss function's."""
+    own = None if type(outputs) is Tensor else _own_loss(outputs)
+    if own is not None:
+        return own
+    if loss_fn is None:
+        raise ConfigurationError(
+            f"There is no loss: `loss_fn` is None and the model's output ({describe(outputs)}) has no `.loss`. Pass "
+            f"`loss_fn=`, return the loss from the model, or override `{override}`."
+        )
+    try:
+        return loss_fn(outputs) if targets is None else loss_fn(outputs, targets)
+    except (TypeError, RuntimeError, ValueError, IndexError) as error:
+        is_call = isinstance(error, TypeError) and (error.__traceback__ is None or error.__traceback__.tb_next is None)
+        if not is_call:
+            if is_about_inputs(error):
+                error.add_note(
+                    f"The loss was called with {describe(outputs)} as outputs and {describe(targets)} as targets."
+                )
+            raise
+        how = "(outputs), since the batches have no targets" if targets is None else "(outputs, targets)"
+        raise ConfigurationError(
+            f"The loss was called with {how}, and that does not fit: {error}. Pass data of inputs and targets, such as "
+            f"`(x, y)`, a function that takes these arguments, or override `{override}`."
+        ) from error
+
+
+def _own_loss(outputs: Any) -> Any:
+    loss = getattr(outputs, "loss", None)
+    if loss is None and isinstance(outputs, Mapping):
+        loss = outputs.get("loss")
+    return loss
+
+
+def describe(value: Any) -> str:
+    """A short picture of a nested value: types and shapes."""
+    if isinstance(value, Tensor):
+        return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {describe(item)}" for key, item in list(value.items())[:8]) + "}"
+    if isinstance(value, (list, tuple)):
+        return f"a {type(value).__name__} of ({', '.join(describe(item) for item in value[:8])})"
+    return f"a {type(value).__name__}"
+
+
+def stack_outputs(batches: list[Any]) -> Any:
+    """Outputs of all batches as one: tensors (and dicts or tuples of them) concatenated, anything else as a list."""
+    if not batches:
+        return batches
+    first = batches[0]
+    if _can_join(batches):
+        return torch.cat(batches)
+    if type(first) is dict and all(_can_join([batch[key] for batch in batches]) for key in first):
+        return {key: torch.cat([batch[key] for batch in batches]) for key in first}
+    if type(first) in (list, tuple) and all(map(_can_join, zip(*batches, strict=True))):
+        return type(first)(torch.cat(parts) for parts in zip(*batches, strict=True))
+    return batches
+
+
+def _can_join(parts: Sequence[Any]) -> bool:
+    """Whether these are tensors that differ in their first dimension at most, which is samples."""
+    return all(isinstance(part, Tensor) and part.dim() > 0 and part.shape[1:] == parts[0].shape[1:] for part in parts)
