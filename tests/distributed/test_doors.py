@@ -13,7 +13,6 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from loopwright import NonFiniteLossError
-from loopwright.doors import simple
 from loopwright.doors.lifecycle import (
     ConvertSyncBatchNormCallback,
     SaveTrainingStateCallback,
@@ -21,6 +20,7 @@ from loopwright.doors.lifecycle import (
     Trainer,
     TrainerPlaceholderValues,
 )
+from loopwright.doors.simple import trainer as simple
 from tests.distributed.ranks import run_ranks
 from tests.distributed.scenarios import assert_same, build_data, build_model, poisoned, weights_of
 

@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from loopwright import ConfigurationError
 from loopwright.data.random import seed_everything
-from loopwright.doors._simple_config import Settings
 from loopwright.doors.simple import Trainer
+from loopwright.doors.simple.config import Settings
 
 from ..loops import assert_same_model, build_linear, build_net, train_by_hand
 from .test_simple import adam, cross_entropy, in_order, shuffled

@@ -27,7 +27,7 @@ from loopwright.doors.adversarial import (
     TorchScheduler,
     Trainer,
 )
-from loopwright.doors.adversarial.live import Curves
+from loopwright.doors.adversarial.pix2pix.live import Curves
 from loopwright.doors.adversarial.scheduling import ScheduledRate
 
 PAGE = Path(__file__).parents[3] / "docs" / "adversarial.md"

@@ -25,8 +25,8 @@ from loopwright.doors.adversarial import (
     load_config,
     reading,
 )
-from loopwright.doors.adversarial.augmentation import pair_changes
 from loopwright.doors.adversarial.config import PairAugmentation
+from loopwright.doors.adversarial.pix2pix.dataset import pair_changes
 from loopwright.errors import ConfigurationError
 
 from .pages import PAGE, tables, written

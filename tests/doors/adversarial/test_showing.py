@@ -16,7 +16,7 @@ from PIL import Image
 from torch import nn
 
 from loopwright.doors.adversarial import ExportError, ONNXConverter, Pix2pixTrainer, Tester, export_onnx
-from loopwright.doors.adversarial.live import LiveView
+from loopwright.doors.adversarial.pix2pix.live import LiveView
 from loopwright.errors import CheckpointError, ConfigurationError, MissingExtraError
 
 from .runs import SIZE, tiny, train, write_pairs

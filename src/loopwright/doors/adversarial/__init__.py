@@ -4,16 +4,14 @@ from loopwright.doors.adversarial import Pix2pixTrainer
 """
 
 from .config import Config
-from .dataset import PairedDataset
-from .loss_log import read_loss_log
-from .losses import LMHistory, LMLoss, LossManager
-from .networks import Discriminator, ResidualUnetBlock, UnetBlock, UnetGenerator
-from .objective import pix2pix
-from .onnx import ExportError, ONNXConverter, export_onnx
-from .pix2pix_trainer import Pix2pixTrainer
+from .losses import LMHistory, LMLoss, LossManager, read_loss_log
+from .pix2pix.dataset import PairedDataset
+from .pix2pix.networks import Discriminator, ResidualUnetBlock, UnetBlock, UnetGenerator
+from .pix2pix.onnx import ExportError, ONNXConverter, export_onnx
+from .pix2pix.tester import Tester, TestResult
+from .pix2pix.trainer import Pix2pixTrainer, pix2pix
 from .reading import ConfigManager, load_config
 from .scheduling import Schedule, Scheduler, TorchScheduler
-from .tester import Tester, TestResult
 from .trainer import Trainer
 
 __all__ = [

@@ -19,14 +19,13 @@ from ...checkpoint import Checkpoint, read_checkpoint
 from ...data.random import seed_everything
 from ...errors import CheckpointError, ConfigurationError
 from .config import Config
-from .dataset import PairedDataset
 from .engine import Engine
-from .examples import write_examples
-from .experiment import choose_directory, epoch_path, read_state, saved_epochs
+from .experiment import choose_directory, epoch_path, load_network, read_state, save_network, saved_epochs
 from .hooks import EpochHooks, check_epoch, check_hooks, checked_keywords
-from .live import Curves, LiveView, thinned
+from .images import write_examples
 from .losses import LossManager
-from .networks_files import load_network, save_network
+from .pix2pix.dataset import PairedDataset
+from .pix2pix.live import Curves, LiveView, thinned
 from .processes import by_first
 from .reading import ConfigManager, ConfigSource, export_config, say_without_effect
 

@@ -40,8 +40,7 @@ from .checks import (
 )
 from .config import BaseTrainerConfig
 from .data import describe_dataset
-from .losses import result_of, step_result_of
-from .scheduling import OwnScheduling
+from .losses import OwnScheduling, result_of, step_result_of
 
 if TYPE_CHECKING:
     from ...data.open import Stream

@@ -23,14 +23,21 @@ from ...run.directory import logging_to
 from ...runtime import dry_run
 from ...runtime.base import move_to
 from ...training.steps import predict as predict_batches
-from .code import copy_modules
 from .config import INITIALIZER
 from .data import describe_dataset
-from .directories import Destination, choose, settings_of
 from .engine import Engine
-from .optimizing import optimizer_of, scheduler_of
-from .places import DATASET, MODEL, TRAINER, model_names, schema
-from .recording import RunLog, config_text, noting_failure, record_continuation, record_start
+from .places import DATASET, MODEL, TRAINER, model_names, optimizer_of, scheduler_of, schema
+from .recording import (
+    Destination,
+    RunLog,
+    choose,
+    config_text,
+    copy_modules,
+    noting_failure,
+    record_continuation,
+    record_start,
+    settings_of,
+)
 from .stored import load_for_use
 from .trainer import BaseTrainer
 

@@ -10,9 +10,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
-from ...config import Config, Entry, Place, Schema, one_of_kind, run_schema
+from ...config import Config, Entry, Place, Schema, build, one_of_kind, run_schema
+from ...config.kinds import resolve_kind
 from ...config.preparing import describes_several, names_of
 from ...config.shipped import schedule_names, scheduler_names
+from ...optim.build import Schedule
+from ...optim.groups import GroupedOptimizer
 from ...schedules import Curve
 from .config import INITIALIZER
 from .trainer import BaseTrainer
@@ -78,3 +81,22 @@ def schema() -> Schema:
         scheduler=SCHEDULER,
         initializer=INITIALIZER,
     )
+
+
+def optimizer_of(node: Config) -> Any:
+    """A factory, which the core calls once the model is where it computes."""
+
+    def make(params: Any) -> Optimizer:
+        optimizer: Optimizer = build(node, OPTIMIZER, params=params)
+        return optimizer
+
+    grouping = {name: node.get(name) for name in GROUPING if node.get(name)}
+    return GroupedOptimizer(make, **grouping) if grouping else make
+
+
+def scheduler_of(node: Config) -> Any:
+    """A curve over the run as it is; of torch's schedulers a factory, with how often it is stepped if that is said."""
+    kind = resolve_kind(node.get("kind"), SCHEDULER, node.folder)
+    if isinstance(kind, type) and issubclass(kind, Curve):
+        return build(node, SCHEDULER)
+    return Schedule(lambda optimizer: build(node, SCHEDULER, optimizer=optimizer), every=node.get("every"))

@@ -18,9 +18,8 @@ from ...training.assembly import build_lane
 from ...training.components import check_owners, start_training_mode
 from ...training.progress import Limits
 from ...training.update import Guard, Lane, Optimization
-from .gathering import Gathering
 from .gradients import Gradients
-from .loaders import inner_of
+from .loaders import Gathering, inner_of
 
 if TYPE_CHECKING:
     from .run_config import TrainerRunConfig

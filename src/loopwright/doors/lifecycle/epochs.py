@@ -9,11 +9,10 @@ from torch import Tensor
 
 from ...training.progress import Limits
 from .callbacks import CallbackHandler, StopTrainingError
-from .checks import checked_output, scheduler_position, step_obstacle
+from .checks import WeightsWatch, checked_output, scheduler_position, step_obstacle
 from .loaders import TrainingLoader, prepared
 from .stages import Stages
 from .tracking import LossTracker
-from .untrained import WeightsWatch
 
 if TYPE_CHECKING:
     from pathlib import Path

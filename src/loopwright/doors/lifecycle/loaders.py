@@ -1,14 +1,162 @@
-"""The loaders of a run as its stages get them: whoever iterates one takes the steps of the one loop."""
+"""Values of all processes together, and evaluations in which a process has no sample while others gather."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
 from torch.utils.data import DataLoader
+
+from ...data.open import Stream
+from ...data.sharding import ShardedBatches
+from ...errors import ConfigurationError
+from ...runtime import Runtime
 
 if TYPE_CHECKING:
     from .core import Core
+
+
+GATHER, FIRST, OVER, WAITING, END = (
+    "called gather",
+    "called gather for the first time in an evaluation step",
+    "went through an evaluation step without calling gather",
+    "had no sample in an evaluation step",
+    "came to the end of the evaluation",
+)
+
+
+class Gathering:
+    """`gather`, by messages in which every process says what it is doing, so that a mistake is an error and no wait.
+
+    In the last round of an evaluation there may be fewer samples than processes. A process without one takes the step
+    with a sample of another if, and only if, the others gather in it; what it gathers there is left out.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.is_stand_in = False
+        self._is_uneven = False
+
+    def gather(self, value: Any, padding_value: float | None = None) -> Any:
+        """The rows of all processes, in tensors and containers of them; of one process, the value itself."""
+        structure = describe(value)
+        if self.runtime.world == 1:
+            return value
+        if self._is_uneven and not self.is_stand_in:
+            self._say(FIRST)
+            self._is_uneven = False
+        structures = self._say(GATHER, structure)
+        if len(set(structures)) > 1:
+            raise ConfigurationError(
+                f"gather was given different things on different processes: {_by_process(structures)}. Give it the "
+                "same kind of tensor or container on all of them."
+            )
+        return map_tensors(value, lambda tensor: self._rows(tensor, padding_value))
+
+    def _rows(self, tensor: Tensor, padding_value: float | None) -> Tensor:
+        rows = tensor if tensor.dim() else tensor.reshape(1)
+        return self.runtime.gather(rows[:0] if self.is_stand_in else rows, padding_value)
+
+    # Rounds of an evaluation
+
+    def is_uneven(self, stream: Stream, size: int, total: int | None) -> bool:
+        """Whether some process has no sample of this round; all of them know."""
+        if total is None or self.runtime.world == 1:
+            return False
+        if total < self.runtime.num_shares:
+            return True
+        return _has_ready_batches(stream) and 0 in self.runtime.gather_objects(size)
+
+    @contextmanager
+    def round(self, is_uneven: bool) -> Iterator[None]:
+        """An evaluation step on a sample of this process's own."""
+        self._is_uneven = is_uneven
+        yield
+        if self._is_uneven:
+            self._say(OVER)
+        self._is_uneven = False
+
+    def is_needed(self) -> bool:
+        """Whether a process without a sample has to take the step, since the others gather in it."""
+        return FIRST in self._kinds(WAITING)
+
+    @contextmanager
+    def standing_in(self) -> Iterator[None]:
+        self.is_stand_in = True
+        try:
+            yield
+        finally:
+            self.is_stand_in = False
+
+    def end(self) -> None:
+        """The evaluation is over on this process; all others must be there too."""
+        if self.runtime.world > 1:
+            self._say(END)
+
+    # Messages
+
+    def _kinds(self, kind: str) -> list[str]:
+        kinds = [kind for kind, _ in self.runtime.gather_objects((kind, None))]
+        _check(kinds)
+        return kinds
+
+    def _say(self, kind: str, content: str | None = None) -> list[str | None]:
+        told = self.runtime.gather_objects((kind, content))
+        _check([kind for kind, _ in told])
+        return [content for _, content in told]
+
+
+def _check(kinds: list[str]) -> None:
+    """Every process gets the same messages, so that all of them raise."""
+    others = set(kinds) - {WAITING}
+    if len(others) < 2 and (others <= {FIRST, OVER} or WAITING not in kinds):
+        return
+    raise ConfigurationError(
+        f"The processes do different things: {_by_process(kinds)}. `gather` waits for all processes: call it on every "
+        "one, as often and in the same order, and not under a condition such as `if self.run_config."
+        "is_world_process_zero`."
+    )
+
+
+def _by_process(values: list[Any]) -> str:
+    return ", ".join(f"process {rank} {value}" for rank, value in enumerate(values))
+
+
+def describe(value: Any) -> str:
+    """The containers and the number of dimensions of what is gathered, the same on all processes."""
+    if isinstance(value, Tensor):
+        return "tensor"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key!r}: {describe(item)}' for key, item in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"({', '.join(map(describe, value))})"
+    raise ConfigurationError(
+        f"gather was given a {type(value).__name__}: it takes tensors, and lists, tuples and dicts of tensors. Make it "
+        "one, as in `torch.tensor(value, device=self.device)`."
+    )
+
+
+def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """The same containers with each tensor in them replaced."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, Mapping):
+        return {key: map_tensors(item, function) for key, item in value.items()}
+    items = [map_tensors(item, function) for item in value]
+    if hasattr(value, "_fields"):
+        return type(value)(*items)
+    return type(value)(items)
+
+
+def _has_ready_batches(stream: Any) -> bool:
+    """Whether batches came ready and were dealt out whole, so that how many there are says nothing of samples."""
+    while not isinstance(stream, ShardedBatches):
+        stream = getattr(stream, "_stream", None)
+        if stream is None:
+            return False
+    return True
 
 
 class PreparedLoader:

@@ -25,16 +25,13 @@ from ...training.progress import Limits, Progress
 from ...training.result import StepResult
 from ...training.train_call import run_training
 from .callback import Callback, Hooks, States, sort_callbacks
+from .components import as_loaders, assign, check_models, check_owned, check_ready, initialise, modules_of, raw_module
 from .config import DreamTrainerConfig, build_runtime
-from .finding import as_loaders, assign, check_models, check_owned, check_ready, initialise, modules_of, raw_module
 from .gradients import Gradients
-from .lending import Lending, LoopLeft
-from .loaders import Loader
-from .measured import check_returned, measured_in, without_graph
-from .rounds import Rounds
-from .saving import OwnFiles, default_callbacks
+from .saving import OwnFiles, Rounds, default_callbacks
 from .schedulers import EpochSchedulers
-from .validation import Validation
+from .user_loop import Lending, Loader, LoopLeft
+from .validation import Validation, check_returned, measured_in, without_graph
 
 if TYPE_CHECKING:
     from .trainer import DreamTrainer

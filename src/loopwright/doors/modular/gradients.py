@@ -16,8 +16,7 @@ from ...runtime.dtensor import spread_of
 from ...training.step_checks import Versions, gradient_versions, scheduler_positions, watch_own_steps
 from ...training.update import Lane, Optimization
 from . import own_steps
-from .own_steps import Routes, Use, Ways, has_gradients
-from .parts import Kept, add, scale_of, taken_off
+from .own_steps import Kept, Routes, Use, Ways, add, has_gradients, scale_of, taken_off
 from .schedulers import check_scheduler
 
 if TYPE_CHECKING:

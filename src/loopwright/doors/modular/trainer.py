@@ -18,10 +18,10 @@ from ...errors import ConfigurationError
 from ...metrics.history import History
 from ...training.components import check_clipping
 from .callback import Hooks
+from .components import allow_loading
 from .config import DreamTrainerConfig, check_config, saving
 from .engine import Engine
-from .finding import allow_loading
-from .loaders import Loader
+from .user_loop import Loader
 
 F = TypeVar("F", bound=Callable[..., Any])
 

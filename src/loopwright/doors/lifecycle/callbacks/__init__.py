@@ -1,12 +1,22 @@
 """Callbacks of the lifecycle door: the events, and those that ship."""
 
-from .averaging import ModelEma, ModelEmaCallback
-from .decaying import WSDCheckpointCallback
-from .devices import ConvertSyncBatchNormCallback, MoveModulesToDeviceCallback, SyncBatchNormCallback
-from .events import CallbackHandler, CallbackNotFoundError, StopTrainingError, TrainerCallback
-from .limiting import LimitBatchesCallback, LimitEvalStepsCallback, StepBasedEvaluationCallback
+from .averaging import ModelEma, ModelEmaCallback, WSDCheckpointCallback
+from .events import (
+    CallbackHandler,
+    CallbackNotFoundError,
+    SaveTrainingStateCallback,
+    StopTrainingError,
+    TrainerCallback,
+)
+from .limiting import (
+    ConvertSyncBatchNormCallback,
+    LimitBatchesCallback,
+    LimitEvalStepsCallback,
+    MoveModulesToDeviceCallback,
+    StepBasedEvaluationCallback,
+    SyncBatchNormCallback,
+)
 from .reporting import LogMetricsCallback, PrintMetricsCallback, PrintProgressCallback, ProgressBarCallback
-from .states import SaveTrainingStateCallback
 from .watching import EarlyStoppingCallback, SaveBestModelCallback, TerminateOnNaNCallback
 
 __all__ = [

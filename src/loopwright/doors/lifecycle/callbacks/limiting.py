@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from torch import nn
+
 from ....data.stream import LimitedStream
 from ....errors import ConfigurationError
 from .events import TrainerCallback
@@ -73,3 +75,32 @@ def _checked(owner: str, number: int) -> int:
     if not isinstance(number, int) or number < 1:
         raise ConfigurationError(f"{owner}({number!r}): use a whole number, 1 or more.")
     return number
+
+
+class MoveModulesToDeviceCallback(TrainerCallback):
+    """Moves every module that is an attribute of the trainer, such as a metric, to its device."""
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        self._move(trainer)
+
+    def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        self._move(trainer)
+
+    def _move(self, trainer: Trainer) -> None:
+        for name, value in vars(trainer).items():
+            if isinstance(value, nn.Module) and name != "model":  # the trainer itself moves its model
+                value.to(trainer.device)
+
+
+class ConvertSyncBatchNormCallback(TrainerCallback):
+    """Makes the model's batch norms compute their statistics over all processes, where there are several."""
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        from ....runtime.ddp import convert
+        from ....runtime.distributed import DistributedRuntime
+
+        if isinstance(trainer._runtime, DistributedRuntime):
+            convert(trainer.get_model(keep_torch_compile=False), trainer._runtime.part)
+
+
+SyncBatchNormCallback = ConvertSyncBatchNormCallback

@@ -9,24 +9,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ..callbacks.interval import metric_of
-from ..callbacks.progress import ProgressDisplay
-from ..data.random import preserved_rng, set_rng_state
-from ..errors import ConfigurationError, Interrupted
-from ..trainer import Trainer as CoreTrainer
-from ..training import steps as loop
-from ..training.components import start_training_mode
-from ..training.progress import Limits
-from ..training.resume import Mark
-from ..training.step_checks import StepWatch, Versions, gradient_versions, watch_own_steps
-from ..training.update import Lane
-from ._simple_checks import as_numbers, as_pair, check_loss_value, check_outputs, check_step_result
-from ._simple_components import Components
-from ._simple_optimizing import EpochWatch, Guard, OwnSteps, is_clipped
+from ...callbacks.interval import metric_of
+from ...callbacks.progress import ProgressDisplay
+from ...data.random import preserved_rng, set_rng_state
+from ...errors import ConfigurationError, Interrupted
+from ...trainer import Trainer as CoreTrainer
+from ...training import steps as loop
+from ...training.components import start_training_mode
+from ...training.progress import Limits
+from ...training.resume import Mark
+from ...training.step_checks import StepWatch, Versions, gradient_versions, watch_own_steps
+from ...training.update import Lane
+from .checks import as_numbers, as_pair, check_loss_value, check_outputs, check_step_result
+from .components import Components, EpochWatch, Guard, OwnSteps, is_clipped
 
 if TYPE_CHECKING:
-    from ..data.open import Stream
-    from .simple import Trainer
+    from ...data.open import Stream
+    from .trainer import Trainer
 
 EpochFunction = Callable[[int], Mapping[str, float]]
 EpochListener = Callable[[int, dict[str, float]], None]
@@ -173,7 +172,7 @@ class Engine(Components):
 
     def continue_from(self, state: Mapping[str, Any]) -> None:
         """Go on exactly from a checkpoint, inside its epoch too; not while training, whose own count decides."""
-        from ..checkpoint.state import load_meter, note_steps, own_rng
+        from ...checkpoint.state import load_meter, note_steps, own_rng
 
         self.progress.load_state_dict(state["progress"])
         self.history.load_state_dict(state["history"])

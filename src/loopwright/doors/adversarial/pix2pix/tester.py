@@ -13,19 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...data.order import permutation
-from ...data.random import preserved_rng
-from ...errors import ConfigurationError
-from ...losses import Laplacian, Sobel
-from ...training.components import evaluating
+from ....data.order import permutation
+from ....data.random import preserved_rng
+from ....errors import ConfigurationError
+from ....losses import Laplacian, Sobel
+from ....training.components import evaluating
+from ..experiment import directory_of
+from ..images import PARTS, write_image
+from ..processes import by_first
+from ..reading import ConfigSource, config_copies
+from ..trainer import Trainer
 from .dataset import PairedDataset
-from .examples import PARTS
-from .experiment import directory_of
-from .images import write_image
 from .networks import UnetGenerator
-from .processes import by_first
-from .reading import ConfigSource, config_copies
-from .trainer import Trainer
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,11 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..errors import CheckpointError
-from ._simple_keeping import as_lists, read_run
+from ...errors import CheckpointError
+from .kept_models import as_lists, read_run
 
 if TYPE_CHECKING:
-    from ._simple_engine import Engine
+    from .engine import Engine
 
 WEIGHTS = re.compile(r"(pytorch_)?model[-\w]*\.(safetensors|bin)(\.index\.json)?")  # a checkpoint has its own
 OWN = ("manifest.json", "state.json", "state.safetensors", "pieces.json")
@@ -26,7 +26,7 @@ def load(
     engine: Engine, path: str | Path, *, optimizer: bool, scheduler: bool
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Load a checkpoint or a file of weights; what it holds, and what the next `train` goes on from, if anything."""
-    from ..checkpoint.parts import load_parts, read_parts
+    from ...checkpoint.parts import load_parts, read_parts
 
     _check_there(Path(path))
     parts = read_parts(path)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..errors import ConfigurationError
+from ...errors import ConfigurationError
 
 SECTION = "training"
 NEAR = 0.75  # how alike two names are, from 0 to 1, for one to be a misspelling of the other

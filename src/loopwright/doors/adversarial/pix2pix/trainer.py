@@ -11,15 +11,61 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ...errors import ConfigurationError
-from ...training.supervised import describe
-from .experiment import discard_unused
-from .losses import LossManager
+from ....errors import ConfigurationError
+from ....losses import GANLoss, Laplacian, Perceptual, Sobel
+from ....training.supervised import describe
+from ..config import Config
+from ..experiment import discard_unused
+from ..losses import LMLoss, LossManager
+from ..reading import ConfigSource
+from ..scheduling import ScheduledRate, TorchScheduler, rate_schedule
+from ..trainer import Trainer
 from .networks import Discriminator, UnetGenerator
-from .objective import pix2pix
-from .reading import ConfigSource
-from .scheduling import ScheduledRate, TorchScheduler, rate_schedule
-from .trainer import Trainer
+
+SUBSPECS = ("basic", "basic+vgg", "extended", "extended+vgg")
+
+
+def pix2pix(
+    config: Config,
+    subspec: str = "basic",
+    *,
+    perceptual: nn.Module | None = None,
+    device: torch.device | str | None = None,
+) -> dict[str, LMLoss]:
+    """The losses of both networks with the weights of a config; tags "G" and "D" say whose they are.
+
+    `basic` is the paper's: a GAN loss and L1. `extended` adds L2, Sobel and Laplacian. `+vgg` adds what a trained
+    network sees, from `train.loss.vgg_weights` or from the module given as `perceptual`.
+    """
+    if subspec not in SUBSPECS:
+        raise ConfigurationError(f"loss_subspec={subspec!r}: use one of {', '.join(SUBSPECS)}.")
+    weights = config.train.loss
+    functions: dict[str, tuple[nn.Module, float]] = {
+        "G_GAN": (GANLoss(), weights.lambda_gan),
+        "G_L1": (nn.L1Loss(), weights.lambda_l1),
+    }
+    if subspec.startswith("extended"):
+        functions["G_L2"] = (nn.MSELoss(), weights.lambda_l2)
+        functions["G_SOBEL"] = (Sobel(), weights.lambda_sobel)
+        functions["G_LAP"] = (Laplacian(), weights.lambda_laplacian)
+    if subspec.endswith("+vgg"):
+        functions["G_VGG"] = (perceptual or _vgg(config), weights.lambda_vgg)
+    functions |= {"D_real": (GANLoss(), 1.0), "D_fake": (GANLoss(), 1.0)}
+    return {
+        name: LMLoss(name, function.to(device), weight, tags=[name[0]])
+        for name, (function, weight) in functions.items()
+    }
+
+
+def _vgg(config: Config) -> Perceptual:
+    path = config.train.loss.vgg_weights
+    if path is None:
+        raise ConfigurationError(
+            "A sub-spec with +vgg needs trained VGG19 weights, which are not downloaded: set train.loss.vgg_weights "
+            "to a file of torchvision's vgg19 state dict, or pass `perceptual=` a module."
+        )
+    return Perceptual(path)
+
 
 NETWORKS = {
     "generator": ("gen", "opt_gen", "gen_lr_scheduler"),

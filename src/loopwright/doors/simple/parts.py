@@ -9,12 +9,12 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ..errors import ConfigurationError
-from ._simple_checks import as_device, check_loss, check_model
-from ._simple_config import Settings
+from ...errors import ConfigurationError
+from .checks import as_device, check_loss, check_model
+from .config import Settings
 
 if TYPE_CHECKING:
-    from ._simple_engine import Engine
+    from .engine import Engine
 
 
 class NotBuiltError(ConfigurationError, AttributeError):

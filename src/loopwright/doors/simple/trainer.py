@@ -1,7 +1,4 @@
-"""The simple door: a trainer for whoever has a model, an optimizer, a loss function and loaders.
-
-from loopwright.doors.simple import Trainer
-"""
+"""The simple trainer: its constructor, its methods, and which of them a user replaces."""
 
 from __future__ import annotations
 
@@ -12,26 +9,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..data.open import batch_size_of
-from ..errors import ConfigurationError
-from ..metrics.meter import Meter
-from ..training.result import StepResult
-from ..training.supervised import TARGET_NAMES, call_model, describe, loss_of, split_supervised
-from ._simple_checks import (
-    as_device,
-    check_callbacks,
-    check_data,
-    check_epochs,
-    check_loss,
-    check_model,
-    takes,
-)
-from ._simple_engine import Engine
-from ._simple_files import load, pretrained_files, say_unsaved
-from ._simple_keeping import EpochCallback, EpochEnds, check_metric, check_plateau
-from ._simple_parts import Assignable
-
-__all__ = ["Trainer"]
+from ...data.open import batch_size_of
+from ...errors import ConfigurationError
+from ...metrics.meter import Meter
+from ...training.result import StepResult
+from ...training.supervised import TARGET_NAMES, call_model, describe, loss_of, split_supervised
+from .checkpoints import load, pretrained_files, say_unsaved
+from .checks import as_device, check_callbacks, check_data, check_epochs, check_loss, check_model, takes
+from .engine import Engine
+from .kept_models import EpochCallback, EpochEnds, check_metric, check_plateau
+from .parts import Assignable
 
 
 class Trainer(Assignable):
@@ -207,7 +194,7 @@ class Trainer(Assignable):
         `model.safetensors` in it has the weights under the names of the state dict. A model that has `save_pretrained`
         can be loaded from it with `from_pretrained`.
         """
-        from ..checkpoint.state import capture, meta_of, write_together
+        from ...checkpoint.state import capture, meta_of, write_together
 
         say_unsaved(self, self._engine)
         noted = {"epoch": epoch, "metric_value": metric_value}

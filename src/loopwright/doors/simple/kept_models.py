@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..callback import check_arguments, named_hook
-from ..callbacks.interval import metric_of
-from ..callbacks.stopping import EarlyStopping
-from ..checkpoint.destination import check_inside
-from ..checkpoint.kept import KeepPolicy
-from ..errors import CheckpointError, ConfigurationError
-from ..metrics.direction import Mode, WatchedMetric
+from ...callback import check_arguments, named_hook
+from ...callbacks.interval import metric_of
+from ...callbacks.stopping import EarlyStopping
+from ...checkpoint.destination import check_inside
+from ...checkpoint.kept import KeepPolicy
+from ...errors import CheckpointError, ConfigurationError
+from ...metrics.direction import Mode, WatchedMetric
 
 if TYPE_CHECKING:
-    from ..checkpoint.parts import Parts
-    from ._simple_engine import Engine
-    from .simple import Trainer
+    from ...checkpoint.parts import Parts
+    from .engine import Engine
+    from .trainer import Trainer
 
 SAVED = re.compile(r"best_model|checkpoint_latest|checkpoint_epoch_\d+")
 EpochCallback = Callable[["Trainer", int, dict[str, float]], Any]
@@ -193,8 +193,8 @@ def as_lists(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
 
 def read_run(parts: Parts, engine: Engine | None) -> dict[str, Any]:
     """What a checkpoint notes of the epochs so far, once it is known that `engine`, if given, can go on from it."""
-    from ..checkpoint.fitting import differing_kinds, listed
-    from ..checkpoint.state import compare_run
+    from ...checkpoint.fitting import differing_kinds, listed
+    from ...checkpoint.state import compare_run
 
     noted = parts.rest.get("simple", {}) if parts.path.is_dir() else {}
     problems = list(differing_kinds({"run": {"rows": [{}], "best": {}}}, noted, "simple"))

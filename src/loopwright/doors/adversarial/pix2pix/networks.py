@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ...errors import ConfigurationError
+from ....errors import ConfigurationError
 
 NUM_DROPOUTS = 3  # of the deepest up-sampling blocks, which is where pix2pix takes its noise from
 MAX_WIDENING = 8

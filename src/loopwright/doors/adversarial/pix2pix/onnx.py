@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...checkpoint.onnx import TOLERANCE, ExportError, export_module
-from ...errors import ConfigurationError
-from .config import Config
-from .processes import by_first
-from .reading import ConfigSource, load_config
+from ....checkpoint.onnx import TOLERANCE, ExportError, export_module
+from ....errors import ConfigurationError
+from ..config import Config
+from ..processes import by_first
+from ..reading import ConfigSource, load_config
 from .tester import Tester, config_in
 
 logger = logging.getLogger("loopwright")
