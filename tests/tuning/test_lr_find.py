@@ -16,7 +16,7 @@ from loopwright.checkpoint import snapshot
 from loopwright.checkpoint.compare import compare_trees
 from loopwright.checkpoint.state import capture
 from loopwright.data.random import rng_state
-from loopwright.debug.unsaved_state import observe
+from loopwright.debug.unsaved_state import unsaved_state
 from loopwright.errors import ConfigurationError
 from loopwright.schedules import Cosine
 from loopwright.tuning import LearningRateScan, find_learning_rate
@@ -77,7 +77,7 @@ def everything(trainer: Trainer, data) -> dict:
     return snapshot(
         {
             "state": capture(trainer),
-            "seen": {key: str(value) for key, value in flatten(observe(trainer, data)).items()},
+            "seen": {key: str(value) for key, value in flatten(unsaved_state(trainer, data)).items()},
             "modes": {name: module.training for name, module in trainer.model.named_modules()},
             "grads": {name: param.grad for name, param in trainer.model.named_parameters()},
             "rng": rng_state(),

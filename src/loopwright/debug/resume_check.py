@@ -25,7 +25,7 @@ from ..data.random import rng_state, set_rng_state
 from ..errors import ConfigurationError
 from ..trainer import Trainer
 from ..training.progress import counted
-from .unsaved_state import observe
+from .unsaved_state import unsaved_state
 
 MOST_LINES = 8
 
@@ -160,11 +160,11 @@ class _Probe(Callback):
 
     def on_loop_end(self, trainer: Trainer) -> None:
         self._run.end = _state_of(trainer)
-        self._run.seen_end = observe(trainer, self._data)
+        self._run.seen_end = unsaved_state(trainer, self._data)
 
     def _look(self, trainer: Trainer) -> None:
         self._run.middle = _state_of(trainer)
-        self._run.seen_middle = observe(trainer, self._data)
+        self._run.seen_middle = unsaved_state(trainer, self._data)
 
 
 def _state_of(trainer: Trainer) -> Any:

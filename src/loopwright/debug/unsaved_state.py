@@ -1,14 +1,13 @@
-"""Everything about a trainer and its data that can be seen from outside and is not part of a checkpoint."""
+"""State of a trainer, its callbacks, models and data that is visible in attributes and is not part of a checkpoint."""
 
 from __future__ import annotations
 
-import dis
+import inspect
 import random
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from functools import cache
 from hashlib import blake2b
-from inspect import unwrap
-from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -21,29 +20,57 @@ from ..callback import Callback
 from ..checkpoint.tree import ATOMS
 from ..trainer import Trainer
 
-LARGEST = 1 << 22  # values of a tensor that are kept; of a larger one, a digest
-SEEN_ELSEWHERE = (Optimizer, nn.Module, Trainer)
-TORCH_OWN = (Dataset, DataLoader, Sampler)
+MAX_VALUES = 1 << 22  # values of a tensor that are copied; a larger tensor is represented by a digest
+COMPONENTS = (Optimizer, nn.Module, Trainer)  # saved, or listed on their own
+DATA_CLASSES = (Dataset, DataLoader, Sampler)
+LIBRARIES = ("torch", "numpy", "loopwright", "builtins", "functools")  # whose objects are not searched
+RESULTS = frozenset(("latest", "statistics"))  # results of shipped callbacks, measured for the user to read
 
 
-def observe(trainer: Trainer, data: Any) -> dict[str, Any]:
-    """A tree of values: what the data, the callbacks, the models and the trainer keep beside their saved state."""
+def unsaved_state(trainer: Trainer, data: Any) -> dict[str, Any]:
+    """Collect the attributes of data, callbacks, models and the trainer that their saved state does not include.
+
+    Attributes of the library itself are left out: of the trainer, the attributes that a plain `Trainer` has; of a
+    subclass of a shipped callback, constructor options, private attributes and `RESULTS`.
+    """
     return {
-        "data": _Look().at(data),
-        "callbacks": {name: _Look().inside(callback) for name, callback in _own_callbacks(trainer).items()},
+        "data": _Reader().value(data),
+        "callbacks": {
+            name: _Reader().attributes(callback, _library_attributes(type(callback), callback))
+            for name, callback in _user_callbacks(trainer).items()
+        },
         "models": {name: _unsaved_of(module) for name, module in trainer.modules.items()},
-        "trainer": _Look().inside(trainer) | {"loss_fn": _Look().at(trainer.loss_fn)},
+        "trainer": _Reader().attributes(trainer, _trainer_attributes()) | {"loss_fn": _Reader().value(trainer.loss_fn)},
     }
 
 
-def _own_callbacks(trainer: Trainer) -> dict[str, Callback]:
-    """Those the user wrote; ours know what they have to save."""
-    own = [callback for callback in trainer.active_callbacks if not _is_ours(type(callback))]
+@cache
+def _trainer_attributes() -> frozenset[str]:
+    return frozenset(vars(Trainer(nn.Identity(), progress="silent")))
+
+
+def _library_attributes(kind: type, callback: Callback) -> frozenset[str]:
+    """The attributes that a shipped base class of a user's callback sets; none if it derives from `Callback` alone."""
+    shipped = [base for base in kind.__mro__ if _is_shipped(base) and base is not Callback]
+    if not shipped:
+        return frozenset()
+    options = {name for base in shipped for name in inspect.signature(base).parameters}
+    private = {name for name in vars(callback) if name.startswith("_")}
+    return RESULTS.union(options, private)
+
+
+def _user_callbacks(trainer: Trainer) -> dict[str, Callback]:
+    """The callbacks of classes that the user wrote, by class name; shipped callbacks save their state themselves."""
+    own = [callback for callback in trainer.active_callbacks if not _is_shipped(type(callback))]
     return {f"{type(c).__name__}{f'-{i}' if i else ''}": c for i, c in enumerate(own)}
 
 
+def _is_shipped(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "loopwright"
+
+
 def _unsaved_of(model: nn.Module) -> dict[str, Any]:
-    """Buffers that are not persistent, and plain attributes of all modules."""
+    """Buffers that are not persistent, and public attributes of all modules."""
     saved = model.state_dict(keep_vars=True).keys()
     found: dict[str, Any] = {
         name: buffer.detach().cpu().clone() for name, buffer in model.named_buffers() if name not in saved
@@ -51,55 +78,54 @@ def _unsaved_of(model: nn.Module) -> dict[str, Any]:
     for path, module in model.named_modules():
         for name, value in vars(module).items():
             if not name.startswith("_"):
-                found[f"{path}.{name}" if path else name] = _Look().at(value)
+                found[f"{path}.{name}" if path else name] = _Reader().value(value)
     return found
 
 
-class _Look:
-    """Values as they are now, however deep they are kept; nothing is looked at twice."""
+class _Reader:
+    """Copies values at any depth into a tree of plain values; an object that was read before is None."""
 
     def __init__(self) -> None:
         self._seen: set[int] = set()
 
-    def at(self, value: Any) -> Any:
+    def value(self, value: Any) -> Any:
         if type(value) in ATOMS:
             return value
         if isinstance(value, Tensor):
-            return _kept(value.detach().cpu())
+            return _copied(value.detach().cpu())
         if isinstance(value, np.ndarray):
             return value.copy() if value.dtype != object else None
-        if (state := _state_of_generator(value)) is not None:
+        if (state := _generator_state(value)) is not None:
             return state
         if id(value) in self._seen:
             return None
         self._seen.add(id(value))
         if isinstance(value, Mapping):
-            return {str(key): self.at(item) for key, item in value.items()}
+            return {str(key): self.value(item) for key, item in value.items()}
         if isinstance(value, list | tuple | deque):
-            return [self.at(item) for item in value]
+            return [self.value(item) for item in value]
         if isinstance(value, set | frozenset):
             return sorted(map(repr, value))
-        return self.inside(value) if _has_own_state(value) else None
+        return self.attributes(value) if _is_searched(value) else None
 
-    def inside(self, value: Any) -> dict[str, Any]:
-        """The attributes of an object, but for those that classes of ours or of torch keep for themselves."""
-        hidden = _names_of_library(type(value))
+    def attributes(self, value: Any, excluded: Collection[str] = ()) -> dict[str, Any]:
+        """Read the attributes of an object, except the excluded ones and private ones of torch's own classes."""
         is_torch = type(value).__module__.startswith("torch.")
-        attributes = {k: v for k, v in getattr(value, "__dict__", {}).items() if k not in hidden}
-        return {k: self.at(v) for k, v in attributes.items() if not (is_torch and k.startswith("_"))}
+        names = [name for name in getattr(value, "__dict__", {}) if name not in excluded]
+        return {name: self.value(vars(value)[name]) for name in names if not (is_torch and name.startswith("_"))}
 
 
-def _kept(tensor: Tensor) -> Any:
+def _copied(tensor: Tensor) -> Any:
     if tensor.layout is not torch.strided:
         return None
-    if tensor.numel() <= LARGEST:
+    if tensor.numel() <= MAX_VALUES:
         return tensor.clone()
     values = tensor.contiguous().view(torch.uint8).numpy().tobytes()
     return f"{tuple(tensor.shape)} {blake2b(values, digest_size=8).hexdigest()}"
 
 
-def _state_of_generator(value: Any) -> Any:
-    """The state of a random generator of torch, numpy or python, as one value."""
+def _generator_state(value: Any) -> Any:
+    """The state of a random generator of torch, numpy or python as one value; None for any other object."""
     if isinstance(value, torch.Generator):
         return _Generator(value.get_state().numpy().tobytes())
     if isinstance(value, np.random.Generator):
@@ -110,7 +136,7 @@ def _state_of_generator(value: Any) -> Any:
 
 
 class _Generator(str):
-    """A generator, by a digest of its state."""
+    """A random generator, represented by a digest of its state."""
 
     __slots__ = ()
 
@@ -121,28 +147,10 @@ class _Generator(str):
         return str(self)
 
 
-def _has_own_state(value: Any) -> bool:
-    """Whether to look inside: objects of the user's classes, and torch's around data sets."""
-    if isinstance(value, (type, *SEEN_ELSEWHERE)) or not hasattr(value, "__dict__"):
+def _is_searched(value: Any) -> bool:
+    """Whether to read the attributes of an object: of users' classes, and of torch's classes around data sets."""
+    if isinstance(value, (type, *COMPONENTS)) or not hasattr(value, "__dict__"):
         return False
-    if isinstance(value, TORCH_OWN):
+    if isinstance(value, DATA_CLASSES):
         return True
-    home = type(value).__module__.partition(".")[0]
-    return not callable(getattr(value, "__get__", None)) and home not in (
-        "torch",
-        "numpy",
-        "loopwright",
-        "builtins",
-        "functools",
-    )
-
-
-def _is_ours(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] == "loopwright"
-
-
-def _names_of_library(kind: type) -> set[str]:
-    """Attributes that methods of our own classes set."""
-    members = (member for base in kind.__mro__ if _is_ours(base) for member in vars(base).values())
-    codes = (unwrap(member).__code__ for member in members if isinstance(member, FunctionType))
-    return {step.argval for code in codes for step in dis.get_instructions(code) if step.opname == "STORE_ATTR"}
+    return not callable(getattr(value, "__get__", None)) and type(value).__module__.partition(".")[0] not in LIBRARIES

@@ -104,8 +104,17 @@ def _is_implied(change: Change, changed: set[str], first: Mapping[str, object], 
         return True
     if MISSING not in (change.first, change.second):
         return False
+    if change.first is MISSING and any(_lacks_options(owner, first, second) for owner in owners):
+        return True
     is_torch = any(str(first.get(o)).startswith("torch.") or str(second.get(o)).startswith("torch.") for o in owners)
     return is_torch or parts[0] == "eval_data" or any(owner in changed for owner in owners)
+
+
+def _lacks_options(owner: str, first: Mapping[str, object], second: Mapping[str, object]) -> bool:
+    """Whether an object was recorded by its name only, as earlier versions did with dataclasses that have slots."""
+    if owner not in first or first[owner] != second.get(owner):
+        return False
+    return not any(key.startswith(f"{owner}.") and key != f"{owner}.code" for key in first)
 
 
 def value_text(value: object) -> str:

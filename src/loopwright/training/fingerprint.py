@@ -261,7 +261,7 @@ def describe_object(prefix: str, value: Any) -> dict[str, Any]:
     function = inspect.unwrap(value.__func__ if isinstance(value, MethodType) else value)
     if isinstance(function, FunctionType):
         return {prefix: name_of(function)} | _describe_function(f"{prefix}.code", prefix, function)
-    if isinstance(value, type) or not hasattr(value, "__dict__"):
+    if isinstance(value, type) or not (hasattr(value, "__dict__") or is_dataclass(value)):
         return {prefix: name_of(value if hasattr(value, "__qualname__") else type(value))}
     return _describe_instance(prefix, value)
 
@@ -269,16 +269,33 @@ def describe_object(prefix: str, value: Any) -> dict[str, Any]:
 def _describe_instance(prefix: str, value: Any) -> dict[str, Any]:
     kind = type(value)
     flat: dict[str, Any] = {prefix: name_of(kind)}
-    for name, option in vars(value).items():
+    for name, option in _attributes(value).items():
         is_plain = isinstance(option, (int, float, str)) and not isinstance(option, bool)
         if not name.startswith("_") and name not in PLACES and not (is_plain and _is_of_the_moment(option)):
-            _add_plain(flat, f"{prefix}.{name}", option)
+            _add_option(flat, f"{prefix}.{name}", option)
     if isinstance(value, nn.Module) and _is_torch(kind):
         flat |= {f"{prefix}.{name}": fingerprint(buffer) for name, buffer in value.named_buffers()}
     compute = kind.forward if isinstance(value, nn.Module) else getattr(kind, "__call__", None)  # noqa: B004
     if isinstance(compute, FunctionType) and not _is_torch(kind):
         flat |= _describe_function(f"{prefix}.code", prefix, compute)
     return flat
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """The attributes of an object, with the fields of a dataclass, which has no `__dict__` where it has slots."""
+    own = {field.name: getattr(value, field.name) for field in fields(value)} if is_dataclass(value) else {}
+    return own | getattr(value, "__dict__", {})
+
+
+def _add_option(flat: dict[str, Any], key: str, value: Any) -> None:
+    """Add an entry for an option; for dataclasses, alone or in a sequence, an entry for each of their fields."""
+    if is_dataclass(value):
+        flat |= describe_object(key, value)
+    elif isinstance(value, (list, tuple)) and any(map(is_dataclass, value)):
+        for number, item in enumerate(value):
+            _add_option(flat, f"{key}.{number}", item)
+    else:
+        _add_plain(flat, key, value)
 
 
 def name_of(value: Any) -> str:
