@@ -1,4 +1,4 @@
-"""A run that is continued with other options of its learning-rate curve, or was recorded before these were described."""
+"""A run that is continued with other options of its curve, or was recorded before options of curves were described."""
 
 from __future__ import annotations
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Iterator, Sized
 from hashlib import blake2b
 from operator import index as as_int
 from types import FunctionType, MethodType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.utils.data import (
@@ -115,6 +115,38 @@ class Fetcher:
             return len(request.indices)
         index = request.indices[0]
         return len(index) if isinstance(index, list | tuple) else batch_size_of(value)
+
+
+class Feed(Protocol):
+    """Batches for requests, in the order of the requests."""
+
+    fetcher: Fetcher
+
+    def start(self, epoch: int, requests: Iterator[Request]) -> None:
+        """Forget the previous requests and go on with these."""
+
+    def next(self) -> Batch: ...
+
+    def close(self) -> None: ...
+
+
+class LocalFeed:
+    """Makes every batch in this process, when it is asked for."""
+
+    def __init__(self, fetcher: Fetcher, pin_memory: bool) -> None:
+        self.fetcher = fetcher
+        self._pins = pin_memory and can_pin()
+        self._requests: Iterator[Request] = iter(())
+
+    def start(self, epoch: int, requests: Iterator[Request]) -> None:
+        self._requests = requests
+
+    def next(self) -> Batch:
+        batch = self.fetcher[next(self._requests)]
+        return Batch(pin(batch.value), batch.size) if self._pins else batch
+
+    def close(self) -> None:
+        self._requests = iter(())
 
 
 def draws_nothing(dataset: Any) -> bool:

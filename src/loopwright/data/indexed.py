@@ -13,10 +13,9 @@ from torch.utils.data import Subset, TensorDataset, default_collate
 from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
 from ..errors import DataError
-from .fetch import Request, can_pin, pin
+from .fetch import Feed, Request, can_pin, pin
 from .order import EvenBatches, Plan, Planner, spans_from
 from .sharding import Shard
-from .sources import Feed
 from .stream import Batch, Stateful, Stream, check_kind
 
 _KIND = "a map-style data set"

@@ -22,14 +22,14 @@ from torch.utils.data import (
 )
 
 from ..errors import ConfigurationError, DataError
-from .columns import SequenceStream, is_frame
-from .fetch import Collate, Fetcher
+from .columns import is_frame
+from .fetch import Collate, Fetcher, LocalFeed
 from .indexed import IndexedStream, Place, TensorStream, is_tensors
-from .iterated import Batching, Cursor, IteratedStream, Randomness
+from .iterated import Batching, Cursor, IteratedStream, Randomness, SequenceStream
 from .order import Order, Planner, SequentialOrder, ShuffledOrder, order_of
 from .sharding import AlreadySharded, Shard, ShardedBatches
-from .sources import LocalFeed, WorkerFeed, WorkerSettings
 from .stream import Batch, Stateful, Stream, batch_size_of
+from .workers import WorkerFeed, WorkerSettings
 
 _INSTEAD = (
     "Use a map-style data set, num_workers=0 with a data set that has `state_dict` and `load_state_dict`, "
