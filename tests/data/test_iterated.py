@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from example_data import Counting, Numbers, OwnIteration, Resumable, StatefulBatches, same, sizes, values
 from torch.utils.data import DataLoader, IterableDataset
 
 from loopwright.data import open_stream, rng_state
+from tests.data.example_data import Counting, Numbers, OwnIteration, Resumable, StatefulBatches, same, sizes, values
 
 
 class Plain(IterableDataset):

@@ -5,10 +5,10 @@ import time
 
 import pytest
 import torch
-from example_data import Broken, Located, Noisy, Numbers, mark_dataset, same, sizes, values
 from torch.utils.data import DataLoader
 
 from loopwright.data import open_stream
+from tests.data.example_data import Broken, Located, Noisy, Numbers, mark_dataset, same, sizes, values
 
 OTHERS: set[int | None] = set()
 

@@ -12,8 +12,8 @@ from torch import nn
 from loopwright import ConfigurationError, Trainer
 from loopwright.callbacks import Freeze, GroupedOptimizer, LearningRateLog, layer_rates, param_groups
 
+from ..callbacks.runs import assert_same_after_crash, build_trainer, train
 from ..loops import assert_same_model, build_net, train_by_hand
-from .runs import assert_same_after_crash, build_trainer, train
 
 AdamW = partial(GroupedOptimizer, torch.optim.AdamW, lr=0.1, weight_decay=0.5)
 

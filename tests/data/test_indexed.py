@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from example_data import mark_dataset, same, sizes, tensors, values
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Subset, TensorDataset, WeightedRandomSampler, default_collate
 
 from loopwright.data import open_stream
 from loopwright.data.indexed import IndexedStream, TensorStream
+from tests.data.example_data import mark_dataset, same, sizes, tensors, values
 
 
 def general_collate(samples):

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from example_data import Batched, Noisy, Numbers, add_noise, same, values
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, DataLoader, StackDataset, Subset
 
 from loopwright.data import open_stream, rng_state, seed_everything
 from loopwright.data.sharding import Shard
+from tests.data.example_data import Batched, Noisy, Numbers, add_noise, same, values
 
 many_workers = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 

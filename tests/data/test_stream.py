@@ -4,7 +4,10 @@ import json
 
 import pytest
 import torch
-from example_data import (
+from torch.utils.data import DataLoader, SubsetRandomSampler
+
+from loopwright.data import open_stream
+from tests.data.example_data import (
     EpochBatches,
     EpochOrder,
     Named,
@@ -17,9 +20,6 @@ from example_data import (
     tensors,
     values,
 )
-from torch.utils.data import DataLoader, SubsetRandomSampler
-
-from loopwright.data import open_stream
 
 KINDS = {
     "tensors": lambda: tensors(30),

@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import (
 from loopwright import ConfigurationError, Schedule, Trainer
 from loopwright.optim.build import build_optimizer, build_schedule, named
 
-from .loops import assert_same_model, build_linear, build_net, train_by_hand
+from ..loops import assert_same_model, build_linear, build_net, train_by_hand
 
 cross_entropy = nn.functional.cross_entropy
 FACTORIES = {
