@@ -256,7 +256,7 @@ def test_looking_at_samples_leaves_no_trace() -> None:
     stream = Trainer(build_net(), adam, F.cross_entropy).open(data, 8, shuffle=True)
     position = stream.state_dict()
     before = torch.get_rng_state(), random.getstate(), data.own.bit_generator.state
-    assert len(peek_samples(stream._feed.fetcher)) == 4
+    assert len(peek_samples(stream._source.fetcher)) == 4
     assert data.opened is None  # a file would not be open yet when workers are started
     assert data.own.bit_generator.state == before[2]
     assert torch.equal(torch.get_rng_state(), before[0])

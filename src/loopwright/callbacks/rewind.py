@@ -180,7 +180,7 @@ class Rewind(NonFiniteGuard):
                 "Lower the learning rate, clip gradients (`clip_norm=`), look for bad samples, or raise `max_rewinds`."
             )
         self._is_searching = not blame
-        skipped = self._stream.with_kept(progress.epoch_step - 1) if blame else self._stream.skipped
+        skipped = self._stream.skipped_with(progress.epoch_step - 1) if blame else self._stream.skipped
         raise Rewinding(partial(self._undo, trainer, f"{reason} {where}", skipped))
 
     def _undo(self, trainer: Trainer, reason: str, skipped: Mapping[int, int]) -> None:

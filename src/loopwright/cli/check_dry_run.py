@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..callback import Callback
 from ..callbacks.defaults import with_defaults
 from ..data.sharding import AlreadySharded, Shard, ShardedBatches
-from ..data.stream import Batch, Stream, StreamAround
+from ..data.stream import Batch, Stream, StreamWrapper
 from ..runtime.dry_run import DryRunDone, local_bytes, local_shape, placement_text
 from ..runtime.dtensor import Mesh
 from ..training.required_metrics import check_required_metrics
@@ -182,7 +182,7 @@ class Rehearsal(Callback):
         ]  # fmt: skip
 
 
-class FewSamples(StreamAround):
+class FewSamples(StreamWrapper):
     """Batches of at most so many samples, of a stream whose order and division are the same."""
 
     def __init__(self, stream: Stream, max_samples: int) -> None:

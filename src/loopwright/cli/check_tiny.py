@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..callback import Callback
 from ..callbacks.interval import Periodic, Watching
-from ..data.stream import Batch, Stream, StreamAround
+from ..data.stream import Batch, Stream, StreamWrapper
 
 if TYPE_CHECKING:
     from ..doors.configured.engine import Engine
@@ -20,7 +20,7 @@ WINDOW = 2  # batches in an update that accumulates
 EVAL_BATCHES = 2
 
 
-class TinyStream(StreamAround):
+class TinyStream(StreamWrapper):
     """The first few samples of the first few batches of every epoch."""
 
     def __init__(self, stream: Stream, num_batches: int, num_samples: int) -> None:
@@ -50,7 +50,7 @@ class TinyStream(StreamAround):
         super().load_state_dict(state["stream"])
         self._taken = state["taken"]
 
-    def _measure(self) -> None:
+    def _update_sizes(self) -> None:
         """The length of an epoch, where that of the whole one is known."""
         samples, batches = self._stream.num_samples, self._stream.num_batches
         if not samples or not batches:

@@ -98,12 +98,12 @@ def _watched(trainer: BaseTrainer) -> Iterator[None]:
     from rich.progress import Progress
 
     from ..callback import Callback
-    from ..data.stream import StreamAround
+    from ..data.stream import StreamWrapper
 
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("predicting", total=None)
 
-        class Counted(StreamAround):
+        class Counted(StreamWrapper):
             def take(self, count: int, max_samples: int | None = None) -> Any:
                 batches = self._stream.take(count, max_samples)
                 bar.update(task, advance=len(batches), total=self.num_batches)

@@ -1,4 +1,4 @@
-"""Data: the order of samples, the position in it, their randomness, and batches from whatever is given."""
+"""Data: streams of batches over every kind of data, with a known sample order, position and randomness."""
 
 from .open import Batch, Stream, batch_size_of, open_stream
 from .order import derive_seed, permutation

@@ -1,4 +1,4 @@
-"""Tensors and arrays in memory as a data set of their rows; and what to write where data cannot be understood."""
+"""Data sets of the rows of tensors and arrays in memory, and advice for data of unsupported types."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WRITE = "pass a Dataset, a DataLoader, inputs and targets as `(x, y)`, or a list
 
 
 class NamedColumns(Dataset[dict[str, Tensor]]):
-    """The rows of tensors of equal length, each a dict by name."""
+    """A data set of the rows of named tensors of equal length; a sample is a dict."""
 
     def __init__(self, columns: Mapping[str, Tensor]) -> None:
         self.columns = dict(columns)
@@ -31,7 +31,7 @@ class NamedColumns(Dataset[dict[str, Tensor]]):
 
 
 def from_columns(data: Any) -> Any:
-    """A data set of the rows of a tensor, of a tuple of them or of a dict of them; any other tuple as it is."""
+    """Return a data set of the rows of a tensor, or of a tuple or dict of tensors; any other tuple unchanged."""
     if isinstance(data, Mapping):
         _check_names(data)
         return NamedColumns(dict(zip(data, _columns(data.values(), "a dict", list(data)), strict=True)))
@@ -57,7 +57,7 @@ def from_columns(data: Any) -> Any:
 
 
 def check_list(data: list[Any]) -> None:
-    """Refuse a list, which is one of batches, where it looks like columns or samples."""
+    """Raise a `DataError` for a list that contains columns or samples; a list is expected to contain batches."""
     if not data:
         return
     first = data[0]
@@ -140,7 +140,7 @@ def _is_column(part: Any) -> bool:
 
 
 def _is_single(part: Any) -> bool:
-    """Whether it is one value, such as the target of a sample."""
+    """Whether it is a single value, such as the target of a sample."""
     return isinstance(part, (int, float, str)) or (isinstance(part, Tensor) and part.ndim == 0)
 
 
@@ -153,5 +153,5 @@ def _kinds(parts: Any) -> str:
 
 
 def is_frame(data: Any) -> bool:
-    """Whether it is a table of pandas or polars, of which nothing says what is input and what is target."""
+    """Whether it is a data frame of pandas or polars, which does not say which columns are inputs and targets."""
     return type(data).__module__.partition(".")[0] in ("pandas", "polars")

@@ -1,9 +1,9 @@
-"""Samples to batches: every sample is fetched with the generators it draws from seeded by (seed, epoch, index).
+"""Fetching samples and collating batches; generators are seeded for each sample from (seed, epoch, index).
 
-The same object fetches in this process and, pickled or forked, in workers, so that where a batch is made does
-not change it. A data set that defines `__getitems__` is asked for whole batches as long as it draws nothing, and then
-for one sample at a time, so that a sample does not depend on those it is fetched with. What only exists as a batch, a
-collate function and a `__getitems__` that does not return a list of samples, is seeded from the batch's first index.
+The same object fetches in this process and, pickled or forked, in workers, so that both give the same batch.
+`__getitems__` of a data set is called for whole batches until it draws random numbers, and from then on for one sample
+at a time, so that a sample does not depend on the other samples of its batch. A collate function, and a `__getitems__`
+that does not return a list of samples, are seeded from the first index of the batch.
 """
 
 from __future__ import annotations
@@ -28,71 +28,69 @@ from torch.utils.data import (
 )
 
 from .order import COLLATE, SAMPLE, derive_seed
-from .random import Draws, numpy_random
+from .random import RngTracker, numpy_random
 from .stream import Batch, batch_size_of
 
 Collate = Callable[[Any], Any]
 
 
 class Request(NamedTuple):
-    """Which samples of which epoch; the epoch travels along because workers may outlive it."""
+    """The indices of a batch, with their epoch, since persistent workers live for several epochs."""
 
     epoch: int
     indices: list[Any]
 
 
 class Fetcher:
-    """Makes the batch for a request. `single` means that one index is one whole batch."""
+    """Builds the batch of a request. With `index_is_batch`, one index is one ready batch."""
 
-    def __init__(self, dataset: Any, collate: Collate, seed: int, single: bool = False) -> None:
+    def __init__(self, dataset: Any, collate: Collate, seed: int, index_is_batch: bool = False) -> None:
         self.dataset = dataset
         self.seed = seed
         self._collate = collate
-        self._single = single
-        self._by_batch = not single and fetches_batches(dataset)
-        self._is_random = not draws_nothing(dataset)
+        self._index_is_batch = index_is_batch
+        self._by_batch = not index_is_batch and fetches_batches(dataset)
+        self._is_random = not is_deterministic(dataset)
         self._is_random_collate = collate is not default_collate and collate is not default_convert
-        self._draws, self._collate_draws = Draws(), Draws()
+        self._rng, self._collate_rng = RngTracker(), RngTracker()
         self._can_split = True  # until `__getitems__` turns out to return something else than a list of samples
 
     def describe(self) -> dict[str, Any]:
-        """Its length, where it has one, and how samples become a batch where that is not as torch does it."""
+        """Return the length of the data set, where it has one, and the collate function if it is not torch's."""
         length = len(self.dataset) if isinstance(self.dataset, Sized) else None
         return {"length": length} | ({"collate": self._collate} if self._is_random_collate else {})
 
-    def apart(self, dataset: Any) -> Fetcher:
-        """One of its own over another data set, for a look at samples, which is the same whatever the run's seed."""
-        return Fetcher(dataset, self._collate, 0, self._single)
+    def with_dataset(self, dataset: Any) -> Fetcher:
+        """Return a fetcher over another data set with seed 0, to read samples independently of the run's seed."""
+        return Fetcher(dataset, self._collate, 0, self._index_is_batch)
 
     def sample(self, index: Any) -> Any:
-        """One sample as the first epoch has it, before it is collated."""
-        return self._draws.make(lambda: self._fetch(Request(0, [index])))
+        """Return one sample of the first epoch, before collation."""
+        return self._rng.run(lambda: self._fetch(Request(0, [index])))
 
     def __getitem__(self, request: Request) -> Batch:
-        if self._is_random_collate:
-            value = self._collate_draws.make(lambda: self._build(request))
-        else:
-            value = self._build(request)
+        is_tracked = self._is_random_collate
+        value = self._collate_rng.run(lambda: self._build(request)) if is_tracked else self._build(request)
         return Batch(value, self._size_of(value, request))
 
     def _build(self, request: Request) -> Any:
-        """What the collate function makes of samples; they are fetched with it, since it may change them."""
-        samples = self._draws.make(lambda: self._fetch(request)) if self._is_random else self._fetch(request)
-        if self._collate_draws:
-            self._collate_draws.seed(self._seed_of(request.epoch, COLLATE, request.indices[0]))
+        """Fetch and collate together: the collate function may change samples, so a second attempt needs new ones."""
+        samples = self._rng.run(lambda: self._fetch(request)) if self._is_random else self._fetch(request)
+        if self._collate_rng:
+            self._collate_rng.seed(self._seed_of(request.epoch, COLLATE, request.indices[0]))
         return self._collate(samples)
 
     def _fetch(self, request: Request) -> Any:
         if self._by_batch:
             return self._fetch_together(request)
-        if self._is_random and self._draws:
+        if self._is_random and self._rng:
             samples = [self._sample(request.epoch, index) for index in request.indices]
         else:
             samples = [self.dataset[index] for index in request.indices]
-        return samples[0] if self._single else samples
+        return samples[0] if self._index_is_batch else samples
 
     def _fetch_together(self, request: Request) -> Any:
-        if self._draws and self._can_split:
+        if self._rng and self._can_split:
             parts = [self._getitems(request.epoch, [index]) for index in request.indices]
             if all(isinstance(part, list | tuple) and len(part) == 1 for part in parts):
                 return [part[0] for part in parts]
@@ -100,38 +98,38 @@ class Fetcher:
         return self._getitems(request.epoch, request.indices)
 
     def _getitems(self, epoch: int, indices: list[Any]) -> Any:
-        self._draws.seed(self._seed_of(epoch, SAMPLE, indices[0]))
+        self._rng.seed(self._seed_of(epoch, SAMPLE, indices[0]))
         return self.dataset.__getitems__(indices)
 
     def _sample(self, epoch: int, index: Any) -> Any:
-        self._draws.seed(self._seed_of(epoch, SAMPLE, index))
+        self._rng.seed(self._seed_of(epoch, SAMPLE, index))
         return self.dataset[index]
 
     def _seed_of(self, epoch: int, purpose: int, index: Any) -> int:
         return derive_seed(self.seed, purpose, epoch, _number(index))
 
     def _size_of(self, value: Any, request: Request) -> int:
-        if not self._single:
+        if not self._index_is_batch:
             return len(request.indices)
         index = request.indices[0]
         return len(index) if isinstance(index, list | tuple) else batch_size_of(value)
 
 
-class Feed(Protocol):
-    """Batches for requests, in the order of the requests."""
+class BatchSource(Protocol):
+    """Returns the batches of requests, in the order of the requests."""
 
     fetcher: Fetcher
 
     def start(self, epoch: int, requests: Iterator[Request]) -> None:
-        """Forget the previous requests and go on with these."""
+        """Replace the previous requests."""
 
     def next(self) -> Batch: ...
 
     def close(self) -> None: ...
 
 
-class LocalFeed:
-    """Makes every batch in this process, when it is asked for."""
+class LocalSource:
+    """Builds every batch in this process, on demand."""
 
     def __init__(self, fetcher: Fetcher, pin_memory: bool) -> None:
         self.fetcher = fetcher
@@ -149,23 +147,20 @@ class LocalFeed:
         self._requests = iter(())
 
 
-def draws_nothing(dataset: Any) -> bool:
-    """Whether a data set is known to use no random numbers, so that seeding it would be for nothing."""
+def is_deterministic(dataset: Any) -> bool:
+    """Whether a data set is known to draw no random numbers, so that it needs no seeding."""
     kind = type(dataset)
     if kind is Subset:
-        return draws_nothing(dataset.dataset)
+        return is_deterministic(dataset.dataset)
     if kind is ConcatDataset:
-        return all(map(draws_nothing, dataset.datasets))
+        return all(map(is_deterministic, dataset.datasets))
     if kind is StackDataset:
-        return all(map(draws_nothing, _stacked(dataset)))
+        return all(map(is_deterministic, _stacked(dataset)))
     return kind in (TensorDataset, list, tuple, range)
 
 
 def fetches_batches(dataset: Any) -> bool:
-    """Whether a data set fetches whole batches by a method of its own.
-
-    torch's containers define `__getitems__` for everybody; what counts is the data set inside.
-    """
+    """Whether a data set defines `__getitems__`; for torch's containers, whether the data set inside does."""
     method = getattr(type(dataset), "__getitems__", None)
     if method is Subset.__getitems__:
         return fetches_batches(dataset.dataset)
@@ -175,13 +170,13 @@ def fetches_batches(dataset: Any) -> bool:
 
 
 def can_pin() -> bool:
-    """Whether pinning memory means anything on this machine."""
+    """Whether this machine has an accelerator that uses pinned memory."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return accelerator is not None and accelerator.type != "mps"
 
 
 def pin(value: Any) -> Any:
-    """Copy the tensors of a batch into pinned memory, as a loader does it."""
+    """Copy the tensors of a batch into pinned memory, as a DataLoader does."""
     from torch.utils.data._utils.pin_memory import pin_memory
 
     return pin_memory(value)  # type: ignore[no-untyped-call]
@@ -195,18 +190,18 @@ def _stacked(dataset: Any) -> list[Any]:
 def _number(index: Any) -> int:
     try:
         return as_int(index)
-    except TypeError:  # a key or a tuple: what prints the same is the same sample
+    except TypeError:  # a key or a tuple: equal text means the same sample
         return int.from_bytes(blake2b(repr(index).encode(), digest_size=8).digest())
 
 
 NUM_SAMPLES = 3
-NUM_ROWS = 8  # of a data set that is tensors, where looking costs nothing
+NUM_ROWS = 8  # of a data set of tensors, where reading is cheap
 NO_COPIES = (type, ModuleType, FunctionType, MethodType, torch.nn.Module, torch.Tensor)
-DEPTH = 4  # data sets in data sets, and what those call for every sample
+DEPTH = 4  # of nested data sets and their transforms
 
 
-def places(length: int, count: int) -> list[int]:
-    """Indices spread evenly from the first to the last, and the first once more."""
+def spread_indices(length: int, count: int) -> list[int]:
+    """Return evenly spread indices from the first to the last, and the first one again."""
     if length == 0:
         return []
     spread = sorted({number * (length - 1) // max(count - 1, 1) for number in range(count)})
@@ -214,22 +209,22 @@ def places(length: int, count: int) -> list[int]:
 
 
 def peek_samples(fetcher: Fetcher) -> list[Any] | None:
-    """Samples as the first epoch gives them, the first of them twice; None where they cannot be had like this.
+    """Return a few samples of the first epoch, the first one twice; None where reading them fails.
 
-    They come from a copy of the data set: no generator moves, and a file that is opened for the first sample is not
-    open yet when workers are started.
+    They are read from a copy of the data set: no generator changes state, and a file that is opened with the first
+    sample is not open yet when workers are forked.
     """
     if not isinstance(fetcher.dataset, Sized):
         return None
     try:
-        own = fetcher.apart(_copied(fetcher.dataset))
-        return [own.sample(index) for index in places(len(fetcher.dataset), NUM_SAMPLES)]
-    except Exception:  # a data set that takes other indices, or none before its workers are started
+        own = fetcher.with_dataset(_copied(fetcher.dataset))
+        return [own.sample(index) for index in spread_indices(len(fetcher.dataset), NUM_SAMPLES)]
+    except Exception:  # a data set with other indices, or one that works only inside workers
         return None
 
 
 def _copied(value: Any, depth: int = DEPTH) -> Any:
-    """A data set whose own state may move: its attributes are new, the data they refer to is not copied."""
+    """Return a copy of a data set whose attributes may change; the data that they refer to is shared."""
     if isinstance(value, torch.Generator):
         return value.clone_state()
     if isinstance(value, (random.Random, numpy_random().Generator, numpy_random().RandomState)):
@@ -237,10 +232,10 @@ def _copied(value: Any, depth: int = DEPTH) -> Any:
     if depth == 0 or not (isinstance(value, Dataset) or _is_own(value)):
         return value
     if hasattr(value, "__del__"):
-        raise TypeError(f"{type(value).__name__} ends something of its own when its copy goes")
+        raise TypeError(f"{type(value).__name__} has __del__, which would run for its copy")
     result = copy.copy(value)
     for name, part in vars(value).items():
-        if isinstance(part, list) and len(part) <= 100:  # transforms, data sets that are joined
+        if isinstance(part, list) and len(part) <= 100:  # transforms, concatenated data sets
             vars(result)[name] = [_copied(item, depth - 1) for item in part]
         else:
             vars(result)[name] = _copied(part, depth - 1)
@@ -248,7 +243,7 @@ def _copied(value: Any, depth: int = DEPTH) -> Any:
 
 
 def _is_own(value: Any) -> bool:
-    """Whether it is a plain object of Python: no class, function, module or something that torch keeps."""
+    """Whether it is a plain Python object: callable, without its own pickling, no class, function or module."""
     if not hasattr(value, "__dict__") or isinstance(value, NO_COPIES):
         return False
     kind: Any = type(value)

@@ -1,4 +1,4 @@
-"""The stream over a map-style data set: an order that we know, batches addressed by position."""
+"""Streams over map-style data sets: the order is known, so a position is one integer and seeking is O(1)."""
 
 from __future__ import annotations
 
@@ -13,75 +13,78 @@ from torch.utils.data import Subset, TensorDataset, default_collate
 from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
 from ..errors import DataError
-from .fetch import Feed, Request, can_pin, pin
-from .order import EvenBatches, Plan, Planner, spans_from
+from .fetch import BatchSource, Request, can_pin, pin
+from .order import BatchPlan, EpochPlan, EvenBatches, spans_from
 from .sharding import Shard
 from .stream import Batch, Stateful, Stream, check_kind
 
 _KIND = "a map-style data set"
 
 
-class Place:
-    """Epoch and position in an indexed data set, and the plan of batches they refer to."""
+class Position:
+    """The position in a map-style data set: epoch, offset in the epoch, and the batch plan they refer to.
 
-    def __init__(self, planner: Planner, seed: int, shard: Shard | None = None) -> None:
-        self.planner = planner
+    The offset counts samples; it counts batches where an index is one ready batch.
+    """
+
+    def __init__(self, batch_plan: BatchPlan, seed: int, shard: Shard | None = None) -> None:
+        self.batch_plan = batch_plan
         self.shard = shard
         self.epoch = 0
-        self.position = 0
+        self.offset = 0
         self._seed = seed
-        self._plan: Plan | None = None
+        self._plan: EpochPlan | None = None
         self._sampler_state: dict[str, Any] | None = None
 
     @property
-    def plan(self) -> Plan:
-        """The batches of the current epoch, drawn when they are first needed."""
+    def epoch_plan(self) -> EpochPlan:
+        """The batches of the current epoch, drawn on first use."""
         if self._plan is None:
-            sampler = self.planner.order.sampler
-            if isinstance(sampler, Stateful):  # as it was before this epoch was drawn
+            sampler = self.batch_plan.order.sampler
+            if isinstance(sampler, Stateful):  # the state before this epoch is drawn
                 self._sampler_state = deepcopy(sampler.state_dict())
-            self._plan = self.planner.plan(self.epoch)
+            self._plan = self.batch_plan.for_epoch(self.epoch)
         return self._plan
 
     def move(self, epoch: int, position: int = 0) -> None:
-        self.epoch, self.position, self._plan = epoch, position, None
+        self.epoch, self.offset, self._plan = epoch, position, None
 
     @property
     def spans_epochs(self) -> bool:
-        """Whether the order of an epoch may depend on those before it, through a sampler with state of its own."""
-        return isinstance(self.planner.order.sampler, Stateful)
+        """Whether the order of an epoch may depend on earlier epochs, through a sampler with state."""
+        return isinstance(self.batch_plan.order.sampler, Stateful)
 
     def state_dict(self) -> dict[str, Any]:
-        """Enough to come back here, and to notice that the data is not the same any more.
+        """Return the position, and the numbers by which other data or another order is noticed.
 
-        A sampler with state is saved twice: as it was before this epoch was drawn, if it was, and as it is now, since
-        it has drawn this epoch, and its user may have changed it on the way.
+        The state of a sampler is saved twice: from before this epoch was drawn (if it was), and the current state,
+        which drawing this epoch changed and which the user may have changed since.
         """
-        sampler = self.planner.order.sampler
+        sampler = self.batch_plan.order.sampler
         now = deepcopy(sampler.state_dict()) if isinstance(sampler, Stateful) else None
         is_drawn = self._plan is not None or now is None
-        state = {"kind": _KIND, "epoch": self.epoch, "position": self.position, "seed": self._seed}
-        state["num_samples"] = self.plan.num_samples if is_drawn else None
+        state = {"kind": _KIND, "epoch": self.epoch, "position": self.offset, "seed": self._seed}
+        state["num_samples"] = self.epoch_plan.num_samples if is_drawn else None
         return state | {"sampler": self._sampler_state if is_drawn else None, "sampler_now": now}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         check_kind(state, _KIND)
         self.move(state["epoch"], state["position"])
-        sampler = self.planner.order.sampler
+        sampler = self.batch_plan.order.sampler
         if isinstance(sampler, Stateful):
             self._load_sampler(sampler, state)
-        if self.position:
+        if self.offset:
             self._check_same_order(state)
 
     def _load_sampler(self, sampler: Stateful, state: dict[str, Any]) -> None:
         if state["sampler"] is not None:
             sampler.load_state_dict(deepcopy(state["sampler"]))
-            self._sampler_state, self._plan = state["sampler"], self.planner.plan(self.epoch)
+            self._sampler_state, self._plan = state["sampler"], self.batch_plan.for_epoch(self.epoch)
         if state.get("sampler_now") is not None:  # runs of earlier versions do not have it
             sampler.load_state_dict(deepcopy(state["sampler_now"]))
 
     def check_resumable(self) -> None:
-        if name := self.planner.order.hidden_state():
+        if name := self.batch_plan.order.hidden_state():
             raise DataError(
                 f"A run with {name} cannot be resumed exactly: its order may depend on state that is not "
                 "saved. Give it `set_epoch(epoch)` and make its order a function of the epoch, or `state_dict` "
@@ -94,60 +97,60 @@ class Place:
                 f"The position to continue from was saved with seed {state['seed']}, but the seed is now "
                 f"{self._seed}, which gives another order: use seed={state['seed']}, or start a new run."
             )
-        if state["num_samples"] != self.plan.num_samples:
+        if state["num_samples"] != self.epoch_plan.num_samples:
             raise DataError(
                 f"The position to continue from was saved in an epoch of {state['num_samples']} samples, but "
-                f"the data now gives {self.plan.num_samples}: resume with the same data, or start a new run."
+                f"the data now gives {self.epoch_plan.num_samples}: resume with the same data, or start a new run."
             )
 
 
 class IndexedStream(Stream):
-    """Batches of a map-style data set, fetched in this process or by workers."""
+    """Batches of a map-style data set, fetched by a batch source: this process or workers."""
 
-    def __init__(self, place: Place, feed: Feed, in_order: bool = True) -> None:
-        self._place = place
-        self._feed = feed
+    def __init__(self, position: Position, source: BatchSource, in_order: bool = True) -> None:
+        self._position = position
+        self._source = source
         self._in_order = in_order
         self._is_started = False
-        self.is_shared = place.shard is not None
-        self.num_batches, self.num_samples = place.planner.sizes()
+        self.is_shared = position.shard is not None
+        self.num_batches, self.num_samples = position.batch_plan.sizes()
 
     def begin(self, epoch: int) -> None:
-        self._place.move(epoch)
+        self._position.move(epoch)
         self._start()
 
     def take(self, count: int, max_samples: int | None = None) -> list[Batch]:
         if not self._is_started:
             self._start()
         batches: list[Batch] = []
-        position, left = self._place.position, max_samples
+        position, left = self._position.offset, max_samples
         while len(batches) < count and (left is None or left > 0):
             batch = self._next(position, left)
             if batch is None:
                 break
             batches.append(batch)
             total = batch.size if batch.total is None else batch.total
-            position += 1 if self._place.planner.single else total
+            position += 1 if self._position.batch_plan.index_is_batch else total
             left = None if left is None else left - total
-        self._place.position = position  # only now: a batch that was not given out is not consumed
+        self._position.offset = position  # only now: after an exception no batch counts as taken
         return batches
 
     def state_dict(self) -> dict[str, Any]:
-        return self._place.state_dict()
+        return self._position.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._place.load_state_dict(state)
-        if state["num_samples"] is None:  # no epoch was drawn yet, which a sampler would notice
+        self._position.load_state_dict(state)
+        if state["num_samples"] is None:  # no epoch was drawn yet, and drawing one changes a stateful sampler
             self._is_started = False
         else:
             self._start()
 
     @property
     def spans_epochs(self) -> bool:
-        return self._place.spans_epochs
+        return self._position.spans_epochs
 
     def check_resumable(self) -> None:
-        self._place.check_resumable()
+        self._position.check_resumable()
         if not self._in_order:
             raise DataError(
                 "A run whose DataLoader has in_order=False cannot be resumed exactly: which batches were given "
@@ -155,64 +158,64 @@ class IndexedStream(Stream):
             )
 
     def describe(self) -> dict[str, Any]:
-        return self._feed.fetcher.describe() | self._place.planner.describe()
+        return self._source.fetcher.describe() | self._position.batch_plan.describe()
 
     def peek(self) -> list[Any] | None:
         from .fetch import peek_samples
 
-        return peek_samples(self._feed.fetcher)
+        return peek_samples(self._source.fetcher)
 
     def close(self) -> None:
-        self._feed.close()
+        self._source.close()
         self._is_started = False
 
     def _start(self) -> None:
-        plan = self._place.plan
+        plan = self._position.epoch_plan
         self.num_batches = plan.num_batches
-        self.num_samples = None if self._place.planner.single else plan.num_samples
-        self._feed.start(self._place.epoch, self._requests(self._place.position))
+        self.num_samples = None if self._position.batch_plan.index_is_batch else plan.num_samples
+        self._source.start(self._position.epoch, self._requests(self._position.offset))
         self._is_started = True
 
     def _next(self, position: int, limit: int | None) -> Batch | None:
-        start, stop = self._place.plan.span(position)
-        if start == stop:  # nothing more to ask for: workers of this epoch end
-            self._feed.start(self._place.epoch, iter(()))
+        start, stop = self._position.epoch_plan.span(position)
+        if start == stop:  # end of the epoch: its workers end
+            self._source.start(self._position.epoch, iter(()))
             return None
-        if limit is not None and stop - start > limit:  # a shorter batch than the one asked for
-            self._feed.start(self._place.epoch, self._requests(position, limit))
-        batch = self._feed.next()
-        if (shard := self._place.shard) is None:
+        if limit is not None and stop - start > limit:  # a shorter batch than the source was asked for
+            self._source.start(self._position.epoch, self._requests(position, limit))
+        batch = self._source.next()
+        if (shard := self._position.shard) is None:
             return batch
         total = min(stop - start, stop - start if limit is None else limit)
         return Batch(batch.value, shard.size(total), total)
 
     def _requests(self, position: int, limit: int | None = None) -> Iterator[Request]:
-        plan, epoch, shard = self._place.plan, self._place.epoch, self._place.shard
+        plan, epoch, shard = self._position.epoch_plan, self._position.epoch, self._position.shard
         for start, stop in spans_from(plan, position, limit):
             if shard is not None:
                 start, stop = shard.part(start, stop)
             yield Request(epoch, plan.indices(start, stop))
 
 
-_BLOCK = 512  # batches whose indices are split off at once: cheap for each, and nothing to wait for
+_BLOCK = 512  # batches whose indices are split in one call: cheap per batch, and no noticeable delay
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
 _INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _DTYPES = frozenset(_FLOATS + _INTEGERS)
 
 
 class TensorStream(Stream):
-    """Batches cut out of whole tensors: no loader, no samples, no collation."""
+    """Batches of a `TensorDataset`, selected from the tensors directly: no samples, no collation."""
 
-    def __init__(self, place: Place, dataset: Any, pin_memory: bool = False) -> None:
-        self._place = place
+    def __init__(self, position: Position, dataset: Any, pin_memory: bool = False) -> None:
+        self._position = position
         self._dataset = dataset
         self._pins = pin_memory and can_pin()
         self._batches: Iterator[Batch] | None = None
-        self.is_shared = place.shard is not None
-        self.num_batches, self.num_samples = place.planner.sizes()
+        self.is_shared = position.shard is not None
+        self.num_batches, self.num_samples = position.batch_plan.sizes()
 
     def begin(self, epoch: int) -> None:
-        self._place.move(epoch)
+        self._position.move(epoch)
         self._start()
 
     def take(self, count: int, max_samples: int | None = None) -> list[Batch]:
@@ -221,36 +224,36 @@ class TensorStream(Stream):
         source = self._batches or self._start()
         if count == 1:
             for batch in source:
-                self._place.position += batch.size if batch.total is None else batch.total
+                self._position.offset += batch.size if batch.total is None else batch.total
                 return [batch]
         batches = list(islice(source, count))
         for batch in batches:
-            self._place.position += batch.size if batch.total is None else batch.total
+            self._position.offset += batch.size if batch.total is None else batch.total
         return batches
 
     def state_dict(self) -> dict[str, Any]:
-        return self._place.state_dict()
+        return self._position.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._place.load_state_dict(state)
-        self._batches = None  # made of the position with the next batch that is asked for
-        if state["num_samples"] is not None:  # otherwise no epoch was drawn yet, which a sampler would notice
+        self._position.load_state_dict(state)
+        self._batches = None  # restarts at the position with the next batch
+        if state["num_samples"] is not None:  # otherwise no epoch was drawn yet, and drawing changes a stateful sampler
             self._start()
 
     @property
     def spans_epochs(self) -> bool:
-        return self._place.spans_epochs
+        return self._position.spans_epochs
 
     def check_resumable(self) -> None:
-        self._place.check_resumable()
+        self._position.check_resumable()
 
     def describe(self) -> dict[str, Any]:
-        return {"length": len(self._dataset)} | self._place.planner.describe()
+        return {"length": len(self._dataset)} | self._position.batch_plan.describe()
 
     def peek(self) -> list[Any] | None:
-        from .fetch import NUM_ROWS, places
+        from .fetch import NUM_ROWS, spread_indices
 
-        return [self._dataset[index] for index in places(len(self._dataset), NUM_ROWS)]
+        return [self._dataset[index] for index in spread_indices(len(self._dataset), NUM_ROWS)]
 
     def close(self) -> None:
         self._batches = None
@@ -258,7 +261,7 @@ class TensorStream(Stream):
     def _take_limited(self, count: int, left: int) -> list[Batch]:
         batches: list[Batch] = []
         while len(batches) < count and left > 0:
-            start, stop = self._place.plan.span(self._place.position)
+            start, stop = self._position.epoch_plan.span(self._position.offset)
             if stop - start > left:
                 self._start(limit=left)
             if not (taken := self.take(1)):
@@ -268,33 +271,33 @@ class TensorStream(Stream):
         return batches
 
     def _start(self, limit: int | None = None) -> Iterator[Batch]:
-        plan = self._place.plan
+        plan = self._position.epoch_plan
         assert isinstance(plan, EvenBatches)
         self.num_batches, self.num_samples = plan.num_batches, plan.num_samples
-        batches = chain.from_iterable(self._blocks(plan, self._place.position, limit))
+        batches = chain.from_iterable(self._blocks(plan, self._position.offset, limit))
         self._batches = map(_pinned, batches) if self._pins else batches
         return self._batches
 
     def _blocks(self, plan: EvenBatches, position: int, limit: int | None) -> Iterator[Iterator[Batch]]:
         tensors, order = _resolve(self._dataset, plan.order)
         cut = _copies if isinstance(order, range) else _selections
-        while position < plan.num_samples:  # a first part up to a batch boundary, then blocks of whole batches
+        while position < plan.num_samples:  # the rest of a batch first, then blocks of whole batches
             start, stop = plan.span(position)
             if limit is not None:
                 stop, limit = min(stop, start + limit), None
             if stop % plan.batch_size == 0 and start % plan.batch_size == 0:
                 stop = min(start + _BLOCK * plan.batch_size, plan.num_samples)
-            yield cut(tensors, order, (start, stop), plan.batch_size, self._place.shard)
+            yield cut(tensors, order, (start, stop), plan.batch_size, self._position.shard)
             position = stop
 
 
-def is_tensors(dataset: Any, collate: Any) -> bool:
-    """Whether indexing the tensors of a data set gives exactly what fetching and collating samples would."""
+def is_tensor_data(dataset: Any, collate: Any) -> bool:
+    """Whether indexing the tensors of a data set gives exactly the batches of fetching and collating samples."""
     while type(dataset) is Subset:
         dataset = dataset.dataset
     if type(dataset) is not TensorDataset or collate is not default_collate:
         return False
-    if default_collate_fn_map.get(Tensor) is not collate_tensor_fn:  # somebody extended the default
+    if default_collate_fn_map.get(Tensor) is not collate_tensor_fn:  # user code replaced the default
         return False
     tensors = dataset.tensors
     return all(map(_is_plain, tensors)) and len({tensor.device for tensor in tensors}) == 1
@@ -310,7 +313,7 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _resolve(dataset: Any, order: Any) -> tuple[tuple[Tensor, ...], Any]:
-    """The tensors at the bottom, and the order as indices into them (a range where it is sequential)."""
+    """Return the tensors inside nested subsets, and the order as indices into them (a range if sequential)."""
     while type(dataset) is Subset:
         chosen = torch.as_tensor(dataset.indices, dtype=torch.int64)
         order = chosen if isinstance(order, range) else chosen[torch.as_tensor(order, dtype=torch.int64)]
@@ -340,7 +343,7 @@ def _copies(
     tensors: tuple[Tensor, ...], order: range, span: tuple[int, int], batch_size: int, shard: Shard | None
 ) -> Iterator[Batch]:
     parts = [_split(tensor, span, batch_size) for tensor in tensors]
-    for views in zip(*parts, strict=True):  # views of the data set's memory, which must not be given out
+    for views in zip(*parts, strict=True):  # views of the data set's memory: batches are copies
         if shard is None:
             yield Batch([view.clone() for view in views], views[0].shape[0])
         else:

@@ -1,4 +1,4 @@
-"""The stream over what can only be iterated: iterable data sets, stateful loaders, iterables of batches."""
+"""Streams over data that is iterated: iterable data sets, stateful loaders, iterables and lists of batches."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -18,16 +18,16 @@ _KIND = "an iterable"
 
 
 class Randomness(Enum):
-    """What an iterable draws from while it is iterated."""
+    """How the global generators are seeded while an iterable is iterated."""
 
     PER_ITEM = "seeded from (seed, epoch, number of the item)"
     PER_EPOCH = "seeded from (seed, epoch) when iteration starts"
-    LEFT_ALONE = "whatever is there"
+    UNSEEDED = "not seeded"
 
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """How items become batches; without a size every item is a batch already."""
+    """How items become batches; with `size=None` every item is a ready batch."""
 
     size: int | None
     drop_last: bool
@@ -36,7 +36,7 @@ class Batching:
 
 
 class Cursor:
-    """Reads one item after another and never ahead of what is asked for."""
+    """Reads items one by one, never in advance."""
 
     def __init__(self, source: Iterable[Any], seed: int, randomness: Randomness) -> None:
         self.source = source
@@ -45,11 +45,11 @@ class Cursor:
         self._randomness = randomness
         self._epoch = 0
         self._items: Iterator[Any] | None = None
-        self._may_be_spent = False
+        self._may_be_exhausted = False
 
     def start(self, epoch: int) -> None:
         self._epoch, self._items, self.is_exhausted = epoch, None, False
-        self._may_be_spent = isinstance(self.source, Stateful)
+        self._may_be_exhausted = isinstance(self.source, Stateful)
         if isinstance(self.source, HasEpochs):
             self.source.set_epoch(epoch)
 
@@ -61,24 +61,24 @@ class Cursor:
         if isinstance(self.source, Stateful) and state["source"] is not None:
             self.source.load_state_dict(state["source"])
         self.is_exhausted = state["is_exhausted"]
-        self._may_be_spent = self.is_exhausted or not state["position"]
+        self._may_be_exhausted = self.is_exhausted or not state["position"]
 
     def read(self, number: int) -> list[Any]:
-        """The item with this number in the epoch, or nothing at the end."""
+        """Return a list of the item with this number in the epoch; an empty list at the end."""
         if self.is_exhausted:
             return []
         items = self._next(number)
-        if not items and self._may_be_spent:  # one left at its end has one empty pass before the next
+        if not items and self._may_be_exhausted:  # a source saved at its end may give one empty iteration first
             self._items = None
             items = self._next(number)
-        self._may_be_spent, self.is_exhausted = False, not items
+        self._may_be_exhausted, self.is_exhausted = False, not items
         return items
 
     def close(self) -> None:
         self._items = None
 
-    def undisturbed(self) -> AbstractContextManager[None]:
-        """Around reading: keeps the generators of training as they are, where ours are used instead."""
+    def preserved_generators(self) -> AbstractContextManager[None]:
+        """Context for reading: restores the global generators afterwards where items are seeded."""
         return preserved_rng() if self._randomness is Randomness.PER_ITEM else nullcontext()
 
     def _next(self, number: int) -> list[Any]:
@@ -92,7 +92,7 @@ class Cursor:
             return []
 
     def _open(self) -> Iterator[Any]:
-        if self._randomness is Randomness.LEFT_ALONE:
+        if self._randomness is Randomness.UNSEEDED:
             return iter(self.source)
         with preserved_rng():
             seed_sample(derive_seed(self._seed, WORKER, self._epoch))
@@ -105,7 +105,7 @@ class IteratedStream(Stream):
     def __init__(
         self, cursor: Cursor, batching: Batching, *, refusal: str, length: int | None, shard: Shard | None = None
     ) -> None:
-        self._shard = shard  # every process reads all items, and makes a batch of its part
+        self._shard = shard  # every process reads all items and collates its part
         self.is_shared = shard is not None
         self._cursor = cursor
         self._batching = batching
@@ -124,7 +124,7 @@ class IteratedStream(Stream):
     def take(self, count: int, max_samples: int | None = None) -> list[Batch]:
         batches: list[Batch] = []
         left = max_samples
-        with self._cursor.undisturbed():
+        with self._cursor.preserved_generators():
             while len(batches) < count and (left is None or left > 0):
                 if (batch := self._next_batch(left)) is None:
                     break
@@ -186,7 +186,7 @@ _SEQUENCE_KIND = "a sequence of batches"
 
 
 class SequenceStream(Stream):
-    """Batches as they are and in their order; the position is the number of batches."""
+    """Batches of a list or another sequence, in its order; the position is the number of batches."""
 
     def __init__(self, batches: Sequence[Any]) -> None:
         self._batches = batches
@@ -225,12 +225,12 @@ class SequenceStream(Stream):
         return {"length": len(self._batches)}
 
     def peek(self) -> list[Any] | None:
-        from .fetch import NUM_SAMPLES, places
+        from .fetch import NUM_SAMPLES, spread_indices
 
         with preserved_rng():
             try:
-                return [self._batches[index] for index in places(len(self._batches), NUM_SAMPLES)]
-            except Exception:  # the loop meets it again, and says where
+                return [self._batches[index] for index in spread_indices(len(self._batches), NUM_SAMPLES)]
+            except Exception:  # training raises it again, with the batch that causes it
                 return None
 
     def check_resumable(self) -> None:

@@ -1,4 +1,4 @@
-"""Opening a stream over whatever the user calls data."""
+"""Open a stream over the data that a user passes: a data set, tensors, a DataLoader or an iterable of batches."""
 
 from __future__ import annotations
 
@@ -23,151 +23,22 @@ from torch.utils.data import (
 
 from ..errors import ConfigurationError, DataError
 from .columns import is_frame
-from .fetch import Collate, Fetcher, LocalFeed
-from .indexed import IndexedStream, Place, TensorStream, is_tensors
+from .fetch import Collate, Fetcher, LocalSource
+from .indexed import IndexedStream, Position, TensorStream, is_tensor_data
 from .iterated import Batching, Cursor, IteratedStream, Randomness, SequenceStream
-from .order import Order, Planner, SequentialOrder, ShuffledOrder, order_of
+from .order import BatchPlan, Order, SequentialOrder, ShuffledOrder, order_of
 from .sharding import AlreadySharded, Shard, ShardedBatches
 from .stream import Batch, Stateful, Stream, batch_size_of
-from .workers import WorkerFeed, WorkerSettings
-
-_INSTEAD = (
-    "Use a map-style data set, num_workers=0 with a data set that has `state_dict` and `load_state_dict`, "
-    "or a loader that has them (such as torchdata's StatefulDataLoader)."
-)
-
-
-def is_plain(loader: object) -> bool:
-    """Whether a loader iterates the way torch's own does, so that nothing is lost by doing it ourselves."""
-    if not isinstance(loader, DataLoader):
-        return False
-    kind = type(loader)
-    return kind.__iter__ is DataLoader.__iter__ and kind._get_iterator is DataLoader._get_iterator
-
-
-def open_loader(loader: DataLoader[Any], seed: int, shard: Shard | None = None) -> Stream:
-    """A stream over the data of a plain DataLoader."""
-    if isinstance(loader.dataset, IterableDataset):
-        if loader.num_workers or isinstance(loader.dataset, IterDataPipe):
-            return _open_iterable_loader(loader, seed)
-        batching = Batching(loader.batch_size, loader.drop_last, loader.collate_fn, bool(loader.pin_memory))
-        return open_items(loader.dataset, batching, seed, shard)
-    planner = _planner_of(loader, seed)
-    if planner is None:
-        return open_iterable(loader, seed)
-    settings = WorkerSettings.of(loader)
-    return open_indexed(loader.dataset, planner, loader.collate_fn, seed=seed, settings=settings, shard=shard)
-
-
-def open_indexed(
-    dataset: Any,
-    planner: Planner,
-    collate: Collate,
-    *,
-    seed: int,
-    settings: WorkerSettings,
-    shard: Shard | None = None,
-) -> Stream:
-    """A stream over a map-style data set, on the fast path where that gives the same batches."""
-    is_divided = shard is not None and isinstance(planner.order.sampler, DistributedSampler)
-    cuts = shard is not None and not is_divided and not planner.single
-    if cuts and shard is not None and shard.is_per_process:
-        cuts = planner.is_even  # given batches are for one process each
-        planner = planner.scaled(shard.scale)
-    place = Place(planner, seed, shard if cuts else None)
-    stream = _open_place(dataset, place, collate, seed=seed, settings=settings)
-    if shard is None or cuts:
-        return stream
-    return AlreadySharded(stream, shard.world) if is_divided else ShardedBatches(stream, shard)
-
-
-def _open_place(dataset: Any, place: Place, collate: Collate, *, seed: int, settings: WorkerSettings) -> Stream:
-    planner = place.planner
-    if planner.is_even and settings.worker_init_fn is None and is_tensors(dataset, collate):
-        return TensorStream(place, dataset, settings.pin_memory)
-    fetcher = Fetcher(dataset, collate, seed, planner.single)
-    if settings.num_workers == 0:
-        return IndexedStream(place, LocalFeed(fetcher, settings.pin_memory))
-    return IndexedStream(place, WorkerFeed(fetcher, settings), settings.in_order)
-
-
-def open_items(dataset: Iterable[Any], batching: Batching, seed: int, shard: Shard | None = None) -> Stream:
-    """A stream over an iterable data set that is read in this process."""
-    refusal = (
-        f"A run with {type(dataset).__name__} cannot be resumed exactly: its position cannot be known. Give "
-        "it `state_dict` and `load_state_dict`, or use a map-style data set."
-    )
-    cursor = Cursor(dataset, seed, Randomness.PER_ITEM)
-    if batching.size is None:
-        shard = None  # items that are batches already cannot be cut
-    elif shard is not None:
-        batching = replace(batching, size=batching.size * shard.scale)
-    return IteratedStream(cursor, batching, refusal=refusal, length=_length_of(dataset), shard=shard)
-
-
-def open_stateful(batches: Iterable[Any], seed: int) -> Stream:
-    """A stream over a loader that saves its own position."""
-    cursor = Cursor(batches, seed, Randomness.PER_ITEM)
-    return IteratedStream(cursor, _READY, refusal="", length=_length_of(batches))
-
-
-def open_iterable(batches: Iterable[Any], seed: int) -> Stream:
-    """A stream over batches about which nothing is known, iterated as they are."""
-    refusal = (
-        f"A run with {type(batches).__name__} cannot be resumed exactly: its position cannot be known. Use a "
-        "data set, a plain DataLoader with a sampler that has a length, a list of batches, or something that has "
-        "`state_dict` and `load_state_dict`."
-    )
-    cursor = Cursor(batches, seed, Randomness.LEFT_ALONE)
-    return IteratedStream(cursor, _READY, refusal=refusal, length=_length_of(batches))
-
-
-def _open_iterable_loader(loader: DataLoader[Any], seed: int) -> Stream:
-    name, workers = type(loader.dataset).__name__, loader.num_workers
-    refusal = (
-        f"A run with the iterable data set {name} read by {workers} workers cannot be resumed exactly: how "
-        f"far each worker has come cannot be known. {_INSTEAD}"
-    )
-    samples = _length_of(loader.dataset)  # not len(loader), which makes torch warn about its own estimate
-    cursor = Cursor(loader, seed, Randomness.PER_EPOCH)
-    stream = IteratedStream(cursor, _READY, refusal=refusal, length=None)
-    if samples is not None:
-        size = loader.batch_size or 1
-        stream.num_batches = samples // size if loader.drop_last else -(-samples // size)
-    return stream
-
-
-def _planner_of(loader: DataLoader[Any], seed: int) -> Planner | None:
-    batches = loader.batch_sampler
-    sampler = loader.sampler if batches is None or type(batches) is BatchSampler else batches
-    if not isinstance(sampler, Sized):  # it may never end, so it cannot be drawn ahead
-        return None
-    order = order_of(sampler, seed)
-    if batches is None:
-        return Planner(order, None, drop_last=False, single=True)
-    if type(batches) is BatchSampler:
-        return Planner(order_of(batches.sampler, seed), batches.batch_size, drop_last=batches.drop_last)
-    return Planner(order, None, drop_last=False)
-
-
-def _length_of(data: object) -> int | None:
-    try:
-        return len(data) if isinstance(data, Sized) else None
-    except (TypeError, NotImplementedError):  # a loader has __len__ even where its data set has none
-        return None
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
-
-
-_READY = Batching(None, drop_last=False, collate=_as_it_is)
-
+from .workers import WorkerSettings, WorkerSource
 
 __all__ = ["Batch", "Shard", "Stream", "as_dataset", "batch_size_of", "open_stream"]
 
 DEFAULT_BATCH_SIZE = 32
 NO_DATA = nn.Module | Optimizer | str | bytes | PurePath | type | int | float
+_INSTEAD = (
+    "Use a map-style data set, num_workers=0 with a data set that has `state_dict` and `load_state_dict`, "
+    "or a loader that has them (such as torchdata's StatefulDataLoader)."
+)
 
 
 @runtime_checkable
@@ -190,10 +61,21 @@ def open_stream(
     collate_fn: Callable[[Any], Any] | None = None,
     shard: Shard | None = None,
 ) -> Stream:
-    """A stream over a data set, tensors, a DataLoader, a sequence of batches, or any iterable of batches.
+    """Open a stream over a data set, tensors, a DataLoader, a sequence of batches, or any iterable of batches.
 
-    `batch_size` (None means 32), `shuffle` and `collate_fn` are for data sets; a DataLoader keeps its own. With a
-    `shard`, every batch is one batch of all processes together, and this one gets its part of it.
+    Args:
+        data: The data.
+        batch_size: Samples per batch of a data set (None means 32); a DataLoader keeps its own.
+        seed: Determines, with the epoch, the order and the randomness of samples.
+        shuffle: Whether to shuffle a data set in each epoch; a DataLoader keeps its own order.
+        collate_fn: Makes a batch of a list of samples of a data set; torch's `default_collate` by default.
+        shard: Rank and world size; every batch is then a global batch, and this process gets its part of it.
+
+    >>> import torch
+    >>> stream = open_stream(torch.arange(6.0).reshape(3, 2), batch_size=2, seed=0, shuffle=False)
+    >>> stream.begin(epoch=0)
+    >>> [batch.size for batch in stream]
+    [2, 1]
     """
     _check_batch_size(batch_size)
     data = as_dataset(data)
@@ -202,7 +84,7 @@ def open_stream(
 
 
 def refuse_shuffled(data: Any) -> None:
-    """Refuse a loader that shuffles where the outputs are to be in the order of the data."""
+    """Raise a `ConfigurationError` for a loader that shuffles: outputs of `predict` are in the order of the data."""
     if isinstance(data, DataLoader) and isinstance(data.sampler, RandomSampler):
         raise ConfigurationError(
             "predict was given a DataLoader that shuffles, so nobody could tell which output belongs to which sample: "
@@ -211,7 +93,7 @@ def refuse_shuffled(data: Any) -> None:
 
 
 def as_dataset(data: Any) -> Any:
-    """Tensors and arrays, alone, in a tuple or in a dict, as a data set of their rows; anything else as it is."""
+    """Return a data set of the rows of tensors and arrays (one, a tuple or a dict of them); other data unchanged."""
     is_plain_data = isinstance(data, Dataset | Stateful) and not isinstance(data, NO_DATA)
     if is_plain_data or not isinstance(data, Tensor | np.ndarray | tuple | Mapping | NO_DATA):
         return data
@@ -257,13 +139,13 @@ def _open_dataset(
     if not isinstance(dataset, Sized):
         raise DataError(f"{type(dataset).__name__} has no length: give it `__len__`, or make it an IterableDataset.")
     order: Order = ShuffledOrder(dataset, seed) if shuffle else SequentialOrder(dataset)
-    planner = Planner(order, batch_size or DEFAULT_BATCH_SIZE, drop_last=False)
+    batch_plan = BatchPlan(order, batch_size or DEFAULT_BATCH_SIZE, drop_last=False)
     collate = collate_fn or default_collate
-    return open_indexed(dataset, planner, collate, seed=seed, settings=WorkerSettings(), shard=shard)
+    return open_indexed(dataset, batch_plan, collate, seed=seed, settings=WorkerSettings(), shard=shard)
 
 
 def _is_samples(data: Any, batch_size: int | None) -> bool:
-    """Whether `data` is a data set: by its class, or because nothing else makes sense of it."""
+    """Whether `data` is a data set: by its class, or because it has indices and is no iterable of batches."""
     if isinstance(data, Dataset):
         return True
     if is_frame(data) or not isinstance(data, _MapStyle):
@@ -294,3 +176,132 @@ def _check_no_batching(data: Any, batch_size: int | None, collate_fn: object) ->
             f"{name} was given together with a {type(data).__name__}, which makes its own batches: leave out "
             f"{name}, or pass the data set itself."
         )
+
+
+def is_plain(loader: object) -> bool:
+    """Whether a loader iterates exactly as torch's DataLoader does, so that a stream can take over its iteration."""
+    if not isinstance(loader, DataLoader):
+        return False
+    kind = type(loader)
+    return kind.__iter__ is DataLoader.__iter__ and kind._get_iterator is DataLoader._get_iterator
+
+
+def open_loader(loader: DataLoader[Any], seed: int, shard: Shard | None = None) -> Stream:
+    """Open a stream over the data set of a plain DataLoader, with the settings of the loader."""
+    if isinstance(loader.dataset, IterableDataset):
+        if loader.num_workers or isinstance(loader.dataset, IterDataPipe):
+            return _open_iterable_loader(loader, seed)
+        batching = Batching(loader.batch_size, loader.drop_last, loader.collate_fn, bool(loader.pin_memory))
+        return open_items(loader.dataset, batching, seed, shard)
+    batch_plan = _batch_plan_of(loader, seed)
+    if batch_plan is None:
+        return open_iterable(loader, seed)
+    settings = WorkerSettings.of(loader)
+    return open_indexed(loader.dataset, batch_plan, loader.collate_fn, seed=seed, settings=settings, shard=shard)
+
+
+def open_indexed(
+    dataset: Any,
+    batch_plan: BatchPlan,
+    collate: Collate,
+    *,
+    seed: int,
+    settings: WorkerSettings,
+    shard: Shard | None = None,
+) -> Stream:
+    """Open a stream over a map-style data set; a `TensorStream` where this gives the same batches faster."""
+    is_divided = shard is not None and isinstance(batch_plan.order.sampler, DistributedSampler)
+    cuts = shard is not None and not is_divided and not batch_plan.index_is_batch
+    if cuts and shard is not None and shard.is_per_process:
+        cuts = batch_plan.is_even  # batches of a batch sampler are for one process each
+        batch_plan = batch_plan.scaled(shard.scale)
+    position = Position(batch_plan, seed, shard if cuts else None)
+    stream = _open_position(dataset, position, collate, seed=seed, settings=settings)
+    if shard is None or cuts:
+        return stream
+    return AlreadySharded(stream, shard.world) if is_divided else ShardedBatches(stream, shard)
+
+
+def _open_position(
+    dataset: Any, position: Position, collate: Collate, *, seed: int, settings: WorkerSettings
+) -> Stream:
+    batch_plan = position.batch_plan
+    if batch_plan.is_even and settings.worker_init_fn is None and is_tensor_data(dataset, collate):
+        return TensorStream(position, dataset, settings.pin_memory)
+    fetcher = Fetcher(dataset, collate, seed, batch_plan.index_is_batch)
+    if settings.num_workers == 0:
+        return IndexedStream(position, LocalSource(fetcher, settings.pin_memory))
+    return IndexedStream(position, WorkerSource(fetcher, settings), settings.in_order)
+
+
+def open_items(dataset: Iterable[Any], batching: Batching, seed: int, shard: Shard | None = None) -> Stream:
+    """Open a stream over an iterable data set that is read in this process."""
+    refusal = (
+        f"A run with {type(dataset).__name__} cannot be resumed exactly: its position cannot be known. Give "
+        "it `state_dict` and `load_state_dict`, or use a map-style data set."
+    )
+    cursor = Cursor(dataset, seed, Randomness.PER_ITEM)
+    if batching.size is None:
+        shard = None  # items that are batches already cannot be cut
+    elif shard is not None:
+        batching = replace(batching, size=batching.size * shard.scale)
+    return IteratedStream(cursor, batching, refusal=refusal, length=_length_of(dataset), shard=shard)
+
+
+def open_stateful(batches: Iterable[Any], seed: int) -> Stream:
+    """Open a stream over a loader that has `state_dict` and `load_state_dict`."""
+    cursor = Cursor(batches, seed, Randomness.PER_ITEM)
+    return IteratedStream(cursor, _READY_BATCHES, refusal="", length=_length_of(batches))
+
+
+def open_iterable(batches: Iterable[Any], seed: int) -> Stream:
+    """Open a stream over any iterable of batches, whose position cannot be saved."""
+    refusal = (
+        f"A run with {type(batches).__name__} cannot be resumed exactly: its position cannot be known. Use a "
+        "data set, a plain DataLoader with a sampler that has a length, a list of batches, or something that has "
+        "`state_dict` and `load_state_dict`."
+    )
+    cursor = Cursor(batches, seed, Randomness.UNSEEDED)
+    return IteratedStream(cursor, _READY_BATCHES, refusal=refusal, length=_length_of(batches))
+
+
+def _open_iterable_loader(loader: DataLoader[Any], seed: int) -> Stream:
+    name, workers = type(loader.dataset).__name__, loader.num_workers
+    refusal = (
+        f"A run with the iterable data set {name} read by {workers} workers cannot be resumed exactly: how "
+        f"far each worker has come cannot be known. {_INSTEAD}"
+    )
+    samples = _length_of(loader.dataset)  # not len(loader), which makes torch warn about its own estimate
+    cursor = Cursor(loader, seed, Randomness.PER_EPOCH)
+    stream = IteratedStream(cursor, _READY_BATCHES, refusal=refusal, length=None)
+    if samples is not None:
+        size = loader.batch_size or 1
+        stream.num_batches = samples // size if loader.drop_last else -(-samples // size)
+    return stream
+
+
+def _batch_plan_of(loader: DataLoader[Any], seed: int) -> BatchPlan | None:
+    batches = loader.batch_sampler
+    sampler = loader.sampler if batches is None or type(batches) is BatchSampler else batches
+    if not isinstance(sampler, Sized):  # it may be infinite, so an epoch cannot be drawn in advance
+        return None
+    order = order_of(sampler, seed)
+    if batches is None:
+        return BatchPlan(order, None, drop_last=False, index_is_batch=True)
+    if type(batches) is BatchSampler:
+        return BatchPlan(order_of(batches.sampler, seed), batches.batch_size, drop_last=batches.drop_last)
+    return BatchPlan(order, None, drop_last=False)
+
+
+def _length_of(data: object) -> int | None:
+    try:
+        return len(data) if isinstance(data, Sized) else None
+    except (TypeError, NotImplementedError):  # a loader has __len__ even where its data set has none
+        return None
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch
+
+
+_READY_BATCHES = Batching(None, drop_last=False, collate=_unchanged)

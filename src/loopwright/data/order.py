@@ -1,4 +1,4 @@
-"""The order of samples as a pure function of (seed, epoch), and the seeds of everything random."""
+"""The order of samples as a pure function of (seed, epoch), the derived seeds, and the division into batches."""
 
 from __future__ import annotations
 
@@ -24,14 +24,18 @@ from .random import preserved_rng, seed_sample
 from .stream import HasEpochs, Stateful
 
 _MASK = (1 << 64) - 1
-_STRIDE = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio: consecutive inputs land far apart
+_STRIDE = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio: consecutive inputs land far with_dataset
 
-# What a seed is for: two purposes never share one, so that no two streams of random numbers are the same.
+# Purposes of derived seeds; each has its own number, so that no two sequences of random numbers are the same.
 ORDER, SAMPLE, COLLATE, SAMPLER, WORKER = 1, 2, 3, 4, 5
 
 
 def derive_seed(seed: int, *parts: int) -> int:
-    """Mix integers into one seed of 63 bits, the same on every platform and in every process."""
+    """Mix integers into one seed of 63 bits, the same on every platform and in every process.
+
+    >>> derive_seed(0, 1) == derive_seed(0, 1) != derive_seed(0, 2)
+    True
+    """
     state = _mix((seed + _STRIDE) & _MASK)
     for part in parts:
         state = _mix((state + part + _STRIDE) & _MASK)
@@ -39,7 +43,11 @@ def derive_seed(seed: int, *parts: int) -> int:
 
 
 def permutation(seed: int, epoch: int, length: int) -> Tensor:
-    """The shuffled order of `length` samples in an epoch."""
+    """Return the shuffled order of `length` samples in an epoch, from seed and epoch alone.
+
+    >>> sorted(permutation(seed=0, epoch=1, length=4).tolist())
+    [0, 1, 2, 3]
+    """
     generator = torch.Generator().manual_seed(derive_seed(seed, ORDER, epoch))
     return torch.randperm(length, generator=generator)
 
@@ -54,17 +62,17 @@ Indices: TypeAlias = range | Tensor | list[Any]
 
 
 class Order(Protocol):
-    """The indices of each epoch; `sampler` is the object that may hold state of its own."""
+    """The indices of each epoch; `sampler` is the user's sampler, which may have state, or None."""
 
     @property
     def sampler(self) -> object: ...
     def __len__(self) -> int: ...
     def indices(self, epoch: int) -> Indices: ...
     def hidden_state(self) -> str | None:
-        """Name of what the order may depend on besides (seed, epoch), if anything."""
+        """Return the name of a sampler whose order may depend on more than (seed, epoch), or None."""
 
     def describe(self) -> str:
-        """What makes it another order."""
+        """Return the text that identifies the order in a run's fingerprint."""
 
 
 class SequentialOrder:
@@ -111,7 +119,7 @@ class ShuffledOrder:
 
 
 class FixedOrder:
-    """Indices, or lists of indices, that somebody wrote down."""
+    """Indices, or lists of indices, given as a list, tuple, range or tensor."""
 
     sampler: object = None
 
@@ -132,7 +140,7 @@ class FixedOrder:
 
 
 class SampledOrder:
-    """What a sampler gives when every generator it could draw from is seeded from (seed, epoch)."""
+    """The indices of a sampler, drawn while all generators are seeded from (seed, epoch)."""
 
     def __init__(self, sampler: Any, seed: int) -> None:
         self.sampler = sampler
@@ -155,7 +163,7 @@ class SampledOrder:
 
     def describe(self) -> str:
         name = type(self.sampler).__name__
-        is_divided = isinstance(self.sampler, DistributedSampler)  # which gives fewer on more processes
+        is_divided = isinstance(self.sampler, DistributedSampler)  # its length depends on the world size
         return name if is_divided else f"{name} of {len(self)}"
 
 
@@ -184,7 +192,7 @@ class GroupedOrder:
 
 
 def order_of(sampler: Any, seed: int) -> Order:
-    """The order a loader's sampler stands for."""
+    """Return the order that corresponds to a loader's sampler."""
     if type(sampler) is SequentialSampler:
         return SequentialOrder(sampler.data_source)
     if type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None:
@@ -213,20 +221,20 @@ def _own_generator(sampler: Any, seed: int) -> Iterator[None]:
         sampler.generator = theirs
 
 
-class Plan(Protocol):
-    """One epoch cut into batches; a position inside a batch stands for the rest of that batch."""
+class EpochPlan(Protocol):
+    """The batches of one epoch; a position inside a batch means the rest of that batch."""
 
     num_batches: int
     num_samples: int
 
     def span(self, position: int) -> tuple[int, int]:
-        """Where the rest of the batch at `position` begins and ends; the same number twice at the end."""
+        """Return start and end of the rest of the batch at `position`; both are equal at the end of the epoch."""
 
     def indices(self, start: int, stop: int) -> list[Any]: ...
 
 
 class EvenBatches:
-    """An order cut into batches of one size, the last one perhaps shorter."""
+    """Batches of equal size cut from an order; the last one may be shorter."""
 
     def __init__(self, order: Indices, batch_size: int, drop_last: bool) -> None:
         length = len(order)
@@ -245,7 +253,7 @@ class EvenBatches:
 
 
 class GivenBatches:
-    """Batches of indices as a batch sampler gave them."""
+    """Batches of indices from a batch sampler."""
 
     def __init__(self, batches: Sequence[Any]) -> None:
         self._batches = [batch.tolist() if isinstance(batch, Tensor) else list(batch) for batch in batches]
@@ -265,50 +273,50 @@ class GivenBatches:
         return self._batches[number][start - first : stop - first]
 
 
-class Planner:
-    """How the epochs of a data set are cut into batches.
+class BatchPlan:
+    """How every epoch of a data set is divided into batches.
 
-    Without `batch_size`, `order` gives whole batches of indices, or items that are batches already.
+    Without `batch_size`, `order` gives batches of indices. With `index_is_batch`, an index is one ready batch.
     """
 
-    def __init__(self, order: Order, batch_size: int | None, drop_last: bool, single: bool = False) -> None:
+    def __init__(self, order: Order, batch_size: int | None, drop_last: bool, index_is_batch: bool = False) -> None:
         self.order = order
-        self.batch_size = 1 if single else batch_size
+        self.batch_size = 1 if index_is_batch else batch_size
         self.drop_last = drop_last
-        self.single = single
+        self.index_is_batch = index_is_batch
 
-    def scaled(self, factor: int) -> Planner:
-        """The same with batches so many times as large, where it is this that cuts them."""
+    def scaled(self, factor: int) -> BatchPlan:
+        """Return a plan with a batch size `factor` times as large; the same plan for batches of a batch sampler."""
         size = self.batch_size * factor if self.is_even and self.batch_size is not None else self.batch_size
-        return Planner(self.order, size, self.drop_last, self.single)
+        return BatchPlan(self.order, size, self.drop_last, self.index_is_batch)
 
     @property
     def is_even(self) -> bool:
-        """Whether batches are cut out of an order of single samples."""
-        return self.batch_size is not None and not self.single
+        """Whether batches of `batch_size` are cut from an order of samples."""
+        return self.batch_size is not None and not self.index_is_batch
 
     def describe(self) -> dict[str, Any]:
-        """What of it makes other batches where it differs."""
-        size = None if self.single else self.batch_size
+        """Return the properties that identify the batches in a run's fingerprint."""
+        size = None if self.index_is_batch else self.batch_size
         return {"batch_size": size, "drop_last": self.drop_last, "order": self.order.describe()}
 
     def sizes(self) -> tuple[int | None, int | None]:
-        """Batches and samples in an epoch that has not been drawn yet, as far as they are known."""
+        """Return the numbers of batches and samples of an epoch that is not drawn yet; None where unknown."""
         length = len(self.order)
         if self.batch_size is None:
             return length, None
         plan = EvenBatches(range(length), self.batch_size, self.drop_last)
-        return plan.num_batches, None if self.single else plan.num_samples
+        return plan.num_batches, None if self.index_is_batch else plan.num_samples
 
-    def plan(self, epoch: int) -> Plan:
+    def for_epoch(self, epoch: int) -> EpochPlan:
         indices = self.order.indices(epoch)
         if self.batch_size is not None:
             return EvenBatches(indices, self.batch_size, self.drop_last)
         return GivenBatches(list(indices))
 
 
-def spans_from(plan: Plan, position: int, limit: int | None = None) -> Iterator[tuple[int, int]]:
-    """The spans of all batches from a position on, the first of them no longer than `limit`."""
+def spans_from(plan: EpochPlan, position: int, limit: int | None = None) -> Iterator[tuple[int, int]]:
+    """Yield start and end of every batch from a position on; the first has at most `limit` samples."""
     start, stop = plan.span(position)
     if limit is not None:
         stop = min(stop, start + limit)

@@ -1,8 +1,8 @@
-"""Which part of every batch is this process's, when several train together.
+"""Data parallelism: the part of each global batch that this process gets.
 
-A batch is one batch for all processes together: moving a run to another number of them changes neither the order of
-samples nor the mathematics, only who computes what. A process that gets no sample of a small last batch gets one of
-the others' with a size of 0, so that all take part in every step.
+A batch is a global batch, over all processes: another world size changes neither the order of samples nor the
+mathematics, only the rank that computes a sample. A rank without samples in a small last batch gets a sample of another
+rank with a size of 0, so that all ranks take part in every step.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .stream import Batch, Stream, StreamAround
+from .stream import Batch, Stream, StreamWrapper
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One process of several; `is_per_process` says that batch sizes are those of each, not of all together."""
+    """Rank and world size; with `is_per_process`, batch sizes are those of one process, not of the global batch."""
 
     rank: int = 0
     world: int = 1
@@ -23,25 +23,25 @@ class Shard:
 
     @property
     def scale(self) -> int:
-        """How many times the batch size that was given a batch of all processes is."""
+        """The size of the global batch divided by the given batch size."""
         return self.world if self.is_per_process else 1
 
     def size(self, total: int) -> int:
-        """How many samples of a batch of `total` are this process's."""
+        """Return the number of samples that this process has in a global batch of `total` samples."""
         return (self.rank + 1) * total // self.world - self.rank * total // self.world
 
     def part(self, start: int, stop: int) -> tuple[int, int]:
-        """The samples of the batch from `start` to `stop` that this process fetches: its own, or one to stand in."""
+        """Return start and end of this rank's part of a batch, or of the first sample where the part is empty."""
         total = stop - start
         first, last = start + self.rank * total // self.world, start + (self.rank + 1) * total // self.world
         return (first, last) if first < last else (start, start + 1)
 
 
-class ShardedBatches(StreamAround):
-    """Every so many ready batches of a stream, one for each process.
+class ShardedBatches(StreamWrapper):
+    """A stream of ready batches, distributed over the ranks: of each `world` consecutive batches, each rank gets one.
 
-    The batches cannot be cut, so each process reads all of them and keeps its own. The position stays that of the
-    stream behind it, which is the same for every number of processes.
+    Ready batches cannot be divided, so each process reads all of them and keeps its own. The position is the wrapped
+    stream's, which is the same for every world size.
     """
 
     def __init__(self, stream: Stream, shard: Shard) -> None:
@@ -67,22 +67,22 @@ class ShardedBatches(StreamAround):
             return Batch(own.value, own.size, total)
         return Batch(group[0].value, 0, total)
 
-    def _measure(self) -> None:
+    def _update_sizes(self) -> None:
         whole = self._stream.num_batches
         self.num_batches = None if whole is None else -(-whole // self._shard.world)
         self.num_samples = self._stream.num_samples
 
 
-class AlreadySharded(StreamAround):
-    """A stream over data that was divided among the processes by the user, as a DistributedSampler does."""
+class AlreadySharded(StreamWrapper):
+    """A stream over data that the user sharded already, for example with a `DistributedSampler`."""
 
     def __init__(self, stream: Stream, world: int) -> None:
         self._world = world
         super().__init__(stream)
         self.is_shared = True
 
-    def _measure(self) -> None:
-        """Every process has as many samples as the others."""
+    def _update_sizes(self) -> None:
+        """Update the sizes of the epoch; every process has the same number of samples."""
         own = self._stream.num_samples
         self.num_batches, self.num_samples = self._stream.num_batches, None if own is None else own * self._world
 

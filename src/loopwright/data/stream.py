@@ -1,4 +1,4 @@
-"""What every kind of data is turned into: a stream that hands out batches and knows its position."""
+"""Streams: the interface of all training data. A stream yields batches and knows its position."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ..errors import DataError
 
 
 class Batch(NamedTuple):
-    """A batch as the model side sees it, and the number of samples in it.
+    """A batch as `train_step` gets it, and the number of samples in it.
 
-    `total` counts the samples of all processes' parts together, where a batch is divided among several.
+    `total` is the number of samples of the global batch, where the batch is sharded over several processes.
     """
 
     value: Any
@@ -24,7 +24,7 @@ class Batch(NamedTuple):
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Something whose position can be saved and restored."""
+    """An object whose state can be saved and restored, such as a sampler, a data set or a loader."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
@@ -32,7 +32,7 @@ class Stateful(Protocol):
 
 @runtime_checkable
 class HasEpochs(Protocol):
-    """A sampler or data set whose order depends on the epoch it is told."""
+    """A sampler or data set whose order depends on the epoch set by `set_epoch`."""
 
     def set_epoch(self, epoch: int) -> Any: ...
 
@@ -45,7 +45,7 @@ class Stream(ABC):
 
     num_batches: int | None = None
     num_samples: int | None = None
-    is_shared = False  # whether it gives this process its part of every batch of all
+    is_shared = False  # whether batches are sharded: this process gets its part of each global batch
 
     @abstractmethod
     def begin(self, epoch: int) -> None:
@@ -53,15 +53,15 @@ class Stream(ABC):
 
     @abstractmethod
     def take(self, count: int, max_samples: int | None = None) -> list[Batch]:
-        """The next at most `count` batches of this epoch; none when its data is exhausted.
+        """Return the next batches of this epoch, at most `count`; an empty list when its data is exhausted.
 
-        `max_samples` cuts the last batch short where samples can be told apart; streams of ready batches
-        stop after the batch that reaches it.
+        With `max_samples`, a stream that builds batches from samples shortens the last one; a stream of ready batches
+        stops after the batch that reaches this number.
         """
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Epoch, position, and whatever else is needed to continue exactly after the last batch given out."""
+        """Return epoch, position and all other state that is needed to continue exactly after the last batch taken."""
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -69,7 +69,7 @@ class Stream(ABC):
 
     @property
     def spans_epochs(self) -> bool:
-        """Whether an epoch begins where the one before it ended, so that the position matters between epochs, too."""
+        """Whether an epoch begins where the previous one ended, so that the position matters between epochs, too."""
         return False
 
     @abstractmethod
@@ -77,40 +77,40 @@ class Stream(ABC):
         """Raise a `DataError` that says what to do instead, if the position cannot be known."""
 
     def describe(self) -> dict[str, Any]:
-        """What makes the data another where it differs (length, batch size, order), as far as it is known."""
+        """Return properties that identify the data in a run's fingerprint: length, batch size, order, where known."""
         return {}
 
     def peek(self) -> list[Any] | None:
-        """A few samples at fixed places, the first of them twice, without any trace; None where that cannot be."""
+        """Return a few samples at fixed indices, the first one twice, and change no state; None where impossible."""
         return None
 
-    def close(self) -> None:  # noqa: B027  (most streams hold nothing that has to be ended)
-        """End workers and drop iterators."""
+    def close(self) -> None:  # noqa: B027  (most streams hold no resources)
+        """Stop worker processes and drop iterators."""
 
     def __iter__(self) -> Iterator[Batch]:
-        """The rest of this epoch, batch by batch."""
+        """Iterate over the remaining batches of this epoch."""
         while batches := self.take(1):
             yield batches[0]
 
 
-class StreamAround(Stream):
-    """Another stream, changed: what a subclass does not say is that stream's."""
+class StreamWrapper(Stream):
+    """A stream that wraps another one and forwards every method that a subclass does not override."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self.is_shared = stream.is_shared
-        self._measure()
+        self._update_sizes()
 
     def begin(self, epoch: int) -> None:
         self._stream.begin(epoch)
-        self._measure()
+        self._update_sizes()
 
     def state_dict(self) -> dict[str, Any]:
         return self._stream.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._stream.load_state_dict(state)
-        self._measure()
+        self._update_sizes()
 
     @property
     def spans_epochs(self) -> bool:
@@ -128,13 +128,13 @@ class StreamAround(Stream):
     def close(self) -> None:
         self._stream.close()
 
-    def _measure(self) -> None:
-        """Note the sizes of the epoch, which the stream behind may learn only when it begins."""
+    def _update_sizes(self) -> None:
+        """Update the sizes of the epoch, which the wrapped stream may know only after the epoch has begun."""
         self.num_batches, self.num_samples = self._stream.num_batches, self._stream.num_samples
 
 
 def check_kind(state: dict[str, Any], kind: str) -> None:
-    """Refuse a position in one kind of data for another."""
+    """Raise a `DataError` if a saved position belongs to another kind of data."""
     if state["kind"] != kind:
         raise DataError(
             f"The position to continue from is in {state['kind']}, but the data is now {kind}: resume with the "
@@ -143,7 +143,7 @@ def check_kind(state: dict[str, Any], kind: str) -> None:
 
 
 def batch_size_of(batch: Any) -> int:
-    """Number of samples in a batch: the length of the first tensor found in it, otherwise 1."""
+    """Return the number of samples in a batch: the length of the first tensor found in it, otherwise 1."""
     tensor = _first_tensor(batch)
     return tensor.shape[0] if tensor is not None and tensor.ndim else 1
 
@@ -161,8 +161,8 @@ def _first_tensor(batch: Any) -> Tensor | None:
 _KIND = "the first batches of each epoch"
 
 
-class LimitedStream(StreamAround):
-    """At most `limit` batches an epoch; no more than that is ever asked of the stream behind it."""
+class LimitedStream(StreamWrapper):
+    """The first `limit` batches of each epoch; the wrapped stream is never asked for more."""
 
     def __init__(self, stream: Stream, limit: int) -> None:
         if limit < 1:
@@ -181,7 +181,7 @@ class LimitedStream(StreamAround):
             return []
         batches = self._stream.take(min(count, left), max_samples)
         self._taken += len(batches)
-        self._measure()  # the stream behind may have learnt how long this epoch is
+        self._update_sizes()  # the wrapped stream may know the length of this epoch only now
         return batches
 
     def state_dict(self) -> dict[str, Any]:
@@ -192,17 +192,17 @@ class LimitedStream(StreamAround):
         super().load_state_dict(state["stream"])
         self._taken = state["taken"]
 
-    def _measure(self) -> None:
-        """Sizes of an epoch: of data with an unknown length, only that there are no more batches than the limit."""
+    def _update_sizes(self) -> None:
+        """Update the sizes of the epoch; they stay unknown for data of unknown length."""
         whole = self._stream.num_batches
         self.num_batches = None if whole is None else min(whole, self._limit)
         self.num_samples = self._stream.num_samples if whole is not None and whole <= self._limit else None
 
 
-class SkippingStream(StreamAround):
-    """Leaves out batches of the current epoch by their number; windows are filled up with those that follow.
+class SkippingStream(StreamWrapper):
+    """Skips batches of the current epoch by number; accumulation windows are filled up with the next batches.
 
-    Its state is that of the stream behind it with two entries more, so that a run may be resumed with or without it.
+    Its state is the wrapped stream's state with two more entries, so that a run may be resumed with or without it.
     """
 
     def __init__(self, stream: Stream) -> None:
@@ -213,19 +213,19 @@ class SkippingStream(StreamAround):
         super().__init__(stream)
 
     def skip(self, skipped: Mapping[int, int]) -> None:
-        """Leave out these batches: their numbers in the epoch, with their sizes."""
+        """Skip these batches as well: a mapping from number in the epoch to number of samples."""
         self.skipped |= skipped
-        self._measure()
+        self._update_sizes()
 
-    def with_kept(self, kept: int) -> dict[int, int]:
-        """What is left out, with the batch of the last window that was the `kept`-th (from 0) to be given out."""
+    def skipped_with(self, kept: int) -> dict[int, int]:
+        """Return the skipped batches and one more, of the last window: batch `kept` (from 0) of those not skipped."""
         number = kept
         for skipped in sorted(self.skipped):
             number += skipped <= number
         return self.skipped | {number: self._sizes[number]}
 
     def count_from(self, kept: int) -> None:
-        """Say how many batches of this epoch were given out, where the state that was loaded did not."""
+        """Set the number of batches read in this epoch, if the loaded state did not contain it."""
         if not self._is_counted:
             self._num_read, self._is_counted = kept, True
 
@@ -263,8 +263,8 @@ class SkippingStream(StreamAround):
             self._num_read += 1
         return batches
 
-    def _measure(self) -> None:
-        """Sizes of the epoch without what is left out."""
+    def _update_sizes(self) -> None:
+        """Update the sizes of the epoch, without the skipped batches."""
         batches, samples = self._stream.num_batches, self._stream.num_samples
         self.num_batches = None if batches is None else batches - len(self.skipped)
         self.num_samples = None if samples is None else samples - sum(self.skipped.values())

@@ -1,9 +1,9 @@
-"""Workers of loaders under signals that are sent to all processes of a group.
+"""Batches from worker processes, and how workers react to signals that are sent to a whole process group.
 
-A terminal, torchrun, SLURM and systemd send SIGINT or SIGTERM to workers too. What to do about it is up to the process
-that trains, which needs its workers to get to the end of an update: they pass over both for as long as it trains.
-Afterwards SIGTERM ends them again, which is how torch and multiprocessing get rid of them. A worker whose parent is
-gone notices it within seconds, since torch lets it look.
+A terminal, torchrun, SLURM and systemd send SIGINT and SIGTERM to workers, too. The training process decides how to
+react, and needs its workers to finish the update: workers ignore both signals while it trains. Afterwards SIGTERM ends
+them again, which torch and multiprocessing rely on. A worker without a parent process ends within seconds, by torch's
+own check.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .fetch import Fetcher, Request, can_pin
 from .order import WORKER, derive_seed
 from .stream import Batch
 
-signal_handling: Any = _torch  # which exports nothing that has a type
+signal_handling: Any = _torch  # a module without type annotations
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _IS_POSIX = os.name == "posix"
@@ -38,7 +38,7 @@ _IS_POSIX = os.name == "posix"
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """What a loader was told about its workers."""
+    """The worker settings of a DataLoader."""
 
     num_workers: int = 0
     pin_memory: bool = False
@@ -54,14 +54,14 @@ class WorkerSettings:
         return cls(**{field.name: getattr(loader, field.name) for field in fields(cls)})
 
 
-class WorkerFeed:
-    """Sends requests to worker processes, which are started when the first batch is asked for."""
+class WorkerSource:
+    """Sends requests to worker processes, which are started with the first batch."""
 
     def __init__(self, fetcher: Fetcher, settings: WorkerSettings) -> None:
         self.fetcher = fetcher
         self._settings = settings
         self._requests = _Requests()
-        self._generator = torch.Generator()  # a loader without its own would draw from the one of training
+        self._generator = torch.Generator()  # without it, a loader draws from the global generator
         self._loader: DataLoader[Any] | None = None
         self._batches: Any = None
 
@@ -82,22 +82,22 @@ class WorkerFeed:
 
     def close(self) -> None:
         batches, loader = self._batches, self._loader
-        if batches is None and loader is not None:  # persistent workers wait for the next epoch
+        if batches is None and loader is not None:  # persistent workers between epochs
             batches = loader._iterator
-        if batches is not None:  # dropping it may not be enough: a traceback can keep it alive
+        if batches is not None:  # shut down explicitly: a traceback may keep a reference
             batches._shutdown_workers()
-            for worker in batches._workers:  # one that does not come back from the data set
+            for worker in batches._workers:  # a worker that hangs in the data set
                 if worker.is_alive():
                     worker.kill()
         self._batches = self._loader = None
 
     def _open(self) -> Iterator[Batch]:
-        with warnings.catch_warnings():  # the user's own loader has already said it
+        with warnings.catch_warnings():  # the user's own loader has already warned
             warnings.filterwarnings("ignore", message="This DataLoader will create")
             if self._loader is None:
                 self._loader = self._build()
             context = self._settings.multiprocessing_context or torch.multiprocessing
-            with signals_held_back(context.get_start_method()):
+            with signals_blocked(context.get_start_method()):
                 return iter(self._loader)
 
     def _build(self) -> DataLoader[Any]:
@@ -106,7 +106,7 @@ class WorkerFeed:
             self.fetcher,  # type: ignore[arg-type]  # __getitem__ is all it needs
             batch_size=None,
             sampler=self._requests,
-            collate_fn=_as_it_is,
+            collate_fn=_unchanged,
             num_workers=settings.num_workers,
             pin_memory=settings.pin_memory and can_pin(),
             timeout=settings.timeout,
@@ -120,7 +120,7 @@ class WorkerFeed:
 
 
 class _Requests:
-    """The sampler of our loader: whatever requests were set last."""
+    """The sampler of the internal DataLoader: yields the current requests."""
 
     current: Iterator[Request] = iter(())
 
@@ -130,13 +130,13 @@ class _Requests:
 
 @dataclass(frozen=True, slots=True)
 class _WorkerStart:
-    """Passes over signals, shows the user's own data set in `get_worker_info()`, then calls the user's function."""
+    """Starts a worker: signals, the user's data set in `get_worker_info()`, then the user's `worker_init_fn`."""
 
     function: Callable[[int], Any] | None
     flag: TrainingFlag | None
 
     def __call__(self, worker_id: int) -> None:
-        pass_over_signals(self.flag)
+        leave_signals_to_trainer(self.flag)
         info: Any = get_worker_info()
         object.__setattr__(info, "dataset", info.dataset.dataset)  # the info is frozen
         if self.function is not None:
@@ -144,16 +144,16 @@ class _WorkerStart:
 
 
 def _check_workers(workers: list[Any], error: Exception) -> None:
-    """Name the worker that was killed, of which torch may only have noticed that the connection is gone."""
+    """Raise a `DataError` that names a killed worker, where torch only reports a lost connection."""
     if isinstance(error, ConnectionError | EOFError):
-        wait([worker.sentinel for worker in workers], timeout=5.0)  # its connections are closed before it is gone
+        wait([worker.sentinel for worker in workers], timeout=5.0)  # its connections close before the process ends
     for worker in workers:
         if not worker.is_alive() and worker.exitcode:
             raise DataError(_end_of_worker(worker.pid, worker.exitcode)) from error
 
 
 def _end_of_worker(pid: int, code: int) -> str:
-    """What became of a worker that was not asked to end."""
+    """Return the message for a worker that ended unexpectedly."""
     if code > 0:
         return (
             f"A worker of the loader (process {pid}) ended with exit code {code}: a data set must not end its process."
@@ -166,12 +166,12 @@ def _end_of_worker(pid: int, code: int) -> str:
     return f"A worker of the loader (process {pid}) was killed by {name}. {advice.get(name, 'Look at its data set.')}"
 
 
-def _as_it_is(batch: Any) -> Any:
+def _unchanged(batch: Any) -> Any:
     return batch
 
 
 class TrainingFlag:
-    """Whether this process trains: a byte that it writes and that its workers, forked or spawned, read."""
+    """Whether this process trains: a byte in shared memory, read by its workers, forked or spawned."""
 
     def __init__(self, memory: mmap.mmap | None = None) -> None:
         if memory is None:
@@ -201,11 +201,11 @@ def _attach(duplicate: Any) -> TrainingFlag:
         os.close(descriptor)
 
 
-_flags: dict[int, TrainingFlag] = {}  # by process id: a forked process must not share the flag of its parent
+_flags: dict[int, TrainingFlag] = {}  # by process id: a forked process needs its own flag
 
 
 def training_flag() -> TrainingFlag | None:
-    """The flag of this process; None where signals are not sent to groups of processes."""
+    """Return the flag of this process; None on systems without POSIX signals."""
     if not _IS_POSIX:
         return None
     if os.getpid() not in _flags:
@@ -214,8 +214,8 @@ def training_flag() -> TrainingFlag | None:
     return _flags[os.getpid()]
 
 
-def pass_over_signals(flag: TrainingFlag | None) -> None:
-    """In a worker: let SIGINT and SIGTERM be the business of the process that trains."""
+def leave_signals_to_trainer(flag: TrainingFlag | None) -> None:
+    """In a worker: ignore SIGINT always, and SIGTERM while the parent process trains."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if flag is None:
         return
@@ -224,17 +224,17 @@ def pass_over_signals(flag: TrainingFlag | None) -> None:
         if not flag:
             os._exit(0)
 
-    signal.set_wakeup_fd(-1)  # a forked worker has its parent's, who would take this signal for its own
-    signal.signal(signal.SIGTERM, end_unless_training)  # not SIG_IGN, which programs that the worker starts inherit
+    signal.set_wakeup_fd(-1)  # inherited by fork: the parent would treat this signal as its own
+    signal.signal(signal.SIGTERM, end_unless_training)  # not SIG_IGN, which child programs of the worker would inherit
     signal.siginterrupt(signal.SIGTERM, False)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
 @contextmanager
 def workers_outlive_signals() -> Iterator[None]:
-    """Around training: workers that are forked meanwhile pass over signals, also those of loaders that users iterate.
+    """Context for training: workers that are forked inside ignore signals, also workers of loaders that users iterate.
 
-    torch gives every worker a SIGTERM handler first of all, which would end it; ours comes right after that.
+    torch first gives every worker a SIGTERM handler that ends it; this replaces the handler right afterwards.
     """
     flag = training_flag()
     if flag is None:
@@ -245,7 +245,7 @@ def workers_outlive_signals() -> Iterator[None]:
     def set_handlers() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         original()
-        pass_over_signals(flag)
+        leave_signals_to_trainer(flag)
 
     signal_handling._set_worker_signal_handlers = set_handlers
     flag.set(True)
@@ -257,14 +257,14 @@ def workers_outlive_signals() -> Iterator[None]:
 
 
 @contextmanager
-def signals_held_back(start_method: str) -> Iterator[None]:
-    """Around the start of workers: spawned ones begin with this thread's signal mask and need seconds to get ready."""
+def signals_blocked(start_method: str) -> Iterator[None]:
+    """Context for starting workers: spawned ones inherit this thread's signal mask and need seconds to start."""
     if start_method != "spawn" or not _IS_POSIX:
         yield
         return
     from multiprocessing import resource_tracker
 
-    resource_tracker.ensure_running()  # or it is started below, and unblocks them
+    resource_tracker.ensure_running()  # otherwise it starts below and unblocks the signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         yield
