@@ -19,7 +19,7 @@ from .store import checked_path, list_own
 from .tree import Tree
 from .writer import AsyncWriter
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("loopwright")
 
 METRIC = "metric"  # in the metadata: {"name": ..., "value": ..., "mode": "min" or "max"}
 
