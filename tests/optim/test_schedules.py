@@ -16,7 +16,7 @@ from torch.utils.data import IterableDataset
 
 from loopwright import Callback, ConfigurationError, Schedule, Trainer
 from loopwright.callbacks import LearningRateLog, Rewind, ScheduleLearningRate, ScheduleWeightDecay, param_groups
-from loopwright.optim.schedules import extent_of
+from loopwright.callbacks.scheduling import extent_of
 from loopwright.schedules import (
     Constant,
     Cosine,

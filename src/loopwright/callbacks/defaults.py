@@ -1,4 +1,4 @@
-"""The callbacks that every run has unless the user brought one of the same kind, and the order they run in."""
+"""The default callbacks of a run, unless the user passed one of the same class, and the order of all callbacks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ if TYPE_CHECKING:
 
 
 def with_defaults(trainer: Trainer) -> list[Callback]:
-    """The user's callbacks, then the defaults that are missing.
+    """Return the user's callbacks and the missing defaults, in the order of their precedence.
 
-    Those that write files treat a failing write as the user's `Checkpoints` do. All of them are called in the order of
-    their precedence.
+    Default callbacks that write files treat a failing write as the user's `Checkpoints` does.
     """
     callbacks = list(trainer.active_callbacks or trainer.callbacks)
     on_error: Literal["raise", "warn"] = "raise"
@@ -42,13 +41,13 @@ def with_defaults(trainer: Trainer) -> list[Callback]:
 
 
 def _keeps_best(callbacks: list[Callback]) -> bool:
-    from .best import BestCheckpoint  # only runs that could need it pay for it
+    from .best import BestCheckpoint  # imported only for runs with evaluation
 
     return any(isinstance(callback, BestCheckpoint) for callback in callbacks)
 
 
 def _for_curves(trainer: Trainer, callbacks: list[Callback]) -> list[Callback]:
-    """Callbacks that set the learning rates of schedules that are curves, where there is none yet."""
+    """Return callbacks that set the learning rates of curves, for curves that no callback sets yet."""
     curves = [s.scheduler for s in trainer.schedules.values() if isinstance(s.scheduler, CurveSchedule)]
     if not curves:
         return []

@@ -1,4 +1,4 @@
-"""Exponential moving averages of the weights: kept beside the model, evaluated and saved under a name of their own."""
+"""Exponential moving averages of the weights: kept beside the model, evaluated and saved under their own names."""
 
 from __future__ import annotations
 
@@ -22,17 +22,29 @@ LOW_PRECISION = (torch.float16, torch.bfloat16)
 
 
 class EMA(Callback):
-    """Averages the weights over the updates: `average = decay * average + (1 - decay) * weights` after every update.
+    """Exponential moving averages of the weights.
 
-    Several decays, as in `EMA([0.99, 0.999])`, give as many averages, called `ema_0.99` and so on.
+    After every update, `average = decay * average + (1 - decay) * weights`. Buffers, such as the statistics of batch
+    norm, are copied, not averaged. `with ema.weights(trainer): ...` runs code with the averages in place of the
+    weights, for example `trainer.export(path)`; with several decays, `ema.weights(trainer, decay=0.99)`.
 
-    `model` names one of the trainer's models; by default all of them are averaged. Buffers, such as the statistics
-    of batch norm, are not averaged but copied. With `warmup` the first updates weigh more: the decay is at most
-    (1 + n) / (10 + n) after n updates. Every evaluation is repeated with the averages, and what it measures is
-    called `ema_loss` and so on (`name` is the prefix, for several averages in one run), unless `evaluate` is False.
+    Args:
+        decay: A number from 0 to 1 (exclusive), or several; several averages are called `ema_0.99` and so on.
+        model: The name of one of the trainer's models; all by default.
+        warmup: Whether the first updates weigh more: after n updates the decay is at most (1 + n) / (10 + n).
+        evaluate: Whether to repeat every evaluation with the averages; its metrics are called `ema_loss` and so on.
+        name: The prefix of these metrics; for several EMA callbacks in one run.
 
-    `with ema.weights(trainer): ...` runs anything else with the averages in place, such as `trainer.export(path)`; of
-    several, `ema.weights(trainer, decay=0.99)`.
+    >>> import torch
+    >>> from loopwright import Trainer
+    >>> from loopwright.callbacks import EMA
+    >>> model, ema = torch.nn.Linear(2, 1), EMA(0.9)
+    >>> sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> trainer = Trainer(model, sgd, torch.nn.MSELoss(), callbacks=[ema], progress="silent")
+    >>> data = torch.ones(4, 2), torch.ones(4, 1)
+    >>> _ = trainer.train(data, num_updates=1)
+    >>> with ema.weights(trainer):
+    ...     outputs = model(data[0])
     """
 
     evaluates_again = True
@@ -62,7 +74,7 @@ class EMA(Callback):
 
     @property
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """The averaged state dict of each model; the tensors change as training goes on. Of several, the first's."""
+        """The averaged state dict of each model, of the first decay; the tensors change with every update."""
         return self.states[next(iter(self.decays))]
 
     @property
@@ -74,7 +86,7 @@ class EMA(Callback):
 
     @contextmanager
     def weights(self, trainer: Trainer, *, decay: float | None = None) -> Iterator[None]:
-        """The models with the averages in place of their weights, which come back afterwards."""
+        """Context with the averages in place of the models' weights, which are restored afterwards."""
         with self._in_place(trainer, self._prefix_of(decay)):
             yield
 
@@ -112,12 +124,12 @@ class EMA(Callback):
                     f"Two EMA callbacks are both named {self.prefix!r}: give each its own, as in "
                     f"EMA({self.decay}, name='ema_slow')."
                 )
-        self._tell_of_kept(trainer)
+        self._warn_of_kept(trainer)
         self._prepare(trainer)
         self._follow_buffers()
 
-    def _tell_of_kept(self, trainer: Trainer) -> None:
-        """Say that models kept by a metric of the averages are not the averages."""
+    def _warn_of_kept(self, trainer: Trainer) -> None:
+        """Print a line if a callback keeps models by a metric of the averages: it keeps the model's own weights."""
         from .best import BestCheckpoint
         from .checkpoints import BestModel
 
@@ -146,7 +158,7 @@ class EMA(Callback):
         self._follow_buffers()
 
     def _follow_buffers(self) -> None:
-        """Training goes on: from now on the model's own are used, also by an evaluation before the next average."""
+        """Use the model's own buffers from now on, also in an evaluation before the next update."""
         for average in self._all():
             average.buffers = {}
 
@@ -172,25 +184,25 @@ class EMA(Callback):
         return {"num_updates": self.num_updates, "models": self.states}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Into the averages there are, or else, before there are models to average, for later."""
+        """Load into the averages; before the models are known, keep the state for later."""
         self.num_updates, self._loaded = state["num_updates"], dict(state["models"])
         if self._averages:
-            self._take_loaded()
+            self._load_kept()
 
     def _prepare(self, trainer: Trainer) -> None:
-        """Average this trainer's models, from the state that was loaded or from their weights as they are now."""
+        """Create the averages of this trainer's models, from the loaded state or from the current weights."""
         models = self._models_of(trainer)
         known = self._averages.get(next(iter(self.decays)), {})
         if any(name not in known or known[name].model is not model for name, model in models.items()):
             self._averages = {p: {name: Average(model) for name, model in models.items()} for p in self.decays}
-            self._take_loaded()
+            self._load_kept()
 
     def _all(self) -> Iterator[Average]:
         for averages in self._averages.values():
             yield from averages.values()
 
-    def _take_loaded(self) -> None:
-        """An average that was not part of the saved state begins with the weights as they are now."""
+    def _load_kept(self) -> None:
+        """Load the kept state; an average that it does not contain begins with the current weights."""
         for prefix, models in self._loaded.items():
             for name, saved in models.items():
                 if name in self._averages.get(prefix, {}):
@@ -212,8 +224,8 @@ class EMA(Callback):
 class Average:
     """The averaged parameters of one model.
 
-    While it is trained, the model's own buffers go with them; `keep_buffers` makes a copy for afterwards, when
-    somebody may have put other weights into the model.
+    During training the model's own buffers are used; `keep_buffers` copies them at the end, since other weights may be
+    loaded into the model afterwards.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -225,7 +237,7 @@ class Average:
 
     @torch.no_grad()
     def update(self, weight: float) -> None:
-        """Move the averages towards the weights by this part of the way."""
+        """Move the averages towards the weights: `average += weight * (param - average)`."""
         for params, averages in self._groups:
             current = [
                 param if param.dtype == average.dtype else param.to(average.dtype)
@@ -239,16 +251,16 @@ class Average:
 
     @torch.no_grad()
     def put_in_place(self) -> list[tuple[Tensor, Tensor]]:
-        """Overwrite the model's tensors; each with what it held is given back, for `put_back`."""
+        """Overwrite the model's tensors; return pairs of tensor and previous value, for `_put_back`."""
         own = dict(self.model.named_buffers())
         targets = [*self._params, *(own[name] for name in self.buffers)]
         kept = [(target, target.detach().clone()) for target in targets]
         for target, value in zip(targets, [*self._averages, *self.buffers.values()], strict=True):
-            target.copy_(value)  # one by one: sharded parameters know no other way
+            target.copy_(value)  # one by one: sharded parameters support no foreach copy
         return kept
 
     def state_dict(self) -> dict[str, Any]:
-        """The names of the model's state dict, with the averages as values."""
+        """Return the model's state dict with the averages as values."""
         averages = self._by_param()
         result: dict[str, Any] = {}
         for name, value in self.model.state_dict(keep_vars=True).items():
@@ -275,7 +287,7 @@ class Average:
 
 
 def _for_averaging(param: Tensor) -> Tensor:
-    """A copy of the parameter, in a precision that can hold a step of a thousandth."""
+    """Return a copy of the parameter, in float32 if its precision is too low for small steps."""
     return param.detach().to(torch.float32 if param.dtype in LOW_PRECISION else param.dtype, copy=True)
 
 
@@ -286,5 +298,5 @@ def _put_back(kept: list[tuple[Tensor, Tensor]]) -> None:
 
 
 def _is_averaged(trainer: Trainer) -> bool:
-    """Whether an average is in place already, so that the evaluation under way is its own."""
+    """Whether averages are in place already, so that the current evaluation is one of averages."""
     return any(isinstance(callback, EMA) and callback.is_in_place for callback in trainer.active_callbacks)

@@ -1,4 +1,4 @@
-"""Fine-tuning: parts of a model that are not trained, for a while or at all."""
+"""Freezing of model parts for fine-tuning, for some epochs or a whole run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 from ..callback import Callback
 from ..errors import ConfigurationError
 from ..optim.groups import BATCH_NORMS as BATCH_NORMS
-from ..optim.groups import Found, find_parts, label_of
+from ..optim.groups import FoundParts, find_parts, label_of
 from ..optim.groups import param_groups as param_groups
 
 if TYPE_CHECKING:
@@ -18,15 +18,21 @@ if TYPE_CHECKING:
 
 
 class Freeze(Callback):
-    """Keeps parts of the models from being trained, for good or for the first `until_epoch` epochs.
+    """Freezes parts of the models, for the whole run or for the first `until_epoch` epochs.
 
-    Parts are given one after the other or in a list. A part is a module, or the name of a module or parameter, where
-    `*`, `?` and `[...]` are patterns: "backbone", "layers.[0-3]", "*.bias". With several models, the model's name may
-    come first: "encoder.layers.0". Batch norms inside frozen parts use their statistics and leave them as they are,
-    unless `norm_in_eval` is False.
+    The optimizer must contain parameters that are unfrozen later: build it from all parameters, or pass a factory.
 
-    The optimizer must hold the parameters that are unfrozen later: it does when it was built from all of them, or
-    is given as a factory. At `until_epoch` all the parameters named here begin to be trained.
+    Args:
+        parts: A part or a list of parts. A part is a module, or the name of a module or parameter; names may be
+            patterns with `*`, `?` and `[...]`: "backbone", "layers.[0-3]", "*.bias". With several models, the model's
+            name may come first: "encoder.layers.0".
+        *more: More parts.
+        until_epoch: The number of epochs after which the parts are unfrozen; None means never.
+        norm_in_eval: Whether batch norms inside frozen parts are in eval mode: they use their running statistics and do
+            not update them.
+
+    >>> from loopwright.callbacks import Freeze
+    >>> callback = Freeze("backbone", "*.bias", until_epoch=2)
     """
 
     def __init__(
@@ -45,7 +51,7 @@ class Freeze(Callback):
         self.until_epoch = until_epoch
         self.norm_in_eval = norm_in_eval
         self.is_frozen = False
-        self._found = Found()
+        self._found = FoundParts()
 
     def on_train_start(self, trainer: Trainer) -> None:
         self._found = find_parts(trainer.modules, self.parts)
@@ -58,12 +64,12 @@ class Freeze(Callback):
             )
 
     def on_epoch_start(self, trainer: Trainer) -> None:
-        """Every epoch again, since `model.train()` in anybody's code wakes the batch norms up."""
+        """Apply again in every epoch, since `model.train()` in user code puts batch norms back into train mode."""
         if self.is_frozen:
             self._apply(trainer)
 
     def holds(self, item: nn.Module | nn.Parameter) -> bool:
-        """Whether this callback keeps a parameter or batch norm frozen at the moment."""
+        """Whether this callback currently freezes a parameter or batch norm."""
         return self.is_frozen and (id(item) in self._found.params or id(item) in self._found.norms)
 
     def _apply(self, trainer: Trainer) -> None:
@@ -88,12 +94,38 @@ class Freeze(Callback):
 
 
 def freeze(model: nn.Module, parts: str | nn.Module | Iterable[str | nn.Module], *, norm_in_eval: bool = True) -> None:
-    """Turn off training for the named parts of a model now; see `Freeze` for what names a part."""
+    """Freeze parts of a model now.
+
+    Args:
+        model: The model.
+        parts: One or several parts, named as for `Freeze`.
+        norm_in_eval: Whether to put batch norms inside the parts into eval mode.
+
+    >>> import torch
+    >>> from loopwright.callbacks import freeze
+    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    >>> freeze(model, "0")
+    >>> [param.requires_grad for param in model.parameters()]
+    [False, False, True, True]
+    """
     _switch(model, parts, trains=False, norms=norm_in_eval)
 
 
 def unfreeze(model: nn.Module, parts: str | nn.Module | Iterable[str | nn.Module] = "*") -> None:
-    """Turn training on again for the named parts of a model, batch norms included; for all of it by default."""
+    """Unfreeze parts of a model now, batch norms included.
+
+    Args:
+        model: The model.
+        parts: One or several parts, named as for `Freeze`; the whole model by default.
+
+    >>> import torch
+    >>> from loopwright.callbacks import freeze, unfreeze
+    >>> model = torch.nn.Linear(2, 1)
+    >>> freeze(model, "weight")
+    >>> unfreeze(model)
+    >>> model.weight.requires_grad
+    True
+    """
     _switch(model, parts, trains=True, norms=True)
 
 

@@ -146,7 +146,7 @@ class ProgressLine(Periodic):
         self._seconds, self._eval_seconds = trainer.progress.seconds, trainer.eval_seconds
 
     def fire(self, trainer: Trainer) -> None:
-        from ..optim.schedules import done_of
+        from .scheduling import done_of
 
         progress, until = trainer.progress, trainer.until
         parts = [

@@ -1,4 +1,4 @@
-"""What happens when a loss or gradient norm is not finite, before it can reach the weights."""
+"""The reaction to losses and gradient norms that are not finite, before they reach the weights."""
 
 from __future__ import annotations
 
@@ -14,15 +14,21 @@ if TYPE_CHECKING:
 
 
 class NonFiniteGuard(Callback):
-    """Refuses optimizer steps on NaN or infinite losses, and on such gradient norms where clipping computes them.
+    """Prevents optimizer steps on NaN or infinite losses, and on such gradient norms where clipping computes them.
 
-    `action` is "raise" (the default of every trainer), "skip" (leave the update out and go on; at most `max_skips`
-    times), "stop" (leave it out and end training), or "off". On an accelerator a fused optimizer leaves the step out
-    by itself and the host hears of it at the next log point; other optimizers cost a read before each step.
+    Every trainer has one, with "raise". On an accelerator a fused optimizer skips the step by itself, and the host
+    reads it at the next log point; other optimizers need a read from the device before each step.
+
+    Args:
+        action: "raise" an error, "skip" the update and continue, "stop" training without the update, or "off".
+        max_skips: With "skip", the number of skipped updates after which the next one is an error.
+
+    >>> from loopwright.callbacks import NonFiniteGuard
+    >>> callback = NonFiniteGuard("skip", max_skips=10)
     """
 
     is_immediate = False
-    precedence = 3  # after the checkpoints, since it may undo all of it
+    precedence = 3  # after the checkpoints, since `Rewind` may undo the update
 
     def __init__(
         self, action: Literal["raise", "skip", "stop", "off"] = "raise", *, max_skips: int | None = None

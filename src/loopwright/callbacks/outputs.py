@@ -1,4 +1,4 @@
-"""What steps give besides losses, kept at an interval."""
+"""Outputs of training steps besides the loss, logged or written at an interval."""
 
 from __future__ import annotations
 
@@ -16,11 +16,20 @@ if TYPE_CHECKING:
 
 
 class AdditionalOutputs(Periodic):
-    """Keeps what the last step of an interval gave in `StepResult.outputs`: by name if it is a dict, else as "outputs".
+    """Records `StepResult.outputs` of the last step of an interval: by name if it is a dict, else as "outputs".
 
-    Single numbers are logged under their names. Other tensors go to `artifacts/outputs/update-<n>.safetensors` in the
-    run directory; without one, the last are in `latest`. `keys` names the ones that are wanted, all by default. Of
-    several processes numbers are averaged, each counted by its samples, and tensors put one after the other.
+    Single numbers are logged under their names. Other tensors are written to
+    `artifacts/outputs/update-<n>.safetensors` of the run directory; the attribute `latest` has the last ones. With
+    several processes, numbers are averaged, weighted by samples, and tensors are concatenated.
+
+    Args:
+        keys: The names to record; all by default.
+        every_n_epochs: The interval in epochs. Give one interval.
+        every_n_updates: The interval in updates.
+        every_n_samples: The interval in samples.
+
+    >>> from loopwright.callbacks import AdditionalOutputs
+    >>> callback = AdditionalOutputs(["logits"], every_n_updates=100)
     """
 
     def __init__(
@@ -45,17 +54,17 @@ class AdditionalOutputs(Periodic):
 
     def on_update_end(self, trainer: Trainer) -> None:
         super().on_update_end(trainer)
-        self._result = None  # memory is given back at once, not after the next forward pass
+        self._result = None  # frees the memory before the next forward pass
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
         super().on_train_epoch_end(trainer)
         self._result = None
 
     def measure(self, trainer: Trainer) -> Mapping[str, float]:
-        """The single numbers; the rest is written."""
+        """Return the single numbers; write the other tensors."""
         own = {} if self._result is None else {k: v.cpu() for k, v in self._chosen(self._result.outputs).items()}
         each = trainer.runtime.gather_each((self._size, own))
-        parts = [(size, found) for size, found in each if found and size > 0]  # a process may have had no samples
+        parts = [(size, found) for size, found in each if found and size > 0]  # a rank may have no samples
         if not parts:
             return {}
         numbers, self.latest = _joined(parts)
@@ -79,7 +88,7 @@ class AdditionalOutputs(Periodic):
 
 
 def _joined(parts: Sequence[tuple[int, Mapping[str, Tensor]]]) -> tuple[dict[str, float], dict[str, Tensor]]:
-    """The numbers and tensors of all processes, which come with how many samples each of them had."""
+    """Average the numbers and concatenate the tensors of all processes, given with their numbers of samples."""
     numbers: dict[str, float] = {}
     tensors: dict[str, Tensor] = {}
     for name in dict.fromkeys(name for _, found in parts for name in found):
@@ -89,6 +98,6 @@ def _joined(parts: Sequence[tuple[int, Mapping[str, Tensor]]]) -> tuple[dict[str
             numbers[name] = sum(size * value.item() for size, value in held) / sum(size for size, _ in held)
         elif all(value.dim() > 0 and value.shape[1:] == values[0].shape[1:] for value in values):
             tensors[name] = torch.cat(values) if len(values) > 1 else values[0]
-        else:  # which cannot be one tensor
+        else:  # different shapes
             tensors |= {f"{name}.{number}": value for number, value in enumerate(values)}
     return numbers, tensors

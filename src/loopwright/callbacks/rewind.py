@@ -1,4 +1,4 @@
-"""Going back: when a batch spoils training, the last good state returns and that batch is left out."""
+"""Rewinding: after a bad batch, restore the last good state and continue without that batch."""
 
 from __future__ import annotations
 
@@ -26,12 +26,20 @@ if TYPE_CHECKING:
 
 
 class Rewind(NonFiniteGuard):
-    """Goes back to the last good state when a loss or gradient norm is not finite, and goes on without that batch.
+    """Restores the last good state when a loss or gradient norm is not finite, and continues without that batch.
 
-    The run then is, bit for bit, the run on data that lacks the batch. With `spike`, a loss above `spike` times the
-    median of the last `window` losses is bad too. The state is copied to host memory at the start of each epoch and
-    every `every_updates` updates: one extra copy of it, and at most so many updates are taken again. After
-    `max_rewinds`, the next bad batch is an error. The loss is read at every step, which on an accelerator waits for it.
+    The result is, bit for bit, that of training on data without the batch. The state is copied to host memory at the
+    start of each epoch and every `every_updates` updates, which takes the memory of one copy. The loss is read at every
+    step, which synchronizes with an accelerator. Takes the place of `NonFiniteGuard`; for one process only.
+
+    Args:
+        spike: A factor above 1: a loss above `spike` times the median of the last `window` losses is bad, too.
+        window: The number of losses for that median.
+        every_updates: The number of updates between copies of the state, which limits how many are repeated.
+        max_rewinds: The number of bad batches after which the next one is an error.
+
+    >>> from loopwright.callbacks import Rewind
+    >>> callback = Rewind(spike=3.0, every_updates=100)
     """
 
     is_immediate = True
@@ -105,7 +113,7 @@ class Rewind(NonFiniteGuard):
             self._go_back(trainer, reason, blame=self._is_sure(trainer, value))
 
     def on_update_end(self, trainer: Trainer) -> None:
-        """Keep the state if it is time, and if its weights are sound: a loss shows what they were before the step."""
+        """Copy the state when due, if all weights are finite: the loss only depends on the weights before the step."""
         progress = trainer.progress
         is_due = progress.update - self._taken_at >= self.every_updates
         if not is_due and progress.epoch_step != trainer.epoch_length():
@@ -130,7 +138,7 @@ class Rewind(NonFiniteGuard):
         self._losses = deque(state["losses"], maxlen=self._losses.maxlen)
 
     def _judge(self, loss: float | None) -> str | None:
-        """What is wrong with a loss, or None. Spikes are only told from a full window of positive losses."""
+        """Return what is wrong with a loss, or None. Spikes are detected only with a full window of positive losses."""
         if loss is None:
             return None
         if not math.isfinite(loss):
@@ -143,14 +151,14 @@ class Rewind(NonFiniteGuard):
         return f"the loss is {loss:.6g}, more than {self.spike:g} times the usual {usual:.6g}"
 
     def _is_sure(self, trainer: Trainer, loss: float | None) -> bool:
-        """Whether the batch of this step did it, and not an earlier one that spoilt the window or the weights."""
+        """Whether the batch of this step is the cause, and not an earlier batch of the window or bad weights."""
         if self._is_searching:
             return True
         is_of_window = self._refused is not None and (loss is None or math.isfinite(loss))
         return not (is_of_window and trainer.accumulate > 1) and _are_finite(trainer.parameters())
 
     def _search(self, trainer: Trainer, optimizer: str) -> None:
-        """Look for the step whose loss was finite and whose gradients were not; a scaler leaves such steps out."""
+        """Find the step with a finite loss and gradients that are not; a loss scaler skips such steps itself."""
         lane = trainer.optimization.lanes[optimizer]
         if lane.scaler is None and not _are_finite(p.grad for p in lane.params if p.grad is not None):
             self.refuse(f"a gradient of optimizer {optimizer!r} is not finite")
@@ -169,7 +177,7 @@ class Rewind(NonFiniteGuard):
         self._is_searching = False
 
     def _go_back(self, trainer: Trainer, reason: str, *, blame: bool) -> None:
-        """Ask the loop to go back: to leave out the batch of this step, or to look for the one that did it."""
+        """Make the loop rewind: to skip the batch of this step, or to find the batch that is the cause."""
         assert self._stream is not None
         progress = trainer.progress
         where = f"in batch {progress.epoch_step} of epoch {progress.epoch + 1}"
@@ -192,13 +200,13 @@ class Rewind(NonFiniteGuard):
         assert trainer.train_stream is not None
         num_rewinds, seconds = self.num_rewinds, trainer.progress.seconds
         trainer.optimization.reset()
-        state = snapshot(self._snapshot)  # a copy: optimizers work on what they are given
+        state = snapshot(self._snapshot)  # a copy: optimizers change the tensors that they load
         restore(trainer, state | {"history": self._history.state_dict()}, "in memory")
         assert trainer.mark is not None
         trainer.mark.enter(trainer.train_stream)
         trainer.mark = None
         self._stream.skip(skipped)
-        trainer.progress.seconds = seconds  # time is not given back
+        trainer.progress.seconds = seconds  # the time of undone updates counts
         self.num_rewinds, self._refused = num_rewinds, None
         reason = f"{reason[0].upper()}{reason[1:]}"
         if self._is_searching:
@@ -210,13 +218,13 @@ class Rewind(NonFiniteGuard):
         trainer.emit("on_rewind")
 
     def _release(self) -> None:
-        """Give the memory back."""
+        """Free the copies."""
         self._snapshot = self._buffers = None
         self._history = HistoryCopy()
 
 
 def _loss_of(result: StepResult) -> float | None:
-    """The mean loss of a step as a number, read from the device."""
+    """Return the mean loss of a step as a number, read from the device."""
     if result.loss is None:
         return None
     loss = float(result.loss.detach() if isinstance(result.loss, Tensor) else result.loss)
@@ -227,7 +235,7 @@ def _loss_of(result: StepResult) -> float | None:
 
 
 def _are_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether all values are, with one read from the device."""
+    """Whether all values are finite, with one read from the device."""
     values = [t.detach()._values() if t.is_sparse else t.detach() for t in tensors]
     values = [value for value in values if value.numel()]
     if not values:

@@ -1,4 +1,4 @@
-"""Learning rates and weight decays that follow a curve over the run."""
+"""Callbacks that set learning rates and weight decays by a curve over the run."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from torch import Tensor
 
 from ..callback import Callback
 from ..errors import ConfigurationError
-from ..optim.schedules import Curve, done_of, extent_of, is_limited
+from ..optim.schedules import Curve, Extent
 
 if TYPE_CHECKING:
     from ..trainer import Trainer
+    from ..training.progress import Limits, Progress
 
 
 class Scheduled(Callback):
-    """Sets one option of an optimizer's parameter groups before every update, from where the run is on its clock.
+    """Sets one option of an optimizer's parameter groups before every update, from the completed fraction of the run.
 
-    The curve's values are factors of what each group had to begin with, so groups keep their proportions; with
-    `is_absolute` they are the values themselves, for all groups but those that have 0. A run that is resumed, or
-    killed in between, finds the same values, since they depend on nothing else.
+    The value depends on nothing else, so a resumed run gets the same values without any saved state.
     """
 
     option = ""
@@ -51,7 +50,7 @@ class Scheduled(Callback):
         self._set(trainer)
 
     def on_rewind(self, trainer: Trainer) -> None:
-        self._groups = self._find(trainer, type(self).__name__)  # an optimizer that loads has new ones
+        self._groups = self._find(trainer, type(self).__name__)  # loading replaces an optimizer's groups
         self._set(trainer)
 
     def _find(self, trainer: Trainer, owner: str) -> list[dict[str, Any]]:
@@ -79,26 +78,108 @@ class Scheduled(Callback):
             base = group[f"initial_{self.option}"]
             wanted = base * value if not self.is_absolute else value if base != 0 else base
             own = group[self.option]
-            if isinstance(own, Tensor):  # which a compiled optimizer holds on to
+            if isinstance(own, Tensor):  # a compiled optimizer keeps a reference to it
                 own.fill_(wanted)
             else:
                 group[self.option] = float(wanted)
 
 
 class ScheduleLearningRate(Scheduled):
-    """Lets the learning rate follow a curve: `ScheduleLearningRate(WarmupCosine(warmup=0.05))`.
+    """Sets the learning rate by a curve. `Trainer(scheduler=curve)` is the same.
 
-    `Trainer(scheduler=WarmupCosine(warmup=0.05))` is the same.
+    Args:
+        schedule: The curve, such as `WarmupCosine(warmup=0.05)`; its values are factors of each group's initial rate.
+        optimizer: The name of one of the trainer's optimizers; all by default.
+        is_absolute: Whether the values are learning rates instead of factors; groups with a rate of 0 keep it.
+
+    >>> from loopwright.callbacks import ScheduleLearningRate
+    >>> from loopwright.schedules import WarmupCosine
+    >>> callback = ScheduleLearningRate(WarmupCosine(warmup=0.05))
     """
 
     option = "lr"
 
 
 class ScheduleWeightDecay(Scheduled):
-    """Lets the weight decay follow a curve: `ScheduleWeightDecay(Cosine(start=1.0, end=10.0))`."""
+    """Sets the weight decay by a curve.
+
+    Args:
+        schedule: The curve; its values are factors of each group's initial weight decay.
+        optimizer: The name of one of the trainer's optimizers; all by default.
+        is_absolute: Whether the values are weight decays instead of factors; groups with a decay of 0 keep it.
+
+    >>> from loopwright.callbacks import ScheduleWeightDecay
+    >>> from loopwright.schedules import Cosine
+    >>> callback = ScheduleWeightDecay(Cosine(start=1.0, end=10.0))
+    """
 
     option = "weight_decay"
 
 
 def _copied(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def extent_of(trainer: Trainer) -> Extent:
+    """Return the length of the current `train` call, by the limit that is reached first; time limits do not count."""
+    progress, until = trainer.progress, trainer.until
+    limits = {
+        "epoch": (until.epochs, progress.call_epoch),
+        "update": (until.updates, progress.call_update),
+        "sample": (until.samples, progress.call_sample),
+    }
+    amounts = {unit: limit - begin for unit, (limit, begin) in limits.items() if limit is not None}
+    per_epoch = _per_epoch(trainer)
+    lengths = [amount / per_epoch[unit] for unit, amount in amounts.items() if per_epoch[unit]]
+    epochs = min(lengths, default=None)
+
+    def whole(unit: str) -> float | None:
+        if epochs is None:
+            return amounts.get(unit)
+        amount = amounts.get(unit)
+        length = epochs * per_epoch[unit] if per_epoch[unit] else None
+        if amount is None or length is None:
+            return amount if length is None else length
+        return min(amount, length)
+
+    return Extent(whole("epoch"), whole("update"), whole("sample"))
+
+
+def _per_epoch(trainer: Trainer) -> dict[str, float]:
+    """Return the number of updates and samples of an epoch, 0 where unknown."""
+    stream = trainer.train_stream
+    batches, samples = (None, None) if stream is None else (stream.num_batches, stream.num_samples)
+    return {"epoch": 1, "update": -(-(batches or 0) // trainer.accumulate), "sample": samples or 0}
+
+
+def done_of(trainer: Trainer) -> float | None:
+    """Return the completed fraction of the current `train` call, by the nearest limit; None without a limit."""
+    progress, until = trainer.progress, trainer.until
+    parts = []
+    if until.epochs is not None:
+        inside = _inside_epoch(trainer, progress)
+        parts.append(_part(progress.epoch + inside - progress.call_epoch, until.epochs - progress.call_epoch))
+    if until.updates is not None:
+        parts.append(_part(progress.update - progress.call_update, until.updates - progress.call_update))
+    if until.samples is not None:
+        parts.append(_part(progress.sample - progress.call_sample, until.samples - progress.call_sample))
+    return max(parts) if parts else None
+
+
+def _part(amount: float, whole: float) -> float:
+    return min(amount / whole, 1.0) if whole > 0 else 1.0
+
+
+def _inside_epoch(trainer: Trainer, progress: Progress) -> float:
+    """Return the completed fraction of the epoch; 0 for data without a length."""
+    stream = trainer.train_stream
+    if stream is None:
+        return 0.0
+    if stream.num_samples:
+        return min(progress.epoch_sample / stream.num_samples, 1.0)
+    return min(progress.epoch_step / stream.num_batches, 1.0) if stream.num_batches else 0.0
+
+
+def is_limited(until: Limits) -> bool:
+    """Whether a limit in epochs, updates or samples is set, and not only one in seconds."""
+    return (until.epochs, until.updates, until.samples) != (None, None, None)

@@ -1,4 +1,4 @@
-"""A model as a table: its parts, and how many of their parameters are trained."""
+"""Summaries before a run: tables of models, numbers of parameters, statistics of data sets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,14 @@ HEADER: Row = ("module", "type", "parameters", "trainable")
 
 
 class ModelSummary(Callback):
-    """Prints a table of every model when training starts, its modules down to `max_depth`."""
+    """Prints a table of the modules of every model when training starts.
+
+    Args:
+        max_depth: The depth of the table: 0 is the model alone, 1 its direct children, and so on.
+
+    >>> from loopwright.callbacks import ModelSummary
+    >>> callback = ModelSummary(max_depth=2)
+    """
 
     def __init__(self, max_depth: int = 1) -> None:
         _check_depth(max_depth)
@@ -38,10 +45,22 @@ class ModelSummary(Callback):
 
 
 def summarize(model: nn.Module, max_depth: int = 1, *, name: str = "model") -> str:
-    """A table of the modules down to a depth (0 is the model alone) with their numbers of parameters.
+    """Return a table of the modules of a model with their numbers of parameters.
 
-    A parameter that several modules share counts once in whatever contains them all. A `+` marks modules with
-    parameters whose size is known only after the first batch.
+    A parameter that several modules share counts once in each module around it. A `+` marks modules with lazy
+    parameters, whose size is known only after the first batch.
+
+    Args:
+        model: The model.
+        max_depth: The depth of the table: 0 is the model alone, 1 its direct children, and so on.
+        name: The name of the model in the table.
+
+    >>> import torch
+    >>> from loopwright.callbacks import summarize
+    >>> print(summarize(torch.nn.Linear(3, 2), name="head"))
+    module  type    parameters  trainable
+    -------------------------------------
+    head    Linear           8          8
     """
     _check_depth(max_depth)
     rows = [HEADER, *_rows(model, name, max_depth)]
@@ -61,7 +80,7 @@ def _rows(module: nn.Module, name: str, max_depth: int, depth: int = 0) -> Itera
 
 
 def count_parameters(module: nn.Module) -> tuple[int, int]:
-    """How many numbers a module's parameters have, each counted once: all of them, and those that are trained."""
+    """Return the number of parameters of a module, each counted once, and the number of trainable ones."""
     params = [param for param in module.parameters() if not is_lazy(param)]
     return sum(p.numel() for p in params), sum(p.numel() for p in params if p.requires_grad)
 
@@ -78,9 +97,12 @@ def _check_depth(max_depth: int) -> None:
 
 
 class ParameterCount(Callback):
-    """Says how many parameters each model has, and how many of them are trained; `counts` has both.
+    """Prints the number of parameters of each model, and how many of them are trainable, when training starts.
 
-    With a run directory they are also in `artifacts/parameters.json`. `ModelSummary` prints the parts of a model too.
+    The attribute `counts` has both numbers, and so has `artifacts/parameters.json` of a run directory.
+
+    >>> from loopwright.callbacks import ParameterCount
+    >>> callback = ParameterCount()
     """
 
     def __init__(self) -> None:
@@ -97,7 +119,7 @@ class ParameterCount(Callback):
 
 @dataclass(slots=True)
 class FieldStatistics:
-    """Mean, standard deviation, minimum and maximum of all values of a field; added to batch by batch, in float64."""
+    """Mean, standard deviation, minimum and maximum of all values of a field, accumulated over batches in float64."""
 
     count: int = 0
     mean: float = 0.0
@@ -110,7 +132,7 @@ class FieldStatistics:
         return math.sqrt(self.squares / self.count) if self.count else math.nan
 
     def add(self, values: Tensor) -> None:
-        """Two parts are put together by their means, which loses nothing where the mean is large."""
+        """Add values; means and squared deviations are merged, which is exact enough also for a large mean."""
         values = values.detach().to(torch.float64)
         count = values.numel()
         if not count:
@@ -129,11 +151,20 @@ class FieldStatistics:
 
 
 class DatasetStatistics(Callback):
-    """Says the mean, standard deviation, minimum and maximum of every field of a data set, before a run begins.
+    """Prints mean, standard deviation, minimum and maximum of every field of a data set before a run begins.
 
-    A field is a key of a dict or a place in a tuple; numbers of other kinds than real ones are left out. `num_samples`
-    looks at the first so many only. `statistics` has the result, and with a run directory
-    `artifacts/statistics-<dataset_key>.json`. Several processes each look at their part of the data.
+    A field is a key of a dict or an index of a tuple; complex tensors are left out. The attribute `statistics` has the
+    result, and so has `artifacts/statistics-<dataset_key>.json` of a run directory. With several processes, each reads
+    its shard of the data.
+
+    Args:
+        dataset_key: "train", "eval", or a key of `datasets`.
+        num_samples: The number of samples to read, from the first; all by default.
+        batch_size: Samples per batch while reading.
+        datasets: More data sets by name.
+
+    >>> from loopwright.callbacks import DatasetStatistics
+    >>> callback = DatasetStatistics(num_samples=1000)
     """
 
     def __init__(
@@ -151,7 +182,7 @@ class DatasetStatistics(Callback):
         self.statistics: dict[str, FieldStatistics] = {}
 
     def on_train_start(self, trainer: Trainer) -> None:
-        if trainer.progress.step:  # a run that goes on
+        if trainer.progress.step:  # a continued run
             return
         self.measure(trainer)
         for name, found in self.statistics.items():
@@ -163,7 +194,7 @@ class DatasetStatistics(Callback):
         _write(trainer, f"statistics-{self.dataset_key}.json", measured)
 
     def measure(self, trainer: Trainer) -> dict[str, FieldStatistics]:
-        """Look at the data now; training does not notice."""
+        """Read the data now and return the statistics; random generators are restored afterwards."""
         data = named_data(trainer, self.dataset_key, type(self).__name__, self.datasets)
         stream = trainer.eval_stream if data is None else trainer.open(data, self.batch_size, shuffle=False)
         assert stream is not None
@@ -182,7 +213,7 @@ class DatasetStatistics(Callback):
 
 
 def _fields(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a batch by name, however deep."""
+    """Yield the tensors of a batch, at any depth, with their names."""
     if isinstance(value, Tensor):
         if not value.is_complex():
             yield path or "value", value

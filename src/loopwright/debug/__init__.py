@@ -1,4 +1,4 @@
-"""Tools that look for mistakes in a training program."""
+"""Tools that find mistakes in a training program."""
 
 from .resume_check import check_resume
 

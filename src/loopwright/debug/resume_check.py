@@ -1,4 +1,4 @@
-"""Finding state that is not saved: a run in one piece against one that was saved and loaded into fresh objects."""
+"""Find state that is not saved: compare an uninterrupted run with one that is saved and loaded into new objects."""
 
 from __future__ import annotations
 
@@ -32,10 +32,13 @@ MOST_LINES = 8
 
 @dataclass(frozen=True, slots=True)
 class ResumeReport:
-    """What differs between a run in one piece and the same run resumed in its middle; `str` says what to do.
+    """The differences between an uninterrupted run and the same run resumed in its middle; `str` adds advice.
 
-    `unsaved` are attributes and generators that were not what they should be right after loading; `differing` is the
-    state that differs at the end. `irreproducible` is what differed between two runs before anything was loaded.
+    Args:
+        num_updates: The number of updates before and after the interruption.
+        irreproducible: Differences between two runs before anything was loaded.
+        unsaved: Attributes and random generators that differ right after loading.
+        differing: State that differs at the end.
     """
 
     num_updates: int
@@ -74,11 +77,29 @@ def check_resume(
     batch_size: int | None = None,
     ignore: Sequence[str] = (),
 ) -> ResumeReport:
-    """Train twice so many updates in one piece, and with a save and a load into fresh objects in the middle; compare.
+    """Train `2 * num_updates` updates without and with a save and load in the middle, and compare.
 
-    `build` makes a new trainer with new models, optimizers and callbacks each time. `data` is copied for each run, or
-    is a function without arguments that makes it. `ignore` are patterns of paths that may differ (`callbacks.Timer.*`).
-    Everything is written to a temporary directory; global random generators are left as they were found.
+    Everything is written to a temporary directory; global random generators are restored afterwards.
+
+    Args:
+        build: A function that returns a new trainer, with new models, optimizers and callbacks, at each call.
+        data: The training data, which is copied for each run, or a function without arguments that returns it.
+        eval_data: The evaluation data, likewise.
+        num_updates: The number of updates before the save, and after it.
+        batch_size: Samples per batch, as for `Trainer.train`.
+        ignore: Patterns of paths that may differ, such as `callbacks.Timer.*`.
+
+    Returns:
+        A report: `report.ok`, and `print(report)` for the differences by name.
+
+    >>> import torch
+    >>> from loopwright import Trainer
+    >>> from loopwright.debug import check_resume
+    >>> def build():
+    ...     model = torch.nn.Linear(2, 1)
+    ...     return Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), torch.nn.MSELoss())
+    >>> print(check_resume(build, (torch.ones(8, 2), torch.ones(8, 1)), batch_size=2, num_updates=1))
+    Resuming after 1 update is exact: nothing differs 1 update later.
     """
     if num_updates < 1:
         raise ConfigurationError(f"check_resume(num_updates={num_updates}): use 1 or more.")
@@ -90,21 +111,21 @@ def check_resume(
     report = _without(ResumeReport(num_updates, compare_trees(straight.middle, saved.middle)), ignore)
     if not report.irreproducible:
         differing = compare_trees(straight.end, resumed.end)
-        unsaved = compare_trees(saved.seen_middle, resumed.seen_middle)
-        at_end = {found.path for found in compare_trees(straight.seen_end, resumed.seen_end)}
-        unsaved = tuple(found for found in unsaved if differing or found.path in at_end)  # the rest is made again
+        unsaved = compare_trees(saved.unsaved_middle, resumed.unsaved_middle)
+        at_end = {found.path for found in compare_trees(straight.unsaved_end, resumed.unsaved_end)}
+        unsaved = tuple(found for found in unsaved if differing or found.path in at_end)  # the rest is computed again
         report = _without(ResumeReport(num_updates, (), unsaved, differing), ignore)
     return report
 
 
 @dataclass(slots=True)
 class _Run:
-    """What a run was in its middle and at its end: the state that is saved, and all else that can be seen."""
+    """The state of a run in its middle and at its end: the saved state, and the unsaved state in attributes."""
 
     middle: Any = None
-    seen_middle: Any = None
+    unsaved_middle: Any = None
     end: Any = None
-    seen_end: Any = None
+    unsaved_end: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +142,8 @@ class _Check:
         run, path = _Run(), self.folder / "checkpoint"
         set_rng_state(self.generators)
         data, eval_data = _fresh(self.data), _fresh(self.eval_data)
-        if is_resumed:  # a process that is started again need not have the generators that the first one had
-            _draw_some()
+        if is_resumed:  # a new process may have other states of its generators
+            _advance_generators()
         trainer = self.build()
         if not isinstance(trainer, Trainer):
             raise ConfigurationError(f"build() returned a {type(trainer).__name__}: return a loopwright.Trainer.")
@@ -132,15 +153,15 @@ class _Check:
         trainer.callbacks.append(probe)
         trainer.active_callbacks.append(probe)
         resume = path if is_resumed else False
-        limit = 2 * self.num_updates  # for all of them: schedules go by it
+        limit = 2 * self.num_updates  # the same for all runs: schedules depend on it
         trainer.train(data, eval_data=eval_data, num_updates=limit, batch_size=self.batch_size, resume=resume)
         return run
 
 
 class _Probe(Callback):
-    """Looks at a run in its middle and when its loop is left."""
+    """Records the state of a run in its middle and at its end."""
 
-    precedence = 2  # as that of checkpoints: it is to see what all others did
+    precedence = 2  # that of checkpoints: after all other callbacks
 
     def __init__(self, run: _Run, data: Any, num_updates: int, save_to: Path | None) -> None:
         self._run, self._data = run, data
@@ -149,22 +170,22 @@ class _Probe(Callback):
 
     def on_train_start(self, trainer: Trainer) -> None:
         if trainer.progress.update == self._num_updates:
-            self._look(trainer)
+            self._record(trainer)
 
     def on_update_end(self, trainer: Trainer) -> None:
         if trainer.progress.update == self._num_updates:
-            self._look(trainer)
+            self._record(trainer)
             if self._save_to is not None:
                 save_trainer(trainer, self._save_to)
                 trainer.stop("saved")
 
     def on_loop_end(self, trainer: Trainer) -> None:
         self._run.end = _state_of(trainer)
-        self._run.seen_end = unsaved_state(trainer, self._data)
+        self._run.unsaved_end = unsaved_state(trainer, self._data)
 
-    def _look(self, trainer: Trainer) -> None:
+    def _record(self, trainer: Trainer) -> None:
         self._run.middle = _state_of(trainer)
-        self._run.seen_middle = unsaved_state(trainer, self._data)
+        self._run.unsaved_middle = unsaved_state(trainer, self._data)
 
 
 def _state_of(trainer: Trainer) -> Any:
@@ -193,7 +214,7 @@ def _generators_preserved() -> Iterator[dict[str, Any]]:
         set_rng_state(before)
 
 
-def _draw_some() -> None:
+def _advance_generators() -> None:
     torch.rand(7)
     np.random.rand(7)
     random.random()

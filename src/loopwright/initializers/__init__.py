@@ -1,4 +1,4 @@
-"""Where a run begins: with weights of another run, or with all of its state."""
+"""Initial weights or the complete state of a run, from another run or file."""
 
 from ..optim.initialize import FromCheckpoint, Initializer, LoadReport, Resume, load_matching, read_weights
 

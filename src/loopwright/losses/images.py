@@ -1,4 +1,4 @@
-"""A loss on what a trained network sees in two images."""
+"""Losses between images, and the loss of a discriminator."""
 
 from __future__ import annotations
 
@@ -21,12 +21,22 @@ _CONVOLUTION_NAME = re.compile(r"(?:features\.)?(\d+)\.weight")
 
 
 class Perceptual(nn.Module):
-    """The sum of mean absolute differences between the features of two images, stage by stage.
+    """Perceptual loss: the sum over stages of a network of the mean absolute difference of two images' features.
 
-    `features` is a path to VGG19 weights in torchvision's naming (`.pth` or `.safetensors`), or a module (for a
-    `nn.Sequential` every child is a stage), or a list of stages that follow each other. Nothing is ever downloaded.
-    The features are frozen and stay in eval mode. `statistics` (mean, deviation of each channel) normalise images,
-    which are taken to be in -1...1; None leaves them as they are.
+    The network is frozen and stays in eval mode. Nothing is downloaded.
+
+    Args:
+        features: A path to VGG19 weights in torchvision's naming (`.pth` or `.safetensors`), a module (each child of an
+            `nn.Sequential` is a stage), or a list of consecutive stages.
+        statistics: Mean and standard deviation per channel, to normalise images in the range -1 to 1; None leaves
+            images unchanged, except for VGG19, which gets ImageNet's.
+
+    >>> import torch
+    >>> from loopwright.losses import Perceptual
+    >>> loss = Perceptual(torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()))
+    >>> image = torch.zeros(1, 3, 8, 8)
+    >>> loss(image, image).item()
+    0.0
     """
 
     IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -44,12 +54,12 @@ class Perceptual(nn.Module):
             features, statistics = vgg_stages(features), statistics or self.IMAGENET
         stages = [features] if isinstance(features, nn.Module) and not isinstance(features, nn.Sequential) else features
         self.stages = nn.ModuleList(stages).requires_grad_(False).eval()
-        mean, deviation = statistics or ((0.5,), (0.5,))  # what undoes -1...1 and nothing else
+        mean, deviation = statistics or ((0.5,), (0.5,))  # cancels the change of range in `_normalised`
         self.register_buffer("mean", torch.tensor(mean).reshape(1, -1, 1, 1), persistent=False)
         self.register_buffer("deviation", torch.tensor(deviation).reshape(1, -1, 1, 1), persistent=False)
 
     def train(self, mode: bool = True) -> Perceptual:
-        """Nothing: what judges does not learn."""
+        """Do nothing: the network stays in eval mode."""
         return self
 
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
@@ -65,7 +75,16 @@ class Perceptual(nn.Module):
 
 
 def vgg_stages(path: str | Path) -> list[nn.Module]:
-    """The five stages of VGG19 from a file of its weights; the sizes of its layers are the file's."""
+    """Return the five stages of VGG19 from a file of weights in torchvision's naming.
+
+    Args:
+        path: The file, `.pth` or `.safetensors`; layers have the sizes of the file's tensors.
+
+    >>> from loopwright.losses import vgg_stages
+    >>> vgg_stages("missing.pth")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    loopwright.errors.ConfigurationError: There are no VGG19 weights at missing.pth, and they are not downloaded: ...
+    """
     from ..checkpoint.weights import load_weights
 
     if not Path(path).is_file():
@@ -104,10 +123,17 @@ def _layer(number: int, weights: Mapping[str, Tensor], prefix: str) -> nn.Module
 
 
 class GANLoss(nn.Module):
-    """How far a discriminator's prediction is from the truth, or from what the generator wants it to be.
+    """The loss of a discriminator's prediction: `loss(prediction, target)`.
 
-    "bce" takes the prediction as a logit (binary cross-entropy), "lsgan" as a number (least squares). The target is
-    True for real, False for generated, or a tensor of the prediction's shape, for soft labels.
+    The target is True for real, False for generated, or a tensor of the prediction's shape for soft labels.
+
+    Args:
+        mode: "bce" for binary cross-entropy, where the prediction is a logit, or "lsgan" for least squares.
+
+    >>> import torch
+    >>> from loopwright.losses import GANLoss
+    >>> GANLoss("lsgan")(torch.ones(4, 1), True).item()
+    0.0
     """
 
     def __init__(self, mode: Literal["bce", "lsgan"] = "bce") -> None:
@@ -130,7 +156,14 @@ _TINY = 1e-12  # keeps the gradient of a square root finite where an image is fl
 
 
 class Sobel(nn.Module):
-    """The mean absolute difference of two images' edge strengths."""
+    """The mean absolute difference of the edge strengths of two images: `loss(first, second)`.
+
+    >>> import torch
+    >>> from loopwright.losses import Sobel
+    >>> image = torch.rand(1, 3, 8, 8)
+    >>> Sobel()(image, image + 0.5).item() < 1e-6
+    True
+    """
 
     kernels: Tensor
 
@@ -140,7 +173,7 @@ class Sobel(nn.Module):
         self.register_buffer("kernels", torch.stack([across, across.T]).unsqueeze(1), persistent=False)
 
     def edges(self, image: Tensor) -> Tensor:
-        """How strong the edges of a grey version of the image are, pixel by pixel."""
+        """Return the edge strength of the grey image at each pixel."""
         gradients = _filtered(image, self.kernels)
         return (gradients.square().sum(1, keepdim=True) + _TINY).sqrt()
 
@@ -149,7 +182,14 @@ class Sobel(nn.Module):
 
 
 class Laplacian(nn.Module):
-    """The mean absolute difference of two images' second derivatives, which is where fine texture shows."""
+    """The mean absolute difference of the second derivatives of two images, which show fine texture.
+
+    >>> import torch
+    >>> from loopwright.losses import Laplacian
+    >>> image = torch.rand(1, 3, 8, 8)
+    >>> Laplacian()(image, image).item()
+    0.0
+    """
 
     kernels: Tensor
 
@@ -158,6 +198,7 @@ class Laplacian(nn.Module):
         self.register_buffer("kernels", torch.tensor(_LAPLACIAN).reshape(1, 1, 3, 3), persistent=False)
 
     def texture(self, image: Tensor) -> Tensor:
+        """Return the second derivative of the grey image at each pixel."""
         return _filtered(image, self.kernels)
 
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
@@ -165,6 +206,6 @@ class Laplacian(nn.Module):
 
 
 def _filtered(image: Tensor, kernels: Tensor) -> Tensor:
-    """The grey image under each kernel; its border is repeated, so that it is no edge itself."""
+    """Convolve the grey image with each kernel; the border is replicated, so that it is no edge itself."""
     grey = image.mean(1, keepdim=True)
     return F.conv2d(F.pad(grey, (1, 1, 1, 1), mode="replicate"), kernels.to(grey.dtype))

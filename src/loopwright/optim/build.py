@@ -1,4 +1,4 @@
-"""Optimizers and schedulers from what the user gave: an object, or a factory for what cannot exist yet."""
+"""Build optimizers and schedulers from constructor arguments: objects, or factories; and check these arguments."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from ..metrics.direction import Mode
 
 @runtime_checkable
 class NamedFactory(Protocol):
-    """A factory that goes by the names of parameters, so that it has to see the models."""
+    """An optimizer factory that needs the names of parameters, so it gets the models."""
 
     def build(self, models: Mapping[str, nn.Module]) -> Optimizer: ...
 
 
 @runtime_checkable
-class Curve(Protocol):
-    """A value for each part of a run that is done, as those of `loopwright.schedules`."""
+class CurveLike(Protocol):
+    """An object with `value(done)`, such as the curves of `loopwright.schedules`."""
 
     def value(self, done: float) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
 class CurveSchedule:
-    """A curve in the place of a scheduler. It has no state and is never stepped: a callback sets what it says."""
+    """A curve as a scheduler. It has no state and is never stepped: `ScheduleLearningRate` sets its values."""
 
     curve: Any
     optimizer: Optimizer
 
     def step(self) -> None:
-        """Nothing: the value depends on where the run is."""
+        """Do nothing: the value depends on the completed fraction of the run."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Nothing to take back."""
+        """Do nothing: a curve has no state."""
 
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
@@ -57,11 +57,23 @@ ORDER = "The order is `Trainer(model, optimizer, loss_fn)`."
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A scheduler with its cadence, where the default is not what you want.
+    """A scheduler with its own cadence, for `Trainer(scheduler=)`.
 
     By default a scheduler is stepped as its own documentation says: OneCycleLR and CyclicLR after every update, the
-    others after every epoch. `metric` is what ReduceLROnPlateau watches ("eval_loss" if there is evaluation, "loss"
-    otherwise), and `mode` says which values of that are better, where its name does not.
+    others after every epoch.
+
+    Args:
+        scheduler: A torch scheduler, or a factory `optimizer -> scheduler`.
+        every: When to step it: "update" or "epoch".
+        metric: The metric that ReduceLROnPlateau watches; "eval_loss" if there is evaluation data, otherwise "loss".
+        mode: Which values of that metric are better, "min" or "max", where the metric's name does not say it.
+
+    >>> from functools import partial
+    >>> import torch
+    >>> from loopwright import Schedule, Trainer
+    >>> model = torch.nn.Linear(2, 1)
+    >>> scheduler = Schedule(partial(torch.optim.lr_scheduler.StepLR, step_size=100), every="update")
+    >>> trainer = Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), torch.nn.MSELoss(), scheduler=scheduler)
     """
 
     scheduler: Any
@@ -77,11 +89,11 @@ class Schedule:
 
     @property
     def watches(self) -> bool:
-        """Whether stepping it takes a metric."""
+        """Whether `scheduler.step` takes a metric."""
         return isinstance(self.scheduler, ReduceLROnPlateau)
 
     def step(self, metrics: Mapping[str, float]) -> None:
-        """One step of the schedule, at the end of an epoch with these metrics."""
+        """Step the scheduler at the end of an epoch with these metrics."""
         if not self.watches:
             self.scheduler.step()
             return
@@ -101,23 +113,23 @@ def build_optimizer(
     *,
     models: Mapping[str, nn.Module] | None = None,
 ) -> Optimizer:
-    """The optimizer itself, or what the factory makes of the parameters, fused where that pays.
+    """Return the given optimizer, or the optimizer that a factory builds of the parameters, fused where possible.
 
-    `models` are those that the parameters belong to, for a factory that goes by their names.
+    `models` are the models of these parameters, for a factory that needs the names of parameters.
     """
     if isinstance(given, Optimizer):
         return given
     if isinstance(given, NamedFactory) and not isinstance(given, type):
         return _fused(given.build(models or {}))
     check_optimizer(given, name)
-    built = made_by(given, params(), name, "the parameters")
+    built = call_factory(given, params(), name, "the parameters")
     if not isinstance(built, Optimizer):
         raise ConfigurationError(f"The factory given as {name} returned a {type(built).__name__}, no torch optimizer.")
     return _fused(built)
 
 
 def _fused(optimizer: Optimizer) -> Optimizer:
-    """The same optimizer with its fused implementation, if it has one and the user chose no implementation."""
+    """Return the same optimizer with its fused implementation, if it has one and the user chose no implementation."""
     kinds = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
     chosen = ("fused", "foreach", "capturable", "differentiable")
     params = [p for group in optimizer.param_groups for p in group["params"]]
@@ -135,7 +147,7 @@ def _fused(optimizer: Optimizer) -> Optimizer:
 
 
 def build_schedule(given: Any, optimizer: Optimizer | None) -> Schedule:
-    """A scheduler with its cadence from a scheduler, a factory `optimizer -> scheduler`, or a `Schedule` of either."""
+    """Return a `Schedule` of a scheduler, a curve, a factory `optimizer -> scheduler`, or a `Schedule` of these."""
     every, metric, mode = (given.every, given.metric, given.mode) if isinstance(given, Schedule) else (None, None, None)
     scheduler = given.scheduler if isinstance(given, Schedule) else given
     if every not in (None, "update", "epoch"):
@@ -143,7 +155,7 @@ def build_schedule(given: Any, optimizer: Optimizer | None) -> Schedule:
     if mode not in (None, "min", "max"):
         raise ConfigurationError(f"Schedule(mode={mode!r}): use 'min' or 'max'.")
     if isinstance(scheduler, type) or not hasattr(scheduler, "step"):
-        is_curve = isinstance(scheduler, Curve) and not isinstance(scheduler, type)
+        is_curve = isinstance(scheduler, CurveLike) and not isinstance(scheduler, type)
         if not callable(scheduler) and not is_curve:
             raise ConfigurationError(
                 f"scheduler is a {type(scheduler).__name__}: pass a scheduler, or a function of the optimizer that "
@@ -157,7 +169,7 @@ def build_schedule(given: Any, optimizer: Optimizer | None) -> Schedule:
         scheduler = (
             CurveSchedule(scheduler, optimizer)
             if is_curve
-            else made_by(scheduler, optimizer, "scheduler", "the optimizer")
+            else call_factory(scheduler, optimizer, "scheduler", "the optimizer")
         )
     if every == "update" and isinstance(scheduler, ReduceLROnPlateau):
         raise ConfigurationError(
@@ -167,7 +179,7 @@ def build_schedule(given: Any, optimizer: Optimizer | None) -> Schedule:
 
 
 def check_given(model: Any, optimizer: Any, loss_fn: Any, *, run_dir: Any, seed: Any) -> None:
-    """Refuse what cannot be meant by these arguments of a trainer, in the words of what is to be written."""
+    """Raise a `ConfigurationError` for constructor arguments of a trainer that cannot work, with advice."""
     _check_model(model)
     for name, one in named(optimizer, "optimizer").items():
         check_optimizer(one, name)
@@ -209,7 +221,7 @@ def _makes_optimizers(given: Any) -> bool:
 
 
 def check_optimizer(given: Any, name: str) -> None:
-    """Refuse what is neither an optimizer nor a factory of one."""
+    """Raise a `ConfigurationError` unless the argument is an optimizer or may be a factory of one."""
     is_module = isinstance(given, nn.Module) or (isinstance(given, type) and issubclass(given, nn.Module))
     if is_module or getattr(given, "__module__", None) == "torch.nn.functional":
         kind = getattr(given, "__name__", type(given).__name__)
@@ -228,8 +240,8 @@ def check_optimizer(given: Any, name: str) -> None:
         )
 
 
-def made_by(factory: Callable[[Any], Any], argument: Any, name: str, what: str) -> Any:
-    """What a factory makes of its argument; one that needs more arguments is told how to get them."""
+def call_factory(factory: Callable[[Any], Any], argument: Any, name: str, what: str) -> Any:
+    """Call a factory with its one argument; raise a `ConfigurationError` with advice if it needs more arguments."""
     try:
         return factory(argument)
     except TypeError as error:
@@ -243,7 +255,7 @@ def made_by(factory: Callable[[Any], Any], argument: Any, name: str, what: str) 
 
 
 def named(given: Any, default: str) -> dict[str, Any]:
-    """One thing or a mapping of them, as a mapping; nothing for None."""
+    """Return one object as a mapping under a default name; a mapping as a dict; None as an empty dict."""
     if given is None:
         return {}
     return dict(given) if isinstance(given, Mapping) else {default: given}

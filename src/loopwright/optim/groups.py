@@ -1,4 +1,4 @@
-"""Parts of a model by name, and optimizers whose options differ from part to part."""
+"""Parameter groups: parts of a model by name, and optimizer options for each part."""
 
 from __future__ import annotations
 
@@ -19,14 +19,24 @@ REGEX = "re:"
 
 
 class GroupedOptimizer:
-    """A factory for an optimizer with options of its own for parts of the model.
+    """A factory for an optimizer with its own options for parts of the model, for `Trainer(optimizer=)`.
 
-    `GroupedOptimizer(torch.optim.AdamW, modifiers={"backbone": {"lr_scale": 0.1}}, no_decay=True, lr=1e-3)`.
-    `modifiers` maps names or patterns (as for `Freeze`, or "re:..." for a regular expression) to options; a parameter
-    goes with the first that matches it. `lr_scale` is a factor of the learning rate; anything else is an option of the
-    optimizer, such as `weight_decay`. With `no_decay`, biases and norms have no weight decay unless a modifier says
-    so. With `layer_factor`, the direct children of the model have smaller learning rates from the last to the first:
-    0.5 halves it from each to the one before.
+    Args:
+        optimizer: The optimizer class, or another function of parameter groups and options.
+        modifiers: Optimizer options by name or pattern of a part (as for `Freeze`, or "re:..." for a regular
+            expression). A parameter gets the options of the first pattern that matches. The option `lr_scale` is a
+            factor of the learning rate; others are options of the optimizer, such as `weight_decay`.
+        no_decay: Whether biases and norms have no weight decay unless a modifier sets it.
+        layer_factor: The ratio of the learning rates of consecutive direct children of the model: with 0.5, each has
+            half the rate of the next one.
+        **options: Options of the optimizer for all parameters.
+
+    >>> import torch
+    >>> from loopwright.callbacks import GroupedOptimizer
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+    >>> factory = GroupedOptimizer(torch.optim.SGD, modifiers={"0": {"lr_scale": 0.1}}, lr=1.0)
+    >>> [group["lr"] for group in factory.build({"model": model}).param_groups]
+    [0.1, 1.0]
     """
 
     def __init__(
@@ -47,7 +57,7 @@ class GroupedOptimizer:
         self.options = options
 
     def build(self, models: Mapping[str, nn.Module]) -> Optimizer:
-        """The optimizer for all parameters, frozen ones included, of the models that are trained at all."""
+        """Return the optimizer of all parameters, frozen ones included; a model that is frozen entirely is left out."""
         groups = self.groups({name: m for name, m in models.items() if any(p.requires_grad for p in m.parameters())})
         scales = [group.pop("lr_scale", 1.0) for group in groups]
         built = self.optimizer(groups, **self.options)
@@ -57,7 +67,7 @@ class GroupedOptimizer:
         return built
 
     def groups(self, models: Mapping[str, nn.Module]) -> list[dict[str, Any]]:
-        """The parameters in groups of the same options, in the order of the models' parameters."""
+        """Return parameter groups, one for each combination of options, in the order of the models' parameters."""
         given = [(find_parts(models, [pattern]).params, options) for pattern, options in self.modifiers.items()]
         plain = plain_params(models) if self.no_decay else set()
         scales = _layer_scales(models, self.layer_factor) if self.layer_factor is not None else {}
@@ -76,12 +86,23 @@ class GroupedOptimizer:
 def param_groups(
     model: nn.Module, options: Mapping[str, float | Mapping[str, Any]], *, no_decay: bool = False
 ) -> list[dict[str, Any]]:
-    """Parameter groups for an optimizer, with a learning rate for each part of the model.
+    """Return parameter groups for an optimizer, with a learning rate for each part of the model.
 
-    `options` maps names or patterns (as for `Freeze`) to a learning rate, or to a dict of optimizer options. A
-    parameter goes with the first that matches it; those without any are in a last group, with the optimizer's own
-    options: `Adam(param_groups(model, {"backbone": 1e-5}), lr=1e-3)`. Frozen parameters are included, so that they
-    can be unfrozen later. With `no_decay`, biases and norms are in groups of their own, without weight decay.
+    Frozen parameters are included, so that they can be unfrozen later.
+
+    Args:
+        model: The model.
+        options: A learning rate, or a dict of optimizer options, by name or pattern of a part (as for `Freeze`). A
+            parameter gets the options of the first pattern that matches; parameters without a match are in the last
+            group, with the options of the optimizer.
+        no_decay: Whether biases and norms are in separate groups, without weight decay.
+
+    >>> import torch
+    >>> from loopwright.callbacks import param_groups
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+    >>> optimizer = torch.optim.Adam(param_groups(model, {"0": 1e-5}), lr=1e-3)
+    >>> [group["lr"] for group in optimizer.param_groups]
+    [1e-05, 0.001]
     """
     groups: list[dict[str, Any]] = []
     taken: set[int] = set()
@@ -97,16 +118,26 @@ def param_groups(
 
 
 def layer_rates(model: nn.Module, lr: float, factor: float = 0.5) -> dict[str, float]:
-    """A learning rate for each direct child of the model: `lr` for the last, `factor` times that for the one before.
+    """Return a learning rate for each direct child of the model with parameters, for `param_groups`.
 
-    For `param_groups`: `Adam(param_groups(model, layer_rates(model, 1e-3, 0.5)), lr=1e-3)`.
+    Args:
+        model: The model.
+        lr: The learning rate of the last child.
+        factor: The ratio of the rates of consecutive children: each has `factor` times the rate of the next one.
+
+    >>> import torch
+    >>> from loopwright.callbacks import layer_rates, param_groups
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+    >>> layer_rates(model, 0.1, factor=0.5)
+    {'0': 0.05, '1': 0.1}
+    >>> optimizer = torch.optim.Adam(param_groups(model, layer_rates(model, 0.1)), lr=0.1)
     """
     names = _layers(model)
     return {name: lr * factor ** (len(names) - 1 - at) for at, name in enumerate(names)}
 
 
 def plain_params(models: Mapping[str, nn.Module]) -> set[int]:
-    """Biases and what norms have, by identity: what weight decay does no good. Vectors of other kinds are not."""
+    """Return the ids of biases and of parameters of norms, which weight decay does not help."""
     found: set[int] = set()
     for module in _all_modules(models):
         is_norm = "Norm" in type(module).__name__
@@ -124,7 +155,7 @@ def _split(group: dict[str, Any], plain: set[int]) -> list[dict[str, Any]]:
 
 
 def _layers(model: nn.Module) -> list[str]:
-    """Names of the direct children that have parameters, in the order the model defines them."""
+    """Return the names of the direct children with parameters, in the order of the model."""
     names = [name for name, child in model.named_children() if any(True for _ in child.parameters())]
     if not names:
         raise ConfigurationError(
@@ -134,7 +165,7 @@ def _layers(model: nn.Module) -> list[str]:
 
 
 def _layer_scales(models: Mapping[str, nn.Module], factor: float) -> dict[int, float]:
-    """The factor of each parameter's learning rate; one shared by several children has the largest of theirs."""
+    """Return the factor of each parameter's learning rate; of a parameter shared by several children, the largest."""
     scales: dict[int, float] = {}
     for model in models.values():
         for name, scale in layer_rates(model, 1.0, factor).items():
@@ -144,16 +175,16 @@ def _layer_scales(models: Mapping[str, nn.Module], factor: float) -> dict[int, f
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """Parameters and batch norms by identity, each once however many names it has."""
+class FoundParts:
+    """Parameters and batch norms by id, each once, even if it has several names."""
 
     params: dict[int, nn.Parameter] = field(default_factory=dict)
     norms: dict[int, nn.Module] = field(default_factory=dict)
 
 
-def find_parts(models: Mapping[str, nn.Module], parts: Iterable[str | nn.Module]) -> Found:
-    """The parameters and batch norms of the named parts; a part that is not there is an error."""
-    found = Found()
+def find_parts(models: Mapping[str, nn.Module], parts: Iterable[str | nn.Module]) -> FoundParts:
+    """Return the parameters and batch norms of the named parts; raise a `ConfigurationError` for an unknown part."""
+    found = FoundParts()
     for part in parts:
         roots, params = _inside(models, part) if isinstance(part, nn.Module) else _named(models, part)
         for root in roots:
@@ -168,7 +199,7 @@ def find_parts(models: Mapping[str, nn.Module], parts: Iterable[str | nn.Module]
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether a name fits a pattern: `*`, `?` and `[...]`, or a regular expression after "re:"."""
+    """Whether a name matches a pattern: `*`, `?` and `[...]`, or a regular expression after "re:"."""
     if pattern.startswith(REGEX):
         try:
             return re.fullmatch(pattern.removeprefix(REGEX), name) is not None
@@ -178,14 +209,14 @@ def matches(name: str, pattern: str) -> bool:
 
 
 def matches_any(name: str, patterns: Sequence[str]) -> bool:
-    """Whether a name, or one that it lies inside of, fits one of the patterns: "head" is "head.weight" too."""
+    """Whether a name, or the name of a module around it, matches a pattern: "head" matches "head.weight", too."""
     parts = name.split(".")
     fronts = [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
     return any(matches(front, pattern) for pattern in patterns for front in fronts)
 
 
 def _named(models: Mapping[str, nn.Module], pattern: str) -> tuple[list[nn.Module], list[nn.Parameter]]:
-    """Modules and parameters by their name in a model; where none has it, by that name behind the model's."""
+    """Return modules and parameters by their name in a model, or else by model name and name in the model."""
     for prefix in ("", "{}."):
         roots, params = [], []
         for model_name, model in models.items():
@@ -228,5 +259,5 @@ def _all_modules(models: Mapping[str, nn.Module]) -> Iterator[nn.Module]:
 
 
 def label_of(part: str | nn.Module) -> str:
-    """What a message calls a part."""
+    """Return the text for a part in messages."""
     return repr(part) if isinstance(part, str) else type(part).__name__

@@ -1,4 +1,4 @@
-"""Weights of one model put into another: what fits by name and shape, with a report of what happened to the rest."""
+"""Initial weights from another run or file: entries that match by name and shape, and a report of the rest."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from ..callback import Callback
-from ..checkpoint.sharded import place_like
 from ..errors import CheckpointError, ConfigurationError
-from ..run.weights import Choice, find_weights, load_weights
 from .groups import matches_any
 
 if TYPE_CHECKING:
+    from ..run.weights import Choice
     from ..trainer import Trainer
 
 
@@ -28,19 +27,34 @@ SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What became of each entry, by its name in the model; `unused` and `removed` are names in the source."""
+    """The result of loading weights: the names of entries by what happened to them; `str` makes a summary.
+
+    Args:
+        loaded: Entries of the model that were loaded.
+        missing: Entries of the model that the source does not have.
+        kept: Entries of the model that were kept by `reinit`.
+        unused: Entries of the source that the model does not have.
+        removed: Entries of the source that were excluded by `remove`.
+        mismatched: Entries with different shapes, with both shapes.
+        source: The description of the source.
+
+    >>> from loopwright.initializers import LoadReport
+    >>> print(LoadReport(loaded=("weight",), missing=("bias",), source="model.safetensors"))
+    Loaded 1 of 2 entries of the model from model.safetensors
+      missing (1): bias
+    """
 
     loaded: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()  # in the model only
-    kept: tuple[str, ...] = ()  # left as they were, because that was asked for
-    unused: tuple[str, ...] = ()  # in the source only
-    removed: tuple[str, ...] = ()  # from the source, because that was asked for
-    mismatched: tuple[str, ...] = ()  # of another shape, both shapes said
+    missing: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    mismatched: tuple[str, ...] = ()
     source: str = ""
 
     @property
     def is_complete(self) -> bool:
-        """Whether everything that was not excepted fitted."""
+        """Whether all entries matched, except those named in `reinit` and `remove`."""
         return not (self.missing or self.unused or self.mismatched)
 
     def __str__(self) -> str:
@@ -65,16 +79,33 @@ def load_matching(
     use: Choice = "newest",
     source_model: str | None = None,
 ) -> LoadReport:
-    """Load what fits from a run, a checkpoint, a file of weights or a state dict into a model.
+    """Load the entries that match by name and shape into a model.
 
-    `remove` leaves out entries of the source: names of parameters or modules, patterns with `*`, or "re:..." for a
-    regular expression. Then `rename` maps regular expressions to replacements, as `re.sub` does, each in turn. `reinit`
-    names entries of the model that stay as they are. What is left over on either side, or has another shape, is part
-    of the report; with `strict` it is an error. Nothing fitting at all always is, and nothing is changed then.
+    Args:
+        model: The model to load into.
+        source: A run directory, a checkpoint, a file of weights (`.safetensors` or `.pt`), or a state dict.
+        rename: Regular expressions and their replacements, applied to names of the source in turn, as by `re.sub`.
+        remove: Entries of the source to exclude, before renaming: names of parameters or modules, patterns with `*`, or
+            "re:..." for a regular expression.
+        reinit: Entries of the model to keep, named as in `remove`.
+        strict: Whether entries that are missing, unused or of another shape are an error. If no entry matches at all,
+            it is always an error. The model is not changed in case of an error.
+        use: Which weights of a run: of the "newest" resume point, of the "best" kept model, or "any" (the best model
+            if there is one, otherwise the newest).
+        source_model: The name of the model in a source with several models.
 
-    Of a run, `use` the newest resume point or the best kept model, or "any" for the best if there is one and the newest
-    otherwise; `source_model` names one of several models.
+    Returns:
+        A report of what was loaded and what was not.
+
+    >>> import torch
+    >>> from loopwright.initializers import load_matching
+    >>> model = torch.nn.Linear(2, 1)
+    >>> report = load_matching(model, {"weight": torch.ones(1, 2), "scale": torch.ones(1)})
+    >>> report.loaded, report.missing, report.unused
+    (('weight',), ('bias',), ('scale',))
     """
+    from ..run.weights import find_weights, load_weights
+
     if isinstance(source, Mapping):
         weights, label = dict(source), "a state dict"
     else:
@@ -92,7 +123,26 @@ def load_matching(
 def read_weights(
     path: str | os.PathLike[str], *, use: Choice = "newest", model: str | None = None
 ) -> dict[str, Tensor]:
-    """The weights in a run directory, a checkpoint, a safetensors file, or somebody's `.pt`, which runs no code."""
+    """Read the weights of a run directory, a checkpoint, or a safetensors or `.pt` file; no code of the file runs.
+
+    Args:
+        path: The run directory, checkpoint or file.
+        use: Which weights of a run: "newest", "best" or "any", as for `load_matching`.
+        model: The name of the model, if there are several.
+
+    Returns:
+        The tensors by name.
+
+    >>> import pathlib, tempfile, torch
+    >>> from loopwright.initializers import read_weights
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder) / "weights.pt"
+    ...     torch.save({"weight": torch.ones(2)}, path)
+    ...     read_weights(path)
+    {'weight': tensor([1., 1.])}
+    """
+    from ..run.weights import load_weights
+
     return load_weights(path, model=model, use=use)
 
 
@@ -162,15 +212,23 @@ def _some(names: Mapping[str, Tensor]) -> str:
 
 @torch.no_grad()
 def _load(model: nn.Module, chosen: Mapping[str, Tensor]) -> None:
-    """In place, also where this process holds only a part of an entry."""
+    """Load in place, also into sharded parameters."""
+    from ..checkpoint.sharded import place_like
+
     own = model.state_dict()
     model.load_state_dict({name: place_like(value, own[name]) for name, value in chosen.items()}, strict=False)
 
 
 class Initializer(Callback):
-    """Changes the models of a trainer before the first step of a run. Override `initialize`.
+    """A callback that changes the models before the first step of a run: the base class; override `initialize`.
 
-    It is a callback that hears of the start before all others, so that averages and the like begin with its weights.
+    It runs before all other callbacks, so that averages and the like begin with its weights.
+
+    >>> import torch
+    >>> from loopwright.initializers import Initializer
+    >>> class Zero(Initializer):
+    ...     def initialize(self, trainer):
+    ...         torch.nn.init.zeros_(trainer.model.weight)
     """
 
     precedence = -1
@@ -180,15 +238,32 @@ class Initializer(Callback):
             self.initialize(trainer)
 
     def initialize(self, trainer: Trainer) -> None:
-        """Give the models the weights to begin with."""
+        """Set the initial weights of the trainer's models."""
 
 
 class FromCheckpoint(Initializer):
-    """Begins with the weights of an earlier run, a checkpoint, or a safetensors or `.pt` file.
+    """A callback that loads the initial weights from an earlier run, a checkpoint, or a safetensors or `.pt` file.
 
-    `rename`, `remove`, `reinit`, `strict` and `use` are those of `load_matching`; by default everything has to fit
-    that is not excepted. With several models, `model` names the one that is loaded into and `source_model` the one in
-    the source. `report` says what was loaded.
+    By default every entry has to match, except those in `reinit` and `remove`. The attribute `report` is the
+    `LoadReport` afterwards.
+
+    Args:
+        path: The run directory, checkpoint or file.
+        rename: As for `load_matching`, like `remove`, `reinit`, `strict` and `use`.
+        remove: Entries of the source to exclude.
+        reinit: Entries of the model to keep.
+        strict: Whether entries that do not match are an error.
+        use: Which weights of a run: "newest", "best" or "any".
+        model: The name of the trainer's model to load into, if there are several.
+        source_model: The name of the model in the source, if there are several.
+
+    >>> import pathlib, tempfile, torch
+    >>> from loopwright.initializers import FromCheckpoint
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder) / "weights.pt"
+    ...     torch.save(torch.nn.Linear(2, 1).state_dict(), path)
+    ...     FromCheckpoint(path).apply(torch.nn.Linear(2, 1)).loaded
+    ('weight', 'bias')
     """
 
     def __init__(
@@ -215,8 +290,7 @@ class FromCheckpoint(Initializer):
         self.report: LoadReport | None = None
 
     def apply(self, model: nn.Module) -> LoadReport:
-        """Load into this model now."""
-
+        """Load into this model now, and return the report."""
         self.report = load_matching(
             model,
             self.path,
@@ -246,16 +320,24 @@ class FromCheckpoint(Initializer):
 
 
 class Resume:
-    """Begins with the complete state of another run: `trainer.train(..., resume=Resume("runs/a").point(run_dir))`.
+    """The complete state of another run as the start of a new one.
 
-    The other run is read and not touched. Once the new run has resume points of its own, it goes on from those.
+    `trainer.train(..., resume=Resume("runs/a").point(run_dir))`. The other run is only read. Once the new run has
+    resume points of its own, it continues from these.
+
+    Args:
+        path: The run directory or checkpoint to start from.
+
+    >>> from loopwright.initializers import Resume
+    >>> Resume("runs/a").path.name
+    'a'
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
     def point(self, run_dir: str | Path | None = None) -> str | Path:
-        """What to give to `train(resume=)`."""
+        """Return the value for `train(resume=)`: "auto" if the new run has resume points, otherwise a checkpoint."""
         from ..checkpoint.inspect import find_checkpoint, list_checkpoints
 
         has_folder = run_dir is not None and (Path(run_dir) / "checkpoints").is_dir()

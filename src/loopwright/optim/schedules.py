@@ -1,6 +1,6 @@
-"""Curves from the beginning of a run to its end, for learning rates, weight decays and anything else.
+"""Schedules as curves over a run, for learning rates, weight decays and other options of optimizers.
 
-`value(done)` takes the part of the run that is done, from 0 to 1. Values are factors of the optimizer's own: with
+`value(done)` takes the completed fraction of the run, from 0 to 1. Values are factors of the optimizer's option: with
 `lr=0.01`, `Cosine()` goes from 0.01 to 0.
 """
 
@@ -11,14 +11,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from ..errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from ..trainer import Trainer
-    from ..training.progress import Limits, Progress
-
 
 DecayShape = Literal["inverse", "sqrt", "linear"]
 
@@ -34,9 +29,20 @@ def warmup_cosine(
     cooldown: int = 0,
     k_decay: float = 1.0,
 ) -> float:
-    """Linear from `start` to `peak` over `warmup` updates, half a cosine to `floor`, and `cooldown` updates there.
+    """Return the value of a schedule with linear warm-up and cosine decay at one update.
 
-    All of it takes `total` updates; after that the value stays at `floor`. `k_decay` above 1 keeps it high for longer.
+    Args:
+        update: The number of completed updates.
+        total: The number of updates of the whole schedule; afterwards the value stays at `floor`.
+        peak: The value after the warm-up.
+        floor: The value at the end of the decay.
+        warmup: The number of updates from `start` to `peak`.
+        start: The value at update 0.
+        cooldown: The number of updates at `floor` at the end of the schedule.
+        k_decay: The exponent of the decay's progress; above 1, the value stays high for longer.
+
+    >>> [round(warmup_cosine(update, 8, peak=1.0, warmup=2), 3) for update in (0, 1, 2, 5, 8)]
+    [0.0, 0.5, 1.0, 0.5, 0.0]
     """
     if update < warmup:
         return start + (peak - start) * update / warmup
@@ -56,10 +62,21 @@ def warmup_stable_decay(
     decay_ratio: float = 0.1,
     shape: DecayShape = "inverse",
 ) -> float:
-    """Linear from `start` to `peak`, `peak` for most of the time, and a quick decay to `floor` before each of `ends`.
+    """Return the value of a warmup-stable-decay schedule at one update.
 
-    A decay takes `decay_ratio` of the updates since the end before it; right after an end the value is `peak` again,
-    and after the last one it stays at `floor`. "inverse" lets 1 / value grow evenly, which needs a floor above 0.
+    Args:
+        update: The number of completed updates.
+        ends: The updates at which a decay ends. After each end the value is `peak` again, after the last one `floor`.
+        peak: The value after the warm-up.
+        floor: The value at the end of a decay; above 0 for the shape "inverse".
+        warmup: The number of updates from `start` to `peak`.
+        start: The value at update 0.
+        decay_ratio: The length of a decay as a fraction of the updates since the previous end.
+        shape: How the value decays: "inverse" (1 / value grows linearly), "sqrt" or "linear".
+
+    >>> values = [warmup_stable_decay(u, [10, 20], peak=1.0, decay_ratio=0.2, shape="linear") for u in (5, 9, 10, 20)]
+    >>> values
+    [1.0, 0.5, 1.0, 0.0]
     """
     if update < warmup:
         return start + (peak - start) * update / warmup
@@ -84,14 +101,23 @@ Unit = Literal["epoch", "update", "sample"]
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Epochs, updates and samples of a whole `train` call; None where that cannot be known."""
+    """The length of a whole `train` call in epochs, updates and samples.
+
+    Args:
+        epochs: Number of epochs, or None if unknown.
+        updates: Number of updates, or None if unknown.
+        samples: Number of samples, or None if unknown.
+
+    >>> Extent(updates=200).part(10, "update")
+    0.05
+    """
 
     epochs: float | None = None
     updates: float | None = None
     samples: float | None = None
 
     def part(self, amount: float, unit: Unit) -> float:
-        """How much of the whole so many epochs, updates or samples are."""
+        """Return a number of epochs, updates or samples as a fraction of the whole call."""
         whole = {"epoch": self.epochs, "update": self.updates, "sample": self.samples}[unit]
         if not whole:
             raise ConfigurationError(
@@ -101,86 +127,38 @@ class Extent:
         return amount / whole
 
 
-def extent_of(trainer: Trainer) -> Extent:
-    """The length of the call under way, by the limit that is reached first; a limit of time is none that is known."""
-    progress, until = trainer.progress, trainer.until
-    limits = {
-        "epoch": (until.epochs, progress.call_epoch),
-        "update": (until.updates, progress.call_update),
-        "sample": (until.samples, progress.call_sample),
-    }
-    amounts = {unit: limit - begin for unit, (limit, begin) in limits.items() if limit is not None}
-    per_epoch = _per_epoch(trainer)
-    lengths = [amount / per_epoch[unit] for unit, amount in amounts.items() if per_epoch[unit]]
-    epochs = min(lengths, default=None)
-
-    def whole(unit: str) -> float | None:
-        if epochs is None:
-            return amounts.get(unit)
-        amount = amounts.get(unit)
-        length = epochs * per_epoch[unit] if per_epoch[unit] else None
-        if amount is None or length is None:
-            return amount if length is None else length
-        return min(amount, length)
-
-    return Extent(whole("epoch"), whole("update"), whole("sample"))
-
-
-def _per_epoch(trainer: Trainer) -> dict[str, float]:
-    """What an epoch consists of, 0 where that is not known."""
-    stream = trainer.train_stream
-    batches, samples = (None, None) if stream is None else (stream.num_batches, stream.num_samples)
-    return {"epoch": 1, "update": -(-(batches or 0) // trainer.accumulate), "sample": samples or 0}
-
-
-def done_of(trainer: Trainer) -> float | None:
-    """The part of the call under way that is done, from 0 to 1, by the limit that is nearest; None without any."""
-    progress, until = trainer.progress, trainer.until
-    parts = []
-    if until.epochs is not None:
-        inside = _inside_epoch(trainer, progress)
-        parts.append(_part(progress.epoch + inside - progress.call_epoch, until.epochs - progress.call_epoch))
-    if until.updates is not None:
-        parts.append(_part(progress.update - progress.call_update, until.updates - progress.call_update))
-    if until.samples is not None:
-        parts.append(_part(progress.sample - progress.call_sample, until.samples - progress.call_sample))
-    return max(parts) if parts else None
-
-
-def _part(amount: float, whole: float) -> float:
-    return min(amount / whole, 1.0) if whole > 0 else 1.0
-
-
-def _inside_epoch(trainer: Trainer, progress: Progress) -> float:
-    """The part of the epoch that is done; of data without a length, nothing until it ends."""
-    stream = trainer.train_stream
-    if stream is None:
-        return 0.0
-    if stream.num_samples:
-        return min(progress.epoch_sample / stream.num_samples, 1.0)
-    return min(progress.epoch_step / stream.num_batches, 1.0) if stream.num_batches else 0.0
-
-
-def is_limited(until: Limits) -> bool:
-    """Whether the end is known on the run's own clock, and not only in seconds."""
-    return (until.epochs, until.updates, until.samples) != (None, None, None)
-
-
 class Curve(ABC):
-    """A value for every moment of a run. Override `value`, and `resolve` where updates or epochs are counted."""
+    """A value for every moment of a run: the base class of your own curves.
+
+    Override `value`, and `resolve` if the curve counts updates or epochs. Pass a curve as `Trainer(scheduler=)`, or to
+    `loopwright.callbacks.ScheduleLearningRate` and `ScheduleWeightDecay`.
+
+    >>> class Halves(Curve):
+    ...     def value(self, done):
+    ...         return 1.0 if done < 0.5 else 0.5
+    >>> Halves().value(0.75)
+    0.5
+    """
 
     @abstractmethod
     def value(self, done: float) -> float:
-        """The value when this part of the run (0 to 1) is done."""
+        """Return the value at a completed fraction of the run, from 0 to 1."""
 
     def resolve(self, extent: Extent) -> Curve:
-        """The same curve with everything as parts of a run of this length."""
+        """Return the same curve with all numbers of updates, epochs or samples as fractions of a run of this length."""
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class Constant(Curve):
-    """The same from beginning to end."""
+    """A constant factor.
+
+    Args:
+        constant: The value.
+
+    >>> Constant(0.5).value(0.3)
+    0.5
+    """
 
     constant: float = 1.0
 
@@ -190,7 +168,15 @@ class Constant(Curve):
 
 @dataclass(frozen=True, slots=True)
 class Linear(Curve):
-    """A straight line."""
+    """A straight line.
+
+    Args:
+        start: The value at the beginning of the run.
+        end: The value at its end.
+
+    >>> Linear(start=1.0, end=0.5).value(0.5)
+    0.75
+    """
 
     start: float = 1.0
     end: float = 0.0
@@ -201,7 +187,15 @@ class Linear(Curve):
 
 @dataclass(frozen=True, slots=True)
 class Cosine(Curve):
-    """Half a cosine: slow at both ends."""
+    """Half a cosine: slow at the beginning and at the end.
+
+    Args:
+        start: The value at the beginning of the run.
+        end: The value at its end.
+
+    >>> Cosine(end=0.1).value(1.0)
+    0.1
+    """
 
     start: float = 1.0
     end: float = 0.0
@@ -212,7 +206,16 @@ class Cosine(Curve):
 
 @dataclass(frozen=True, slots=True)
 class Polynomial(Curve):
-    """From start to end with the power of what is left: 1 is a line, more is quick at first."""
+    """Polynomial decay: from start to end with a power of the remaining fraction of the run.
+
+    Args:
+        start: The value at the beginning of the run.
+        end: The value at its end.
+        power: The exponent, above 0; 1 is a line, more decays faster at first.
+
+    >>> Polynomial(power=2.0).value(0.5)
+    0.25
+    """
 
     start: float = 1.0
     end: float = 0.0
@@ -228,9 +231,20 @@ class Polynomial(Curve):
 
 @dataclass(frozen=True, slots=True)
 class WarmupCosine(Curve):
-    """A line from `start` to `peak` over the warm-up, then half a cosine to `end`.
+    """Linear warm-up from `start` to `peak`, then half a cosine to `end`.
 
-    The warm-up is a part of the run (0.05 is the first twentieth), or so many epochs, updates or samples.
+    Args:
+        warmup: The length of the warm-up as a fraction of the run (0.05 is the first twentieth).
+        start: The value at the beginning.
+        peak: The value after the warm-up.
+        end: The value at the end of the run.
+        warmup_epochs: The length of the warm-up in epochs, instead of `warmup`.
+        warmup_updates: The length of the warm-up in updates, instead of `warmup`.
+        warmup_samples: The length of the warm-up in samples, instead of `warmup`.
+
+    >>> curve = WarmupCosine(warmup_updates=10).resolve(Extent(updates=100))
+    >>> curve.value(0.05), curve.value(0.1), curve.value(1.0)
+    (0.5, 1.0, 0.0)
     """
 
     warmup: float | None = None
@@ -275,7 +289,20 @@ class WarmupCosine(Curve):
 
 @dataclass(frozen=True, slots=True)
 class MultiStep(Curve):
-    """Multiplied by `factor` at each of these points: parts of the run, or counted in epochs or updates."""
+    """Steps: the value is multiplied by `factor` at each of the given points.
+
+    Give the points once, by one of `at`, `at_epochs` and `at_updates`.
+
+    Args:
+        factor: The factor at each point.
+        at: The points as fractions of the run.
+        at_epochs: The points as numbers of epochs.
+        at_updates: The points as numbers of updates.
+        start: The value before the first point.
+
+    >>> [MultiStep(0.5, at=[0.3, 0.6]).value(done) for done in (0.0, 0.3, 0.9)]
+    [1.0, 0.5, 0.25]
+    """
 
     factor: float = 0.1
     at: Sequence[float] = ()
@@ -305,20 +332,29 @@ class MultiStep(Curve):
 
 @dataclass(frozen=True, slots=True)
 class _Steps(Curve):
-    """Steps at parts of the run, of which some may lie beyond its end."""
+    """A `MultiStep` whose points are fractions of the run; some may lie after its end."""
 
     factor: float
     at: tuple[float, ...]
     start: float
 
     def value(self, done: float) -> float:
-        """With a little room: 0.3 of 10 updates is 3 of them, whatever floating point says."""
+        """Compare with a tolerance: 0.3 of 10 updates is 3 updates, in spite of floating-point rounding."""
         return self.start * self.factor ** sum(done >= point - 1e-12 for point in self.at)
 
 
 @dataclass(frozen=True, slots=True)
 class Sequential(Curve):
-    """One curve after another: `ends` says at which part of the run each but the last is over."""
+    """Several curves, one after another; each sees its own section as a whole run.
+
+    Args:
+        schedules: The curves.
+        ends: The fraction of the run at which each curve ends, without the last one, which ends with the run.
+
+    >>> curve = Sequential([Linear(0.0, 1.0), Cosine()], ends=[0.1])
+    >>> curve.value(0.05), curve.value(0.1), curve.value(1.0)
+    (0.5, 1.0, 0.0)
+    """
 
     schedules: Sequence[Curve]
     ends: Sequence[float]
@@ -333,7 +369,7 @@ class Sequential(Curve):
             raise ConfigurationError(f"Sequential(ends={list(self.ends)}): use parts of the run, from 0 to 1 upwards.")
 
     def resolve(self, extent: Extent) -> Curve:
-        """Each of them sees its own part of the run as the whole."""
+        """Resolve each curve for the length of its own section."""
         bounds = list(pairwise([0.0, *self.ends, 1.0]))
         parts = [
             curve.resolve(Extent(*(None if n is None else n * (b - a) for n in _amounts(extent))))
@@ -347,7 +383,7 @@ class Sequential(Curve):
             if done < end or end == 1.0:
                 return curve.value(min((done - begin) / (end - begin), 1.0))
             begin = end
-        raise AssertionError("the last one ends at 1")
+        raise AssertionError("the last curve ends at 1")
 
 
 def _amounts(extent: Extent) -> tuple[float | None, ...]:

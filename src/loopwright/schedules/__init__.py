@@ -1,4 +1,4 @@
-"""Schedules as pure functions of how far a run is: nothing to save, nothing to step twice."""
+"""Schedules as pure functions of the completed fraction of a run: they have no state to save and are never stepped."""
 
 from ..optim.schedules import (
     Constant,
