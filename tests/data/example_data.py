@@ -139,7 +139,7 @@ class RandomOrder(Sampler[int]):
 
 
 class EpochOrder(RandomOrder):
-    """A sampler whose order is a function of the epoch it was told."""
+    """A sampler whose order is a function of the epoch set by `set_epoch`."""
 
     epoch = 0
 

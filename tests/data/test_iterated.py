@@ -86,7 +86,7 @@ def test_workers_of_an_iterable_data_set_are_seeded_by_the_epoch():
     assert torch.equal(before, rng_state()["torch"])
 
 
-def test_an_iterable_data_set_is_told_the_epoch():
+def test_set_epoch_of_an_iterable_data_set_is_called():
     stream = open_stream(Resumable(20), batch_size=20, seed=0, shuffle=False)
     first, second = values(stream, 0)[0][0], values(stream, 1)[0][0]
     assert first.tolist() != second.tolist()

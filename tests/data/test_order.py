@@ -144,7 +144,7 @@ def test_a_weighted_sampler_keeps_its_weights():
     assert min(indices(WeightedRandomSampler([0.0] * 5 + [1.0] * 15, 200))) == 5
 
 
-def test_a_sampler_with_epochs_is_told_the_epoch():
+def test_set_epoch_of_a_sampler_is_called():
     assert indices(EpochOrder(20), epoch=3)[:4] == [3, 4, 5, 6]
 
 

@@ -26,7 +26,7 @@ def workers() -> set[int | None]:
 
 
 def has_ended() -> bool:
-    """Whether the workers are gone, or go in a minute: who was told to end may still have to be scheduled."""
+    """Whether the workers have ended, or end within a minute: a terminated process may still have to be scheduled."""
     end = time.monotonic() + 60
     while workers() and time.monotonic() < end:
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""A tool that finds the state somebody forgot to save, by name."""
+"""`check_resume` finds state that is not saved, by name."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_settings_of_the_trainer_are_exact_too(points, options):
 
 
 class OwnGenerator(Dataset):
-    """Noise from a generator of its own, whose position nobody saves."""
+    """Noise from a generator of its own, whose state is not saved."""
 
     def __init__(self, points: TensorDataset, rng: Any) -> None:
         self.points = points
@@ -211,7 +211,7 @@ def test_state_in_a_global_variable_is_reported_by_what_it_does(points):
     assert "a global variable, a closure" in str(report)
 
 
-def test_a_run_that_cannot_be_repeated_is_told_apart(points):
+def test_a_run_that_cannot_be_repeated_is_reported_as_such(points):
     generator = np.random.default_rng(0)
 
     class Unseeded(Trainer):

@@ -197,7 +197,7 @@ def test_a_scheduler_factory_is_given_its_optimizer_by_name():
     assert trainer.schedules["right"].scheduler.optimizer is trainer.optimizers["right"]
 
 
-def test_a_scheduler_factory_for_nobody_in_particular_is_refused():
+def test_a_scheduler_factory_without_a_named_optimizer_is_refused():
     models = {"left": build_linear(1), "right": build_linear(2)}
     sgd = partial(torch.optim.SGD, lr=0.1)
     trainer = Trainer(models, {"left": sgd, "right": sgd}, scheduler=partial(StepLR, step_size=1))

@@ -249,6 +249,6 @@ def test_what_is_named_itself_is_taken_without_a_word(source, file, tmp_path, ca
     assert capsys.readouterr().out == ""
 
 
-def test_a_model_in_the_place_of_a_path_is_told_how_to_load_it(mistake, source):
+def test_a_model_instead_of_a_path_is_refused_with_how_to_load_it(mistake, source):
     with mistake("Checkpoints and resuming", "`load_weights(model)`", CheckpointError, match="load_state_dict"):
         load_weights(source)

@@ -1,26 +1,17 @@
-"""Curves over a run: their values, their lengths, and the learning rates and weight decays that they set."""
+"""Curves over a run: their values, and their lengths in epochs, updates or samples."""
 
 from __future__ import annotations
 
 import math
-from functools import partial
-from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
-from torch.optim.lr_scheduler import CosineAnnealingLR
-from torch.utils.data import IterableDataset
 
-from loopwright import Callback, ConfigurationError, Schedule, Trainer
-from loopwright.callbacks import LearningRateLog, Rewind, ScheduleLearningRate, ScheduleWeightDecay, param_groups
-from loopwright.callbacks.scheduling import extent_of
+from loopwright import ConfigurationError
 from loopwright.schedules import (
     Constant,
     Cosine,
-    Curve,
     Extent,
     Linear,
     MultiStep,
@@ -30,9 +21,6 @@ from loopwright.schedules import (
     warmup_cosine,
     warmup_stable_decay,
 )
-
-from ..callbacks.runs import assert_same_after_crash
-from ..loops import assert_same_model, build_net, train_by_hand
 
 
 def test_a_cosine_runs_from_start_over_peak_to_floor() -> None:
@@ -70,21 +58,6 @@ def test_shapes_of_decay(shape: str, middle: float) -> None:
     floor = 0.25 if shape == "inverse" else 0.5
     value = warmup_stable_decay(5, [10], peak=1.0, floor=floor, decay_ratio=1.0, shape=shape)  # type: ignore[arg-type]
     assert value == pytest.approx(middle)
-
-
-sgd = partial(torch.optim.SGD, lr=0.1)
-
-
-def build(callbacks: Any = (), model: nn.Module | None = None, **options: Any) -> Trainer:
-    options = {"optimizer": sgd, "progress": "silent"} | options
-    return Trainer(model or build_net(), loss_fn=nn.functional.cross_entropy, callbacks=callbacks, **options)
-
-
-def rates(points: Any, curve: Any, *, num_epochs: int | None = None, **options: Any) -> list[float]:
-    limits = {name: options.pop(name) for name in ("num_updates", "num_samples") if name in options}
-    trainer = build([LearningRateLog()], scheduler=curve, **options)
-    trainer.train(points, num_epochs, batch_size=8, **limits)
-    return list(trainer.history.steps["lr"])
 
 
 @pytest.mark.parametrize(
@@ -161,195 +134,3 @@ def test_settings_that_make_no_sense_are_refused(make):
 
 
 # Applied
-
-
-def test_a_curve_in_the_place_of_a_scheduler_goes_over_the_whole_run(points):
-    expected = [0.1 * Linear().value(n / 10) for n in range(10)]
-    assert rates(points, Linear(), num_updates=10) == pytest.approx(expected)
-
-
-def test_by_epochs_it_goes_by_the_samples_of_the_epoch(points):
-    done = [(epoch + seen / 37) / 2 for epoch in range(2) for seen in (0, 8, 16, 24, 32)]
-    assert rates(points, Linear(), num_epochs=2) == pytest.approx([0.1 * (1 - part) for part in done])
-
-
-def test_by_samples_it_goes_by_those(points):
-    assert rates(points, Linear(), num_samples=40) == pytest.approx(
-        [0.1 * (1 - n / 40) for n in (0, 8, 16, 24, 32, 37)]
-    )
-
-
-def test_the_nearest_limit_counts(points):
-    assert rates(points, Linear(), num_epochs=100, num_updates=4) == pytest.approx([0.1, 0.075, 0.05, 0.025])
-
-
-def test_a_cosine_is_bit_for_bit_a_hand_written_loop(points):
-    model, other = build_net(), build_net()
-    trainer = build(model=model, scheduler=Cosine())
-    trainer.train(points, num_updates=10, batch_size=8)
-    optimizer = sgd(other.parameters(), fused=True)
-
-    class Step:
-        """What one would write after `optimizer.step()`."""
-
-        done = 0
-
-        def step(self) -> None:
-            self.done += 1
-            optimizer.param_groups[0]["lr"] = 0.1 * (1 + math.cos(math.pi * self.done / 10)) / 2
-
-    train_by_hand(other, optimizer, points, epochs=2, every_update=Step())
-    assert_same_model(model, other)
-
-
-def test_it_is_what_torch_does_with_a_cosine(points):
-    own = rates(points, Cosine(), num_updates=10)
-    torchs = rates(points, Schedule(partial(CosineAnnealingLR, T_max=10), every="update"), num_updates=10)
-    assert own == pytest.approx(torchs)
-
-
-def test_updates_are_counted_and_not_steps(points):
-    own = rates(points, MultiStep(0.5, at_updates=[3]), num_updates=6, accumulate=2)
-    assert own[:6] == [0.1] * 5 + [0.05]
-
-
-def test_groups_keep_their_proportions(points):
-    model = build_net()
-    groups = param_groups(model, {"0": 0.5})
-    trainer = build([LearningRateLog()], model, optimizer=partial(_build, groups), scheduler=Linear())
-    trainer.train(points, num_updates=4, batch_size=8)
-    assert list(trainer.history.steps["lr/optimizer/0"]) == pytest.approx([0.5, 0.375, 0.25, 0.125])
-    assert list(trainer.history.steps["lr/optimizer/1"]) == pytest.approx([0.1, 0.075, 0.05, 0.025])
-
-
-def _build(groups: Any, params: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(groups, lr=0.1)
-
-
-class Decays(Callback):
-    """Notes the weight decay that each update is taken with."""
-
-    def __init__(self) -> None:
-        self.seen: list[list[float]] = []
-
-    def on_optimizer_start(self, trainer: Trainer, optimizer: str) -> None:
-        self.seen.append([group["weight_decay"] for group in trainer.optimizers[optimizer].param_groups])
-
-
-def decays(points: Any, callback: ScheduleWeightDecay) -> list[list[float]]:
-    model, seen = build_net(), Decays()
-    groups = param_groups(model, {"4": {"weight_decay": 0.0}})
-    optimizer = torch.optim.AdamW(groups, lr=0.01, weight_decay=0.2)
-    build([callback, seen], model, optimizer=optimizer).train(points, num_updates=4, batch_size=8)
-    return seen.seen
-
-
-def test_weight_decay_follows_a_curve_and_where_there_is_none_it_stays_none(points):
-    seen = decays(points, ScheduleWeightDecay(Linear(1.0, 2.0)))
-    assert [second for _, second in seen] == pytest.approx([0.2, 0.25, 0.3, 0.35])
-    assert {first for first, _ in seen} == {0.0}
-
-
-def test_values_can_be_given_as_they_are(points):
-    seen = decays(points, ScheduleWeightDecay(Linear(0.4, 0.0), is_absolute=True))
-    assert [second for _, second in seen] == pytest.approx([0.4, 0.3, 0.2, 0.1])
-    assert {first for first, _ in seen} == {0.0}
-
-
-def test_a_second_call_begins_the_curve_again(points):
-    trainer = build([LearningRateLog()], scheduler=Linear())
-    for _ in range(2):
-        trainer.train(points, num_updates=5, batch_size=8)
-    own = list(trainer.history.steps["lr"])
-    assert own[:5] == own[5:]
-
-
-@pytest.mark.parametrize("after_update", [4, 12])
-def test_a_crashed_run_has_the_same_rates(tmp_path, points, after_update):
-    assert_same_after_crash(
-        tmp_path,
-        points,
-        lambda: [LearningRateLog(), ScheduleWeightDecay(Cosine(1.0, 3.0))],
-        after_update,
-        optimizer=partial(torch.optim.AdamW, lr=0.01),
-        scheduler=WarmupCosine(warmup_updates=4),
-    )
-
-
-def test_rates_go_back_with_a_rewind(points):
-    inputs, targets = (tensor.clone() for tensor in points.tensors)
-    inputs[20] = float("nan")
-    data = torch.utils.data.TensorDataset(inputs, targets)
-    trainer = build([LearningRateLog(), Rewind(every_updates=3)], scheduler=Linear())
-    trainer.train(data, num_updates=8, batch_size=8)
-    assert list(trainer.history.steps["lr"]) == pytest.approx([0.1 * (1 - n / 8) for n in range(8)])
-
-
-def test_data_without_a_length_goes_epoch_by_epoch(points):
-    class Rows(IterableDataset):
-        def __iter__(self) -> Any:
-            return iter(points)
-
-    assert rates(Rows(), Linear(), num_epochs=2) == [0.1] * 5 + [0.05] * 5
-
-
-def test_a_run_that_is_limited_by_time_only_is_refused(points):
-    with pytest.raises(ConfigurationError, match="ScheduleLearningRate needs to know how long the run is"):
-        build(scheduler=Cosine()).train(points, max_time=1.0)
-
-
-def test_an_option_that_the_optimizer_does_not_have_is_refused(points):
-    class Plain(torch.optim.SGD):
-        def __init__(self, params: Any) -> None:
-            super().__init__(params, lr=0.1)
-            for group in self.param_groups:
-                del group["weight_decay"]
-
-    trainer = build([ScheduleWeightDecay(Cosine())], optimizer=Plain)
-    with pytest.raises(ConfigurationError, match="ScheduleWeightDecay schedules 'weight_decay', which"):
-        trainer.train(points, 1)
-
-
-def test_an_unknown_optimizer_is_refused(points):
-    with pytest.raises(ConfigurationError, match=r"optimizer='optimiser'.*Did you mean 'optimizer'\?"):
-        build([ScheduleLearningRate(Cosine(), optimizer="optimiser")]).train(points, 1)
-
-
-def test_each_of_several_optimizers_has_its_own_curve(points):
-    class Pair(Trainer):
-        def train_step(self, batch: Any) -> Any:
-            loss = nn.functional.cross_entropy(self.first(batch[0]) + self.second(batch[0]), batch[1])
-            self.update(loss, "first", retain_graph=True)
-            self.update(loss, "second")
-            return loss
-
-    trainer = Pair(
-        {"first": build_net(1), "second": build_net(2)},
-        {"first": sgd, "second": sgd},
-        scheduler={"first": Linear(), "second": Constant()},
-        callbacks=[LearningRateLog()],
-        progress="silent",
-    )
-    trainer.train(points, num_updates=4, batch_size=8)
-    assert list(trainer.history.steps["lr/first/0"]) == pytest.approx([0.1, 0.075, 0.05, 0.025])
-    assert list(trainer.history.steps["lr/second/0"]) == [0.1] * 4
-
-
-def test_a_curve_of_ones_own_works(points):
-    class Half(Curve):
-        def value(self, done: float) -> float:
-            return 0.5
-
-    assert rates(points, Half(), num_epochs=1) == [0.05] * 5
-
-
-def test_the_length_of_a_run_on_each_clock(points):
-    class Look(Callback):
-        def on_train_start(self, trainer: Trainer) -> None:
-            self.extent = extent_of(trainer)
-
-    look = Look()
-    build([look], accumulate=2).train(points, 4, batch_size=8)
-    assert look.extent == Extent(4, 12, 148)
-    build([look]).train(points, num_updates=10, batch_size=8)
-    assert look.extent == Extent(2, 10, 74)
