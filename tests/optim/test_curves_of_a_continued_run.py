@@ -15,8 +15,10 @@ from torch.utils.data import TensorDataset
 from loopwright import ConfigurationError, Trainer
 from loopwright.checkpoint import read_checkpoint, write_checkpoint
 from loopwright.schedules import Cosine, Curve, Linear, MultiStep, Sequential, WarmupCosine
+from loopwright.training.fingerprint import describe_object
 
 from ..loops import build_net
+from ..mistakes import Mistakes
 
 CURVES: dict[str, tuple[Curve, Curve, str]] = {
     "end": (Cosine(end=0.1), Cosine(end=0.2), r"scheduler\.end: 0\.1 -> 0\.2"),
@@ -48,8 +50,13 @@ def test_other_options_of_a_curve_are_refused_by_name(points: TensorDataset, tmp
     train(tmp_path, points, before, 2)  # the same options continue
 
 
-def test_accepted_options_of_a_curve_set_the_learning_rate(points: TensorDataset, tmp_path: Path) -> None:
+def test_accepted_options_of_a_curve_set_the_learning_rate(
+    points: TensorDataset, tmp_path: Path, mistake: Mistakes
+) -> None:
     train(tmp_path, points, Cosine(end=0.1), 1)
+    section, what = "The program changed, the run directory did not", "Another option of a curve given as `scheduler`"
+    with mistake(section, what, ConfigurationError, match=r"scheduler\.end: 0\.1 -> 0\.2"):
+        train(tmp_path, points, Cosine(end=0.2), 2)
     trainer = train(tmp_path, points, Cosine(end=0.2), 2, changes="accept")
     assert trainer.optimizers["optimizer"].param_groups[0]["lr"] == pytest.approx(0.01 * 0.2)
 
@@ -74,6 +81,26 @@ def test_options_of_a_slotted_loss_are_compared(points: TensorDataset, tmp_path:
     run(1.0, 1)
     with pytest.raises(ConfigurationError, match=r"loss\.scale: 1\.0 -> 2\.0"):
         run(2.0, 2)
+
+
+@dataclass
+class Config:
+    """An option of a loss that has always been left out of descriptions."""
+
+    folder: str
+
+
+class ConfiguredLoss:
+    def __init__(self, folder: str) -> None:
+        self.scale, self.config = 2.0, Config(folder)
+
+    def __call__(self, outputs: Any, targets: Any) -> Any:
+        return self.scale * F.cross_entropy(outputs, targets)
+
+
+def test_objects_inside_a_loss_are_not_described() -> None:
+    described = describe_object("loss", ConfiguredLoss("somewhere"))
+    assert {key for key in described if key.startswith("loss.")} == {"loss.scale", "loss.code"}
 
 
 def test_a_run_recorded_without_options_of_its_curve_continues(points: TensorDataset, tmp_path: Path) -> None:

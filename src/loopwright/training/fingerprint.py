@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..errors import ConfigurationError
-from ..optim.build import CurveSchedule, Schedule
+from ..optim.build import CurveLike, CurveSchedule, Schedule
 from ..run.changes import UNKNOWN, differing_by_rank, rank_refusal
 
 if TYPE_CHECKING:
@@ -193,8 +193,19 @@ def _describe_schedule(prefix: str, schedule: Schedule) -> dict[str, Any]:
     scheduler = schedule.scheduler
     flat = {f"{prefix}.every": schedule.interval, f"{prefix}.metric": schedule.metric}
     if isinstance(scheduler, CurveSchedule):
-        return describe_object(prefix, scheduler.curve)
+        return _describe_curve(prefix, scheduler.curve)
     return describe_scheduler(prefix, scheduler) | flat
+
+
+def _describe_curve(prefix: str, curve: Any) -> dict[str, Any]:
+    """The class and the options of a curve; of a curve of curves, such as `Sequential`, those of each."""
+    flat = describe_object(prefix, curve)
+    if is_dataclass(curve) and not getattr(curve, "__dict__", None):  # runs of the first version have no options of it
+        for name, option in _attributes(curve).items():
+            for number, inner in enumerate(option if isinstance(option, (list, tuple)) else ()):
+                if isinstance(inner, CurveLike):
+                    flat |= _describe_curve(f"{prefix}.{name}.{number}", inner)
+    return flat
 
 
 def describe_scheduler(prefix: str, scheduler: Any) -> dict[str, Any]:
@@ -272,7 +283,7 @@ def _describe_instance(prefix: str, value: Any) -> dict[str, Any]:
     for name, option in _attributes(value).items():
         is_plain = isinstance(option, (int, float, str)) and not isinstance(option, bool)
         if not name.startswith("_") and name not in PLACES and not (is_plain and _is_of_the_moment(option)):
-            _add_option(flat, f"{prefix}.{name}", option)
+            _add_plain(flat, f"{prefix}.{name}", option)
     if isinstance(value, nn.Module) and _is_torch(kind):
         flat |= {f"{prefix}.{name}": fingerprint(buffer) for name, buffer in value.named_buffers()}
     compute = kind.forward if isinstance(value, nn.Module) else getattr(kind, "__call__", None)  # noqa: B004
@@ -285,17 +296,6 @@ def _attributes(value: Any) -> dict[str, Any]:
     """The attributes of an object, with the fields of a dataclass, which has no `__dict__` where it has slots."""
     own = {field.name: getattr(value, field.name) for field in fields(value)} if is_dataclass(value) else {}
     return own | getattr(value, "__dict__", {})
-
-
-def _add_option(flat: dict[str, Any], key: str, value: Any) -> None:
-    """Add an entry for an option; for dataclasses, alone or in a sequence, an entry for each of their fields."""
-    if is_dataclass(value):
-        flat |= describe_object(key, value)
-    elif isinstance(value, (list, tuple)) and any(map(is_dataclass, value)):
-        for number, item in enumerate(value):
-            _add_option(flat, f"{key}.{number}", item)
-    else:
-        _add_plain(flat, key, value)
 
 
 def name_of(value: Any) -> str:
