@@ -1,4 +1,4 @@
-"""Parts of a model that are not trained, for a while or at all."""
+"""Parts of a model that are frozen, for some epochs or a whole run."""
 
 from __future__ import annotations
 

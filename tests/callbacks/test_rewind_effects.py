@@ -1,4 +1,4 @@
-"""What else a run that goes back undoes, records, counts and says."""
+"""Effects of a rewind on history, counters, other callbacks and messages."""
 
 from __future__ import annotations
 

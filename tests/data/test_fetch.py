@@ -1,4 +1,4 @@
-"""Randomness inside a data set is a function of (seed, epoch, index), and training never notices it."""
+"""Randomness inside a data set is a function of (seed, epoch, index) and leaves the generators of training alone."""
 
 import random
 from typing import Any
@@ -18,7 +18,7 @@ many_workers = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
 def by_index(batches):
-    """What was drawn for each sample, whatever batch it was in."""
+    """The random numbers of each sample, by index."""
     return {
         int(batch[0][place]): [part[place].tolist() for part in batch[1:]]
         for batch in batches

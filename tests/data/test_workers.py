@@ -15,7 +15,7 @@ OTHERS: set[int | None] = set()
 
 @pytest.fixture(autouse=True)
 def before():
-    """Processes that are none of ours: what ran before in this process may not have been collected yet."""
+    """Child processes of earlier tests, which may not be garbage-collected yet."""
     OTHERS.update(child.pid for child in multiprocessing.active_children())
     yield
     OTHERS.clear()

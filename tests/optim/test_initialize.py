@@ -1,4 +1,4 @@
-"""Beginning with what another run has learnt: what is loaded, what is not, and how that is said."""
+"""Initial weights from another run or file: what is loaded, what is not, and the report."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from ..errors import DataError
 
-WRITE = "pass a Dataset, a DataLoader, inputs and targets as `(x, y)`, or a list or another iterable of batches"
+ACCEPTED = "pass a Dataset, a DataLoader, inputs and targets as `(x, y)`, or a list or another iterable of batches"
 
 
 class NamedColumns(Dataset[dict[str, Tensor]]):
@@ -76,7 +76,7 @@ def check_list(data: list[Any]) -> None:
 
 
 def refuse(data: Any) -> None:
-    """Say of an object that is no data what it is, and what to write."""
+    """Raise a `DataError` with the type of an object that is no data, and with what to pass instead."""
     kind = type(data).__name__
     if is_frame(data):
         hint = (
@@ -88,13 +88,13 @@ def refuse(data: Any) -> None:
     elif isinstance(data, Optimizer):
         hint = "the optimizer goes to the constructor, `Trainer(model, optimizer, loss_fn)`, and data comes first here"
     elif isinstance(data, (str, bytes, os.PathLike)):
-        hint = f"nothing is read from a path; {WRITE}"
+        hint = f"nothing is read from a path; {ACCEPTED}"
     elif isinstance(data, type):
         kind, hint = f"class {data.__name__}", f"make an object of it, `{data.__name__}(...)`"
     elif hasattr(data, "__getitem__") and not hasattr(data, "__len__"):
         hint = "give it `__len__`, and it is a data set"
     else:
-        hint = WRITE
+        hint = ACCEPTED
     raise DataError(
         f"Data is {'an' if kind[0].lower() in 'aeiou' else 'a'} {kind}, which cannot be iterated in batches: {hint}."
     )

@@ -213,12 +213,12 @@ def _own_generator(sampler: Any, seed: int) -> Iterator[None]:
     if not _draws_from_its_generator(sampler):
         yield
         return
-    theirs = sampler.generator
+    before = sampler.generator
     sampler.generator = torch.Generator().manual_seed(seed)
     try:
         yield
     finally:
-        sampler.generator = theirs
+        sampler.generator = before
 
 
 class EpochPlan(Protocol):

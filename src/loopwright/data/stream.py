@@ -162,7 +162,7 @@ _KIND = "the first batches of each epoch"
 
 
 class LimitedStream(StreamWrapper):
-    """The first `limit` batches of each epoch; the wrapped stream is never asked for more."""
+    """The first `limit` batches of each epoch; no more are read from the wrapped stream."""
 
     def __init__(self, stream: Stream, limit: int) -> None:
         if limit < 1:
@@ -218,7 +218,7 @@ class SkippingStream(StreamWrapper):
         self._update_sizes()
 
     def skipped_with(self, kept: int) -> dict[int, int]:
-        """Return the skipped batches and one more, of the last window: batch `kept` (from 0) of those not skipped."""
+        """Return the skipped batches and one batch of the last window: number `kept` (from 0) of the kept batches."""
         number = kept
         for skipped in sorted(self.skipped):
             number += skipped <= number
