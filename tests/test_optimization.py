@@ -150,9 +150,9 @@ def test_each_optimizer_counts_its_own_updates(reals):
 
     trainer = Twice(progress="silent")
     trainer.train(reals, num_updates=3, batch_size=8)
-    lanes = trainer.optimization.lanes
+    updates = trainer.optimization.by_name
     assert trainer.progress.update == 3
-    assert (lanes["generator_optimizer"].updates, lanes["discriminator_optimizer"].updates) == (3, 6)
+    assert (updates["generator_optimizer"].num_updates, updates["discriminator_optimizer"].num_updates) == (3, 6)
 
 
 def test_update_without_a_name_is_refused_when_there_are_several_optimizers(reals):

@@ -25,7 +25,7 @@ from .training.door_points import DoorPoints
 from .training.progress import Limits, Progress
 from .training.result import StepResult
 from .training.supervised import call_model, checked_pair, loss_of, split_supervised, stack_outputs
-from .training.update import Optimization, Window
+from .training.update import Updates, Window
 
 if TYPE_CHECKING:
     from .run import RunDirectory
@@ -83,7 +83,7 @@ class Trainer(DoorPoints):
         self.progress, self.history, self.meter = Progress(), History(), Meter()
         self.directions = Directions()
         self.window = Window()
-        self.optimization = Optimization({}, self.window)
+        self.optimization = Updates({}, self.window)
         self.eval_stream: Stream | None = None
         self.stop_reason: str | None = None
         self.signals = Signals()

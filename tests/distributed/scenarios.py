@@ -121,7 +121,7 @@ def clipped_by_the_global_norm(runtime: Any) -> dict[str, Any]:
 
     class Noting(Trainer):
         def on_update_end(self) -> None:
-            norms.append(self.optimization.lanes["optimizer"].norm.clone())
+            norms.append(self.optimization.by_name["optimizer"].norm.clone())
 
     return fit(runtime, clip_norm=0.1, accumulate=3, kind=Noting)[1] | {"norms": norms}
 
@@ -303,7 +303,7 @@ def bad_sample_skipped(runtime: Any) -> dict[str, Any]:
     trainer, result = fit(runtime, data=poisoned(), callbacks=[guard], accumulate=2)
     result["steps"] = [value == value for value in result["steps"]]  # the others' parts of that batch are numbers
     result["epochs"] = [row["eval_loss"] for row in result["epochs"]]
-    return result | {"skipped": guard.num_skipped, "own": trainer.optimization.lanes["optimizer"].updates}
+    return result | {"skipped": guard.num_skipped, "own": trainer.optimization.by_name["optimizer"].num_updates}
 
 
 @scenario

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..errors import ConfigurationError, DataError
 from .result import StepResult
 from .supervised import describe
-from .update import Lane
+from .update import OptimizerUpdate
 
 if TYPE_CHECKING:
     from ..data.open import Batch
@@ -215,12 +215,12 @@ def _check_possible(trainer: Trainer, batches: Sequence[Batch], position: int, e
 
 def _obstacle(trainer: Trainer, batches: Sequence[Batch], position: int, error: torch.OutOfMemoryError) -> str | None:
     less = f"Use smaller batches (with `{trainer.accumulate_name}=` for the same effect)."
-    if len(trainer.optimization.lanes) > 1:
+    if len(trainer.optimization.by_name) > 1:
         return f"With several optimizers a step in pieces is not the same as the whole. {less}"
     if any(batch.total is not None for batch in batches):
         return f"One of several processes cannot take a step in pieces alone. {less}"
     frames = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
-    if trainer.window.is_spent or Lane.finish.__code__ in frames:
+    if trainer.window.is_spent or OptimizerUpdate.finish.__code__ in frames:
         return f"The optimizer step was under way or taken, so this step cannot be taken again in pieces. {less}"
     largest = max(batch.size for batch in batches)
     if trainer.num_pieces >= largest:

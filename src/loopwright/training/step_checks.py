@@ -13,7 +13,7 @@ from ..errors import ConfigurationError
 if TYPE_CHECKING:
     from ..trainer import Trainer
     from .result import StepResult
-    from .update import Lane
+    from .update import OptimizerUpdate
 
 Versions = list[tuple[int, int]]  # of gradients
 
@@ -26,19 +26,19 @@ class StepWatch:
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer, self.optimization = trainer, trainer.optimization
-        self.lanes = list(trainer.optimization.lanes.values())
+        self.updates = list(trainer.optimization.by_name.values())
         self._is_whole = trainer.progress.epoch_step == 0
         self._calls = trainer.optimization.calls
         self._is_first = True
         self._is_accumulating = trainer.accumulate > 1
-        self._before = [lane.calls for lane in self.lanes]
+        self._before = [update.calls for update in self.updates]
         self._taking_part: list[bool] = []
         self._positions: dict[str, list[Any]] = {}  # of schedulers, before a step that was none of `update`
         self._handles: list[RemovableHandle] = []
 
     def __enter__(self) -> StepWatch:
-        for lane in self.lanes:
-            self._handles += watch_own_steps(lane, self._before_own_step, self._after_own_step)
+        for update in self.updates:
+            self._handles += watch_own_steps(update, self._before_own_step, self._after_own_step)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -58,10 +58,10 @@ class StepWatch:
         """All steps of an epoch are over: without a single update, the next one would change nothing either."""
         progress = self.trainer.progress
         is_whole = self._is_whole and progress.is_exhausted
-        if is_whole and self.lanes and self.optimization.calls == self._calls:
+        if is_whole and self.updates and self.optimization.calls == self._calls:
             raise ConfigurationError(
                 f"Nothing was trained: {progress.epoch_step} steps of epoch {progress.epoch + 1} are over, and "
-                f"`{self.trainer.step_name}` updated none of the optimizers ({', '.join(self.optimization.lanes)}). "
+                f"`{self.trainer.step_name}` updated none of the optimizers ({', '.join(self.optimization.by_name)}). "
                 f"Call `{self.trainer.update_call}` in it."
             )
 
@@ -70,7 +70,7 @@ class StepWatch:
         if self.optimization.calls != self._calls:
             return
         step, call = self.trainer.step_name, self.trainer.update_call
-        if any(param.grad is not None for lane in self.lanes for param in lane.params):
+        if any(param.grad is not None for update in self.updates for param in update.params):
             raise ConfigurationError(
                 f"`{step}` called backward() and no optimizer was stepped, so nothing was trained. Call `{call}` "
                 "instead: it is backward, accumulation, clipping, the optimizer's step and zeroing."
@@ -84,16 +84,16 @@ class StepWatch:
 
     def _check_window(self, position: int) -> None:
         """Every optimizer takes part in all steps of an accumulation window, once in each, or in none of them."""
-        calls = [lane.calls for lane in self.lanes]
+        calls = [update.calls for update in self.updates]
         counts = [now - before for now, before in zip(calls, self._before, strict=True)]
         self._before = calls
         if position == 1:
             self._taking_part = [count > 0 for count in counts]
-        for lane, count, takes_part in zip(self.lanes, counts, self._taking_part, strict=True):
+        for update, count, takes_part in zip(self.updates, counts, self._taking_part, strict=True):
             if count != takes_part and self.trainer.num_pieces == 1:
-                self._refuse_window(lane, position, count)
+                self._refuse_window(update, position, count)
 
-    def _refuse_window(self, lane: Lane, position: int, count: int) -> None:
+    def _refuse_window(self, update: OptimizerUpdate, position: int, count: int) -> None:
         if count > 1:
             what = f"updated {count} times in step {position}"
         elif count == 1:
@@ -101,102 +101,106 @@ class StepWatch:
         else:
             what = f"updated in the steps before, but not in step {position}"
         raise ConfigurationError(
-            f"Optimizer {lane.name!r} was {what} of an accumulation window of {self.trainer.accumulate} batches, so "
+            f"Optimizer {update.name!r} was {what} of an accumulation window of {self.trainer.accumulate} batches, so "
             "its gradients would not be those of the window. Update it once in every step of a window or in none: "
             "go by `self.progress.update`, which is the same in all steps of a window (`if self.progress.update % 5 == "
             "0: self.update(...)`), or do not accumulate."
         )
 
-    def _before_own_step(self, lane: Lane) -> None:
-        self.trainer.check_own_step(lane)
-        self._positions[lane.name] = scheduler_positions(lane)
+    def _before_own_step(self, update: OptimizerUpdate) -> None:
+        self.trainer.check_own_step(update)
+        self._positions[update.name] = scheduler_positions(update)
 
-    def _after_own_step(self, lane: Lane) -> None:
+    def _after_own_step(self, update: OptimizerUpdate) -> None:
         self.optimization.calls += 1
-        lane.own_steps += 1
-        lane.updates += 1
+        update.own_steps += 1
+        update.num_updates += 1
         self.trainer.window.is_spent = True
 
     def _schedule(self) -> None:
         """Step the schedulers of optimizers that took a step of their own, but for those that the user stepped."""
         for name, before in self._positions.items():
-            lane = self.optimization.lanes[name]
-            self.trainer.check_own_step(lane)  # `update` may have followed
-            if scheduler_positions(lane) == before:
-                lane.schedule()
+            update = self.optimization.by_name[name]
+            self.trainer.check_own_step(update)  # `update` may have followed
+            if scheduler_positions(update) == before:
+                update.schedule()
         self._positions = {}
 
 
 def watch_own_steps(
-    lane: Lane, before: Callable[[Lane], None], after: Callable[[Lane], None] | None = None
+    update: OptimizerUpdate,
+    before: Callable[[OptimizerUpdate], None],
+    after: Callable[[OptimizerUpdate], None] | None = None,
 ) -> list[RemovableHandle]:
     """Call functions around steps of an optimizer that are none of `update`; handles that end it."""
 
     def enter(_: object, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> None:
-        if not lane.is_stepping:
-            is_empty = not any(param.grad is not None for param in lane.params)
+        if not update.is_stepping:
+            is_empty = not any(param.grad is not None for param in update.params)
             has_closure = len(arguments) > 1 or bool(options)  # which computes gradients in the step; self comes first
-            lane.empty_steps += is_empty and not has_closure
-            before(lane)
+            update.empty_steps += is_empty and not has_closure
+            before(update)
 
     def leave(*_: object) -> None:
-        if not lane.is_stepping and after is not None:
-            after(lane)
+        if not update.is_stepping and after is not None:
+            after(update)
 
-    handles = [lane.optimizer.register_step_pre_hook(enter)]
-    return handles if after is None else [*handles, lane.optimizer.register_step_post_hook(leave)]
+    handles = [update.optimizer.register_step_pre_hook(enter)]
+    return handles if after is None else [*handles, update.optimizer.register_step_post_hook(leave)]
 
 
 def check_trained(trainer: Trainer) -> None:
     """At the end of the first epoch: an error if no optimizer had a gradient, a line about each that had none."""
-    lanes = trainer.optimization.lanes.values()
-    told = {lane.name: text for lane in lanes if (text := _untrained_text(lane))}
-    if told and len(told) == len(lanes) and any(lane.updates for lane in lanes):
+    updates = trainer.optimization.by_name.values()
+    told = {update.name: text for update in updates if (text := _untrained_text(update))}
+    if told and len(told) == len(updates) and any(update.num_updates for update in updates):
         raise ConfigurationError(f"Nothing was trained in epoch 1: {'; '.join(told.values())}.")
-    if len(told) < len(lanes):
+    if len(told) < len(updates):
         for text in told.values():
             trainer.say(f"Epoch 1 did not train everything: {text}.")
 
 
-def _untrained_text(lane: Lane) -> str | None:
-    if lane.updates == 0:
-        return f"optimizer {lane.name!r} was never stepped, so its {len(lane.params)} parameters are as they were"
-    if lane.updates == lane.empty_steps:
+def _untrained_text(update: OptimizerUpdate) -> str | None:
+    if update.num_updates == 0:
+        return f"optimizer {update.name!r} was never stepped, so its {len(update.params)} parameters are as they were"
+    if update.num_updates == update.empty_steps:
         return (
-            f"optimizer {lane.name!r} was stepped {lane.updates} times and never had a gradient; call zero_grad() "
-            "before backward(), not between backward() and step()"
+            f"optimizer {update.name!r} was stepped {update.num_updates} times and never had a gradient; call "
+            "zero_grad() before backward(), not between backward() and step()"
         )
     return None
 
 
-def refuse_own_step(trainer: Trainer, lane: Lane) -> None:
+def refuse_own_step(trainer: Trainer, update: OptimizerUpdate) -> None:
     """Raise where an optimizer step that is none of `update` would be a wrong one."""
-    if (obstacle := own_step_obstacle(trainer, lane)) is not None:
+    if (obstacle := own_step_obstacle(trainer, update)) is not None:
         raise ConfigurationError(
-            f"`{trainer.step_name}` called step() of optimizer {lane.name!r} itself, which {obstacle}: call "
+            f"`{trainer.step_name}` called step() of optimizer {update.name!r} itself, which {obstacle}: call "
             f"`{trainer.update_call}` in place of backward() and step()."
         )
 
 
 def own_step_obstacle(
-    trainer: Trainer, lane: Lane, *, is_averaged: bool = False, is_clipped: bool = False
+    trainer: Trainer, update: OptimizerUpdate, *, is_averaged: bool = False, is_clipped: bool = False
 ) -> str | None:
     """Why an optimizer must not be stepped by anything but `update`, or None.
 
     A door that averages gradients over processes or clips them before such a step says so.
     """
-    if lane.peers is not None and not is_averaged:
+    if update.peers is not None and not is_averaged:
         return "would go by the gradients of this process's part of the batch, and the processes' weights would differ"
     if trainer.accumulate > 1:
         return f"would come after every batch, not after {trainer.accumulate} of them as {trainer.accumulate_name} says"
     if trainer.num_pieces > 1:
         return "would come after a part of the batch, since memory ran out and batches are taken in pieces"
-    if not is_clipped and (lane.clip_norm is not None or lane.clip_value is not None):
-        name, value = ("clip_norm", lane.clip_norm) if lane.clip_norm is not None else ("clip_value", lane.clip_value)
+    if not is_clipped and (update.clip_norm is not None or update.clip_value is not None):
+        name, value = (
+            ("clip_norm", update.clip_norm) if update.clip_norm is not None else ("clip_value", update.clip_value)
+        )
         return f"would leave out the clipping that {name}={value} asks for"
-    if lane.scaler is not None:
+    if update.scaler is not None:
         return "would go without the loss scaling that precision='fp16' needs"
-    return "`update` has done as well, so that it would be stepped twice" if lane.calls else None
+    return "`update` has done as well, so that it would be stepped twice" if update.calls else None
 
 
 def refuse_update(trainer: Trainer, loss: Any, count: Any) -> None:
@@ -238,11 +242,11 @@ def mistake_in_loss(loss: Any, count: Any, takes_count: bool = True) -> str | No
     return None if count >= 0 else f"has the count {float(count):g}: give the number of items that it is a sum over"
 
 
-def scheduler_positions(lane: Lane) -> list[Any]:
+def scheduler_positions(update: OptimizerUpdate) -> list[Any]:
     """How far schedulers are, to tell whether the user steps them."""
-    return [getattr(scheduler, "last_epoch", None) for scheduler in lane.schedulers]
+    return [getattr(scheduler, "last_epoch", None) for scheduler in update.schedulers]
 
 
-def gradient_versions(lane: Lane) -> Versions:
+def gradient_versions(update: OptimizerUpdate) -> Versions:
     """What changes when gradients are replaced or changed in place."""
-    return [(id(param.grad), param.grad._version) for param in lane.params if param.grad is not None]
+    return [(id(param.grad), param.grad._version) for param in update.params if param.grad is not None]

@@ -77,7 +77,7 @@ class Window:
     total: int | None = None  # samples of an evaluation step on all processes, where they share it
 
 
-class Lane:
+class OptimizerUpdate:
     """One optimizer with all that its updates need, worked out once per run."""
 
     def __init__(
@@ -99,14 +99,14 @@ class Lane:
         self.schedulers: list[Any] = []
         self.listeners: Sequence[Hook] = ()
         self.norm: Tensor | None = None
-        self.updates = self.empty_steps = 0  # those among them without a gradient
+        self.num_updates = self.empty_steps = 0  # those among them without a gradient
         self.calls = 0  # of `update`
         self.own_steps = 0  # that the optimizer took without `update`
         self.is_stepping = False
         self.params: list[nn.Parameter] = []
         self.holds_all = False
         self._count: Any = None
-        self.is_spoilt = False
+        self.is_skipped = False
         self._flag: Tensor | float | None = None  # a number where reading one is free
         self._reads_are_free = reads_are_free
         self._seen: Tensor | None = None
@@ -135,10 +135,10 @@ class Lane:
         guard = self.guard
         if guard is not None:
             if self._on_device or self.peers is not None:
-                self.note(loss)
+                self.flag_nonfinite(loss)
             elif not math.isfinite(loss.item() if loss.dim() == 0 else _only_number(loss)):
                 guard.refuse(f"the loss of optimizer {self.name!r} is {loss.item()}")
-                self.is_spoilt = True
+                self.is_skipped = True
                 return
         if count is not None:
             loss = self._share_of_sum(loss, count, window)
@@ -157,7 +157,7 @@ class Lane:
             torch.autograd.backward(loss, retain_graph=retain_graph, inputs=inputs)
 
     @property
-    def hears_later(self) -> bool:
+    def defers_loss_check(self) -> bool:
         """Whether the guard hears of a loss when the window ends, and not before its backward pass."""
         return self.guard is not None and (self._on_device or self.peers is not None)
 
@@ -174,13 +174,13 @@ class Lane:
 
     def finish(self) -> None:
         """The window is over: clip, step, schedule, and drop the gradients."""
-        if not self.is_spoilt:
+        if not self.is_skipped:
             self.sync()
-        if self.is_spoilt or not self._is_agreed():
+        if self.is_skipped or not self._is_agreed():
             self.reset()
             return
         self._scale()
-        if not self.updates and self.peers is None:
+        if not self.num_updates and self.peers is None:
             check_reached(self.params, self.name)
         for listener in self.listeners:
             listener(self.name)
@@ -217,9 +217,9 @@ class Lane:
 
     def _is_agreed(self) -> bool:
         """Whether no process saw a loss that is not finite; all of them act alike."""
-        return self.peers is None or self._on_device or self.settle(" on at least one process")
+        return self.peers is None or self._on_device or self.read_flag(" on at least one process")
 
-    def settle(self, where: str = "") -> bool:
+    def read_flag(self, where: str = "") -> bool:
         """Whether no loss was noted that is not finite; reads that, for a step that does not leave itself out."""
         flag, self._flag = self._flag, None
         if flag is None or self.guard is None or not float(flag):
@@ -238,7 +238,7 @@ class Lane:
         if self.guard is None or self.scaler is not None:
             return True
         if self._on_device:
-            self.note(self.norm)
+            self.flag_nonfinite(self.norm)
         elif not math.isfinite(self.norm.item()):
             self.guard.refuse(f"the gradient norm of optimizer {self.name!r} is {self.norm.item()}")
             return False
@@ -254,7 +254,7 @@ class Lane:
         else:
             self.optimizer.step()
         self.is_stepping = False
-        self.updates += 1
+        self.num_updates += 1
 
     def schedule(self) -> None:
         for scheduler in self.schedulers:
@@ -268,9 +268,9 @@ class Lane:
         """Forget a window that will not be finished: its gradients, what it counted, and what was wrong with it."""
         self.zero()
         self._count = self._flag = self._seen = None
-        self.is_spoilt = False
+        self.is_skipped = False
 
-    def note(self, value: Tensor) -> None:
+    def flag_nonfinite(self, value: Tensor) -> None:
         """Remember that a value was not finite; on the device, unless reading it is free."""
         if self._reads_are_free:
             self._flag = max(float(self._flag or 0), float(not math.isfinite(_only_number(value))))
@@ -296,28 +296,28 @@ class Lane:
             self.guard.refuse(f"a loss or gradient norm of optimizer {self.name!r} since the last log point")
 
     def state_dict(self) -> dict[str, Any]:
-        return {"updates": self.updates, "scaler": self.scaler.state_dict() if self.scaler else None}
+        return {"updates": self.num_updates, "scaler": self.scaler.state_dict() if self.scaler else None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.updates = state["updates"]
+        self.num_updates = state["updates"]
         if self.scaler is not None and state["scaler"] is not None:
             self.scaler.load_state_dict(state["scaler"])
 
 
-class Optimization:
-    """The lanes of a trainer, and the window that all of them are in."""
+class Updates:
+    """The updates of a trainer, and the window that all of them are in."""
 
     def __init__(
         self,
-        lanes: Mapping[str, Lane],
+        updates: Mapping[str, OptimizerUpdate],
         window: Window,
         no_autocast: AbstractContextManager[Any] | None = None,
     ) -> None:
-        self.lanes = dict(lanes)
+        self.by_name = dict(updates)
         self.window = window
         self.calls = 0
         self.holds_all = False  # whether every trainable parameter has an optimizer
-        self._only = next(iter(self.lanes.values())) if len(self.lanes) == 1 else None
+        self._only = next(iter(self.by_name.values())) if len(self.by_name) == 1 else None
         self._no_autocast = no_autocast
 
     def update(
@@ -328,64 +328,64 @@ class Optimization:
         count: Any = None,
         retain_graph: bool | None = None,
     ) -> None:
-        lane = self._only if optimizer is None else self.lane(optimizer)
-        if lane is None:
-            if not self.lanes:
+        update = self._only if optimizer is None else self.find(optimizer)
+        if update is None:
+            if not self.by_name:
                 raise ConfigurationError("update(loss) was called and no training is under way: call it in a step.")
             raise ConfigurationError(
-                f"update(loss) is ambiguous: there are the optimizers {', '.join(self.lanes)}. "
+                f"update(loss) is ambiguous: there are the optimizers {', '.join(self.by_name)}. "
                 "Say which: update(loss, self.<name>)."
             )
         self.calls += 1
-        lane.calls += 1
+        update.calls += 1
         window = self.window
         if self._no_autocast is None:
-            lane.backward(loss, window, count, retain_graph)
+            update.backward(loss, window, count, retain_graph)
         else:
             with self._no_autocast:
-                lane.backward(loss, window, count, retain_graph)
+                update.backward(loss, window, count, retain_graph)
         if window.is_last:
-            lane.finish()
+            update.finish()
             window.is_spent = True
             if self._no_autocast is not None:
                 torch.clear_autocast_cache()  # it holds weights as they were before the step
 
-    def replace(self, lane: Lane) -> None:
-        """Put a lane in the place of the one of that name."""
-        self.lanes[lane.name] = lane
-        self._only = lane if len(self.lanes) == 1 else None
+    def replace(self, update: OptimizerUpdate) -> None:
+        """Put an update in the place of the one of that name."""
+        self.by_name[update.name] = update
+        self._only = update if len(self.by_name) == 1 else None
 
-    def lane(self, optimizer: Optimizer | str) -> Lane:
-        if isinstance(optimizer, str) and optimizer in self.lanes:
-            return self.lanes[optimizer]
-        for lane in self.lanes.values():
-            if lane.optimizer is optimizer:
-                return lane
+    def find(self, optimizer: Optimizer | str) -> OptimizerUpdate:
+        if isinstance(optimizer, str) and optimizer in self.by_name:
+            return self.by_name[optimizer]
+        for update in self.by_name.values():
+            if update.optimizer is optimizer:
+                return update
         raise ConfigurationError(
-            f"{optimizer!r} is none of this trainer's optimizers ({', '.join(self.lanes)}): "
+            f"{optimizer!r} is none of this trainer's optimizers ({', '.join(self.by_name)}): "
             "assign it to self in configure_optimizers, or pass it to the constructor."
         )
 
     def refresh(self, modules: Iterable[nn.Module]) -> None:
         """Look again at which parameters can be trained; call it after freezing or adding parameter groups."""
         trainable = [p for module in modules for p in module.parameters() if p.requires_grad]
-        for lane in self.lanes.values():
-            lane.refresh(trainable)
-        own = {id(param) for lane in self.lanes.values() for param in lane.params}
+        for update in self.by_name.values():
+            update.refresh(trainable)
+        own = {id(param) for update in self.by_name.values() for param in update.params}
         self.holds_all = all(id(param) in own for param in trainable)
 
     def check(self) -> None:
-        for lane in self.lanes.values():
-            lane.check()
+        for update in self.by_name.values():
+            update.check()
 
     def reset(self) -> None:
-        for lane in self.lanes.values():
-            lane.reset()
+        for update in self.by_name.values():
+            update.reset()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for name, lane in self.lanes.items():
+        for name, update in self.by_name.items():
             if name in state:
-                lane.load_state_dict(state[name])
+                update.load_state_dict(state[name])
 
 
 def _at_least_one(count: Any) -> Any:

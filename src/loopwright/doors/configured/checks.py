@@ -19,7 +19,7 @@ from ...training.supervised import describe
 from .config import BaseTrainerConfig
 
 if TYPE_CHECKING:
-    from ...training.update import Lane
+    from ...training.update import OptimizerUpdate
     from .trainer import BaseTrainer
 
 
@@ -150,9 +150,9 @@ def refuse_loss(loss: Any, door: BaseTrainer, *, is_total: bool) -> None:
         raise _passed_before(what) from None
 
 
-def refuse_doubled(loss: Any, lanes: Iterable[Lane]) -> None:
+def refuse_doubled(loss: Any, updates: Iterable[OptimizerUpdate]) -> None:
     """Raise where the gradients that a step left are those of its total loss, which would be added once more."""
-    params = [param for lane in lanes for param in lane.params if param.grad is not None]
+    params = [param for update in updates for param in update.params if param.grad is not None]
     try:
         grads = torch.autograd.grad(loss, params, retain_graph=True, allow_unused=True)
     except (RuntimeError, TypeError, AttributeError):

@@ -139,7 +139,7 @@ class Engine(CoreTrainer):
             self._is_updating_total = True
             if is_fresh and self._has_gradients:
                 self._has_looked = True  # a backward pass for this once, and only where a step called backward()
-                refuse_doubled(returned.total_loss, self.optimization.lanes.values())
+                refuse_doubled(returned.total_loss, self.optimization.by_name.values())
             self.update(returned.total_loss)
         else:
             self._zero_stepped()
@@ -147,14 +147,14 @@ class Engine(CoreTrainer):
 
     @property
     def _has_gradients(self) -> bool:
-        return any(param.grad is not None for lane in self.optimization.lanes.values() for param in lane.params)
+        return any(param.grad is not None for update in self.optimization.by_name.values() for param in update.params)
 
     def _zero_stepped(self) -> None:
         """Zero the gradients of optimizers that the step stepped itself, as is done after every other update."""
-        for lane in self.optimization.lanes.values():
-            if lane.own_steps != self._own_steps.get(lane.name, 0):
-                self._own_steps[lane.name] = lane.own_steps
-                lane.zero()
+        for update in self.optimization.by_name.values():
+            if update.own_steps != self._own_steps.get(update.name, 0):
+                self._own_steps[update.name] = update.own_steps
+                update.zero()
 
     def eval_step(self, batch: Any) -> StepResult:
         name = "eval_step" if self.door.overrides("eval_step") else "train_step"

@@ -14,7 +14,7 @@ from ...errors import ConfigurationError
 from ...training.result import StepResult
 from ...training.step_checks import scheduler_positions
 from ...training.supervised import describe
-from ...training.update import Lane
+from ...training.update import OptimizerUpdate
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -115,19 +115,19 @@ class OwnScheduling:
         self.engine = engine
         self.of_epochs: set[str] = set()  # schedulers that count epochs and that a step has stepped
         self._before: dict[str, list[Any]] = {}  # where schedulers of updates were when the step began
-        self._due: dict[str, Lane] = {}
+        self._due: dict[str, OptimizerUpdate] = {}
         self._is_in_step = False
 
     @contextmanager
     def step(self) -> Iterator[None]:
         """A step of the user's own, and the update with its total loss."""
         epochs = self._positions_of_epochs()
-        self._before = {name: scheduler_positions(lane) for name, lane in self.engine.optimization.lanes.items()}
+        self._before = {name: scheduler_positions(update) for name, update in self.engine.optimization.by_name.items()}
         self._due, self._is_in_step = {}, True
         try:
             yield
-            for lane in list(self._due.values()):
-                self._follow(lane)
+            for update in list(self._due.values()):
+                self._follow(update)
         finally:
             self._is_in_step = False
         after = self._positions_of_epochs()
@@ -136,29 +136,31 @@ class OwnScheduling:
     @contextmanager
     def update(self, optimizer: Optimizer | str | None) -> Iterator[None]:
         """An update, which leaves the schedulers of its optimizer to this."""
-        lane = self._lane(optimizer) if self._is_in_step else None
-        if lane is None or not lane.schedulers:
+        update = self._update_of(optimizer) if self._is_in_step else None
+        if update is None or not update.schedulers:
             yield
             return
-        if lane.name in self._due:
-            self._follow(lane)
-        updates, schedulers, lane.schedulers = lane.updates, lane.schedulers, []
+        if update.name in self._due:
+            self._follow(update)
+        num_updates, schedulers, update.schedulers = update.num_updates, update.schedulers, []
         try:
             yield
         finally:
-            lane.schedulers = schedulers
-        if lane.updates != updates:
-            self._due[lane.name] = lane
+            update.schedulers = schedulers
+        if update.num_updates != num_updates:
+            self._due[update.name] = update
 
-    def _lane(self, optimizer: Optimizer | str | None) -> Lane | None:
-        lanes = self.engine.optimization.lanes.values()
-        return next((lane for lane in lanes if optimizer in (None, lane.name) or optimizer is lane.optimizer), None)
+    def _update_of(self, optimizer: Optimizer | str | None) -> OptimizerUpdate | None:
+        updates = self.engine.optimization.by_name.values()
+        return next(
+            (update for update in updates if optimizer in (None, update.name) or optimizer is update.optimizer), None
+        )
 
-    def _follow(self, lane: Lane) -> None:
-        del self._due[lane.name]
-        if scheduler_positions(lane) == self._before.get(lane.name):
-            lane.schedule()
-        self._before[lane.name] = scheduler_positions(lane)
+    def _follow(self, update: OptimizerUpdate) -> None:
+        del self._due[update.name]
+        if scheduler_positions(update) == self._before.get(update.name):
+            update.schedule()
+        self._before[update.name] = scheduler_positions(update)
 
     def _positions_of_epochs(self) -> Mapping[str, Any]:
         schedules = self.engine.schedules.items()
