@@ -250,6 +250,41 @@ def bf16(runtime: Any) -> dict[str, Any]:
     return {"rounded": weights_of(model)}
 
 
+def fit_together(runtime: Any, data: Any = None, kind: type[Trainer] = Trainer, **options: Any) -> dict[str, Any]:
+    """One model, one loss, and an optimizer for each of its layers."""
+    model = build_model()
+    optimizers = {
+        "last": torch.optim.Adam(model[2].parameters(), lr=0.01),
+        "first": torch.optim.SGD(model[0].parameters(), 0.1, momentum=0.9),
+    }
+    trainer = kind(model, optimizers, nn.MSELoss(), runtime=runtime, progress="silent", **options)
+    trainer.train(build_data() if data is None else data, num_epochs=2, batch_size=8)
+    updates = {name: update.num_updates for name, update in trainer.optimization.by_name.items()}
+    return {"weights": weights_of(model), "updates": updates, "grads": [p.grad is None for p in model.parameters()]}
+
+
+@scenario
+def several_optimizers_together(runtime: Any) -> dict[str, Any]:
+    return fit_together(runtime, accumulate=2, clip_norm=0.1)
+
+
+@scenario
+def several_optimizers_together_for_counted_sums(runtime: Any) -> dict[str, Any]:
+    class Counted(Trainer):
+        def train_step(self, batch: list[Tensor]) -> None:
+            weights = (batch[0][:, 0] > 0).double()
+            losses = ((self.model(batch[0]) - batch[1]) ** 2).mean(1) * weights
+            self.update(losses.sum(), ["first", "last"], count=weights.sum())
+
+    return fit_together(runtime, kind=Counted, accumulate=2)
+
+
+@scenario
+def several_optimizers_skip_a_bad_sample_together(runtime: Any) -> dict[str, Any]:
+    guard = NonFiniteGuard("skip")
+    return fit_together(runtime, poisoned(), callbacks=[guard]) | {"skipped": guard.num_skipped}
+
+
 class Gan(Trainer):
     """Two networks, two optimizers, two updates a step."""
 

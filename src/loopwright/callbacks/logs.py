@@ -97,7 +97,7 @@ class GradientNormLog(Callback):
 
     def on_optimizer_start(self, trainer: Trainer, optimizer: str) -> None:
         update = trainer.optimization.by_name[optimizer]
-        if update.clip_norm is not None and update.clip_value is None:
+        if update.clip_norm is not None and update.clip_value is None and not update.is_joined:
             self._norms[optimizer] = None
             return
         grads = [param.grad for param in update.params if param.grad is not None]

@@ -47,6 +47,7 @@ class TrainTime(Periodic):
         self._last = 0.0
         self._waits = False
         self._wrapped: list[OptimizerUpdate] = []
+        self._on_joint: list[Callable[[OptimizerUpdate], None]] = []
 
     def metric_names(self, known: set[str]) -> set[str]:
         return {f"{part}_seconds" for part in self._seconds}
@@ -54,8 +55,10 @@ class TrainTime(Periodic):
     def on_train_start(self, trainer: Trainer) -> None:
         super().on_train_start(trainer)
         self._waits = self.is_exact and trainer.runtime.device.type == "cuda"
-        for update in trainer.optimization.by_name.values():
+        for update in trainer.optimization.every():
             self._wrap(update)
+        self._on_joint = trainer.optimization.on_joint
+        self._on_joint.append(self._wrap)
         self._mark(None)
 
     def on_train_step_start(self, trainer: Trainer, batch: Any) -> None:
@@ -111,6 +114,8 @@ class TrainTime(Periodic):
             vars(update).pop("backward", None)
             vars(update).pop("finish", None)
         self._wrapped = []
+        if self._wrap in self._on_joint:
+            self._on_joint.remove(self._wrap)
 
 
 class PeakMemory(Periodic):

@@ -29,7 +29,8 @@ from .components import (
     start_training_mode,
     swap_parameters,
 )
-from .update import OptimizerUpdate, Updates
+from .update import OptimizerUpdate
+from .updates import Updates
 
 if TYPE_CHECKING:
     from ..trainer import Trainer

@@ -113,6 +113,10 @@ def step_function(trainer: Trainer) -> Callable[[Any], Any]:
     return trainer.train_step if trainer.num_pieces == 1 else partial(step_in_pieces, trainer)
 
 
+class SeveralUpdatesError(ConfigurationError):
+    """A step that cannot be taken in micro-batches, since it calls `update` more than once."""
+
+
 def redo_window(trainer: Trainer, batches: Sequence[Batch], position: int, error: torch.OutOfMemoryError) -> StepResult:
     """Take the window's steps up to this one again, in pieces half as large until they fit; the result of the last.
 
@@ -129,6 +133,14 @@ def redo_window(trainer: Trainer, batches: Sequence[Batch], position: int, error
             break
         except torch.OutOfMemoryError as again:
             error = again
+        except SeveralUpdatesError as several:
+            if len(trainer.optimization.by_name) == 1:
+                raise
+            error.add_note(
+                "With several optimizers that are not updated together a step in pieces is not the same as the whole. "
+                + _smaller_batches(trainer)
+            )
+            raise error from several
     largest = max(batch.size for batch in batches)
     trainer.say(
         f"Out of memory in update {trainer.progress.update + 1}: steps are now taken in up to {trainer.num_pieces} "
@@ -166,7 +178,7 @@ def _step_once(trainer: Trainer, piece: Any, length: int) -> StepResult:
     result = StepResult.of(trainer.train_step(piece), length)
     calls = trainer.optimization.calls - before
     if calls != 1:
-        raise ConfigurationError(
+        raise SeveralUpdatesError(
             f"Memory ran out, and the step cannot be taken in pieces: `{trainer.step_name}` called "
             f"`{trainer.update_call}` {calls} times, which for a piece of a batch is not the same as for all of it. "
             f"Use smaller batches and `{trainer.accumulate_name}=`."
@@ -213,10 +225,12 @@ def _check_possible(trainer: Trainer, batches: Sequence[Batch], position: int, e
         raise error
 
 
+def _smaller_batches(trainer: Trainer) -> str:
+    return f"Use smaller batches (with `{trainer.accumulate_name}=` for the same effect)."
+
+
 def _obstacle(trainer: Trainer, batches: Sequence[Batch], position: int, error: torch.OutOfMemoryError) -> str | None:
-    less = f"Use smaller batches (with `{trainer.accumulate_name}=` for the same effect)."
-    if len(trainer.optimization.by_name) > 1:
-        return f"With several optimizers a step in pieces is not the same as the whole. {less}"
+    less = _smaller_batches(trainer)
     if any(batch.total is not None for batch in batches):
         return f"One of several processes cannot take a step in pieces alone. {less}"
     frames = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))

@@ -31,8 +31,8 @@ class StepWatch:
         self._calls = trainer.optimization.calls
         self._is_first = True
         self._is_accumulating = trainer.accumulate > 1
-        self._before = [update.calls for update in self.updates]
-        self._taking_part: list[bool] = []
+        self._before = self._calls_of_each()
+        self._taking_part: set[OptimizerUpdate] = set()
         self._positions: dict[str, list[Any]] = {}  # of schedulers, before a step that was none of `update`
         self._handles: list[RemovableHandle] = []
 
@@ -84,14 +84,17 @@ class StepWatch:
 
     def _check_window(self, position: int) -> None:
         """Every optimizer takes part in all steps of an accumulation window, once in each, or in none of them."""
-        calls = [update.calls for update in self.updates]
-        counts = [now - before for now, before in zip(calls, self._before, strict=True)]
+        calls = self._calls_of_each()
+        counts = {update: now - self._before.get(update, 0) for update, now in calls.items()}
         self._before = calls
         if position == 1:
-            self._taking_part = [count > 0 for count in counts]
-        for update, count, takes_part in zip(self.updates, counts, self._taking_part, strict=True):
-            if count != takes_part and self.trainer.num_pieces == 1:
+            self._taking_part = {update for update, count in counts.items() if count}
+        for update, count in counts.items():
+            if count != (update in self._taking_part) and self.trainer.num_pieces == 1:
                 self._refuse_window(update, position, count)
+
+    def _calls_of_each(self) -> dict[OptimizerUpdate, int]:
+        return {update: update.calls for update in self.optimization.every()}
 
     def _refuse_window(self, update: OptimizerUpdate, position: int, count: int) -> None:
         if count > 1:
@@ -101,7 +104,7 @@ class StepWatch:
         else:
             what = f"updated in the steps before, but not in step {position}"
         raise ConfigurationError(
-            f"Optimizer {update.name!r} was {what} of an accumulation window of {self.trainer.accumulate} batches, so "
+            f"{update.subject} {what} of an accumulation window of {self.trainer.accumulate} batches, so "
             "its gradients would not be those of the window. Update it once in every step of a window or in none: "
             "go by `self.progress.update`, which is the same in all steps of a window (`if self.progress.update % 5 == "
             "0: self.update(...)`), or do not accumulate."

@@ -24,7 +24,8 @@ from ..runtime import Signals
 from ..trainer import Trainer
 from ..training.progress import Limits, Progress
 from ..training.train_call import run_training
-from ..training.update import Updates, Window
+from ..training.update import Window
+from ..training.updates import Updates
 
 CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque)
 

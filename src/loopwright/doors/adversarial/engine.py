@@ -24,7 +24,7 @@ from ...training.components import found_on
 from ...training.fingerprint import describe_components
 from ...training.result import StepResult
 from ...training.resume import Origin, take_up
-from ...training.update import Updates
+from ...training.updates import OptimizerChoice, Updates, listed
 from .config import Common, Saving
 from .experiment import epochs_behind
 from .hooks import EpochHooks
@@ -147,12 +147,13 @@ class Engine(CoreTrainer):
         else:
             self.bind_hooks(with_defaults(self))
 
-    def update(self, loss: Tensor, optimizer: Optimizer | str | None = None, **options: Any) -> None:
+    def update(self, loss: Tensor, optimizer: OptimizerChoice = None, **options: Any) -> None:
         """As the core does it, after a look at gradients that another loss left."""
-        name = optimizer_name(self.optimizers, optimizer)
-        check_gradients(self.optimization.by_name[name].params, name)
-        self._steps.num_steps += 1  # also where a loss scaler leaves it out
-        super().update(loss, name, **options)
+        names = [optimizer_name(self.optimizers, one) for one in listed(optimizer)]
+        for name in names:
+            check_gradients(self.optimization.by_name[name].params, name)
+        self._steps.num_steps += len(names)  # also where a loss scaler leaves them out
+        super().update(loss, names[0] if len(names) == 1 else names, **options)
 
     def check_update(self, loss: Any, count: Any = None) -> None:
         """Say what was wrong with a loss that could not be trained."""

@@ -16,6 +16,7 @@ from ...config.problems import nearest
 from ...errors import ConfigurationError
 from ...training.step_checks import mistake_in_loss
 from ...training.supervised import describe
+from ...training.updates import listed
 from .config import BaseTrainerConfig
 
 if TYPE_CHECKING:
@@ -182,16 +183,18 @@ def loss_mistake(loss: Any) -> str | None:
 
 
 def check_optimizer_name(given: Any, optimizers: Mapping[str, Optimizer]) -> None:
-    """Refuse an update that does not say which optimizer it is for, or names one that is not there."""
+    """Refuse an update that does not say which optimizers it is for, or names one that is not there."""
     if given is None:
         raise ConfigurationError(
             f"There are the optimizers {', '.join(optimizers)}, so an update must name one: call "
-            f'`self.update(loss, "{next(iter(optimizers))}")` in `train_step`, once for each that is to be updated.'
+            f'`self.update(loss, "{next(iter(optimizers))}")` in `train_step`, once for each that is to be updated, or '
+            f"`self.update(loss, {list(optimizers)})` where they share a loss."
         )
-    if isinstance(given, str) and given not in optimizers:
-        raise ConfigurationError(
-            f"self.update(loss, {given!r}): no optimizer is called so; {nearest(given, optimizers)}"
-        )
+    for name in listed(given):
+        if isinstance(name, str) and name not in optimizers:
+            raise ConfigurationError(
+                f"self.update(loss, {given!r}): no optimizer is called {name!r}; {nearest(name, optimizers)}"
+            )
 
 
 def refuse_in_evaluation(what: str, door: BaseTrainer) -> NoReturn:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ...callback import Callback, FunctionCallback
@@ -29,6 +28,7 @@ from ...trainer import Trainer as CoreTrainer
 from ...training.progress import Progress
 from ...training.result import StepResult
 from ...training.supervised import call_model
+from ...training.updates import OptimizerChoice
 from .checks import (
     check_events,
     check_models,
@@ -140,7 +140,7 @@ class Engine(CoreTrainer):
             if is_fresh and self._has_gradients:
                 self._has_looked = True  # a backward pass for this once, and only where a step called backward()
                 refuse_doubled(returned.total_loss, self.optimization.by_name.values())
-            self.update(returned.total_loss)
+            self.update(returned.total_loss, self.optimization.all_names if self.has_default_step else None)
         else:
             self._zero_stepped()
         return result
@@ -173,7 +173,7 @@ class Engine(CoreTrainer):
     def predict_step(self, batch: Any) -> Any:
         return self.door.predict_step(batch, self.door_model)
 
-    def update(self, loss: Tensor, optimizer: Optimizer | str | None = None, **options: Any) -> None:
+    def update(self, loss: Tensor, optimizer: OptimizerChoice = None, **options: Any) -> None:
         if len(self.optimizers) > 1 or isinstance(optimizer, str):
             check_optimizer_name(optimizer, self.optimizers)
         with self.own_scheduling.update(optimizer):

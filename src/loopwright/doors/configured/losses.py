@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
-from torch.optim import Optimizer
 
 from ...errors import ConfigurationError
 from ...training.result import StepResult
 from ...training.step_checks import scheduler_positions
 from ...training.supervised import describe
 from ...training.update import OptimizerUpdate
+from ...training.updates import OptimizerChoice, listed
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -134,27 +134,25 @@ class OwnScheduling:
         self.of_epochs |= {name for name, position in epochs.items() if after.get(name, position) != position}
 
     @contextmanager
-    def update(self, optimizer: Optimizer | str | None) -> Iterator[None]:
-        """An update, which leaves the schedulers of its optimizer to this."""
-        update = self._update_of(optimizer) if self._is_in_step else None
-        if update is None or not update.schedulers:
-            yield
-            return
-        if update.name in self._due:
-            self._follow(update)
-        num_updates, schedulers, update.schedulers = update.num_updates, update.schedulers, []
+    def update(self, optimizer: OptimizerChoice) -> Iterator[None]:
+        """An update, which leaves the schedulers of its optimizers to this."""
+        before = [(update, update.schedulers, update.num_updates) for update in self._scheduled(optimizer)]
+        for update, _, _ in before:
+            if update.name in self._due:
+                self._follow(update)
+            update.schedulers = []
         try:
             yield
         finally:
-            update.schedulers = schedulers
-        if update.num_updates != num_updates:
-            self._due[update.name] = update
+            for update, schedulers, _ in before:
+                update.schedulers = schedulers
+        self._due |= {update.name: update for update, _, num_updates in before if update.num_updates != num_updates}
 
-    def _update_of(self, optimizer: Optimizer | str | None) -> OptimizerUpdate | None:
-        updates = self.engine.optimization.by_name.values()
-        return next(
-            (update for update in updates if optimizer in (None, update.name) or optimizer is update.optimizer), None
-        )
+    def _scheduled(self, optimizer: OptimizerChoice) -> list[OptimizerUpdate]:
+        """The updates with schedulers, among those of the optimizers given; one that is not there is found later."""
+        named = listed(optimizer)
+        updates = self.engine.optimization.by_name.values() if self._is_in_step else ()
+        return [u for u in updates if u.schedulers and any(n in (None, u.name) or n is u.optimizer for n in named)]
 
     def _follow(self, update: OptimizerUpdate) -> None:
         del self._due[update.name]

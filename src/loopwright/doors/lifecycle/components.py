@@ -17,7 +17,8 @@ from ...trainer import Trainer as CoreTrainer
 from ...training.assembly import build_update
 from ...training.components import check_owners, start_training_mode
 from ...training.progress import Limits
-from ...training.update import Guard, OptimizerUpdate, Updates
+from ...training.update import Guard, OptimizerUpdate
+from ...training.updates import Updates
 from .gradients import Gradients
 from .loaders import Gathering, inner_of
 

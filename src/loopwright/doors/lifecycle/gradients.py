@@ -82,7 +82,7 @@ class Gradients:
             )
         if self._is_complete:  # a second loss for gradients that are averaged and unscaled already
             self._run_exactly(loss.backward)
-            self.update.sync()
+            self.update.average()
             return
         self._plain.is_last, self._plain.size = self.window.is_last, self.window.size
         self._run_exactly(self.update.backward, loss, self._plain)

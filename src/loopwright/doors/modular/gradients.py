@@ -14,7 +14,8 @@ from torch.utils.hooks import RemovableHandle
 
 from ...runtime.dtensor import spread_of
 from ...training.step_checks import Versions, gradient_versions, scheduler_positions, watch_own_steps
-from ...training.update import OptimizerUpdate, Updates
+from ...training.update import OptimizerUpdate
+from ...training.updates import Updates
 from . import own_steps
 from .own_steps import Kept, Routes, Use, Ways, add, has_gradients, scale_of, taken_off
 from .schedulers import check_scheduler
@@ -185,7 +186,7 @@ class Gradients:
 
     def _update_of(self, optimizer: Optimizer | str) -> OptimizerUpdate:
         updates = self.optimization.by_name
-        if not any(optimizer is update.optimizer for update in updates.values()) and optimizer not in updates:
+        if not any(optimizer is update.optimizer for update in updates.values()) and optimizer not in list(updates):
             raise own_steps.unknown_optimizer(optimizer, updates)
         return self.optimization.find(optimizer)
 
@@ -390,7 +391,8 @@ class Gradients:
         usual, schedulers, num_updates = update.clip_norm, update.schedulers, update.num_updates
         update.clip_norm, update.schedulers = self._clips.pop(update.name, usual), []
         try:
-            update.finish()
+            with self.trainer.runtime.no_autocast or nullcontext():
+                update.finish()
         finally:
             update.clip_norm, update.schedulers = usual, schedulers
         self._is_over(update)

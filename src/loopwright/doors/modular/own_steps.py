@@ -105,11 +105,7 @@ def check_own_step(trainer: Engine, update: OptimizerUpdate, *, is_ours: bool) -
 
 def complete(update: OptimizerUpdate) -> None:
     """Make gradients those of all processes; there are none where the loss was refused, so that nothing is stepped."""
-    if update.is_skipped:
-        update.reset()
-        return
-    update.complete()
-    if not update.read_flag():
+    if update.complete() and not update.read_flag():
         update.zero()
 
 

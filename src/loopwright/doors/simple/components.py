@@ -18,7 +18,8 @@ from ...runtime import resolve_runtime
 from ...runtime.base import detect_device
 from ...trainer import Trainer as CoreTrainer
 from ...training.step_checks import StepWatch, watch_own_steps
-from ...training.update import OptimizerUpdate, Updates
+from ...training.update import OptimizerUpdate
+from ...training.updates import Updates
 from .checks import keywords_of, takes
 from .config import Settings
 

@@ -236,6 +236,26 @@ def test_memory_that_runs_out_inside_the_optimizer_step_is_not_a_step_to_take_ag
     assert "optimizer step was under way or taken" in "".join(caught.value.__notes__)
 
 
+@pytest.mark.parametrize("kind", [Trainer, Counting])
+def test_several_optimizers_that_are_updated_together_are_taken_in_micro_batches(kind):
+    class Together(kind):
+        def configure_optimizers(self) -> None:
+            self.first = torch.optim.SGD(self.model.net[0].parameters(), 0.1, momentum=0.9)
+            self.second = torch.optim.SGD(self.model.net[2].parameters(), 0.1, momentum=0.9)
+
+    batches = build_batches(5, 4, 6)
+    trainers = []
+    for capacity in (2, 100):
+        model = Small(capacity)
+        options = {"accumulate": 2, "clip_norm": 0.1, "progress": "silent"}
+        trainers.append(Together(model, loss_fn=nn.functional.cross_entropy, **options))
+        trainers[-1].train(batches, num_epochs=2)
+    assert [trainer.num_pieces for trainer in trainers] == [4, 1]
+    for param, whole in zip(trainers[0].model.parameters(), trainers[1].model.parameters(), strict=True):
+        torch.testing.assert_close(param, whole, rtol=0, atol=1e-12)
+    assert [update.num_updates for update in trainers[0].optimization.by_name.values()] == [4, 4]
+
+
 def test_several_optimizers_are_not_taken_in_pieces():
     class Two(Trainer):
         def configure_optimizers(self) -> None:
