@@ -1,4 +1,4 @@
-"""What steps do with losses and optimizers: those that train nothing, or the wrong thing, are errors."""
+"""Checks of the steps that a user wrote: a step that trains nothing, or the wrong thing, is an error."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Versions = list[tuple[int, int]]  # of gradients
 
 
 class StepWatch:
-    """Looks at each step of an epoch, from outside: at counters, and at optimizer steps that are none of `update`.
+    """Checks each step of an epoch: the counters of updates, and `optimizer.step()` calls outside of `update`.
 
-    Such a step is counted and followed by the optimizer's schedulers, unless the trainer refuses it.
+    Such a call is counted and followed by the optimizer's schedulers, unless the trainer refuses it.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -33,7 +33,7 @@ class StepWatch:
         self._is_accumulating = trainer.accumulate > 1
         self._before = self._calls_of_each()
         self._taking_part: set[OptimizerUpdate] = set()
-        self._positions: dict[str, list[Any]] = {}  # of schedulers, before a step that was none of `update`
+        self._positions: dict[str, list[Any]] = {}  # of schedulers, before a step outside of `update`
         self._handles: list[RemovableHandle] = []
 
     def __enter__(self) -> StepWatch:
@@ -46,7 +46,7 @@ class StepWatch:
             handle.remove()
 
     def after_step(self, result: StepResult, position: int) -> None:
-        """A step is over, at this position of its window."""
+        """Check a step that has ended, at this position of its window."""
         if self._is_accumulating:
             self._check_window(position)
         if self._is_first:
@@ -55,7 +55,7 @@ class StepWatch:
             self._schedule()
 
     def end_epoch(self) -> None:
-        """All steps of an epoch are over: without a single update, the next one would change nothing either."""
+        """Refuse an epoch without a single update: the next one would change nothing either."""
         progress = self.trainer.progress
         is_whole = self._is_whole and progress.is_exhausted
         if is_whole and self.updates and self.optimization.calls == self._calls:
@@ -121,7 +121,7 @@ class StepWatch:
         self.trainer.window.is_spent = True
 
     def _schedule(self) -> None:
-        """Step the schedulers of optimizers that took a step of their own, but for those that the user stepped."""
+        """Step the schedulers of optimizers that the user stepped, unless the user stepped the schedulers too."""
         for name, before in self._positions.items():
             update = self.optimization.by_name[name]
             self.trainer.check_own_step(update)  # `update` may have followed
@@ -135,7 +135,7 @@ def watch_own_steps(
     before: Callable[[OptimizerUpdate], None],
     after: Callable[[OptimizerUpdate], None] | None = None,
 ) -> list[RemovableHandle]:
-    """Call functions around steps of an optimizer that are none of `update`; handles that end it."""
+    """Call functions around steps of an optimizer outside of `update`; returns handles that end it."""
 
     def enter(_: object, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> None:
         if not update.is_stepping:
@@ -153,13 +153,13 @@ def watch_own_steps(
 
 
 def check_trained(trainer: Trainer) -> None:
-    """At the end of the first epoch: an error if no optimizer had a gradient, a line about each that had none."""
+    """After the first epoch: raise if no optimizer had a gradient, and print a line for each that had none."""
     updates = trainer.optimization.by_name.values()
-    told = {update.name: text for update in updates if (text := _untrained_text(update))}
-    if told and len(told) == len(updates) and any(update.num_updates for update in updates):
-        raise ConfigurationError(f"Nothing was trained in epoch 1: {'; '.join(told.values())}.")
-    if len(told) < len(updates):
-        for text in told.values():
+    texts = {update.name: text for update in updates if (text := _untrained_text(update))}
+    if texts and len(texts) == len(updates) and any(update.num_updates for update in updates):
+        raise ConfigurationError(f"Nothing was trained in epoch 1: {'; '.join(texts.values())}.")
+    if len(texts) < len(updates):
+        for text in texts.values():
             trainer.say(f"Epoch 1 did not train everything: {text}.")
 
 
@@ -175,7 +175,7 @@ def _untrained_text(update: OptimizerUpdate) -> str | None:
 
 
 def refuse_own_step(trainer: Trainer, update: OptimizerUpdate) -> None:
-    """Raise where an optimizer step that is none of `update` would be a wrong one."""
+    """Raise where an optimizer step outside of `update` would be wrong."""
     if (obstacle := own_step_obstacle(trainer, update)) is not None:
         raise ConfigurationError(
             f"`{trainer.step_name}` called step() of optimizer {update.name!r} itself, which {obstacle}: call "
@@ -186,7 +186,7 @@ def refuse_own_step(trainer: Trainer, update: OptimizerUpdate) -> None:
 def own_step_obstacle(
     trainer: Trainer, update: OptimizerUpdate, *, is_averaged: bool = False, is_clipped: bool = False
 ) -> str | None:
-    """Why an optimizer must not be stepped by anything but `update`, or None.
+    """The reason why an optimizer must not be stepped outside of `update`, or None.
 
     A door that averages gradients over processes or clips them before such a step says so.
     """
@@ -195,7 +195,7 @@ def own_step_obstacle(
     if trainer.accumulate > 1:
         return f"would come after every batch, not after {trainer.accumulate} of them as {trainer.accumulate_name} says"
     if trainer.num_pieces > 1:
-        return "would come after a part of the batch, since memory ran out and batches are taken in pieces"
+        return "would come after a part of the batch, since memory ran out and batches are taken in micro-batches"
     if not is_clipped and (update.clip_norm is not None or update.clip_value is not None):
         name, value = (
             ("clip_norm", update.clip_norm) if update.clip_norm is not None else ("clip_value", update.clip_value)
@@ -207,7 +207,7 @@ def own_step_obstacle(
 
 
 def refuse_update(trainer: Trainer, loss: Any, count: Any) -> None:
-    """Raise where an update is made in an evaluation, or with something that is no loss."""
+    """Raise for an update in an evaluation, or with a value that is not a loss."""
     if trainer.is_evaluating:
         raise ConfigurationError(
             f"An update during an evaluation would train on its data: `{trainer.eval_name}`, and what else runs in an "
@@ -218,7 +218,7 @@ def refuse_update(trainer: Trainer, loss: Any, count: Any) -> None:
 
 
 def mistake_in_loss(loss: Any, count: Any, takes_count: bool = True) -> str | None:
-    """What is wrong with a loss that could not be trained, or with its count; None if nothing is."""
+    """The mistake in a loss that could not be trained, or in its count; None if there is none."""
     if loss is None:
         return "is None: look at what should have computed and returned it"
     if isinstance(loss, Mapping):
@@ -246,10 +246,10 @@ def mistake_in_loss(loss: Any, count: Any, takes_count: bool = True) -> str | No
 
 
 def scheduler_positions(update: OptimizerUpdate) -> list[Any]:
-    """How far schedulers are, to tell whether the user steps them."""
+    """The positions of an optimizer's schedulers, to see whether the user steps them."""
     return [getattr(scheduler, "last_epoch", None) for scheduler in update.schedulers]
 
 
 def gradient_versions(update: OptimizerUpdate) -> Versions:
-    """What changes when gradients are replaced or changed in place."""
+    """The identities and versions of gradients, which change when gradients are replaced or changed in place."""
     return [(id(param.grad), param.grad._version) for param in update.params if param.grad is not None]
