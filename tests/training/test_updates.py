@@ -361,6 +361,13 @@ def test_an_optimizer_that_the_loss_does_not_reach_is_refused(points, mistake):
     assert_same_model(net, build_linear())
 
 
+def test_optimizers_that_hold_the_same_parameters_are_refused(points, mistake):
+    net, factory = build_linear(), partial(torch.optim.SGD, lr=0.1)
+    with mistake(SECTION, "a dict of factories for one model", ConfigurationError, match="2 of their 2 parameters"):
+        Trainer(net, {"a": factory, "b": factory}, cross_entropy, progress="silent").train(points)
+    assert_same_model(net, build_linear())
+
+
 def test_optimizers_that_are_together_in_some_steps_of_a_window_only_are_refused(points, mistake):
     both = ["vectors", "matrices"]
     what = "optimizers updated together in some steps of an accumulation window only"

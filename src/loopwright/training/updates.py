@@ -53,11 +53,17 @@ class JointUpdate(OptimizerUpdate):
         return f"T{self.title[1:]} were together"
 
     def refresh(self, trainable: Iterable[nn.Parameter]) -> None:
-        """Read the parameters of all optimizers again, each once, in the order of the models.
+        """Read the parameters of all optimizers again, in the order of the models.
 
         It is the order of `model.parameters()`, so that the total norm is the hand-written loop's to the last bit.
         """
         held = {id(p): p for member in self.members for p in member.params}
+        if (num_shared := sum(len(member.params) for member in self.members) - len(held)) > 0:
+            raise ConfigurationError(
+                f"One update is for {self.title}, and {num_shared} of their {len(held)} parameters belong to more than "
+                "one of them, so that an update would change these twice. Give each parameter to one optimizer; a "
+                "factory is called with all parameters: `lambda params: Muon([p for p in params if p.ndim == 2])`."
+            )
         trained = {id(p): p for p in trainable}
         self.holds_all = trained.keys() <= held.keys()
         self.params = list(({key: p for key, p in trained.items() if key in held} | held).values())
