@@ -339,6 +339,7 @@ WRONG = {
     ),
     "an optimizer named twice for one loss": (["vectors", "vectors"], r"names optimizer 'vectors' twice"),
     "`self.update(loss, [])`": ([], r"names no optimizer: give those that the loss is for \(vectors, matrices\)"),
+    "a list of optimizers in another list": ([["vectors", "matrices"]], r"\['vectors', 'matrices'\] is none of this"),
     "a set of optimizers": ({"vectors", "matrices"}, r"a set has no order.*give a list"),
 }
 
@@ -359,6 +360,20 @@ def test_an_optimizer_that_the_loss_does_not_reach_is_refused(points, mistake):
     with mistake(SECTION, "a loss that reaches one of two optimizers", ConfigurationError, match="'vectors' is to be"):
         Partial(net, two_sgd(net), cross_entropy, progress="silent").train(points)
     assert_same_model(net, build_linear())
+
+
+@pytest.mark.parametrize("retain_graph", [False, True])
+def test_the_second_of_two_updates_with_one_loss_says_that_one_update_does_both(points, retain_graph):
+    class Twice(Trainer):
+        def train_step(self, batch):
+            loss = cross_entropy(self.model(batch[0]), batch[1])
+            self.update(loss, "matrices", retain_graph=retain_graph)
+            self.update(loss, "vectors")
+
+    net = build_net()
+    with pytest.raises(RuntimeError, match=r"a second time|by an inplace operation") as caught:
+        Twice(net, two_sgd(net), progress="silent").train(points)
+    assert "update them together: `self.update(loss, ['vectors', 'matrices'])`" in caught.value.__notes__[-1]
 
 
 def test_optimizers_that_hold_the_same_parameters_are_refused(points, mistake):

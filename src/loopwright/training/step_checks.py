@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -215,6 +216,10 @@ def refuse_update(trainer: Trainer, loss: Any, count: Any) -> None:
         )
     if (mistake := mistake_in_loss(loss, count, trainer.takes_count)) is not None:
         raise ConfigurationError(f"The loss trained in `{trainer.step_name}` {mistake}.") from None
+    error, names = sys.exception(), list(trainer.optimizers)
+    if len(names) > 1 and any(text in str(error) for text in ("a second time", "by an inplace operation")):
+        assert error is not None
+        error.add_note(f"If one loss is for several optimizers, update them together: `self.update(loss, {names})`.")
 
 
 def mistake_in_loss(loss: Any, count: Any, takes_count: bool = True) -> str | None:

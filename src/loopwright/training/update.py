@@ -115,8 +115,8 @@ class OptimizerUpdate:
     (True, True)
     >>> update.step()
     >>> update.zero()
-    >>> weight.tolist()
-    [0.7000000476837158, 0.6000000238418579]
+    >>> [round(value, 3) for value in weight.tolist()]
+    [0.7, 0.6]
     """
 
     def __init__(

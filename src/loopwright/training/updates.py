@@ -202,13 +202,16 @@ class Updates:
 
     def find(self, optimizer: OneOptimizer | Iterable[OneOptimizer]) -> OptimizerUpdate:
         """The update of an optimizer, given itself or by name; of several, their joint update."""
+        if isinstance(optimizer, Iterable) and not isinstance(optimizer, str):
+            return self._find_joint(optimizer)
+        return self._find_one(optimizer)
+
+    def _find_one(self, optimizer: OneOptimizer) -> OptimizerUpdate:
         if isinstance(optimizer, str) and optimizer in self.by_name:
             return self.by_name[optimizer]
         for update in self.by_name.values():
             if update.optimizer is optimizer:
                 return update
-        if isinstance(optimizer, Iterable) and not isinstance(optimizer, str):
-            return self._find_joint(optimizer)
         raise ConfigurationError(
             f"{optimizer!r} is none of this trainer's optimizers ({', '.join(self.by_name)}): "
             "assign it to self in configure_optimizers, or pass it to the constructor."
@@ -219,7 +222,7 @@ class Updates:
             raise ConfigurationError(
                 f"update(loss, {optimizers!r}): a set has no order to step the optimizers in; give a list."
             )
-        members = [self.find(optimizer) for optimizer in optimizers]
+        members = [self._find_one(optimizer) for optimizer in optimizers]
         names = tuple([member.name for member in members])
         if names in self._joint:
             return self._joint[names]
