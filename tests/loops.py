@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -45,7 +45,7 @@ def windows(data: TensorDataset, batch_size: int, epoch: int, width: int) -> Ite
 
 def train_by_hand(
     model: nn.Module,
-    optimizer: Optimizer,
+    optimizer: Optimizer | Sequence[Optimizer],
     data: TensorDataset,
     *,
     epochs: int = 1,
@@ -59,7 +59,11 @@ def train_by_hand(
     every_epoch: Any = None,
     max_updates: int | None = None,
 ) -> list[float]:
-    """Supervised training with cross entropy as one writes it; the losses of all steps."""
+    """Supervised training with cross entropy as one writes it; the losses of all steps.
+
+    Where scaled gradients overflow, none of several optimizers is stepped; after clipping they have none that is right.
+    """
+    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
     seed_everything(0)
     losses, updates = [], 0
     for epoch in range(epochs):
@@ -72,18 +76,18 @@ def train_by_hand(
                 losses.append(loss.item())
                 share = loss if len(window) == 1 else loss / (total / len(targets))
                 (share if scaler is None else scaler.scale(share)).backward()
-            if scaler is not None:
-                scaler.unscale_(optimizer)
+            for each in optimizers if scaler is not None else ():
+                scaler.unscale_(each)
+            is_finite = all(bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None)
             if clip_value is not None:
                 nn.utils.clip_grad_value_(model.parameters(), clip_value)
             if clip_norm is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
-            if scaler is None:
-                optimizer.step()
-            else:
-                scaler.step(optimizer)
+            for each in optimizers if scaler is None or is_finite else ():
+                each.step() if scaler is None else scaler.step(each)
+            if scaler is not None:
                 scaler.update()
-            optimizer.zero_grad()
+            model.zero_grad()
             if every_update is not None:
                 every_update.step()
             updates += 1

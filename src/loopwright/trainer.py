@@ -25,7 +25,8 @@ from .training.door_points import DoorPoints
 from .training.progress import Limits, Progress
 from .training.result import StepResult
 from .training.supervised import call_model, checked_pair, loss_of, split_supervised, stack_outputs
-from .training.update import Optimization, Window
+from .training.update import Window
+from .training.updates import OptimizerChoice, Updates
 
 if TYPE_CHECKING:
     from .run import RunDirectory
@@ -83,7 +84,7 @@ class Trainer(DoorPoints):
         self.progress, self.history, self.meter = Progress(), History(), Meter()
         self.directions = Directions()
         self.window = Window()
-        self.optimization = Optimization({}, self.window)
+        self.optimization = Updates({}, self.window)
         self.eval_stream: Stream | None = None
         self.stop_reason: str | None = None
         self.signals = Signals()
@@ -160,12 +161,12 @@ class Trainer(DoorPoints):
         return loss_of(outputs, targets, self.loss_fn)
 
     def train_step(self, batch: Any) -> Any:
-        """One batch: forward, loss, `update`. Several optimizers: call `update` once for each, with its loss."""
+        """One batch: forward, loss, and one `update` of all optimizers; override it where each has its own loss."""
         pair = self.split_batch(batch)
         inputs, targets = pair if type(pair) is tuple and len(pair) == 2 else checked_pair(pair)
         outputs = self.forward(inputs)
         result = StepResult.of_loss(self.compute_loss(outputs, targets), self.window.size, outputs)
-        self.update(result.loss, count=result.count)  # type: ignore[arg-type]
+        self.update(result.loss, self.optimization.all_names, count=result.count)  # type: ignore[arg-type]
         return result
 
     def eval_step(self, batch: Any) -> Any:
@@ -178,14 +179,14 @@ class Trainer(DoorPoints):
     def update(
         self,
         loss: Tensor,
-        optimizer: Optimizer | str | None = None,
+        optimizer: OptimizerChoice = None,
         *,
         count: Any = None,
         retain_graph: bool | None = None,
     ) -> None:
-        """Backward now; at the end of the accumulation window clip, step, schedule and zero that optimizer.
+        """Backward now; at the end of the accumulation window clip, step, schedule and zero the optimizer, or several.
 
-        Gradients go to that optimizer's parameters only. `count` says that `loss` is a sum over so many items.
+        Gradients go to their parameters only. With `count`, `loss` is a sum over that number of items.
         """
         if self.is_evaluating:
             self.check_update(loss, count)

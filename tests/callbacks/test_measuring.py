@@ -24,7 +24,7 @@ from loopwright.callbacks import (
 )
 from loopwright.callbacks.summary import FieldStatistics
 from loopwright.checkpoint import load_weights
-from loopwright.training.update import Lane
+from loopwright.training.update import OptimizerUpdate
 
 from ..loops import assert_same_model, build_net
 from .runs import assert_same_tree, build_timed, build_trainer, state_of, train
@@ -74,16 +74,16 @@ def test_time_spent_in_a_part_is_counted_there(points, monkeypatch, accumulate, 
 def test_measuring_the_time_changes_nothing_and_leaves_nothing_behind(points):
     plain, timed = train(build_trainer(), points), train(build_trainer([TrainTime()]), points)
     assert_same_model(plain.model, timed.model)
-    for lane in timed.optimization.lanes.values():
-        assert isinstance(lane, Lane)
-        assert not {"backward", "finish"} & vars(lane).keys()
+    for update in timed.optimization.by_name.values():
+        assert isinstance(update, OptimizerUpdate)
+        assert not {"backward", "finish"} & vars(update).keys()
 
 
 def test_an_exception_leaves_nothing_behind_either(points):
     trainer = build_trainer([TrainTime()])
     with pytest.raises(RuntimeError):
         trainer.train(TensorDataset(torch.zeros(8, 5), torch.zeros(8).long()), 1)
-    assert all("backward" not in vars(lane) for lane in trainer.optimization.lanes.values())
+    assert all("backward" not in vars(update) for update in trainer.optimization.by_name.values())
 
 
 def test_peak_memory_is_that_of_the_process_and_never_falls(points):

@@ -121,7 +121,7 @@ def clipped_by_the_global_norm(runtime: Any) -> dict[str, Any]:
 
     class Noting(Trainer):
         def on_update_end(self) -> None:
-            norms.append(self.optimization.lanes["optimizer"].norm.clone())
+            norms.append(self.optimization.by_name["optimizer"].norm.clone())
 
     return fit(runtime, clip_norm=0.1, accumulate=3, kind=Noting)[1] | {"norms": norms}
 
@@ -250,6 +250,41 @@ def bf16(runtime: Any) -> dict[str, Any]:
     return {"rounded": weights_of(model)}
 
 
+def fit_together(runtime: Any, data: Any = None, kind: type[Trainer] = Trainer, **options: Any) -> dict[str, Any]:
+    """One model, one loss, and an optimizer for each of its layers."""
+    model = build_model()
+    optimizers = {
+        "last": torch.optim.Adam(model[2].parameters(), lr=0.01),
+        "first": torch.optim.SGD(model[0].parameters(), 0.1, momentum=0.9),
+    }
+    trainer = kind(model, optimizers, nn.MSELoss(), runtime=runtime, progress="silent", **options)
+    trainer.train(build_data() if data is None else data, num_epochs=2, batch_size=8)
+    updates = {name: update.num_updates for name, update in trainer.optimization.by_name.items()}
+    return {"weights": weights_of(model), "updates": updates, "grads": [p.grad is None for p in model.parameters()]}
+
+
+@scenario
+def several_optimizers_together(runtime: Any) -> dict[str, Any]:
+    return fit_together(runtime, accumulate=2, clip_norm=0.1)
+
+
+@scenario
+def several_optimizers_together_for_counted_sums(runtime: Any) -> dict[str, Any]:
+    class Counted(Trainer):
+        def train_step(self, batch: list[Tensor]) -> None:
+            weights = (batch[0][:, 0] > 0).double()
+            losses = ((self.model(batch[0]) - batch[1]) ** 2).mean(1) * weights
+            self.update(losses.sum(), ["first", "last"], count=weights.sum())
+
+    return fit_together(runtime, kind=Counted, accumulate=2)
+
+
+@scenario
+def several_optimizers_skip_a_bad_sample_together(runtime: Any) -> dict[str, Any]:
+    guard = NonFiniteGuard("skip")
+    return fit_together(runtime, poisoned(), callbacks=[guard]) | {"skipped": guard.num_skipped}
+
+
 class Gan(Trainer):
     """Two networks, two optimizers, two updates a step."""
 
@@ -303,7 +338,7 @@ def bad_sample_skipped(runtime: Any) -> dict[str, Any]:
     trainer, result = fit(runtime, data=poisoned(), callbacks=[guard], accumulate=2)
     result["steps"] = [value == value for value in result["steps"]]  # the others' parts of that batch are numbers
     result["epochs"] = [row["eval_loss"] for row in result["epochs"]]
-    return result | {"skipped": guard.num_skipped, "own": trainer.optimization.lanes["optimizer"].updates}
+    return result | {"skipped": guard.num_skipped, "own": trainer.optimization.by_name["optimizer"].num_updates}
 
 
 @scenario

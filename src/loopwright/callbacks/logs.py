@@ -96,18 +96,18 @@ class GradientNormLog(Callback):
         return {"grad_norm"}
 
     def on_optimizer_start(self, trainer: Trainer, optimizer: str) -> None:
-        lane = trainer.optimization.lanes[optimizer]
-        if lane.clip_norm is not None and lane.clip_value is None:
+        update = trainer.optimization.by_name[optimizer]
+        if update.clip_norm is not None and update.clip_value is None and not update.is_joined:
             self._norms[optimizer] = None
             return
-        grads = [param.grad for param in lane.params if param.grad is not None]
+        grads = [param.grad for param in update.params if param.grad is not None]
         self._norms[optimizer] = torch.nn.utils.get_total_norm(grads)
 
     def on_update_end(self, trainer: Trainer) -> None:
-        lanes = trainer.optimization.lanes
-        values = {name: lanes[name].norm if norm is None else norm for name, norm in self._norms.items()}
+        updates = trainer.optimization.by_name
+        values = {name: updates[name].norm if norm is None else norm for name, norm in self._norms.items()}
         self._norms = {}
-        is_only = len(lanes) == 1
+        is_only = len(updates) == 1
         trainer.log_step({"grad_norm" if is_only else f"grad_norm/{name}": norm for name, norm in values.items()})
 
     def on_rewind(self, trainer: Trainer) -> None:

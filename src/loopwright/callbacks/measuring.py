@@ -15,7 +15,7 @@ from .interval import Periodic
 if TYPE_CHECKING:
     from ..data.open import Stream
     from ..trainer import Trainer
-    from ..training.update import Lane
+    from ..training.update import OptimizerUpdate
 
 MEGABYTE = 1 << 20
 
@@ -46,7 +46,8 @@ class TrainTime(Periodic):
         self._seconds = dict.fromkeys(("data", "forward", "backward", "update"), 0.0)
         self._last = 0.0
         self._waits = False
-        self._wrapped: list[Lane] = []
+        self._wrapped: list[OptimizerUpdate] = []
+        self._on_joint: list[Callable[[OptimizerUpdate], None]] = []
 
     def metric_names(self, known: set[str]) -> set[str]:
         return {f"{part}_seconds" for part in self._seconds}
@@ -54,8 +55,10 @@ class TrainTime(Periodic):
     def on_train_start(self, trainer: Trainer) -> None:
         super().on_train_start(trainer)
         self._waits = self.is_exact and trainer.runtime.device.type == "cuda"
-        for lane in trainer.optimization.lanes.values():
-            self._wrap(lane)
+        for update in trainer.optimization.every():
+            self._wrap(update)
+        self._on_joint = trainer.optimization.on_joint
+        self._on_joint.append(self._wrap)
         self._mark(None)
 
     def on_train_step_start(self, trainer: Trainer, batch: Any) -> None:
@@ -91,10 +94,12 @@ class TrainTime(Periodic):
             self._seconds[part] += now - self._last
         self._last = now
 
-    def _wrap(self, lane: Lane) -> None:
+    def _wrap(self, update: OptimizerUpdate) -> None:
         """Note when backward passes and updates begin and end: no event tells of it, since nobody else needs it."""
-        vars(lane).update(backward=self._timed(lane.backward, "backward"), finish=self._timed(lane.finish, "update"))
-        self._wrapped.append(lane)
+        vars(update).update(
+            backward=self._timed(update.backward, "backward"), finish=self._timed(update.finish, "update")
+        )
+        self._wrapped.append(update)
 
     def _timed(self, function: Callable[..., None], part: str) -> Callable[..., None]:
         def timed(*args: Any, **kwargs: Any) -> None:
@@ -105,10 +110,12 @@ class TrainTime(Periodic):
         return timed
 
     def _unwrap(self) -> None:
-        for lane in self._wrapped:
-            vars(lane).pop("backward", None)
-            vars(lane).pop("finish", None)
+        for update in self._wrapped:
+            vars(update).pop("backward", None)
+            vars(update).pop("finish", None)
         self._wrapped = []
+        if self._wrap in self._on_joint:
+            self._on_joint.remove(self._wrap)
 
 
 class PeakMemory(Periodic):

@@ -102,7 +102,7 @@ class Rewind(NonFiniteGuard):
 
     def on_train_step_end(self, trainer: Trainer, batch: Any, result: StepResult) -> None:
         if self._is_searching and not trainer.window.is_last:
-            for name in trainer.optimization.lanes:
+            for name in trainer.optimization.by_name:
                 self._search(trainer, name)
         value = _loss_of(result)
         reason = self._refused or self._judge(value)
@@ -159,8 +159,8 @@ class Rewind(NonFiniteGuard):
 
     def _search(self, trainer: Trainer, optimizer: str) -> None:
         """Find the step with a finite loss and gradients that are not; a loss scaler skips such steps itself."""
-        lane = trainer.optimization.lanes[optimizer]
-        if lane.scaler is None and not _are_finite(p.grad for p in lane.params if p.grad is not None):
+        update = trainer.optimization.by_name[optimizer]
+        if update.scaler is None and not _are_finite(p.grad for p in update.params if p.grad is not None):
             self.refuse(f"a gradient of optimizer {optimizer!r} is not finite")
 
     def _keep(self, trainer: Trainer) -> None:

@@ -60,7 +60,7 @@ RUN = ("progress", "history", "meter", "data", "stop_reason", "rng", "lanes")
 def capture(trainer: Trainer, *, has_history: bool = True) -> dict[str, Tree]:
     """Everything that a run needs in order to go on exactly where it is; perhaps without the history, which grows."""
     trainer.flush()
-    lanes = {name: lane.state_dict() for name, lane in trainer.optimization.lanes.items()}
+    lanes = {name: update.state_dict() for name, update in trainer.optimization.by_name.items()}
     data, eval_data = capture_data(trainer)
     program = trainer.fingerprint
     if trainer.mark is not None:  # loaded and not trained since

@@ -42,7 +42,7 @@ def undone_on_error(trainer: Trainer, source: str, callbacks: Iterable[Callback]
         *(_optimizer_undone(optimizer) for optimizer in trainer.optimizers.values()),
         *(_state_undone(schedule.scheduler, deepcopy) for schedule in trainer.schedules.values()),
         *(_state_undone(callback, snapshot) for callback in callbacks),
-        *(_state_undone(lane, deepcopy) for lane in trainer.optimization.lanes.values()),
+        *(_state_undone(update, deepcopy) for update in trainer.optimization.by_name.values()),
         *(_state_undone(model, snapshot) for model in trainer.models.values() if _may_refuse(model)),
     ]
     measuring = modules_with_metrics(trainer)

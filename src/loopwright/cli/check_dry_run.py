@@ -152,8 +152,8 @@ class Rehearsal(Callback):
 
     def on_optimizer_start(self, trainer: Trainer, optimizer: str) -> None:
         self._stepped.add(optimizer)
-        lane = trainer.optimization.lanes[optimizer]
-        self._gradients |= {id(param): param.grad for param in lane.params if param.grad is not None}
+        update = trainer.optimization.by_name[optimizer]
+        self._gradients |= {id(param): param.grad for param in update.params if param.grad is not None}
 
     def on_update_end(self, trainer: Trainer) -> None:
         report, mesh = self.report, self.report.mesh

@@ -29,7 +29,8 @@ from .components import (
     start_training_mode,
     swap_parameters,
 )
-from .update import Lane, Optimization
+from .update import OptimizerUpdate
+from .updates import Updates
 
 if TYPE_CHECKING:
     from ..trainer import Trainer
@@ -137,7 +138,7 @@ def adopt_in_training(trainer: Trainer) -> None:
             "`configure_models` and `configure_optimizers`."
         )
     check_components(trainer)
-    _renew_lanes(trainer)
+    _renew_updates(trainer)
     trainer.trained = current
     start_training_mode(trainer.modules.values(), trainer.optimizers.values())
 
@@ -163,20 +164,20 @@ def _trained_by(trainer: Trainer) -> dict[str, Any]:
     return {f"{kind} {name!r}": value for kind, held in kinds.items() for name, value in held.items()}
 
 
-def _renew_lanes(trainer: Trainer) -> None:
-    """A lane for each optimizer that took the place of another, and schedulers to the lanes of their optimizers."""
+def _renew_updates(trainer: Trainer) -> None:
+    """Build the update of each optimizer that replaced another one, and attach schedulers to the updates."""
     optimization = trainer.optimization
-    for name, lane in list(optimization.lanes.items()):
-        if lane.optimizer is not trainer.optimizers.get(name):
-            lane.reset()
-            optimization.replace(build_lane(trainer, name, trainer.optimizers[name], lane.guard))
-            optimization.lanes[name].listeners = lane.listeners
+    for name, update in list(optimization.by_name.items()):
+        if update.optimizer is not trainer.optimizers.get(name):
+            update.reset()
+            optimization.replace(build_update(trainer, name, trainer.optimizers[name], update.guard))
+            optimization.by_name[name].listeners = update.listeners
     _attach_schedules(trainer)
     optimization.refresh(trainer.modules.values())
 
 
 def assemble_training(trainer: Trainer) -> None:
-    """Everything that is worked out once per `train` call: callbacks, lanes, modes."""
+    """Everything that is worked out once per `train` call: callbacks, updates, modes."""
     check_trainable(trainer.modules, trainer.optimizers)
     if not trainer.optimizers:
         raise ConfigurationError("Trainer has no optimizer: pass `optimizer=` or override `configure_optimizers`.")
@@ -184,28 +185,30 @@ def assemble_training(trainer: Trainer) -> None:
     callbacks = with_defaults(trainer) if dry_run.current is None else dry_run.current.watch(trainer)
     trainer.bind_hooks(callbacks)
     guard = next((c for c in callbacks if isinstance(c, NonFiniteGuard) and c.action != "off"), None)
-    if not trainer.optimization.lanes:
-        lanes = {name: build_lane(trainer, name, optimizer, guard) for name, optimizer in trainer.optimizers.items()}
-        trainer.optimization = Optimization(lanes, trainer.window, trainer.runtime.no_autocast)
-    _renew_lanes(trainer)
+    if not trainer.optimization.by_name:
+        updates = {
+            name: build_update(trainer, name, optimizer, guard) for name, optimizer in trainer.optimizers.items()
+        }
+        trainer.optimization = Updates(updates, trainer.window, trainer.runtime.no_autocast)
+    _renew_updates(trainer)
     trainer.skips_nonfinite = guard is not None and not guard.is_final
     trainer.meter.ignores_nonfinite = trainer.skips_nonfinite  # a resumed run goes on with this meter inside an epoch
     trainer.meter.check = None if trainer.run_dir is None else partial(_check_saved, trainer)
-    for lane in trainer.optimization.lanes.values():
-        lane.listeners, lane.guard = trainer.hooks["on_optimizer_start"], guard
-        lane.clip_norm, lane.clip_value = trainer.clip_norm, trainer.clip_value
+    for update in trainer.optimization.by_name.values():
+        update.listeners, update.guard = trainer.hooks["on_optimizer_start"], guard
+        update.clip_norm, update.clip_value = trainer.clip_norm, trainer.clip_value
     trainer.trained = _trained_by(trainer)
     start_training_mode(trainer.modules.values(), trainer.optimizers.values())
 
 
-def build_lane(trainer: Trainer, name: str, optimizer: Optimizer, guard: Any) -> Lane:
+def build_update(trainer: Trainer, name: str, optimizer: Optimizer, guard: Any) -> OptimizerUpdate:
     if isinstance(optimizer, torch.optim.LBFGS) and trainer.has_default_step:
         raise ConfigurationError(
             f"Optimizer {name!r} is LBFGS, which evaluates the loss several times a step: override `train_step` "
             "and call `optimizer.step(closure)` there, or use another optimizer."
         )
     runtime = trainer.runtime
-    return Lane(
+    return OptimizerUpdate(
         name,
         optimizer,
         scaler=runtime.build_scaler(),
@@ -224,18 +227,22 @@ def _check_saved(trainer: Trainer, name: str, metric: Any) -> None:
 
 
 def _attach_schedules(trainer: Trainer) -> None:
-    """Schedules that count updates go to the lane of their optimizer; one of a stranger is a mistake."""
-    lanes = trainer.optimization.lanes
-    for lane in lanes.values():
-        lane.schedulers = []
+    """Schedules that count updates go to the update of their optimizer; one of a stranger is a mistake."""
+    updates = trainer.optimization.by_name
+    for update in updates.values():
+        update.schedulers = []
     for name, schedule in trainer.schedules.items():
         target = getattr(schedule.scheduler, "optimizer", None)
-        own = [lane for lane in lanes.values() if lane.optimizer is target or (target is None and len(lanes) == 1)]
+        own = [
+            update
+            for update in updates.values()
+            if update.optimizer is target or (target is None and len(updates) == 1)
+        ]
         if not own and isinstance(target, Optimizer):
             raise ConfigurationError(
                 f"Scheduler {name!r} belongs to an optimizer that this trainer does not have, so it would change "
                 "nothing: make it from the trainer's own optimizer, or pass it as a factory."
             )
         if schedule.interval == "update":
-            for lane in own:
-                lane.schedulers.append(schedule.scheduler)
+            for update in own:
+                update.schedulers.append(schedule.scheduler)

@@ -184,6 +184,20 @@ def check_default_model(trainer: object, models: Mapping[str, nn.Module]) -> Non
     )
 
 
+def check_default_optimizers(model: nn.Module, loss_fn: Any, optimizers: Mapping[str, Optimizer]) -> None:
+    """Refuse optimizers that the loss of the default step cannot train, since it is computed by other models."""
+    used = [model, *([loss_fn] if isinstance(loss_fn, nn.Module) else [])]
+    reached = {id(p) for module in used for p in module.parameters()}
+    for name, optimizer in optimizers.items():
+        if not any(id(p) in reached for group in optimizer.param_groups for p in group["params"]):
+            raise ConfigurationError(
+                f"The default step updates all optimizers with the loss of `self.model`, and optimizer {name!r} holds "
+                "none of its parameters: override `train_step` and say which optimizer each loss is for "
+                f"(`self.update(loss, {name!r})`, or for one loss `self.update(loss, {list(optimizers)})`), or "
+                "override `forward` where the loss depends on the other models too."
+            )
+
+
 def checked_directory(run_dir: str | Path) -> Path:
     """The run directory as a path; an address of another machine is refused."""
     from ..checkpoint.destination import local_path
@@ -205,6 +219,8 @@ def check_defaults(trainer: Any, kind: type) -> None:
     """Check what the default step and the default loss go by, where the user has not overridden them."""
     if trainer.has_default_step and type(trainer).forward is kind.forward:  # type: ignore[attr-defined]
         check_default_model(trainer, trainer.models)
+        if type(trainer).compute_loss is kind.compute_loss and len(trainer.optimizers) > 1:  # type: ignore[attr-defined]
+            check_default_optimizers(trainer.model, trainer.loss_fn, trainer.optimizers)
     if type(trainer).compute_loss is kind.compute_loss:  # type: ignore[attr-defined]
         check_reduction(trainer.loss_fn, trainer.accumulate, trainer.runtime.world)
 

@@ -9,7 +9,7 @@ from ..callback import Callback, TrainerHooks
 if TYPE_CHECKING:
     from ..trainer import Trainer
     from .step_checks import StepWatch
-    from .update import Lane
+    from .update import OptimizerUpdate
 
 
 class DoorPoints(TrainerHooks):
@@ -57,11 +57,11 @@ class DoorPoints(TrainerHooks):
 
         return StepWatch(trainer)
 
-    def check_own_step(self, lane: Lane) -> None:
+    def check_own_step(self, update: OptimizerUpdate) -> None:
         """Refuse an optimizer step that a `train_step` takes without `update`, where it would be a wrong one."""
         from .step_checks import refuse_own_step
 
-        refuse_own_step(cast("Trainer", self), lane)
+        refuse_own_step(cast("Trainer", self), update)
 
     def check_trained(self) -> None:
         """Look, at the end of the first epoch, for optimizers that have trained nothing."""

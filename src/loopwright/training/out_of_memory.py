@@ -1,4 +1,4 @@
-"""When memory runs out: the steps of a window again, in smaller pieces that give the same gradients."""
+"""When memory runs out: repeat the steps of a window in micro-batches, which give the same gradients."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from torch import Tensor
 from ..errors import ConfigurationError, DataError
 from .result import StepResult
 from .supervised import describe
-from .update import Lane
+from .update import OptimizerUpdate
 
 if TYPE_CHECKING:
     from ..data.open import Batch
     from ..trainer import Trainer
 
 
-def split(batch: Any, size: int, num_pieces: int) -> list[tuple[Any, int]]:
-    """The batch of `size` samples in at most that many pieces, as even as possible, each with its size."""
-    num_pieces = min(num_pieces, size)
-    if num_pieces <= 1:
+def split(batch: Any, size: int, number: int) -> list[tuple[Any, int]]:
+    """Split a batch of `size` samples into at most `number` micro-batches of about equal size; each with its size."""
+    number = min(number, size)
+    if number <= 1:
         return [(batch, size)]
-    if (reason := why_whole(batch, size)) is not None:
+    if (reason := split_obstacle(batch, size)) is not None:
         raise DataError(
-            f"A batch has to be taken in pieces, since memory ran out before, and cannot be: {reason}. Use smaller "
-            "batches (with `accumulate=` for the same effect)."
+            f"A batch has to be taken in micro-batches, since memory ran out before, and cannot be: {reason}. Use "
+            "smaller batches (with `accumulate=` for the same effect)."
         )
-    lengths = [size // num_pieces + (number < size % num_pieces) for number in range(num_pieces)]
+    lengths = [size // number + (index < size % number) for index in range(number)]
     ends = list(accumulate(lengths))
     return [(_cut(batch, size, end - n, end), n) for end, n in zip(ends, lengths, strict=True)]
 
 
-def why_whole(batch: Any, size: int) -> str | None:
-    """What keeps a batch from being cut by samples, or None: every tensor in it must have one row for each."""
+def split_obstacle(batch: Any, size: int) -> str | None:
+    """The reason why a batch cannot be split by samples, or None: every tensor in it needs one row per sample."""
     found = False
     for leaf in _leaves(batch):
         if isinstance(leaf, Tensor | np.ndarray) and leaf.ndim:
@@ -52,9 +52,9 @@ def why_whole(batch: Any, size: int) -> str | None:
 
 
 def join(parts: Sequence[Any], sizes: Sequence[int]) -> Any:
-    """Outputs of pieces as those of the whole, without graphs: rows one after another, single numbers averaged.
+    """Join the outputs of micro-batches to those of the batch, without graphs: rows concatenated, numbers averaged.
 
-    What cannot be joined is given as the list of its parts.
+    Outputs that cannot be joined are returned as a list.
     """
     first = parts[0]
     if isinstance(first, Tensor):
@@ -109,18 +109,22 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def step_function(trainer: Trainer) -> Callable[[Any], Any]:
-    """`train_step`, or, once memory has run out, the same in pieces."""
-    return trainer.train_step if trainer.num_pieces == 1 else partial(step_in_pieces, trainer)
+    """`train_step`, or, once memory has run out, the same in micro-batches."""
+    return trainer.train_step if trainer.num_pieces == 1 else partial(step_in_micro_batches, trainer)
+
+
+class SeveralUpdatesError(ConfigurationError):
+    """A step that cannot be taken in micro-batches, since it calls `update` more than once."""
 
 
 def redo_window(trainer: Trainer, batches: Sequence[Batch], position: int, error: torch.OutOfMemoryError) -> StepResult:
-    """Take the window's steps up to this one again, in pieces half as large until they fit; the result of the last.
+    """Repeat the window's steps up to this one, in micro-batches half as large until they fit; the result of the last.
 
     The earlier steps were counted and reported already; only their gradients are computed again.
     """
     while True:
         _check_possible(trainer, batches, position, error)
-        traceback.clear_frames(error.__traceback__)  # they hold what memory is needed for
+        traceback.clear_frames(error.__traceback__)  # they hold tensors, and memory is needed
         trainer.optimization.check()
         trainer.optimization.reset()
         trainer.num_pieces *= 2
@@ -129,10 +133,18 @@ def redo_window(trainer: Trainer, batches: Sequence[Batch], position: int, error
             break
         except torch.OutOfMemoryError as again:
             error = again
+        except SeveralUpdatesError as several:
+            if len(trainer.optimization.by_name) == 1:
+                raise
+            error.add_note(
+                "With several optimizers that are not updated together a step in micro-batches is not the same as the "
+                "whole. " + _smaller_batches(trainer)
+            )
+            raise error from several
     largest = max(batch.size for batch in batches)
     trainer.say(
         f"Out of memory in update {trainer.progress.update + 1}: steps are now taken in up to {trainer.num_pieces} "
-        f"pieces (of {-(-largest // trainer.num_pieces)} instead of {largest} samples), with the same gradients."
+        f"micro-batches (of {-(-largest // trainer.num_pieces)} instead of {largest} samples), with the same gradients."
     )
     return result
 
@@ -144,31 +156,31 @@ def _redo(trainer: Trainer, batches: Sequence[Batch], position: int) -> StepResu
         window.divisor, window.size = total / batch.size, batch.size
         window.is_last = number == len(batches)
         with trainer.runtime.autocast:
-            result = step_in_pieces(trainer, trainer.prepare_batch(batch.value))
+            result = step_in_micro_batches(trainer, trainer.prepare_batch(batch.value))
     return result
 
 
-def step_in_pieces(trainer: Trainer, batch: Any) -> StepResult:
-    """One step of the window, in `trainer.num_pieces` pieces, each weighted by its size."""
+def step_in_micro_batches(trainer: Trainer, batch: Any) -> StepResult:
+    """Take one step of the window in `trainer.num_pieces` micro-batches, each weighted by its size."""
     window = trainer.window
     size, divisor, is_last = window.size, window.divisor, window.is_last
-    pieces, results = split(batch, size, trainer.num_pieces), []
-    for number, (piece, length) in enumerate(pieces, start=1):
+    micro_batches, results = split(batch, size, trainer.num_pieces), []
+    for number, (micro_batch, length) in enumerate(micro_batches, start=1):
         window.size, window.divisor = length, divisor * (size / length)
-        window.is_last = is_last and number == len(pieces)
-        results.append(_without_graph(_step_once(trainer, piece, length)))
+        window.is_last = is_last and number == len(micro_batches)
+        results.append(_without_graph(_step_once(trainer, micro_batch, length)))
     window.size, window.divisor, window.is_last = size, divisor, is_last
     return merge(results)
 
 
-def _step_once(trainer: Trainer, piece: Any, length: int) -> StepResult:
+def _step_once(trainer: Trainer, micro_batch: Any, length: int) -> StepResult:
     before = trainer.optimization.calls
-    result = StepResult.of(trainer.train_step(piece), length)
+    result = StepResult.of(trainer.train_step(micro_batch), length)
     calls = trainer.optimization.calls - before
     if calls != 1:
-        raise ConfigurationError(
-            f"Memory ran out, and the step cannot be taken in pieces: `{trainer.step_name}` called "
-            f"`{trainer.update_call}` {calls} times, which for a piece of a batch is not the same as for all of it. "
+        raise SeveralUpdatesError(
+            f"Memory ran out, and the step cannot be taken in micro-batches: `{trainer.step_name}` called "
+            f"`{trainer.update_call}` {calls} times, which for a micro-batch is not the same as for the batch. "
             f"Use smaller batches and `{trainer.accumulate_name}=`."
         )
     return result
@@ -181,7 +193,7 @@ def _without_graph(result: StepResult) -> StepResult:
 
 
 def merge(results: Sequence[StepResult]) -> StepResult:
-    """What one step over all of the pieces would have given: sums of sums, and means weighted by size."""
+    """Merge the results of micro-batches into that of one step: sums of sums, and means weighted by size."""
     if len(results) == 1:
         return results[0]
     sizes = [result.size or 0 for result in results]
@@ -198,7 +210,7 @@ def merge(results: Sequence[StepResult]) -> StepResult:
 
 
 def _mean(values: Sequence[Any], sizes: Sequence[int]) -> Any:
-    """The mean over samples; metrics that keep their own state are one object, which has seen all pieces."""
+    """The mean over samples; metrics that keep their own state are one object, which has seen all micro-batches."""
     if not all(isinstance(value, (int, float, Tensor)) for value in values):
         return values[-1]
     total = sum(sizes)
@@ -206,28 +218,30 @@ def _mean(values: Sequence[Any], sizes: Sequence[int]) -> Any:
 
 
 def _check_possible(trainer: Trainer, batches: Sequence[Batch], position: int, error: torch.OutOfMemoryError) -> None:
-    """Raise the error again, with what to do, where pieces would not help or not be the same."""
+    """Raise the error again, with what to do, where micro-batches would not help or not be equivalent."""
     obstacle = _obstacle(trainer, batches, position, error)
     if obstacle is not None:
         error.add_note(obstacle)
         raise error
 
 
+def _smaller_batches(trainer: Trainer) -> str:
+    return f"Use smaller batches (with `{trainer.accumulate_name}=` for the same effect)."
+
+
 def _obstacle(trainer: Trainer, batches: Sequence[Batch], position: int, error: torch.OutOfMemoryError) -> str | None:
-    less = f"Use smaller batches (with `{trainer.accumulate_name}=` for the same effect)."
-    if len(trainer.optimization.lanes) > 1:
-        return f"With several optimizers a step in pieces is not the same as the whole. {less}"
+    less = _smaller_batches(trainer)
     if any(batch.total is not None for batch in batches):
-        return f"One of several processes cannot take a step in pieces alone. {less}"
+        return f"One of several processes cannot take a step in micro-batches alone. {less}"
     frames = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
-    if trainer.window.is_spent or Lane.finish.__code__ in frames:
-        return f"The optimizer step was under way or taken, so this step cannot be taken again in pieces. {less}"
+    if trainer.window.is_spent or OptimizerUpdate.finish.__code__ in frames:
+        return f"The optimizer step was under way or taken, so this step cannot be taken again in micro-batches. {less}"
     largest = max(batch.size for batch in batches)
     if trainer.num_pieces >= largest:
         return (
-            "Memory ran out with a single sample at a time, so smaller pieces do not help: use a smaller model or "
-            "shorter inputs, `precision='bf16'`, or activation checkpointing (torch.utils.checkpoint)."
+            "Memory ran out with a single sample at a time, so smaller micro-batches do not help: use a smaller model "
+            "or shorter inputs, `precision='bf16'`, or activation checkpointing (torch.utils.checkpoint)."
         )
     failed = batches[position - 1]
-    reason = why_whole(trainer.prepare_batch(failed.value), failed.size)
-    return None if reason is None else f"The batch cannot be taken in pieces: {reason}. {less}"
+    reason = split_obstacle(trainer.prepare_batch(failed.value), failed.size)
+    return None if reason is None else f"The batch cannot be taken in micro-batches: {reason}. {less}"

@@ -1,4 +1,4 @@
-"""What one batch through the trainer gives: a `StepResult`, whatever form the user returned it in."""
+"""The result of one step: `StepResult`, and how the values that a step may return become one."""
 
 from __future__ import annotations
 
@@ -15,11 +15,20 @@ _ACCEPTED = "a tensor, a dict of named values, a (sum, count) pair, a StepResult
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The loss of one step and what else it measured.
+    """The loss of one step and its other measurements.
 
-    With `count`, `loss` is a sum over that many items (tokens, say): it is optimised and reported as sum / count,
-    also across the batches of an accumulation window. Without it, `loss` is the mean over the batch. `losses` names
-    those of the metrics that are losses too, so that smaller values of them are better whatever they are called.
+    Args:
+        loss: the mean over the batch; with `count` the sum over that number of items (tokens, say), which is optimised
+            and reported as sum / count, also across the batches of an accumulation window.
+        size: the number of samples, by which means are weighted; default: the size of the batch.
+        metrics: further values by name.
+        count: the number of items that `loss` is a sum over.
+        outputs: the model's outputs, for callbacks.
+        losses: the names of the metrics that are losses, of which smaller values are better whatever their names.
+
+    >>> import torch
+    >>> StepResult.of({"loss": torch.tensor(0.5), "accuracy": 0.75}, 8).metrics
+    {'accuracy': 0.75}
     """
 
     loss: Tensor | float | None = None
@@ -36,7 +45,7 @@ class StepResult:
 
     @staticmethod
     def of(returned: Any, size: int, outputs: Any = None) -> StepResult:
-        """Normalise what `train_step` or `eval_step` returned."""
+        """Make a result of the value that `train_step` or `eval_step` returned for a batch of `size` samples."""
         if isinstance(returned, StepResult):
             return returned if returned.size is not None else replace(returned, size=size)
         if isinstance(returned, Tensor):
@@ -52,7 +61,7 @@ class StepResult:
 
     @staticmethod
     def of_loss(computed: Any, size: int, outputs: Any = None) -> StepResult:
-        """Normalise what `compute_loss` returned: named losses without a "loss" among them are summed."""
+        """Make a result of the value that `compute_loss` returned; named losses without a "loss" are summed."""
         if isinstance(computed, Mapping) and "loss" not in computed:
             if not computed:
                 raise ConfigurationError("compute_loss returned an empty dict: return at least one named loss.")
@@ -64,11 +73,11 @@ class StepResult:
 
 
 def _checked_count(count: Any) -> Any:
-    """The second of a pair, refused where it is more likely to be a model's outputs."""
+    """The count of a (sum, count) pair; anything else is more likely a model's outputs, and refused."""
     if isinstance(count, (int, float)) or (isinstance(count, Tensor) and count.numel() == 1):
         return count
     kind = f"tensor of shape {tuple(count.shape)}" if isinstance(count, Tensor) else type(count).__name__
     raise ConfigurationError(
-        f"A step returned a pair whose second part is a {kind}; a pair is (sum, count), a loss summed over so many "
-        "items. To return a loss with outputs, use StepResult(loss, outputs=outputs)."
+        f"A step returned a pair whose second part is a {kind}; a pair is (sum, count), a loss summed over that "
+        "number of items. To return a loss with outputs, use StepResult(loss, outputs=outputs)."
     )

@@ -1,7 +1,8 @@
-"""What steps do with losses and optimizers: those that train nothing, or the wrong thing, are errors."""
+"""Checks of the steps that a user wrote: a step that trains nothing, or the wrong thing, is an error."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,32 +14,32 @@ from ..errors import ConfigurationError
 if TYPE_CHECKING:
     from ..trainer import Trainer
     from .result import StepResult
-    from .update import Lane
+    from .update import OptimizerUpdate
 
 Versions = list[tuple[int, int]]  # of gradients
 
 
 class StepWatch:
-    """Looks at each step of an epoch, from outside: at counters, and at optimizer steps that are none of `update`.
+    """Checks each step of an epoch: the counters of updates, and `optimizer.step()` calls outside of `update`.
 
-    Such a step is counted and followed by the optimizer's schedulers, unless the trainer refuses it.
+    Such a call is counted and followed by the optimizer's schedulers, unless the trainer refuses it.
     """
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer, self.optimization = trainer, trainer.optimization
-        self.lanes = list(trainer.optimization.lanes.values())
+        self.updates = list(trainer.optimization.by_name.values())
         self._is_whole = trainer.progress.epoch_step == 0
         self._calls = trainer.optimization.calls
         self._is_first = True
         self._is_accumulating = trainer.accumulate > 1
-        self._before = [lane.calls for lane in self.lanes]
-        self._taking_part: list[bool] = []
-        self._positions: dict[str, list[Any]] = {}  # of schedulers, before a step that was none of `update`
+        self._before = self._calls_of_each()
+        self._taking_part: set[OptimizerUpdate] = set()
+        self._positions: dict[str, list[Any]] = {}  # of schedulers, before a step outside of `update`
         self._handles: list[RemovableHandle] = []
 
     def __enter__(self) -> StepWatch:
-        for lane in self.lanes:
-            self._handles += watch_own_steps(lane, self._before_own_step, self._after_own_step)
+        for update in self.updates:
+            self._handles += watch_own_steps(update, self._before_own_step, self._after_own_step)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -46,7 +47,7 @@ class StepWatch:
             handle.remove()
 
     def after_step(self, result: StepResult, position: int) -> None:
-        """A step is over, at this position of its window."""
+        """Check a step that has ended, at this position of its window."""
         if self._is_accumulating:
             self._check_window(position)
         if self._is_first:
@@ -55,13 +56,13 @@ class StepWatch:
             self._schedule()
 
     def end_epoch(self) -> None:
-        """All steps of an epoch are over: without a single update, the next one would change nothing either."""
+        """Refuse an epoch without a single update: the next one would change nothing either."""
         progress = self.trainer.progress
         is_whole = self._is_whole and progress.is_exhausted
-        if is_whole and self.lanes and self.optimization.calls == self._calls:
+        if is_whole and self.updates and self.optimization.calls == self._calls:
             raise ConfigurationError(
                 f"Nothing was trained: {progress.epoch_step} steps of epoch {progress.epoch + 1} are over, and "
-                f"`{self.trainer.step_name}` updated none of the optimizers ({', '.join(self.optimization.lanes)}). "
+                f"`{self.trainer.step_name}` updated none of the optimizers ({', '.join(self.optimization.by_name)}). "
                 f"Call `{self.trainer.update_call}` in it."
             )
 
@@ -70,7 +71,7 @@ class StepWatch:
         if self.optimization.calls != self._calls:
             return
         step, call = self.trainer.step_name, self.trainer.update_call
-        if any(param.grad is not None for lane in self.lanes for param in lane.params):
+        if any(param.grad is not None for update in self.updates for param in update.params):
             raise ConfigurationError(
                 f"`{step}` called backward() and no optimizer was stepped, so nothing was trained. Call `{call}` "
                 "instead: it is backward, accumulation, clipping, the optimizer's step and zeroing."
@@ -84,16 +85,19 @@ class StepWatch:
 
     def _check_window(self, position: int) -> None:
         """Every optimizer takes part in all steps of an accumulation window, once in each, or in none of them."""
-        calls = [lane.calls for lane in self.lanes]
-        counts = [now - before for now, before in zip(calls, self._before, strict=True)]
+        calls = self._calls_of_each()
+        counts = {update: now - self._before.get(update, 0) for update, now in calls.items()}
         self._before = calls
         if position == 1:
-            self._taking_part = [count > 0 for count in counts]
-        for lane, count, takes_part in zip(self.lanes, counts, self._taking_part, strict=True):
-            if count != takes_part and self.trainer.num_pieces == 1:
-                self._refuse_window(lane, position, count)
+            self._taking_part = {update for update, count in counts.items() if count}
+        for update, count in counts.items():
+            if count != (update in self._taking_part) and self.trainer.num_pieces == 1:
+                self._refuse_window(update, position, count)
 
-    def _refuse_window(self, lane: Lane, position: int, count: int) -> None:
+    def _calls_of_each(self) -> dict[OptimizerUpdate, int]:
+        return {update: update.calls for update in self.optimization.every()}
+
+    def _refuse_window(self, update: OptimizerUpdate, position: int, count: int) -> None:
         if count > 1:
             what = f"updated {count} times in step {position}"
         elif count == 1:
@@ -101,106 +105,110 @@ class StepWatch:
         else:
             what = f"updated in the steps before, but not in step {position}"
         raise ConfigurationError(
-            f"Optimizer {lane.name!r} was {what} of an accumulation window of {self.trainer.accumulate} batches, so "
+            f"{update.subject} {what} of an accumulation window of {self.trainer.accumulate} batches, so "
             "its gradients would not be those of the window. Update it once in every step of a window or in none: "
             "go by `self.progress.update`, which is the same in all steps of a window (`if self.progress.update % 5 == "
             "0: self.update(...)`), or do not accumulate."
         )
 
-    def _before_own_step(self, lane: Lane) -> None:
-        self.trainer.check_own_step(lane)
-        self._positions[lane.name] = scheduler_positions(lane)
+    def _before_own_step(self, update: OptimizerUpdate) -> None:
+        self.trainer.check_own_step(update)
+        self._positions[update.name] = scheduler_positions(update)
 
-    def _after_own_step(self, lane: Lane) -> None:
+    def _after_own_step(self, update: OptimizerUpdate) -> None:
         self.optimization.calls += 1
-        lane.own_steps += 1
-        lane.updates += 1
+        update.own_steps += 1
+        update.num_updates += 1
         self.trainer.window.is_spent = True
 
     def _schedule(self) -> None:
-        """Step the schedulers of optimizers that took a step of their own, but for those that the user stepped."""
+        """Step the schedulers of optimizers that the user stepped, unless the user stepped the schedulers too."""
         for name, before in self._positions.items():
-            lane = self.optimization.lanes[name]
-            self.trainer.check_own_step(lane)  # `update` may have followed
-            if scheduler_positions(lane) == before:
-                lane.schedule()
+            update = self.optimization.by_name[name]
+            self.trainer.check_own_step(update)  # `update` may have followed
+            if scheduler_positions(update) == before:
+                update.schedule()
         self._positions = {}
 
 
 def watch_own_steps(
-    lane: Lane, before: Callable[[Lane], None], after: Callable[[Lane], None] | None = None
+    update: OptimizerUpdate,
+    before: Callable[[OptimizerUpdate], None],
+    after: Callable[[OptimizerUpdate], None] | None = None,
 ) -> list[RemovableHandle]:
-    """Call functions around steps of an optimizer that are none of `update`; handles that end it."""
+    """Call functions around steps of an optimizer outside of `update`; returns handles that end it."""
 
     def enter(_: object, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> None:
-        if not lane.is_stepping:
-            is_empty = not any(param.grad is not None for param in lane.params)
+        if not update.is_stepping:
+            is_empty = not any(param.grad is not None for param in update.params)
             has_closure = len(arguments) > 1 or bool(options)  # which computes gradients in the step; self comes first
-            lane.empty_steps += is_empty and not has_closure
-            before(lane)
+            update.empty_steps += is_empty and not has_closure
+            before(update)
 
     def leave(*_: object) -> None:
-        if not lane.is_stepping and after is not None:
-            after(lane)
+        if not update.is_stepping and after is not None:
+            after(update)
 
-    handles = [lane.optimizer.register_step_pre_hook(enter)]
-    return handles if after is None else [*handles, lane.optimizer.register_step_post_hook(leave)]
+    handles = [update.optimizer.register_step_pre_hook(enter)]
+    return handles if after is None else [*handles, update.optimizer.register_step_post_hook(leave)]
 
 
 def check_trained(trainer: Trainer) -> None:
-    """At the end of the first epoch: an error if no optimizer had a gradient, a line about each that had none."""
-    lanes = trainer.optimization.lanes.values()
-    told = {lane.name: text for lane in lanes if (text := _untrained_text(lane))}
-    if told and len(told) == len(lanes) and any(lane.updates for lane in lanes):
-        raise ConfigurationError(f"Nothing was trained in epoch 1: {'; '.join(told.values())}.")
-    if len(told) < len(lanes):
-        for text in told.values():
+    """After the first epoch: raise if no optimizer had a gradient, and print a line for each that had none."""
+    updates = trainer.optimization.by_name.values()
+    texts = {update.name: text for update in updates if (text := _untrained_text(update))}
+    if texts and len(texts) == len(updates) and any(update.num_updates for update in updates):
+        raise ConfigurationError(f"Nothing was trained in epoch 1: {'; '.join(texts.values())}.")
+    if len(texts) < len(updates):
+        for text in texts.values():
             trainer.say(f"Epoch 1 did not train everything: {text}.")
 
 
-def _untrained_text(lane: Lane) -> str | None:
-    if lane.updates == 0:
-        return f"optimizer {lane.name!r} was never stepped, so its {len(lane.params)} parameters are as they were"
-    if lane.updates == lane.empty_steps:
+def _untrained_text(update: OptimizerUpdate) -> str | None:
+    if update.num_updates == 0:
+        return f"optimizer {update.name!r} was never stepped, so its {len(update.params)} parameters are as they were"
+    if update.num_updates == update.empty_steps:
         return (
-            f"optimizer {lane.name!r} was stepped {lane.updates} times and never had a gradient; call zero_grad() "
-            "before backward(), not between backward() and step()"
+            f"optimizer {update.name!r} was stepped {update.num_updates} times and never had a gradient; call "
+            "zero_grad() before backward(), not between backward() and step()"
         )
     return None
 
 
-def refuse_own_step(trainer: Trainer, lane: Lane) -> None:
-    """Raise where an optimizer step that is none of `update` would be a wrong one."""
-    if (obstacle := own_step_obstacle(trainer, lane)) is not None:
+def refuse_own_step(trainer: Trainer, update: OptimizerUpdate) -> None:
+    """Raise where an optimizer step outside of `update` would be wrong."""
+    if (obstacle := own_step_obstacle(trainer, update)) is not None:
         raise ConfigurationError(
-            f"`{trainer.step_name}` called step() of optimizer {lane.name!r} itself, which {obstacle}: call "
+            f"`{trainer.step_name}` called step() of optimizer {update.name!r} itself, which {obstacle}: call "
             f"`{trainer.update_call}` in place of backward() and step()."
         )
 
 
 def own_step_obstacle(
-    trainer: Trainer, lane: Lane, *, is_averaged: bool = False, is_clipped: bool = False
+    trainer: Trainer, update: OptimizerUpdate, *, is_averaged: bool = False, is_clipped: bool = False
 ) -> str | None:
-    """Why an optimizer must not be stepped by anything but `update`, or None.
+    """The reason why an optimizer must not be stepped outside of `update`, or None.
 
     A door that averages gradients over processes or clips them before such a step says so.
     """
-    if lane.peers is not None and not is_averaged:
+    if update.peers is not None and not is_averaged:
         return "would go by the gradients of this process's part of the batch, and the processes' weights would differ"
     if trainer.accumulate > 1:
         return f"would come after every batch, not after {trainer.accumulate} of them as {trainer.accumulate_name} says"
     if trainer.num_pieces > 1:
-        return "would come after a part of the batch, since memory ran out and batches are taken in pieces"
-    if not is_clipped and (lane.clip_norm is not None or lane.clip_value is not None):
-        name, value = ("clip_norm", lane.clip_norm) if lane.clip_norm is not None else ("clip_value", lane.clip_value)
+        return "would come after a part of the batch, since memory ran out and batches are taken in micro-batches"
+    if not is_clipped and (update.clip_norm is not None or update.clip_value is not None):
+        name, value = (
+            ("clip_norm", update.clip_norm) if update.clip_norm is not None else ("clip_value", update.clip_value)
+        )
         return f"would leave out the clipping that {name}={value} asks for"
-    if lane.scaler is not None:
+    if update.scaler is not None:
         return "would go without the loss scaling that precision='fp16' needs"
-    return "`update` has done as well, so that it would be stepped twice" if lane.calls else None
+    return "`update` has done as well, so that it would be stepped twice" if update.calls else None
 
 
 def refuse_update(trainer: Trainer, loss: Any, count: Any) -> None:
-    """Raise where an update is made in an evaluation, or with something that is no loss."""
+    """Raise for an update in an evaluation, or with a value that is not a loss."""
     if trainer.is_evaluating:
         raise ConfigurationError(
             f"An update during an evaluation would train on its data: `{trainer.eval_name}`, and what else runs in an "
@@ -208,10 +216,14 @@ def refuse_update(trainer: Trainer, loss: Any, count: Any) -> None:
         )
     if (mistake := mistake_in_loss(loss, count, trainer.takes_count)) is not None:
         raise ConfigurationError(f"The loss trained in `{trainer.step_name}` {mistake}.") from None
+    error, names = sys.exception(), list(trainer.optimizers)
+    if len(names) > 1 and any(text in str(error) for text in ("a second time", "by an inplace operation")):
+        assert error is not None
+        error.add_note(f"If one loss is for several optimizers, update them together: `self.update(loss, {names})`.")
 
 
 def mistake_in_loss(loss: Any, count: Any, takes_count: bool = True) -> str | None:
-    """What is wrong with a loss that could not be trained, or with its count; None if nothing is."""
+    """The mistake in a loss that could not be trained, or in its count; None if there is none."""
     if loss is None:
         return "is None: look at what should have computed and returned it"
     if isinstance(loss, Mapping):
@@ -238,11 +250,11 @@ def mistake_in_loss(loss: Any, count: Any, takes_count: bool = True) -> str | No
     return None if count >= 0 else f"has the count {float(count):g}: give the number of items that it is a sum over"
 
 
-def scheduler_positions(lane: Lane) -> list[Any]:
-    """How far schedulers are, to tell whether the user steps them."""
-    return [getattr(scheduler, "last_epoch", None) for scheduler in lane.schedulers]
+def scheduler_positions(update: OptimizerUpdate) -> list[Any]:
+    """The positions of an optimizer's schedulers, to see whether the user steps them."""
+    return [getattr(scheduler, "last_epoch", None) for scheduler in update.schedulers]
 
 
-def gradient_versions(lane: Lane) -> Versions:
-    """What changes when gradients are replaced or changed in place."""
-    return [(id(param.grad), param.grad._version) for param in lane.params if param.grad is not None]
+def gradient_versions(update: OptimizerUpdate) -> Versions:
+    """The identities and versions of gradients, which change when gradients are replaced or changed in place."""
+    return [(id(param.grad), param.grad._version) for param in update.params if param.grad is not None]

@@ -37,7 +37,7 @@ def split_supervised(batch: Any, has_loss_fn: bool) -> tuple[Any, Any]:
 
 
 def checked_pair(returned: Any) -> tuple[Any, Any]:
-    """What an overridden `split_batch` returned, if it is a pair; a tensor of two rows is none."""
+    """The pair that an overridden `split_batch` returned; anything else, also a tensor of two rows, is refused."""
     if isinstance(returned, (tuple, list)) and len(returned) == 2:
         return returned[0], returned[1]
     raise ConfigurationError(
@@ -47,7 +47,7 @@ def checked_pair(returned: Any) -> tuple[Any, Any]:
 
 
 def call_model(model: nn.Module, inputs: Any, *, split: str = "split_batch", forward: str = "forward") -> Any:
-    """The model applied to the inputs; an error says how the model was called, and which methods decide that."""
+    """Call the model with the inputs; an error says how it was called, and which methods decide that."""
     try:
         if isinstance(inputs, Tensor):
             return model(inputs)
@@ -70,7 +70,7 @@ def call_model(model: nn.Module, inputs: Any, *, split: str = "split_batch", for
 
 
 def is_about_inputs(error: BaseException) -> bool:
-    """Whether an error of a model's forward pass can come from what it was called with.
+    """Whether an error of a model's forward pass can come from its inputs.
 
     A call that does not fit, shapes, types and indices can; memory, devices, processes and signals cannot.
     """
@@ -80,14 +80,14 @@ def is_about_inputs(error: BaseException) -> bool:
 
 
 def _dtype_hint(error: BaseException, inputs: Any) -> str:
-    """What to do about numpy's default type, which models do not have."""
+    """Advice about float64, numpy's default type, which models do not have."""
     if "float64" in describe(inputs) and any(word in str(error).lower() for word in ("dtype", "double")):
         return " The inputs are float64, which numpy makes by default: convert the data with `.float()`."
     return ""
 
 
 def loss_of(outputs: Any, targets: Any, loss_fn: Callable[..., Any] | None, *, override: str = "compute_loss") -> Any:
-    """The loss that the outputs carry, as Hugging Face models' do, or the loss function's."""
+    """The loss in the outputs, as Hugging Face models return it, or that of the loss function."""
     own = None if type(outputs) is Tensor else _own_loss(outputs)
     if own is not None:
         return own
@@ -121,7 +121,7 @@ def _own_loss(outputs: Any) -> Any:
 
 
 def describe(value: Any) -> str:
-    """A short picture of a nested value: types and shapes."""
+    """Describe a nested value in short: types and shapes."""
     if isinstance(value, Tensor):
         return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
     if isinstance(value, Mapping):
@@ -132,7 +132,7 @@ def describe(value: Any) -> str:
 
 
 def stack_outputs(batches: list[Any]) -> Any:
-    """Outputs of all batches as one: tensors (and dicts or tuples of them) concatenated, anything else as a list."""
+    """Concatenate the outputs of all batches: tensors, and dicts or tuples of them; anything else stays a list."""
     if not batches:
         return batches
     first = batches[0]

@@ -1,10 +1,9 @@
-"""From a loss to changed weights: backward, accumulation, scaling, clipping, the step, zeroing and scheduling."""
+"""From a loss to changed weights, for one optimizer: the phases of its update. `updates` has those of a trainer."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -26,38 +25,38 @@ class Guard(Protocol):
 
     @property
     def is_immediate(self) -> bool:
-        """Whether it must hear of a value at once, even if that waits for the device."""
+        """Whether it has to know of a value at once, even if that waits for the device."""
 
     def refuse(self, what: str) -> None:
-        """Hear of a value that is not finite, before the optimizer step it would have gone into."""
+        """Handle a value that is not finite, before the optimizer step that would have used it."""
 
 
 class Peers(Protocol):
-    """The other processes, as far as gradients are concerned."""
+    """The other processes that train the same model: what an update needs of the runtime."""
 
-    num_shares: int  # how many processes work on different samples
+    num_shares: int  # the number of processes that work on different samples
 
     def prepare_backward(
         self, loss: Tensor, params: Sequence[nn.Parameter], inputs: Sequence[Tensor] | None, *, is_last: bool
     ) -> Sequence[Tensor] | None:
-        """Get ready for a backward pass to some parameters; `inputs` as what autograd knows them by."""
+        """Prepare a backward pass to some parameters; returns `inputs` as the tensors that autograd knows."""
 
     def announce(self, params: Sequence[nn.Parameter], flag: Tensor | float | None) -> None:
-        """Send a flag ahead of a window's last backward pass, where it cannot travel with these gradients."""
+        """Send a flag before a window's last backward pass, where it cannot be sent with these gradients."""
 
     def sync_gradients(
         self, params: Sequence[nn.Parameter], flag: Tensor | float | None = None
     ) -> Tensor | float | None:
-        """Average the gradients over all processes, where the model does not do that itself.
+        """Average the gradients over all processes, unless the model does that itself.
 
-        Returns the largest of all processes' flags, which travels with the gradients where it can.
+        Returns the maximum of all processes' flags, which is sent with the gradients where that is possible.
         """
 
     def divide(self, grads: Sequence[Tensor], divisor: Tensor) -> None:
-        """Divide gradients, of which a process may hold parts only."""
+        """Divide gradients, which may be sharded."""
 
     def clip_norm(self, params: Sequence[nn.Parameter], max_norm: float) -> Tensor:
-        """Clip the gradients by the norm of all of them together, and return that."""
+        """Clip the gradients by their total norm, and return it."""
 
     def sum_count(self, count: Any) -> Any:
         """The sum of all processes' counts."""
@@ -65,20 +64,60 @@ class Peers(Protocol):
 
 @dataclass(slots=True)
 class Window:
-    """The current step within its accumulation window: how the loss is divided, whether it is the last, its samples.
+    """The current step within its accumulation window."""
 
-    `is_spent` says that an optimizer has used the window's gradients.
-    """
-
-    divisor: float = 1.0
-    is_last: bool = True
-    size: int = 0
-    is_spent: bool = False
+    divisor: float = 1.0  # of this step's loss
+    is_last: bool = True  # whether the optimizer is stepped after this step
+    size: int = 0  # samples of this step
+    is_spent: bool = False  # whether an optimizer has been stepped with the window's gradients
     total: int | None = None  # samples of an evaluation step on all processes, where they share it
 
 
-class Lane:
-    """One optimizer with all that its updates need, worked out once per run."""
+# The states of an update, and the calls that lead from one to the next:
+#
+#   state       gradients (`param.grad`)                       left by
+#   ---------   --------------------------------------------   ---------------------------------------------------
+#   empty       none                                           `backward` -> partial
+#   partial     sums over the window's steps so far: scaled,   `backward` -> partial;
+#               of this process only, not divided by counts    `complete` -> complete, or empty where it skips
+#   complete    those of one big batch                         `clip` -> complete; `step`, `schedule` -> stepped
+#   stepped     those that the step used                       `zero` -> empty
+#   skipped     of no use: a loss was not finite, and the      `complete` -> empty
+#               guard refused it (`is_skipped`)
+#
+# `reset` leads from every state to empty. A guard that does not wait for the device (`defers_loss_check`) leaves the
+# update in partial or complete and sets a flag, which `complete`, `step` or `check` acts on.
+
+
+class OptimizerUpdate:
+    """The updates of one optimizer.
+
+    The phases of an update are public, so that a door can call them one by one: `backward` in each step of the
+    accumulation window; at the end of the window `complete`, `clip`, `step`, `schedule` and `zero`, which `finish`
+    calls in this order.
+
+    Args:
+        name: what the trainer calls the optimizer.
+        optimizer: the optimizer itself.
+        scaler: the loss scaler of fp16 training.
+        clip_norm: the largest total norm of the gradients.
+        clip_value: the largest absolute value of a gradient.
+        guard: decides about losses and gradient norms that are not finite.
+        reads_are_free: whether reading a number from a tensor does not wait for a device.
+        peers: the other processes that train the same model.
+
+    >>> import torch
+    >>> weight = torch.nn.Parameter(torch.ones(2))
+    >>> update = OptimizerUpdate("sgd", torch.optim.SGD([weight], lr=0.5), clip_norm=1.0)
+    >>> update.refresh([weight])
+    >>> update.backward((weight * torch.tensor([3.0, 4.0])).sum(), Window())
+    >>> update.complete(), update.clip()
+    (True, True)
+    >>> update.step()
+    >>> update.zero()
+    >>> [round(value, 3) for value in weight.tolist()]
+    [0.7, 0.6]
+    """
 
     def __init__(
         self,
@@ -98,16 +137,17 @@ class Lane:
         self.peers = peers
         self.schedulers: list[Any] = []
         self.listeners: Sequence[Hook] = ()
-        self.norm: Tensor | None = None
-        self.updates = self.empty_steps = 0  # those among them without a gradient
-        self.calls = 0  # of `update`
-        self.own_steps = 0  # that the optimizer took without `update`
+        self.norm: Tensor | None = None  # before clipping
+        self.num_updates = self.empty_steps = 0  # steps taken, and steps among them without a gradient
+        self.calls = 0  # of `backward` by the trainer's `update`
+        self.own_steps = 0  # steps that the user took with the optimizer itself
         self.is_stepping = False
+        self.is_joined = False  # whether the optimizer is being updated together with others
         self.params: list[nn.Parameter] = []
-        self.holds_all = False
-        self._count: Any = None
-        self.is_spoilt = False
-        self._flag: Tensor | float | None = None  # a number where reading one is free
+        self.holds_all = False  # whether every trainable parameter belongs to the optimizer
+        self.is_skipped = False
+        self._count: Any = None  # items of the window so far
+        self._flag: Tensor | float | None = None  # above 0: not finite; a number where reading one is free
         self._reads_are_free = reads_are_free
         self._seen: Tensor | None = None
         self._on_device = (
@@ -118,8 +158,18 @@ class Lane:
             and getattr(optimizer, "_step_supports_amp_scaling", False)
         )
 
+    @property
+    def title(self) -> str:
+        """The optimizer in a sentence."""
+        return f"optimizer {self.name!r}"
+
+    @property
+    def subject(self) -> str:
+        """The optimizer and a verb, to begin a sentence."""
+        return f"Optimizer {self.name!r} was"
+
     def refresh(self, trainable: Iterable[nn.Parameter]) -> None:
-        """Look again at which parameters there are, after groups were added or layers frozen."""
+        """Read the optimizer's parameters again, after groups were added or layers frozen."""
         self.params = [p for group in self.optimizer.param_groups for p in group["params"]]
         own = {id(p) for p in self.params}
         self.holds_all = all(id(p) in own for p in trainable)
@@ -131,14 +181,21 @@ class Lane:
         count: Any = None,
         retain_graph: bool | None = None,
     ) -> None:
-        """Add the gradients of this step's share of the window, to this optimizer's parameters only."""
+        """Add the gradients of one step of the window, to this optimizer's parameters only.
+
+        Args:
+            loss: the mean over the step's batch, or with `count` the sum over that number of items.
+            window: the step's position in its accumulation window.
+            count: the number of items (tokens, say) that `loss` is a sum over.
+            retain_graph: as in `torch.Tensor.backward`.
+        """
         guard = self.guard
         if guard is not None:
             if self._on_device or self.peers is not None:
-                self.note(loss)
+                self.flag_nonfinite(loss)
             elif not math.isfinite(loss.item() if loss.dim() == 0 else _only_number(loss)):
-                guard.refuse(f"the loss of optimizer {self.name!r} is {loss.item()}")
-                self.is_spoilt = True
+                guard.refuse(f"the loss of {self.title} is {loss.item()}")
+                self.is_skipped = True
                 return
         if count is not None:
             loss = self._share_of_sum(loss, count, window)
@@ -157,14 +214,14 @@ class Lane:
             torch.autograd.backward(loss, retain_graph=retain_graph, inputs=inputs)
 
     @property
-    def hears_later(self) -> bool:
-        """Whether the guard hears of a loss when the window ends, and not before its backward pass."""
+    def defers_loss_check(self) -> bool:
+        """Whether the guard gets to know of a loss when the window ends, and not before its backward pass."""
         return self.guard is not None and (self._on_device or self.peers is not None)
 
     def _share_of_sum(self, loss: Tensor, count: Any, window: Window) -> Tensor:
         if (self._reads_are_free or not isinstance(count, Tensor)) and not count >= 0:
             raise ValueError(f"count={count}")
-        if window.size == 0:  # a stand-in for a process that got no sample
+        if window.size == 0:  # a process without a sample computes with one of another process
             loss, count = loss * 0.0, count * 0
         if window.is_last and window.divisor == 1.0 and self.peers is None:
             share: Tensor = loss / _at_least_one(count)
@@ -173,62 +230,65 @@ class Lane:
         return loss
 
     def finish(self) -> None:
-        """The window is over: clip, step, schedule, and drop the gradients."""
-        if not self.is_spoilt:
-            self.sync()
-        if self.is_spoilt or not self._is_agreed():
-            self.reset()
+        """End the window: `complete`, `clip`, `step`, `schedule` and `zero`; a skipped update only drops gradients."""
+        if not self.complete():
             return
-        self._scale()
-        if not self.updates and self.peers is None:
-            check_reached(self.params, self.name)
-        for listener in self.listeners:
-            listener(self.name)
+        self.start_step()
         if self.clip():
             self.step()
             self.schedule()
         self.zero()
 
-    def complete(self) -> None:
-        """Make the gradients what one big batch would have given.
+    def complete(self) -> bool:
+        """Make the gradients those of one big batch: averaged over processes, unscaled, divided by counted items.
 
-        They are averaged over all processes, unscaled, and divided by the items counted; the guard may refuse them.
+        Returns:
+            False if the update has to be skipped, since a loss of the window was not finite; the gradients are dropped.
         """
-        self.sync()
-        if not self._is_agreed():
-            self.zero()
-        self._scale()
-
-    def sync(self) -> None:
-        if self.peers is not None:
-            self._flag = self.peers.sync_gradients(self.params, self._flag)
-
-    def _scale(self) -> None:
+        if self.peers is not None and not self.is_skipped:
+            self.average()
+            if not self._on_device:
+                self.is_skipped = not self.read_flag(" on at least one process")
+        if self.is_skipped:
+            self.reset()
+            return False
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         if self._count is not None:
-            count = _at_least_one(self._count if self.peers is None else self.peers.sum_count(self._count))
-            grads = [p.grad for p in self.params if p.grad is not None]
-            if self.peers is not None:
-                self.peers.divide(grads, count / self.peers.num_shares)
-            elif grads:
-                torch._foreach_div_(grads, count)
-            self._count = None
+            self._divide_by_count()
+        return True
 
-    def _is_agreed(self) -> bool:
-        """Whether no process saw a loss that is not finite; all of them act alike."""
-        return self.peers is None or self._on_device or self.settle(" on at least one process")
+    def average(self) -> None:
+        """Average the gradients over the processes, and take the maximum of their flags."""
+        if self.peers is not None:
+            self._flag = self.peers.sync_gradients(self.params, self._flag)
 
-    def settle(self, where: str = "") -> bool:
-        """Whether no loss was noted that is not finite; reads that, for a step that does not leave itself out."""
+    def _divide_by_count(self) -> None:
+        count = _at_least_one(self._count if self.peers is None else self.peers.sum_count(self._count))
+        grads = [p.grad for p in self.params if p.grad is not None]
+        if self.peers is not None:
+            self.peers.divide(grads, count / self.peers.num_shares)
+        elif grads:
+            torch._foreach_div_(grads, count)
+        self._count = None
+
+    def read_flag(self, where: str = "") -> bool:
+        """Whether no loss was flagged as not finite; if one was, the guard refuses it. Reads the flag."""
         flag, self._flag = self._flag, None
         if flag is None or self.guard is None or not float(flag):
             return True
-        self.guard.refuse(f"the loss of optimizer {self.name!r} is not finite{where}")
+        self.guard.refuse(f"the loss of {self.title} is not finite{where}")
         return False
 
+    def start_step(self) -> None:
+        """Emit `on_optimizer_start`, with complete gradients that are not clipped yet; the first time, look at them."""
+        if not self.num_updates and self.peers is None:
+            check_reached(self.params, self.name)
+        for listener in self.listeners:
+            listener(self.name)
+
     def clip(self) -> bool:
-        """Clip as configured; False when the norm turned out not to be finite and the step must not be taken."""
+        """Clip as configured; False if the norm is not finite and the step must not be taken."""
         if self.clip_value is not None:
             nn.utils.clip_grad_value_(self.params, self.clip_value)
         if self.clip_norm is None:
@@ -238,13 +298,14 @@ class Lane:
         if self.guard is None or self.scaler is not None:
             return True
         if self._on_device:
-            self.note(self.norm)
+            self.flag_nonfinite(self.norm)
         elif not math.isfinite(self.norm.item()):
-            self.guard.refuse(f"the gradient norm of optimizer {self.name!r} is {self.norm.item()}")
+            self.guard.refuse(f"the gradient norm of {self.title} is {self.norm.item()}")
             return False
         return True
 
     def step(self) -> None:
+        """Step the optimizer; a loss scaler, or a flag on the device, may leave the step out."""
         self.is_stepping = True
         if self.scaler is not None:
             self.scaler.step(self.optimizer)
@@ -254,24 +315,26 @@ class Lane:
         else:
             self.optimizer.step()
         self.is_stepping = False
-        self.updates += 1
+        self.num_updates += 1
 
     def schedule(self) -> None:
+        """Step the schedulers that count updates."""
         for scheduler in self.schedulers:
             scheduler.step()
 
     def zero(self) -> None:
+        """Drop the gradients."""
         for param in self.params:
             param.grad = None
 
     def reset(self) -> None:
-        """Forget a window that will not be finished: its gradients, what it counted, and what was wrong with it."""
+        """Forget a window that will not be finished: its gradients, counts and flags."""
         self.zero()
         self._count = self._flag = self._seen = None
-        self.is_spoilt = False
+        self.is_skipped = False
 
-    def note(self, value: Tensor) -> None:
-        """Remember that a value was not finite; on the device, unless reading it is free."""
+    def flag_nonfinite(self, value: Tensor) -> None:
+        """Set the flag if a value is not finite; on the device, unless reading the value is free."""
         if self._reads_are_free:
             self._flag = max(float(self._flag or 0), float(not math.isfinite(_only_number(value))))
             return
@@ -290,102 +353,21 @@ class Lane:
             self._flag = None
 
     def check(self, at_once: bool = False) -> None:
-        """At a log point, or `at_once` before a step, read what the device noted and let the guard act on it."""
+        """Read the flags that the device set since the last log point, and let the guard act on them.
+
+        `at_once` reads the flag of the window under way, before a step.
+        """
         seen, self._seen = self._flag if at_once else self._seen, None
         if seen is not None and self.guard is not None and float(seen):
-            self.guard.refuse(f"a loss or gradient norm of optimizer {self.name!r} since the last log point")
+            self.guard.refuse(f"a loss or gradient norm of {self.title} since the last log point")
 
     def state_dict(self) -> dict[str, Any]:
-        return {"updates": self.updates, "scaler": self.scaler.state_dict() if self.scaler else None}
+        return {"updates": self.num_updates, "scaler": self.scaler.state_dict() if self.scaler else None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.updates = state["updates"]
+        self.num_updates = state["updates"]
         if self.scaler is not None and state["scaler"] is not None:
             self.scaler.load_state_dict(state["scaler"])
-
-
-class Optimization:
-    """The lanes of a trainer, and the window that all of them are in."""
-
-    def __init__(
-        self,
-        lanes: Mapping[str, Lane],
-        window: Window,
-        no_autocast: AbstractContextManager[Any] | None = None,
-    ) -> None:
-        self.lanes = dict(lanes)
-        self.window = window
-        self.calls = 0
-        self.holds_all = False  # whether every trainable parameter has an optimizer
-        self._only = next(iter(self.lanes.values())) if len(self.lanes) == 1 else None
-        self._no_autocast = no_autocast
-
-    def update(
-        self,
-        loss: Tensor,
-        optimizer: Optimizer | str | None = None,
-        *,
-        count: Any = None,
-        retain_graph: bool | None = None,
-    ) -> None:
-        lane = self._only if optimizer is None else self.lane(optimizer)
-        if lane is None:
-            if not self.lanes:
-                raise ConfigurationError("update(loss) was called and no training is under way: call it in a step.")
-            raise ConfigurationError(
-                f"update(loss) is ambiguous: there are the optimizers {', '.join(self.lanes)}. "
-                "Say which: update(loss, self.<name>)."
-            )
-        self.calls += 1
-        lane.calls += 1
-        window = self.window
-        if self._no_autocast is None:
-            lane.backward(loss, window, count, retain_graph)
-        else:
-            with self._no_autocast:
-                lane.backward(loss, window, count, retain_graph)
-        if window.is_last:
-            lane.finish()
-            window.is_spent = True
-            if self._no_autocast is not None:
-                torch.clear_autocast_cache()  # it holds weights as they were before the step
-
-    def replace(self, lane: Lane) -> None:
-        """Put a lane in the place of the one of that name."""
-        self.lanes[lane.name] = lane
-        self._only = lane if len(self.lanes) == 1 else None
-
-    def lane(self, optimizer: Optimizer | str) -> Lane:
-        if isinstance(optimizer, str) and optimizer in self.lanes:
-            return self.lanes[optimizer]
-        for lane in self.lanes.values():
-            if lane.optimizer is optimizer:
-                return lane
-        raise ConfigurationError(
-            f"{optimizer!r} is none of this trainer's optimizers ({', '.join(self.lanes)}): "
-            "assign it to self in configure_optimizers, or pass it to the constructor."
-        )
-
-    def refresh(self, modules: Iterable[nn.Module]) -> None:
-        """Look again at which parameters can be trained; call it after freezing or adding parameter groups."""
-        trainable = [p for module in modules for p in module.parameters() if p.requires_grad]
-        for lane in self.lanes.values():
-            lane.refresh(trainable)
-        own = {id(param) for lane in self.lanes.values() for param in lane.params}
-        self.holds_all = all(id(param) in own for param in trainable)
-
-    def check(self) -> None:
-        for lane in self.lanes.values():
-            lane.check()
-
-    def reset(self) -> None:
-        for lane in self.lanes.values():
-            lane.reset()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for name, lane in self.lanes.items():
-            if name in state:
-                lane.load_state_dict(state[name])
 
 
 def _at_least_one(count: Any) -> Any:

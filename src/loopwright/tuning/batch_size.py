@@ -161,7 +161,7 @@ class _Search:
             let_go(error)
             return Trial(size, False, reason="memory ran out")
         if trainer.num_pieces > 1:
-            return Trial(size, False, reason="memory ran out; it would fit in pieces")
+            return Trial(size, False, reason="memory ran out; it would fit in micro-batches")
         memory = self.watch.memory
         if memory is not None and self._memory is not None and memory > self._memory:
             return Trial(size, False, memory=memory, reason=f"keeps {memory} bytes, with {self._memory} to be had")

@@ -24,7 +24,8 @@ from ..runtime import Signals
 from ..trainer import Trainer
 from ..training.progress import Limits, Progress
 from ..training.train_call import run_training
-from ..training.update import Optimization, Window
+from ..training.update import Window
+from ..training.updates import Updates
 
 CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque)
 
@@ -129,7 +130,7 @@ def forget_past(trainer: Trainer) -> None:
     """As if it had never trained; weights and optimizers stay as they are."""
     trainer.progress, trainer.history, trainer.meter, trainer.until = Progress(), History(), Meter(), Limits()
     trainer.window = Window()
-    trainer.optimization = Optimization({}, trainer.window)
+    trainer.optimization = Updates({}, trainer.window)
     trainer.signals = Signals()
     trainer.signals.is_shared = trainer.runtime.world > 1
     trainer.schedules = {}

@@ -94,8 +94,8 @@ def test_a_step_that_overflowed_is_left_out_with_its_scheduler_step(points: Tens
     assert counts["default"] == counts["plain"] == [5, 0]
     for trainer in (first, second):
         assert all(map(torch.equal, trainer.model.parameters(), build_net().parameters()))
-        assert trainer._core.lane.scaler is not None
-        assert trainer._core.lane.scaler.get_scale() == 2.0**11
+        assert trainer._core.optimizer_update.scaler is not None
+        assert trainer._core.optimizer_update.scaler.get_scale() == 2.0**11
 
 
 def test_the_environment_says_the_precision_unless_the_trainer_does(monkeypatch: pytest.MonkeyPatch) -> None:

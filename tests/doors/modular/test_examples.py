@@ -110,8 +110,8 @@ def test_the_gan_is_that_of_a_loop_by_hand() -> None:
     generator, discriminator = gan_by_hand()
     assert_same(trainer.generator, generator)
     assert_same(trainer.discriminator, discriminator)
-    lanes = trainer._engine.optimization.lanes
-    assert (lanes["g_optimizer"].updates, lanes["d_optimizer"].updates) == (3, 6)
+    updates = trainer._engine.optimization.by_name
+    assert (updates["g_optimizer"].num_updates, updates["d_optimizer"].num_updates) == (3, 6)
 
 
 class Kill(Callback):

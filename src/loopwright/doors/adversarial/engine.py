@@ -24,7 +24,7 @@ from ...training.components import found_on
 from ...training.fingerprint import describe_components
 from ...training.result import StepResult
 from ...training.resume import Origin, take_up
-from ...training.update import Optimization
+from ...training.updates import OptimizerChoice, Updates, listed
 from .config import Common, Saving
 from .experiment import epochs_behind
 from .hooks import EpochHooks
@@ -126,33 +126,34 @@ class Engine(CoreTrainer):
         """Take over what the door has by now; what is the same as before is left as it is."""
         found = {name: id(value) for name, value in vars(self.door).items() if isinstance(value, COMPONENTS)}
         if found != self._adopted:
-            before = {id(lane.optimizer): lane for lane in self.optimization.lanes.values()}
+            before = {id(update.optimizer): update for update in self.optimization.by_name.values()}
             self._adopted, self._is_set_up = found, False
             self.models, self.modules, self.optimizers, self.schedules = {}, {}, {}, {}
-            self.optimization = Optimization({}, self.window)
+            self.optimization = Updates({}, self.window)
             self.setup_training()
             if self.fingerprint is None and self.optimizers:
                 self.fingerprint = describe_components(self)
-            for lane in self.optimization.lanes.values():
-                if id(lane.optimizer) in before:
-                    old = before[id(lane.optimizer)]
-                    lane.scaler, lane.updates = old.scaler, old.updates
-            self._steps.watch(self.optimization.lanes.values())
+            for update in self.optimization.by_name.values():
+                if id(update.optimizer) in before:
+                    old = before[id(update.optimizer)]
+                    update.scaler, update.num_updates = old.scaler, old.num_updates
+            self._steps.watch(self.optimization.by_name.values())
 
     def setup_training(self) -> None:
-        """As the core does it; a door whose hooks train nothing that it knows of has no lanes."""
+        """As the core does it; a door whose hooks train nothing that it knows of has no updates."""
         self.setup()
         if self.optimizers:
             super().setup_training()
         else:
             self.bind_hooks(with_defaults(self))
 
-    def update(self, loss: Tensor, optimizer: Optimizer | str | None = None, **options: Any) -> None:
+    def update(self, loss: Tensor, optimizer: OptimizerChoice = None, **options: Any) -> None:
         """As the core does it, after a look at gradients that another loss left."""
-        name = optimizer_name(self.optimizers, optimizer)
-        check_gradients(self.optimization.lanes[name].params, name)
-        self._steps.num_steps += 1  # also where a loss scaler leaves it out
-        super().update(loss, name, **options)
+        names = [optimizer_name(self.optimizers, one) for one in listed(optimizer)]
+        for name in names:
+            check_gradients(self.optimization.by_name[name].params, name)
+        self._steps.num_steps += len(names)  # also where a loss scaler leaves them out
+        super().update(loss, names[0] if len(names) == 1 else names, **options)
 
     def check_update(self, loss: Any, count: Any = None) -> None:
         """Say what was wrong with a loss that could not be trained."""
@@ -169,14 +170,14 @@ class Engine(CoreTrainer):
 
     def scaler_of(self, optimizer: Optimizer) -> torch.amp.GradScaler:
         """The loss scaler that `update` uses for an optimizer; one that does nothing where it uses none."""
-        lane = self.optimization.lanes.get(optimizer_name(self.optimizers, optimizer))
-        scaler = None if lane is None else lane.scaler
+        update = self.optimization.by_name.get(optimizer_name(self.optimizers, optimizer))
+        scaler = None if update is None else update.scaler
         return torch.amp.GradScaler(self.runtime.device.type, enabled=False) if scaler is None else scaler
 
     def use_scaler(self, optimizer: Optimizer, scaler: torch.amp.GradScaler) -> None:
         """Let `update` use a loss scaler of the door's."""
-        lane = self.optimization.lanes[optimizer_name(self.optimizers, optimizer)]
-        lane.scaler = scaler if scaler.is_enabled() else None
+        update = self.optimization.by_name[optimizer_name(self.optimizers, optimizer)]
+        update.scaler = scaler if scaler.is_enabled() else None
 
     def schedule_epoch(self, row: Mapping[str, float]) -> None:
         """Nothing: when its schedulers are stepped is the door's own affair."""
@@ -217,7 +218,7 @@ class Engine(CoreTrainer):
     def train_step(self, batch: Any) -> StepResult:
         assert self._epoch is not None
         x, y = as_pair(batch)
-        self.window.is_spent = True  # a hook has been heard: no second try in smaller pieces
+        self.window.is_spent = True  # hooks have run: no second try in micro-batches
         losses = self.door.loss_manager
         if losses is not None:
             losses.start_step(self.window.size)

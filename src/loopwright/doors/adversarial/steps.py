@@ -17,7 +17,7 @@ from ...training.step_checks import watch_own_steps
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
-    from ...training.update import Lane
+    from ...training.update import OptimizerUpdate
 
 logger = logging.getLogger("loopwright")
 
@@ -49,11 +49,11 @@ class OwnSteps:
         self._handles: list[RemovableHandle] = []
         self._has_spoken = False
 
-    def watch(self, lanes: Iterable[Lane]) -> None:
+    def watch(self, updates: Iterable[OptimizerUpdate]) -> None:
         """Look at the steps of these optimizers, and of no others."""
         for handle in self._handles:
             handle.remove()
-        self._handles = [handle for lane in lanes for handle in watch_own_steps(lane, self._before, self._after)]
+        self._handles = [handle for update in updates for handle in watch_own_steps(update, self._before, self._after)]
 
     def start_epoch(self) -> None:
         self.num_steps = self.num_own = 0
@@ -77,18 +77,18 @@ class OwnSteps:
         if self.num_own:
             check_weights(models, epoch)
 
-    def _before(self, lane: Lane) -> None:
+    def _before(self, update: OptimizerUpdate) -> None:
         if self.is_shared:
             raise ConfigurationError(
-                f"{type(lane.optimizer).__name__}.step() was called on one of several processes, which would take it "
+                f"{type(update.optimizer).__name__}.step() was called on one of several processes, which would take it "
                 "with the gradients of its own part of the batch: call self.update(loss, optimizer), which is backward "
                 "and the step on all of them together, or train with one process."
             )
 
-    def _after(self, lane: Lane) -> None:
+    def _after(self, update: OptimizerUpdate) -> None:
         self.num_steps += 1
         self.num_own += 1
-        lane.updates += 1
+        update.num_updates += 1
         torch.clear_autocast_cache()  # it holds weights as they were before the step
 
 

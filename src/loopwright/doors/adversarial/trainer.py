@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -172,9 +172,12 @@ class Trainer:
         """After the last batch of an epoch."""
         raise NotImplementedError(f"{type(self).__name__} must override on_epoch_end, or pass it to train_paired.")
 
-    def update(self, loss: Tensor, optimizer: Optimizer, *, retain_graph: bool | None = None) -> None:
+    def update(
+        self, loss: Tensor, optimizer: Optimizer | Sequence[Optimizer], *, retain_graph: bool | None = None
+    ) -> None:
         """Backward and a step of one optimizer; gradients go to its parameters only, scaled by its own scaler.
 
+        Of a list of optimizers all are stepped, after one backward pass that is scaled by the first one's scaler.
         Gradients that another backward pass left in those parameters are an error: see `check_gradients`.
         """
         self._engine.adopt()

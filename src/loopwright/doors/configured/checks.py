@@ -16,10 +16,11 @@ from ...config.problems import nearest
 from ...errors import ConfigurationError
 from ...training.step_checks import mistake_in_loss
 from ...training.supervised import describe
+from ...training.updates import listed
 from .config import BaseTrainerConfig
 
 if TYPE_CHECKING:
-    from ...training.update import Lane
+    from ...training.update import OptimizerUpdate
     from .trainer import BaseTrainer
 
 
@@ -150,9 +151,9 @@ def refuse_loss(loss: Any, door: BaseTrainer, *, is_total: bool) -> None:
         raise _passed_before(what) from None
 
 
-def refuse_doubled(loss: Any, lanes: Iterable[Lane]) -> None:
+def refuse_doubled(loss: Any, updates: Iterable[OptimizerUpdate]) -> None:
     """Raise where the gradients that a step left are those of its total loss, which would be added once more."""
-    params = [param for lane in lanes for param in lane.params if param.grad is not None]
+    params = [param for update in updates for param in update.params if param.grad is not None]
     try:
         grads = torch.autograd.grad(loss, params, retain_graph=True, allow_unused=True)
     except (RuntimeError, TypeError, AttributeError):
@@ -182,16 +183,18 @@ def loss_mistake(loss: Any) -> str | None:
 
 
 def check_optimizer_name(given: Any, optimizers: Mapping[str, Optimizer]) -> None:
-    """Refuse an update that does not say which optimizer it is for, or names one that is not there."""
+    """Refuse an update that does not say which optimizers it is for, or names one that is not there."""
     if given is None:
         raise ConfigurationError(
             f"There are the optimizers {', '.join(optimizers)}, so an update must name one: call "
-            f'`self.update(loss, "{next(iter(optimizers))}")` in `train_step`, once for each that is to be updated.'
+            f'`self.update(loss, "{next(iter(optimizers))}")` in `train_step`, once for each that is to be updated, or '
+            f"`self.update(loss, {list(optimizers)})` where they share a loss."
         )
-    if isinstance(given, str) and given not in optimizers:
-        raise ConfigurationError(
-            f"self.update(loss, {given!r}): no optimizer is called so; {nearest(given, optimizers)}"
-        )
+    for name in listed(given):
+        if isinstance(name, str) and name not in optimizers:
+            raise ConfigurationError(
+                f"self.update(loss, {given!r}): no optimizer is called {name!r}; {nearest(name, optimizers)}"
+            )
 
 
 def refuse_in_evaluation(what: str, door: BaseTrainer) -> NoReturn:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ...callback import Callback, FunctionCallback
@@ -29,6 +28,7 @@ from ...trainer import Trainer as CoreTrainer
 from ...training.progress import Progress
 from ...training.result import StepResult
 from ...training.supervised import call_model
+from ...training.updates import OptimizerChoice
 from .checks import (
     check_events,
     check_models,
@@ -139,22 +139,22 @@ class Engine(CoreTrainer):
             self._is_updating_total = True
             if is_fresh and self._has_gradients:
                 self._has_looked = True  # a backward pass for this once, and only where a step called backward()
-                refuse_doubled(returned.total_loss, self.optimization.lanes.values())
-            self.update(returned.total_loss)
+                refuse_doubled(returned.total_loss, self.optimization.by_name.values())
+            self.update(returned.total_loss, self.optimization.all_names if self.has_default_step else None)
         else:
             self._zero_stepped()
         return result
 
     @property
     def _has_gradients(self) -> bool:
-        return any(param.grad is not None for lane in self.optimization.lanes.values() for param in lane.params)
+        return any(param.grad is not None for update in self.optimization.by_name.values() for param in update.params)
 
     def _zero_stepped(self) -> None:
         """Zero the gradients of optimizers that the step stepped itself, as is done after every other update."""
-        for lane in self.optimization.lanes.values():
-            if lane.own_steps != self._own_steps.get(lane.name, 0):
-                self._own_steps[lane.name] = lane.own_steps
-                lane.zero()
+        for update in self.optimization.by_name.values():
+            if update.own_steps != self._own_steps.get(update.name, 0):
+                self._own_steps[update.name] = update.own_steps
+                update.zero()
 
     def eval_step(self, batch: Any) -> StepResult:
         name = "eval_step" if self.door.overrides("eval_step") else "train_step"
@@ -173,7 +173,7 @@ class Engine(CoreTrainer):
     def predict_step(self, batch: Any) -> Any:
         return self.door.predict_step(batch, self.door_model)
 
-    def update(self, loss: Tensor, optimizer: Optimizer | str | None = None, **options: Any) -> None:
+    def update(self, loss: Tensor, optimizer: OptimizerChoice = None, **options: Any) -> None:
         if len(self.optimizers) > 1 or isinstance(optimizer, str):
             check_optimizer_name(optimizer, self.optimizers)
         with self.own_scheduling.update(optimizer):

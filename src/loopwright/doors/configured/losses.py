@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
-from torch.optim import Optimizer
 
 from ...errors import ConfigurationError
 from ...training.result import StepResult
 from ...training.step_checks import scheduler_positions
 from ...training.supervised import describe
-from ...training.update import Lane
+from ...training.update import OptimizerUpdate
+from ...training.updates import OptimizerChoice, listed
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -115,50 +115,50 @@ class OwnScheduling:
         self.engine = engine
         self.of_epochs: set[str] = set()  # schedulers that count epochs and that a step has stepped
         self._before: dict[str, list[Any]] = {}  # where schedulers of updates were when the step began
-        self._due: dict[str, Lane] = {}
+        self._due: dict[str, OptimizerUpdate] = {}
         self._is_in_step = False
 
     @contextmanager
     def step(self) -> Iterator[None]:
         """A step of the user's own, and the update with its total loss."""
         epochs = self._positions_of_epochs()
-        self._before = {name: scheduler_positions(lane) for name, lane in self.engine.optimization.lanes.items()}
+        self._before = {name: scheduler_positions(update) for name, update in self.engine.optimization.by_name.items()}
         self._due, self._is_in_step = {}, True
         try:
             yield
-            for lane in list(self._due.values()):
-                self._follow(lane)
+            for update in list(self._due.values()):
+                self._follow(update)
         finally:
             self._is_in_step = False
         after = self._positions_of_epochs()
         self.of_epochs |= {name for name, position in epochs.items() if after.get(name, position) != position}
 
     @contextmanager
-    def update(self, optimizer: Optimizer | str | None) -> Iterator[None]:
-        """An update, which leaves the schedulers of its optimizer to this."""
-        lane = self._lane(optimizer) if self._is_in_step else None
-        if lane is None or not lane.schedulers:
-            yield
-            return
-        if lane.name in self._due:
-            self._follow(lane)
-        updates, schedulers, lane.schedulers = lane.updates, lane.schedulers, []
+    def update(self, optimizer: OptimizerChoice) -> Iterator[None]:
+        """An update, which leaves the schedulers of its optimizers to this."""
+        before = [(update, update.schedulers, update.num_updates) for update in self._scheduled(optimizer)]
+        for update, _, _ in before:
+            if update.name in self._due:
+                self._follow(update)
+            update.schedulers = []
         try:
             yield
         finally:
-            lane.schedulers = schedulers
-        if lane.updates != updates:
-            self._due[lane.name] = lane
+            for update, schedulers, _ in before:
+                update.schedulers = schedulers
+        self._due |= {update.name: update for update, _, num_updates in before if update.num_updates != num_updates}
 
-    def _lane(self, optimizer: Optimizer | str | None) -> Lane | None:
-        lanes = self.engine.optimization.lanes.values()
-        return next((lane for lane in lanes if optimizer in (None, lane.name) or optimizer is lane.optimizer), None)
+    def _scheduled(self, optimizer: OptimizerChoice) -> list[OptimizerUpdate]:
+        """The updates with schedulers, among those of the optimizers given; one that is not there is found later."""
+        named = listed(optimizer)
+        updates = self.engine.optimization.by_name.values() if self._is_in_step else ()
+        return [u for u in updates if u.schedulers and any(n in (None, u.name) or n is u.optimizer for n in named)]
 
-    def _follow(self, lane: Lane) -> None:
-        del self._due[lane.name]
-        if scheduler_positions(lane) == self._before.get(lane.name):
-            lane.schedule()
-        self._before[lane.name] = scheduler_positions(lane)
+    def _follow(self, update: OptimizerUpdate) -> None:
+        del self._due[update.name]
+        if scheduler_positions(update) == self._before.get(update.name):
+            update.schedule()
+        self._before[update.name] = scheduler_positions(update)
 
     def _positions_of_epochs(self) -> Mapping[str, Any]:
         schedules = self.engine.schedules.items()

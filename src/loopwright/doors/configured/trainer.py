@@ -16,6 +16,7 @@ from ...errors import ConfigurationError
 from ...metrics.history import History
 from ...training.progress import Progress
 from ...training.supervised import call_model, describe
+from ...training.updates import OptimizerChoice
 from .checks import check_methods, check_models, checked_config
 from .config import BaseTrainerConfig
 from .engine import Engine
@@ -122,12 +123,11 @@ class BaseTrainer:
             name: batch[name] for name in self.target_properties
         }
 
-    def update(
-        self, loss: Tensor, optimizer: Optimizer | str | None = None, *, retain_graph: bool | None = None
-    ) -> None:
+    def update(self, loss: Tensor, optimizer: OptimizerChoice = None, *, retain_graph: bool | None = None) -> None:
         """Update the weights from inside an own `train_step`, which is then not done again with its total loss.
 
-        Where there are several optimizers, `optimizer` names one: `self.update(loss, "generator")`.
+        Where there are several optimizers, `optimizer` names one, `self.update(loss, "generator")`, or those that share
+        the loss, `self.update(loss, ["muon", "adamw"])`.
         """
         self._engine.update(loss, optimizer, retain_graph=retain_graph)
 

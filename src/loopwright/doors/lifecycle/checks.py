@@ -186,7 +186,7 @@ class WeightsWatch:
         return self.trainer._core.gradients.has_stepped or self._current_versions() != self._versions
 
     def _current_versions(self) -> list[tuple[int, int]]:
-        return [(id(param), param._version) for param in self.trainer._core.lane.params]
+        return [(id(param), param._version) for param in self.trainer._core.optimizer_update.params]
 
     def _untrained_updates(self) -> ConfigurationError:
         is_step = self.trainer._overrides("optimizer_step")

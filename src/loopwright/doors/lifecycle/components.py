@@ -14,10 +14,11 @@ from ...errors import ConfigurationError
 from ...optim.build import Schedule
 from ...runtime import Runtime
 from ...trainer import Trainer as CoreTrainer
-from ...training.assembly import build_lane
+from ...training.assembly import build_update
 from ...training.components import check_owners, start_training_mode
 from ...training.progress import Limits
-from ...training.update import Guard, Lane, Optimization
+from ...training.update import Guard, OptimizerUpdate
+from ...training.updates import Updates
 from .gradients import Gradients
 from .loaders import Gathering, inner_of
 
@@ -53,7 +54,7 @@ class Components(CoreTrainer):
             self._check_optimizer()
             self.setup_training()
             self.optimization.reset()
-            self._rebuild_lane(self._find_guard())
+            self._rebuild_update(self._find_guard())
         self._is_ready = True
 
     @property
@@ -72,7 +73,7 @@ class Components(CoreTrainer):
     def use_config(self, config: TrainerRunConfig) -> None:
         """Do what the run's config says, whoever made it."""
         self.accumulate = config.gradient_accumulation_steps
-        self.clip_value = self.lane.clip_value = config.gradient_clip_value
+        self.clip_value = self.optimizer_update.clip_value = config.gradient_clip_value
         self.until = Limits(config.num_epochs, config.max_num_train_steps).from_call(self.progress)
 
     def use_scheduler(self, scheduler: Any) -> None:
@@ -102,8 +103,8 @@ class Components(CoreTrainer):
         return self._gradients
 
     @property
-    def lane(self) -> Lane:
-        return self.optimization.lanes["optimizer"]
+    def optimizer_update(self) -> OptimizerUpdate:
+        return self.optimization.by_name["optimizer"]
 
     def adopt_replaced(self) -> None:
         """Go on with the model and the optimizer that the door has now, where one was put in another's place."""
@@ -127,7 +128,7 @@ class Components(CoreTrainer):
             start_training_mode(self.modules.values(), [optimizer])
         if is_new:
             self.optimizers["optimizer"] = optimizer
-            self._rebuild_lane(self.lane.guard)
+            self._rebuild_update(self.optimizer_update.guard)
 
     def _current_models(self) -> dict[str, nn.Module]:
         optimizer = self.door.optimizer
@@ -153,12 +154,12 @@ class Components(CoreTrainer):
                 "has to replace `trainer.optimizer` too."
             ) from None
 
-    def _rebuild_lane(self, guard: Guard | None) -> None:
-        lane = build_lane(self, "optimizer", self.optimizers["optimizer"], guard)
-        self.optimization = Optimization({"optimizer": lane}, self.window)
+    def _rebuild_update(self, guard: Guard | None) -> None:
+        update = build_update(self, "optimizer", self.optimizers["optimizer"], guard)
+        self.optimization = Updates({"optimizer": update}, self.window)
         self.optimization.refresh(self.modules.values())
         self.drop_gradients()
-        self._gradients = Gradients(self.runtime, lane, self.window)
+        self._gradients = Gradients(self.runtime, update, self.window)
 
     def drop_gradients(self) -> None:
         """Take what watches over the optimizer's steps off it."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...errors import ConfigurationError
-from ...training.update import Lane, Window
+from ...training.update import OptimizerUpdate, Window
 
 if TYPE_CHECKING:
     from ...runtime import Runtime
@@ -24,8 +24,8 @@ class Gradients:
     hooks on the optimizer see to that for a plain `optimizer.step()`. A step inside `backward_step` is the update's.
     """
 
-    def __init__(self, runtime: Runtime, lane: Lane, window: Window) -> None:
-        self.runtime, self.lane, self.window = runtime, lane, window
+    def __init__(self, runtime: Runtime, update: OptimizerUpdate, window: Window) -> None:
+        self.runtime, self.update, self.window = runtime, update, window
         self.was_skipped = False  # whether the loss scaler left out the last optimizer step
         self.has_stepped = False  # whether any optimizer step had gradients to go by
         self._is_in_backward = self._is_taken = False  # a `backward_step` of the user's, and the step it took
@@ -35,10 +35,10 @@ class Gradients:
         self._is_complete = self._is_scaled = self._is_own_step = self._has_trained = False
         self._kept: list[tuple[nn.Parameter, Tensor | None]] | None = None
         self._no_autocast: AbstractContextManager[Any] | None = None
-        self._needs_completion = runtime.world > 1 or runtime.precision != "fp32" or lane.guard is not None
+        self._needs_completion = runtime.world > 1 or runtime.precision != "fp32" or update.guard is not None
         self._handles: list[Any] = [
-            lane.optimizer.register_step_pre_hook(self._before_step),
-            lane.optimizer.register_step_post_hook(self._after_step),
+            update.optimizer.register_step_pre_hook(self._before_step),
+            update.optimizer.register_step_post_hook(self._after_step),
         ]
 
     def close(self) -> None:
@@ -54,7 +54,7 @@ class Gradients:
         self._kept = None
         self._is_taken = False
         if is_stand_in:
-            self._kept = [(p, None if p.grad is None else p.grad.clone()) for p in self.lane.params]
+            self._kept = [(p, None if p.grad is None else p.grad.clone()) for p in self.update.params]
 
     def close_step(self) -> None:
         self._drop_stand_in()
@@ -82,11 +82,11 @@ class Gradients:
             )
         if self._is_complete:  # a second loss for gradients that are averaged and unscaled already
             self._run_exactly(loss.backward)
-            self.lane.sync()
+            self.update.average()
             return
         self._plain.is_last, self._plain.size = self.window.is_last, self.window.size
-        self._run_exactly(self.lane.backward, loss, self._plain)
-        self._is_scaled = self.lane.scaler is not None
+        self._run_exactly(self.update.backward, loss, self._plain)
+        self._is_scaled = self.update.scaler is not None
         if self.window.is_last:
             self.complete()
 
@@ -95,15 +95,15 @@ class Gradients:
         if self._is_complete or self._is_taken:
             return
         self._drop_stand_in()
-        if self.lane.scaler is not None and not self._is_scaled:
+        if self.update.scaler is not None and not self._is_scaled:
             raise ConfigurationError(
                 "mixed_precision='fp16' needs scaled losses, but the gradients were computed by `loss.backward()`: "
                 "call `super().backward_step(loss)` (or `self.backward_step(loss)`), or use mixed_precision='bf16', "
                 "which needs no scaling."
             )
-        self.lane.complete()
+        self.update.complete()
         self._is_complete = True
-        if not self._has_trained and all(param.grad is None for param in self.lane.params):
+        if not self._has_trained and all(param.grad is None for param in self.update.params):
             raise ConfigurationError(
                 "There are no gradients to change the weights by: `backward_step` computed none for the parameters of "
                 "the optimizer. Call `loss.backward()` or `super().backward_step(loss)` in it, with a loss of the "
@@ -113,31 +113,31 @@ class Gradients:
 
     def clip(self) -> None:
         self.complete()
-        self.lane.clip()
+        self.update.clip()
 
     def step(self) -> None:
         if self._is_taken:
             return
         self.complete()
         self._note_gradients()
-        scaler = self.lane.scaler
+        scaler = self.update.scaler
         scale = None if scaler is None else scaler.get_scale()
         self._is_own_step = True
         try:
-            self._run_exactly(self.lane.step)
+            self._run_exactly(self.update.step)
         finally:
             self._is_own_step = False
         self.was_skipped = scaler is not None and scale is not None and scaler.get_scale() < scale
         self._forget()
 
     def zero(self) -> None:
-        self.lane.zero()
+        self.update.zero()
         self._forget()
 
     def note(self, loss: Tensor) -> None:
         """Let the guard know of a loss whose backward pass is not the default one."""
-        if self.lane.hears_later:
-            self.lane.note(loss)
+        if self.update.defers_loss_check:
+            self.update.flag_nonfinite(loss)
 
     def _forget(self) -> None:
         self._is_complete = self._is_scaled = False
@@ -176,7 +176,7 @@ class Gradients:
             )
 
     def _note_gradients(self) -> None:
-        self.has_stepped = self.has_stepped or any(param.grad is not None for param in self.lane.params)
+        self.has_stepped = self.has_stepped or any(param.grad is not None for param in self.update.params)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._is_own_step:
@@ -188,10 +188,10 @@ class Gradients:
         is_taken, self._is_taken = self._is_taken, False  # several steps in `backward_step`, each of own gradients
         self.complete()
         self._is_taken = is_taken
-        self.lane.check(at_once=True)
+        self.update.check(at_once=True)
         self.was_skipped = self._overflowed(optimizer)
         if self.was_skipped:
-            self.lane.zero()  # an optimizer leaves parameters without gradients alone
+            self.update.zero()  # an optimizer leaves parameters without gradients alone
         self._no_autocast = self.runtime.no_autocast
         if self._no_autocast is not None:
             self._no_autocast.__enter__()
@@ -206,11 +206,11 @@ class Gradients:
         if self._no_autocast is not None:
             self._no_autocast.__exit__(None, None, None)
             torch.clear_autocast_cache()
-        if self.lane.scaler is not None:
-            self.lane.scaler.update()
+        if self.update.scaler is not None:
+            self.update.scaler.update()
         self._forget()
 
     def _overflowed(self, optimizer: Optimizer) -> bool:
         """Whether the loss scaler saw a gradient that is not finite when it took the scale out; clipping hides that."""
-        scaler = self.lane.scaler
+        scaler = self.update.scaler
         return scaler is not None and any(flag.item() for flag in scaler._found_inf_per_device(optimizer).values())

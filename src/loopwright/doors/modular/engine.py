@@ -237,7 +237,7 @@ class Engine(CoreTrainer):
 
     def take_step(self, call: Callable[[], Any]) -> Any:
         """A call of the door's `training_step`, by whichever loop; its gradients are dealt with when it is over."""
-        if not self.optimization.lanes:
+        if not self.optimization.by_name:
             self.setup_training()
         is_alone = self._logged is None  # called by neither loop
         if is_alone:

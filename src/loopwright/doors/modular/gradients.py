@@ -14,7 +14,8 @@ from torch.utils.hooks import RemovableHandle
 
 from ...runtime.dtensor import spread_of
 from ...training.step_checks import Versions, gradient_versions, scheduler_positions, watch_own_steps
-from ...training.update import Lane, Optimization
+from ...training.update import OptimizerUpdate
+from ...training.updates import Updates
 from . import own_steps
 from .own_steps import Kept, Routes, Use, Ways, add, has_gradients, scale_of, taken_off
 from .schedulers import check_scheduler
@@ -47,25 +48,25 @@ class Gradients:
         self._is_by_hand = False  # whether an optimizer is stepped with gradients of `loss.backward()`
         self._at_start: dict[str, Versions] = {}  # of a step: all gradients, to see what it did to them
         self._is_checking_left = False  # whether the step under way may leave no gradients to the next one
-        self._watched: list[Lane] = []
+        self._watched: list[OptimizerUpdate] = []
         self._handles: list[RemovableHandle] = []
-        self._incomplete: set[str] = set()  # lanes whose gradients are not yet those of the update after `backward`
+        self._incomplete: set[str] = set()  # updates whose gradients are not yet those of the update after `backward`
         self._is_watching = False
         self.reset()
 
     @property
-    def optimization(self) -> Optimization:
+    def optimization(self) -> Updates:
         return self.trainer.optimization
 
     def reset(self) -> None:
-        """Forget the step under way; gradients themselves are the lanes' to forget."""
+        """Forget the step under way; gradients themselves are the updates' to forget."""
         self.is_used = False  # whether the step under way has called `backward` or stepped anything
-        self._own: Lane | None = None  # whose step by the user's own hand is under way
+        self._own: OptimizerUpdate | None = None  # whose step by the user's own hand is under way
         self._spent: set[str] = set()  # of whose gradients that step, which leaves them, was taken
         self._positions: dict[str, list[Any]] = {}  # of schedulers, when the step began
         self._left: dict[str, list[Any]] = {}  # where the trainer's step of schedulers left them
-        self._unscheduled: set[str] = set()  # lanes stepped since, whose schedulers are still to follow
-        self._before: dict[str, Kept] | None = None  # what lanes had before the backward passes that are undecided
+        self._unscheduled: set[str] = set()  # updates stepped since, whose schedulers are still to follow
+        self._before: dict[str, Kept] | None = None  # what updates had before the backward passes that are undecided
         self._losses: list[Tensor] = []
         self._reached: list[frozenset[str]] = []  # the optimizers that each of those backward passes reached
         self._scale: Tensor | None = None  # that those were scaled by
@@ -81,55 +82,55 @@ class Gradients:
             self._num_pieces = self.trainer.num_pieces
             self.reset()  # memory ran out, and the window begins again
         self.is_used = False
-        lanes = list(self.optimization.lanes.values())
+        updates = list(self.optimization.by_name.values())
         if self._left:
             self._check_schedulers()
-        self._positions = {lane.name: scheduler_positions(lane) for lane in lanes if lane.schedulers}
-        if self._is_watching and lanes != self._watched:
+        self._positions = {update.name: scheduler_positions(update) for update in updates if update.schedulers}
+        if self._is_watching and updates != self._watched:
             self._watch()  # an optimizer was replaced
         self._is_checking_left = self.trainer.run_dir is not None and (self._use is None or self._is_by_hand)
-        self._at_start = {lane.name: gradient_versions(lane) for lane in lanes}
+        self._at_start = {update.name: gradient_versions(update) for update in updates}
 
     def backward(self, loss: Tensor, optimizer: Optimizer | str | None = None, *, retain_graph: bool = False) -> None:
         """Add the gradients of this step's share of the window."""
-        lanes = self.optimization.lanes
+        updates = self.optimization.by_name
         self.optimization.calls += 1
         self.is_used = True
-        for lane in lanes.values() if optimizer is None else [self._lane(optimizer)]:
-            if lane.name not in self._held:
-                own_steps.check_unmixed(lane, self._at_start.get(lane.name))
+        for update in updates.values() if optimizer is None else [self._update_of(optimizer)]:
+            if update.name not in self._held:
+                own_steps.check_unmixed(update, self._at_start.get(update.name))
         with self.trainer.runtime.no_autocast or nullcontext():
-            if optimizer is None and len(lanes) > 1:
+            if optimizer is None and len(updates) > 1:
                 self._backward_to_all(loss, retain_graph)
                 return
             self._decide()
-            lane = next(iter(lanes.values())) if optimizer is None else self._lane(optimizer)
-            self._check_intact(lane)
-            lane.backward(loss, self.optimization.window, retain_graph=retain_graph)
-            self._held.add(lane.name)
-            self._note(lane)
+            update = next(iter(updates.values())) if optimizer is None else self._update_of(optimizer)
+            self._check_intact(update)
+            update.backward(loss, self.optimization.window, retain_graph=retain_graph)
+            self._held.add(update.name)
+            self._note(update)
 
     def step(self, optimizer: Optimizer | str) -> None:
         """Let an optimizer have its gradients, and step it if the window ends here."""
-        lane = self._lane(optimizer)
+        update = self._update_of(optimizer)
         if not self.is_used:
-            raise own_steps.step_without_backward(self.trainer, lane)
-        self.ways.take(self.trainer, lane, "step")
-        self._check_intact(lane)
-        if self._before is not None and lane.name in self._before:
-            self._take(lane, self._before.pop(lane.name))
-        self._stepped.add(lane.name)
-        self._held.add(lane.name)
+            raise own_steps.step_without_backward(self.trainer, update)
+        self.ways.take(self.trainer, update, "step")
+        self._check_intact(update)
+        if self._before is not None and update.name in self._before:
+            self._take(update, self._before.pop(update.name))
+        self._stepped.add(update.name)
+        self._held.add(update.name)
         if self.optimization.window.is_last:
-            self._finish(lane)
+            self._finish(update)
 
     def clip(self, optimizer: Optimizer | str, max_norm: float) -> None:
         """Clip these gradients when they are complete, which is just before the optimizer's step."""
-        lane = self._lane(optimizer)
-        is_stepped = lane.name in self._spent or (lane.name in self._stepped and not has_gradients(lane))
+        update = self._update_of(optimizer)
+        is_stepped = update.name in self._spent or (update.name in self._stepped and not has_gradients(update))
         if self.optimization.window.is_last and is_stepped:
-            raise own_steps.clipped_late(lane)
-        self._clips[lane.name] = max_norm
+            raise own_steps.clipped_late(update)
+        self._clips[update.name] = max_norm
 
     def end_step(self) -> None:
         """The step is over: decide what is undecided and, at the end of the window, step whoever has gradients."""
@@ -137,13 +138,13 @@ class Gradients:
         if self._is_checking_left:
             self._check_left()
         for name in self._spent:
-            self.optimization.lanes[name].zero()
+            self.optimization.by_name[name].zero()
             self._versions.pop(name, None)
         self._spent.clear()
         if self.optimization.window.is_last:
-            for lane in self._due():
-                self.ways.take(self.trainer, lane, "end")
-                self._finish(lane)
+            for update in self._due():
+                self.ways.take(self.trainer, update, "end")
+                self._finish(update)
             self._held.clear()
             self._clips.clear()
             self._is_for_all = False
@@ -158,7 +159,7 @@ class Gradients:
         """Train the loss that a step returned, where the program has never called `backward` itself."""
         if self.is_used or self._use == "backward":
             return
-        if own_steps.have_changed(self.optimization.lanes.values(), self._at_start):
+        if own_steps.have_changed(self.optimization.by_name.values(), self._at_start):
             self.use("backward")  # the loss is only reported
             return
         loss = own_steps.loss_in(self.trainer, returned)
@@ -169,30 +170,30 @@ class Gradients:
     def schedule(self) -> None:
         """Step the schedulers that follow the step's updates, but for those that the user stepped."""
         for name in self._unscheduled:
-            lane = self.optimization.lanes[name]
-            if scheduler_positions(lane) == self._positions.get(name):
-                lane.schedule()
-                self._left[name] = scheduler_positions(lane)
+            update = self.optimization.by_name[name]
+            if scheduler_positions(update) == self._positions.get(name):
+                update.schedule()
+                self._left[name] = scheduler_positions(update)
         self._unscheduled.clear()
 
     def _check_left(self) -> None:
         """Refuse gradients that a step leaves to the next one, where a resume point in between would not hold them."""
-        for lane in self.optimization.lanes.values():
-            is_known = lane.name in self._unscheduled or lane.name in self._held
-            if not is_known and has_gradients(lane) and gradient_versions(lane) != self._at_start.get(lane.name):
-                raise own_steps.gradients_left(lane)
+        for update in self.optimization.by_name.values():
+            is_known = update.name in self._unscheduled or update.name in self._held
+            if not is_known and has_gradients(update) and gradient_versions(update) != self._at_start.get(update.name):
+                raise own_steps.gradients_left(update)
         self._is_checking_left = False
 
-    def _lane(self, optimizer: Optimizer | str) -> Lane:
-        lanes = self.optimization.lanes
-        if not any(optimizer is lane.optimizer for lane in lanes.values()) and optimizer not in lanes:
-            raise own_steps.unknown_optimizer(optimizer, lanes)
-        return self.optimization.lane(optimizer)
+    def _update_of(self, optimizer: Optimizer | str) -> OptimizerUpdate:
+        updates = self.optimization.by_name
+        if not any(optimizer is update.optimizer for update in updates.values()) and optimizer not in list(updates):
+            raise own_steps.unknown_optimizer(optimizer, updates)
+        return self.optimization.find(optimizer)
 
     def _check_schedulers(self) -> None:
         """Refuse schedulers that were stepped by the trainer after an update, and then once more by somebody else."""
         for name, left in self._left.items():
-            for scheduler, before in zip(self.optimization.lanes[name].schedulers, left, strict=False):
+            for scheduler, before in zip(self.optimization.by_name[name].schedulers, left, strict=False):
                 check_scheduler(self.trainer, scheduler, before)
         self._left.clear()
 
@@ -212,104 +213,104 @@ class Gradients:
 
     def _watch(self) -> None:
         self._unwatch()
-        self._watched = list(self.optimization.lanes.values())
-        self._incomplete = {lane.name for lane in self._watched if own_steps.are_incomplete(self.trainer, lane)}
-        for lane in self._watched:
-            self._handles += watch_own_steps(lane, self._before_own_step, self._after_own_step)
+        self._watched = list(self.optimization.by_name.values())
+        self._incomplete = {update.name for update in self._watched if own_steps.are_incomplete(self.trainer, update)}
+        for update in self._watched:
+            self._handles += watch_own_steps(update, self._before_own_step, self._after_own_step)
 
     def _unwatch(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles, self._watched = [], []
 
-    def _before_own_step(self, lane: Lane) -> None:
+    def _before_own_step(self, update: OptimizerUpdate) -> None:
         """The user steps an optimizer: make gradients of `backward` what they are for `step`, and clip."""
         self.use("backward")
-        is_ours = lane.name in self._held or any(lane.name in names for names in self._reached)
-        own_steps.check_own_step(self.trainer, lane, is_ours=is_ours)
-        self.ways.take(self.trainer, lane, "own")
+        is_ours = update.name in self._held or any(update.name in names for names in self._reached)
+        own_steps.check_own_step(self.trainer, update, is_ours=is_ours)
+        self.ways.take(self.trainer, update, "own")
         if is_ours:
-            self._check_intact(lane)
-        if self._before is not None and lane.name in self._before:
-            self._take(lane, self._before.pop(lane.name))
+            self._check_intact(update)
+        if self._before is not None and update.name in self._before:
+            self._take(update, self._before.pop(update.name))
         if is_ours:
-            own_steps.complete(lane)
-            self._spent.add(lane.name)
-        for listener in lane.listeners:
-            listener(lane.name)
-        usual, lane.clip_norm = lane.clip_norm, self._clips.pop(lane.name, lane.clip_norm)
+            own_steps.complete(update)
+            self._spent.add(update.name)
+        for listener in update.listeners:
+            listener(update.name)
+        usual, update.clip_norm = update.clip_norm, self._clips.pop(update.name, update.clip_norm)
         try:
-            if not lane.clip():
-                lane.zero()  # a step without gradients changes nothing
+            if not update.clip():
+                update.zero()  # a step without gradients changes nothing
         finally:
-            lane.clip_norm = usual
-        self._own = lane
+            update.clip_norm = usual
+        self._own = update
         self._is_by_hand |= not is_ours
 
-    def _after_own_step(self, lane: Lane) -> None:
+    def _after_own_step(self, update: OptimizerUpdate) -> None:
         self._own = None
         self.optimization.calls += 1
-        lane.own_steps += 1
-        lane.updates += 1
+        update.own_steps += 1
+        update.num_updates += 1
         self.is_used = True
-        self._stepped.add(lane.name)
-        self._is_over(lane)
+        self._stepped.add(update.name)
+        self._is_over(update)
 
-    def _is_over(self, lane: Lane) -> None:
+    def _is_over(self, update: OptimizerUpdate) -> None:
         """An optimizer was stepped, by whomever."""
-        self._held.discard(lane.name)
-        self._versions.pop(lane.name, None)
+        self._held.discard(update.name)
+        self._versions.pop(update.name, None)
         self.optimization.window.is_spent = True
         torch.clear_autocast_cache()  # it holds weights as they were before the step
-        self._unscheduled.add(lane.name)
-        self.trainer.events.emit("on_optimizer_step_end", lane.name)
+        self._unscheduled.add(update.name)
+        self.trainer.events.emit("on_optimizer_step_end", update.name)
 
     def _backward_to_all(self, loss: Tensor, retain_graph: bool) -> None:
         """One backward pass for all optimizers, in the smallest of their scales, which overflows for none."""
-        lanes, window = list(self.optimization.lanes.values()), self.optimization.window
+        updates, window = list(self.optimization.by_name.values()), self.optimization.window
         if self._stepped:
             self._decide()
         if self._before is None:
-            self._set_aside(lanes, loss)
-        if lanes[0].hears_later:
+            self._set_aside(updates, loss)
+        if updates[0].defers_loss_check:
             self._losses.append(loss.detach())
-        elif lanes[0].guard is not None and not math.isfinite(loss.item()):
-            lanes[0].guard.refuse(f"a loss is {loss.item()}")
-            for lane in lanes:
-                lane.is_spoilt = True
-                self._held.add(lane.name)
+        elif updates[0].guard is not None and not math.isfinite(loss.item()):
+            updates[0].guard.refuse(f"a loss is {loss.item()}")
+            for update in updates:
+                update.is_skipped = True
+                self._held.add(update.name)
             return
         if window.divisor != 1.0:
             loss = loss / window.divisor
         if self._scale is not None:
             loss = loss * self._scale
-        params = [param for lane in lanes for param in lane.params]
+        params = [param for update in updates for param in update.params]
         inputs: Any = None if self.optimization.holds_all else [p for p in params if p.requires_grad]
-        if lanes[0].peers is not None:
-            inputs = lanes[0].peers.prepare_backward(loss, params, inputs, is_last=window.is_last)
-        earlier = self._take_off_earlier(lanes)
+        if updates[0].peers is not None:
+            inputs = updates[0].peers.prepare_backward(loss, params, inputs, is_last=window.is_last)
+        earlier = self._take_off_earlier(updates)
         torch.autograd.backward(loss, retain_graph=retain_graph, inputs=inputs)
-        self._reached.append(frozenset(lane.name for lane in lanes if has_gradients(lane)))
+        self._reached.append(frozenset(update.name for update in updates if has_gradients(update)))
         if earlier is not None:
             add(params, earlier)
-        for lane in lanes:
-            self._note(lane)
+        for update in updates:
+            self._note(update)
 
-    def _take_off_earlier(self, lanes: Sequence[Lane]) -> Kept | None:
+    def _take_off_earlier(self, updates: Sequence[OptimizerUpdate]) -> Kept | None:
         """The gradients of backward passes that are still undecided, so that the next one's can be told from them."""
         if not self._reached:
             return None
-        for lane in lanes:
-            self._check_intact(lane)
-        return taken_off([param for lane in lanes for param in lane.params])
+        for update in updates:
+            self._check_intact(update)
+        return taken_off([param for update in updates for param in update.params])
 
-    def _set_aside(self, lanes: Sequence[Lane], loss: Tensor) -> None:
+    def _set_aside(self, updates: Sequence[OptimizerUpdate], loss: Tensor) -> None:
         """Keep what earlier steps gave apart from what is coming."""
-        for lane in lanes:
-            self._check_intact(lane)
-        self._before = {lane.name: taken_off(lane.params) for lane in lanes}
+        for update in updates:
+            self._check_intact(update)
+        self._before = {update.name: taken_off(update.params) for update in updates}
         self._versions.clear()
-        scales = [scale for lane in lanes if (scale := scale_of(lane, loss.device)) is not None]
+        scales = [scale for update in updates if (scale := scale_of(update, loss.device)) is not None]
         self._scale = torch.stack(scales).amin() if scales else None
 
     def _decide(self) -> None:
@@ -320,77 +321,80 @@ class Gradients:
             if not stepped:
                 self.routes.check(self._reached)
             for name, kept in before.items():
-                lane = self.optimization.lanes[name]
+                update = self.optimization.by_name[name]
                 if stepped:
-                    self._drop(lane, kept)
+                    self._drop(update, kept)
                 else:
-                    self._check_intact(lane)
-                    self._take(lane, kept)
-                    if has_gradients(lane):
+                    self._check_intact(update)
+                    self._take(update, kept)
+                    if has_gradients(update):
                         self._held.add(name)
         self._before, self._losses, self._reached, self._scale, self._stepped = None, [], [], None, set()
 
-    def _take(self, lane: Lane, kept: Kept) -> None:
-        """Add new gradients to those the lane had before, in its own scale; its guard hears of their losses now."""
+    def _take(self, update: OptimizerUpdate, kept: Kept) -> None:
+        """Add new gradients to those the update had before, in its own scale; its guard hears of their losses now."""
         for loss in self._losses:
-            lane.note(loss)
-        new = [param.grad for param in lane.params if param.grad is not None]
+            update.flag_nonfinite(loss)
+        new = [param.grad for param in update.params if param.grad is not None]
         if self._scale is not None and new:
-            torch._foreach_mul_(new, scale_of(lane, self._scale.device) / self._scale)
-        add(lane.params, kept)
-        self._note(lane)
+            torch._foreach_mul_(new, scale_of(update, self._scale.device) / self._scale)
+        add(update.params, kept)
+        self._note(update)
 
-    def _drop(self, lane: Lane, kept: Kept) -> None:
-        if self.trainer.accumulate > 1 and any(spread_of(param) is not None for param in lane.params):
-            raise own_steps.sharded_in_window(lane)
-        for param, old in zip(lane.params, kept, strict=True):
+    def _drop(self, update: OptimizerUpdate, kept: Kept) -> None:
+        if self.trainer.accumulate > 1 and any(spread_of(param) is not None for param in update.params):
+            raise own_steps.sharded_in_window(update)
+        for param, old in zip(update.params, kept, strict=True):
             param.grad = old
-        if lane.name in self._held:
-            self._note(lane)
+        if update.name in self._held:
+            self._note(update)
         else:
-            self._versions.pop(lane.name, None)
+            self._versions.pop(update.name, None)
 
-    def _due(self) -> list[Lane]:
-        """The lanes that are to be stepped, in the order of the optimizers; all processes agree on them."""
-        lanes = list(self.optimization.lanes.values())
-        peers = lanes[0].peers
-        for lane in lanes:
-            self._check_intact(lane)
+    def _due(self) -> list[OptimizerUpdate]:
+        """The updates that are to be stepped, in the order of the optimizers; all processes agree on them."""
+        updates = list(self.optimization.by_name.values())
+        peers = updates[0].peers
+        for update in updates:
+            self._check_intact(update)
         if peers is not None and not self._is_for_all:
-            return [lane for lane in lanes if lane.name in self._held]  # the program said so, and it is the same
-        has = [float(lane.name in self._held and (lane.is_spoilt or has_gradients(lane))) for lane in lanes]
+            return [
+                update for update in updates if update.name in self._held
+            ]  # the program said so, and it is the same
+        has = [float(update.name in self._held and (update.is_skipped or has_gradients(update))) for update in updates]
         totals = has if peers is None else peers.sum_count(has).tolist()
-        return [lane for lane, total in zip(lanes, totals, strict=True) if total]
+        return [update for update, total in zip(updates, totals, strict=True) if total]
 
-    def _note(self, lane: Lane) -> None:
+    def _note(self, update: OptimizerUpdate) -> None:
         """Remember gradients that are not complete yet, to see whether somebody changes them before they are."""
-        if lane.name in self._incomplete:
-            self._versions[lane.name] = gradient_versions(lane)
+        if update.name in self._incomplete:
+            self._versions[update.name] = gradient_versions(update)
 
-    def _check_intact(self, lane: Lane) -> None:
+    def _check_intact(self, update: OptimizerUpdate) -> None:
         """Refuse gradients that somebody removed or changed; those of a sharded model may not be there yet."""
-        if lane.is_spoilt or self._own is not None:
+        if update.is_skipped or self._own is not None:
             return
-        is_aside = self._before is not None and lane.name in self._before
-        is_gone = lane.name in self._held and not is_aside and not has_gradients(lane)
-        if is_gone and not any(spread_of(param) is not None for param in lane.params):
-            raise own_steps.gradients_gone(self.trainer, lane)
-        noted = self._versions.get(lane.name)
-        if noted is not None and noted != gradient_versions(lane):
-            raise own_steps.gradients_changed(self.trainer, lane)
+        is_aside = self._before is not None and update.name in self._before
+        is_gone = update.name in self._held and not is_aside and not has_gradients(update)
+        if is_gone and not any(spread_of(param) is not None for param in update.params):
+            raise own_steps.gradients_gone(self.trainer, update)
+        noted = self._versions.get(update.name)
+        if noted is not None and noted != gradient_versions(update):
+            raise own_steps.gradients_changed(self.trainer, update)
 
-    def _finish(self, lane: Lane) -> None:
-        if lane.name in self._unscheduled:
+    def _finish(self, update: OptimizerUpdate) -> None:
+        if update.name in self._unscheduled:
             if self.trainer.accumulate > 1:
-                raise own_steps.twice_in_window(self.trainer, lane)
+                raise own_steps.twice_in_window(self.trainer, update)
             self.schedule()
-            self._positions[lane.name] = scheduler_positions(lane)
-        usual, schedulers, updates = lane.clip_norm, lane.schedulers, lane.updates
-        lane.clip_norm, lane.schedulers = self._clips.pop(lane.name, usual), []
+            self._positions[update.name] = scheduler_positions(update)
+        usual, schedulers, num_updates = update.clip_norm, update.schedulers, update.num_updates
+        update.clip_norm, update.schedulers = self._clips.pop(update.name, usual), []
         try:
-            lane.finish()
+            with self.trainer.runtime.no_autocast or nullcontext():
+                update.finish()
         finally:
-            lane.clip_norm, lane.schedulers = usual, schedulers
-        self._is_over(lane)
-        if lane.updates == updates:
-            self._unscheduled.discard(lane.name)  # the step was left out
+            update.clip_norm, update.schedulers = usual, schedulers
+        self._is_over(update)
+        if update.num_updates == num_updates:
+            self._unscheduled.discard(update.name)  # the step was left out

@@ -12,7 +12,7 @@ from torch.optim import LBFGS
 from ...errors import ConfigurationError
 from ...runtime.dtensor import spread_of
 from ...training.step_checks import Versions, gradient_versions, own_step_obstacle
-from ...training.update import Lane
+from ...training.update import OptimizerUpdate
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -28,17 +28,17 @@ class Ways:
     def __init__(self) -> None:
         self._first: dict[str, Way] = {}
 
-    def take(self, trainer: Engine, lane: Lane, way: Way) -> None:
+    def take(self, trainer: Engine, update: OptimizerUpdate, way: Way) -> None:
         """An optimizer is about to be stepped in a way."""
-        if way != "own" and isinstance(lane.optimizer, LBFGS):
+        if way != "own" and isinstance(update.optimizer, LBFGS):
             raise ConfigurationError(
-                f"self.{lane.name} is LBFGS, which computes the loss several times a step: write "
-                f"`self.{lane.name}.step(closure)` in `training_step`, or use another optimizer."
+                f"self.{update.name} is LBFGS, which computes the loss several times a step: write "
+                f"`self.{update.name}.step(closure)` in `training_step`, or use another optimizer."
             )
-        first = self._first.setdefault(lane.name, way)
+        first = self._first.setdefault(update.name, way)
         if first == way or (trainer.accumulate > 1 and "own" not in (first, way)):
             return
-        name = lane.name
+        name = update.name
         words = {
             "end": "the trainer, at the end of a batch that called `self.backward(loss)` and no `step`",
             "step": f"`self.step(self.{name})`",
@@ -83,14 +83,14 @@ def _unclear(names: frozenset[str], other: frozenset[str]) -> ConfigurationError
     )
 
 
-def check_own_step(trainer: Engine, lane: Lane, *, is_ours: bool) -> None:
+def check_own_step(trainer: Engine, update: OptimizerUpdate, *, is_ours: bool) -> None:
     """Refuse `optimizer.step()` where it would be a wrong step; `is_ours` says that gradients come from `backward`."""
-    name = lane.name
+    name = update.name
     if trainer.is_evaluating:
         trainer.check_update(None)
-    obstacle = own_step_obstacle(trainer, lane, is_averaged=is_ours, is_clipped=True)
-    if obstacle is None and not is_ours and lane.clip_norm is not None and not has_gradients(lane):
-        obstacle = f"has no gradients yet that gradient_clip_val={lane.clip_norm} could clip, as with a closure"
+    obstacle = own_step_obstacle(trainer, update, is_averaged=is_ours, is_clipped=True)
+    if obstacle is None and not is_ours and update.clip_norm is not None and not has_gradients(update):
+        obstacle = f"has no gradients yet that gradient_clip_val={update.clip_norm} could clip, as with a closure"
     if obstacle is None:
         return
     if is_ours:
@@ -103,115 +103,111 @@ def check_own_step(trainer: Engine, lane: Lane, *, is_ours: bool) -> None:
     raise ConfigurationError(f"`self.{name}.step()` was called by your program, which {obstacle}: {instead}.")
 
 
-def complete(lane: Lane) -> None:
+def complete(update: OptimizerUpdate) -> None:
     """Make gradients those of all processes; there are none where the loss was refused, so that nothing is stepped."""
-    if lane.is_spoilt:
-        lane.reset()
-        return
-    lane.complete()
-    if not lane.settle():
-        lane.zero()
+    if update.complete() and not update.read_flag():
+        update.zero()
 
 
-def gradients_gone(trainer: Engine, lane: Lane) -> ConfigurationError:
+def gradients_gone(trainer: Engine, update: OptimizerUpdate) -> ConfigurationError:
     """Somebody removed what `backward` computed before the optimizer was stepped."""
     if trainer.accumulate > 1:
         where = f"in an accumulation window of {trainer.accumulate} batches (gradient_accumulation_steps)"
     else:
         where = "before the optimizer was stepped"
     return ConfigurationError(
-        f"Optimizer {lane.name!r} has no gradients any more, {where}, though `self.backward(loss)` was called: "
+        f"Optimizer {update.name!r} has no gradients any more, {where}, though `self.backward(loss)` was called: "
         "zero_grad() has removed them, or the loss does not depend on its parameters. Leave zero_grad() out; the "
         "trainer does it after the step."
     )
 
 
-def gradients_changed(trainer: Engine, lane: Lane) -> ConfigurationError:
+def gradients_changed(trainer: Engine, update: OptimizerUpdate) -> ConfigurationError:
     """Somebody clipped or changed gradients that were not those of the whole update yet."""
-    if lane.scaler is not None:
+    if update.scaler is not None:
         why = "still scaled for precision='fp16'"
-    elif lane.peers is not None:
+    elif update.peers is not None:
         why = "those of this process's part of the batch, not yet averaged over the processes"
     else:
         why = f"part of a sum over {trainer.accumulate} batches (gradient_accumulation_steps)"
     return ConfigurationError(
-        f"The gradients of optimizer {lane.name!r} were changed after `self.backward(loss)`, while they were {why}: by "
-        "clip_grad_norm_, perhaps, or zero_grad(set_to_none=False). Call "
-        f"`self.clip_gradients(self.{lane.name}, max_norm)` "
+        f"The gradients of optimizer {update.name!r} were changed after `self.backward(loss)`, while they were {why}: "
+        "by clip_grad_norm_, perhaps, or zero_grad(set_to_none=False). Call "
+        f"`self.clip_gradients(self.{update.name}, max_norm)` "
         "or set gradient_clip_val, which clip when they are complete; change them otherwise in "
         "`on_optimizer_step_start`."
     )
 
 
-def twice_in_window(trainer: Engine, lane: Lane) -> ConfigurationError:
+def twice_in_window(trainer: Engine, update: OptimizerUpdate) -> ConfigurationError:
     return ConfigurationError(
-        f"Optimizer {lane.name!r} would be stepped twice in the last batch of an accumulation window, the second time "
-        f"without the gradients of the other batches: with gradient_accumulation_steps={trainer.accumulate} step it "
-        "once a batch, and call `training_step` once."
+        f"Optimizer {update.name!r} would be stepped twice in the last batch of an accumulation window, the second "
+        f"time without the gradients of the other batches: with gradient_accumulation_steps={trainer.accumulate} step "
+        "it once a batch, and call `training_step` once."
     )
 
 
-def gradients_left(lane: Lane) -> ConfigurationError:
+def gradients_left(update: OptimizerUpdate) -> ConfigurationError:
     return ConfigurationError(
-        f"A batch has left gradients of `loss.backward()` to optimizer {lane.name!r} and not stepped it, and the "
+        f"A batch has left gradients of `loss.backward()` to optimizer {update.name!r} and not stepped it, and the "
         "resume points in `run_dir` do not hold them: a run that is killed would not go on the same. To step after "
         "several batches set gradient_accumulation_steps and call `self.backward(loss)`; gradients that nothing uses, "
         "remove with zero_grad()."
     )
 
 
-def check_unmixed(lane: Lane, left: Versions | None) -> None:
+def check_unmixed(update: OptimizerUpdate, left: Versions | None) -> None:
     """Refuse to add to gradients that `loss.backward()` of an earlier step left."""
-    if left and left == gradient_versions(lane):
+    if left and left == gradient_versions(update):
         raise ConfigurationError(
-            f"Optimizer {lane.name!r} still has gradients that `loss.backward()` left in an earlier batch, and "
+            f"Optimizer {update.name!r} still has gradients that `loss.backward()` left in an earlier batch, and "
             "`self.backward(loss)` would add to them. Call one of the two in every batch; gradients that nothing uses, "
-            f"remove with `self.{lane.name}.zero_grad()`."
+            f"remove with `self.{update.name}.zero_grad()`."
         )
 
 
-def have_changed(lanes: Iterable[Lane], before: Mapping[str, Versions]) -> bool:
+def have_changed(updates: Iterable[OptimizerUpdate], before: Mapping[str, Versions]) -> bool:
     """Whether there are gradients that were not there before: where no call of ours made them, `loss.backward()`."""
-    return any(has_gradients(lane) and gradient_versions(lane) != before.get(lane.name) for lane in lanes)
+    return any(has_gradients(update) and gradient_versions(update) != before.get(update.name) for update in updates)
 
 
-def clipped_late(lane: Lane) -> ConfigurationError:
+def clipped_late(update: OptimizerUpdate) -> ConfigurationError:
     return ConfigurationError(
-        f"clip_gradients({lane.name}) comes after step({lane.name}), too late to change it: call it before."
+        f"clip_gradients({update.name}) comes after step({update.name}), too late to change it: call it before."
     )
 
 
-def sharded_in_window(lane: Lane) -> ConfigurationError:
+def sharded_in_window(update: OptimizerUpdate) -> ConfigurationError:
     return ConfigurationError(
-        f"Gradients of a sharded model that optimizer {lane.name!r} is not to have cannot be taken out of an "
+        f"Gradients of a sharded model that optimizer {update.name!r} is not to have cannot be taken out of an "
         "accumulation window again: say whose they are, as in self.backward(loss, self.g_optimizer)."
     )
 
 
-def unknown_optimizer(given: Any, lanes: Iterable[str]) -> ConfigurationError:
+def unknown_optimizer(given: Any, updates: Iterable[str]) -> ConfigurationError:
     shown = repr(given) if isinstance(given, str) else f"a {type(given).__name__}"
     return ConfigurationError(
-        f"{shown} is none of this trainer's optimizers ({', '.join(lanes)}): give one that configure_optimizers "
+        f"{shown} is none of this trainer's optimizers ({', '.join(updates)}): give one that configure_optimizers "
         "assigned to self, or its name."
     )
 
 
-def are_incomplete(trainer: Engine, lane: Lane) -> bool:
+def are_incomplete(trainer: Engine, update: OptimizerUpdate) -> bool:
     """Whether gradients after `backward` are not yet what the optimizer is stepped with."""
-    if any(spread_of(param) is not None for param in lane.params):
+    if any(spread_of(param) is not None for param in update.params):
         return False  # a sharded model's are the sum over processes already, and clipped as such
-    return lane.peers is not None or lane.scaler is not None or trainer.accumulate > 1
+    return update.peers is not None or update.scaler is not None or trainer.accumulate > 1
 
 
-def step_without_backward(trainer: Engine, lane: Lane) -> ConfigurationError:
+def step_without_backward(trainer: Engine, update: OptimizerUpdate) -> ConfigurationError:
     raw = (
         " There are gradients of `loss.backward()`, which are neither scaled nor averaged."
-        if has_gradients(lane)
+        if has_gradients(update)
         else ""
     )
     return ConfigurationError(
-        f"`self.step(self.{lane.name})` was called and no `self.backward(loss)` before it in this batch.{raw} Write "
-        f"`self.backward(loss)` and then `self.step(self.{lane.name})`."
+        f"`self.step(self.{update.name})` was called and no `self.backward(loss)` before it in this batch.{raw} Write "
+        f"`self.backward(loss)` and then `self.step(self.{update.name})`."
     )
 
 
@@ -239,8 +235,8 @@ def two_uses() -> ConfigurationError:
 
 def nothing_trained(trainer: Engine) -> ConfigurationError:
     """An epoch is over in which there was neither a `backward` nor a step."""
-    progress, lanes = trainer.progress, trainer.optimization.lanes
-    raw = [name for name, lane in lanes.items() if has_gradients(lane)]
+    progress, updates = trainer.progress, trainer.optimization.by_name
+    raw = [name for name, update in updates.items() if has_gradients(update)]
     what = "called `loss.backward()`, and no optimizer was stepped" if raw else "trained none of the optimizers"
     advice = (
         f"Call `self.{raw[0]}.step()` after it, or return the loss without calling backward()"
@@ -249,20 +245,20 @@ def nothing_trained(trainer: Engine) -> ConfigurationError:
     )
     return ConfigurationError(
         f"Nothing was trained: epoch {progress.epoch + 1} is over ({progress.epoch_step} batches), and your program "
-        f"{what} ({', '.join(lanes)}). {advice}, neither detached nor as a number."
+        f"{what} ({', '.join(updates)}). {advice}, neither detached nor as a number."
     )
 
 
-def has_gradients(lane: Lane) -> bool:
-    return any(param.grad is not None for param in lane.params)
+def has_gradients(update: OptimizerUpdate) -> bool:
+    return any(param.grad is not None for param in update.params)
 
 
 Kept = Sequence[Tensor | None]
 
 
-def scale_of(lane: Lane, device: torch.device) -> Any:
-    """What a lane's losses are scaled by, on the device; None where they are not."""
-    return None if lane.scaler is None else lane.scaler.scale(torch.ones((), device=device))
+def scale_of(update: OptimizerUpdate, device: torch.device) -> Any:
+    """What an update's losses are scaled by, on the device; None where they are not."""
+    return None if update.scaler is None else update.scaler.scale(torch.ones((), device=device))
 
 
 def taken_off(params: Sequence[torch.nn.Parameter]) -> Kept:

@@ -18,7 +18,8 @@ from ...runtime import resolve_runtime
 from ...runtime.base import detect_device
 from ...trainer import Trainer as CoreTrainer
 from ...training.step_checks import StepWatch, watch_own_steps
-from ...training.update import Lane, Optimization
+from ...training.update import OptimizerUpdate
+from ...training.updates import Updates
 from .checks import keywords_of, takes
 from .config import Settings
 
@@ -93,7 +94,7 @@ class OwnSteps(StepWatch):
     """Looks at the steps of an overridden `train_step`, which may also call backward() for a later optimizer.step()."""
 
     def _check_first(self, result: StepResult) -> None:
-        grads = [param.grad for lane in self.lanes for param in lane.params]
+        grads = [param.grad for update in self.updates for param in update.params]
         if all(grad is None for grad in grads) or self.optimization.calls != self._calls:
             super()._check_first(result)
         self._is_first = False
@@ -111,8 +112,8 @@ class EpochWatch:
         self._handles: list[RemovableHandle] = []
 
     def __enter__(self) -> EpochWatch:
-        for lane in self.engine.optimization.lanes.values():
-            self._handles += watch_own_steps(lane, self.engine.check_own_step, self._count)
+        for update in self.engine.optimization.by_name.values():
+            self._handles += watch_own_steps(update, self.engine.check_own_step, self._count)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -138,7 +139,7 @@ class EpochWatch:
                     "self.scheduler.step() after self.optimizer.step(), or self.train_step(batch) in place of both."
                 )
 
-    def _count(self, lane: Lane) -> None:
+    def _count(self, update: OptimizerUpdate) -> None:
         self.own_steps += 1
 
     def _count_changes(self) -> int:
@@ -196,8 +197,8 @@ class Components(CoreTrainer):
         """Go by another config from now on."""
         self.settings, self.config = settings, config
         self.accumulate, self.clip_norm = settings.gradient_accumulation_steps or 1, settings.max_grad_norm
-        for lane in self.optimization.lanes.values():
-            lane.clip_norm = self.clip_norm
+        for update in self.optimization.by_name.values():
+            update.clip_norm = self.clip_norm
         for optimizer in self.optimizers.values():
             self._settle(optimizer)
         self._set_cadence()
@@ -225,7 +226,7 @@ class Components(CoreTrainer):
             when = "while this trainer is training" if self.is_running else "to one of several processes"
             raise ConfigurationError(f"device={str(device)!r} was assigned {when}: assign it before, or leave it out.")
         self.runtime = resolve_runtime(device, self.runtime.precision)
-        self.optimization = Optimization({}, self.window)  # made anew for that device by the next step
+        self.optimization = Updates({}, self.window)  # made anew for that device by the next step
         for module in self.modules.values():
             self.runtime.place(module)
         for optimizer in self.optimizers.values():

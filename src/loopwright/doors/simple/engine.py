@@ -19,7 +19,7 @@ from ...training.components import start_training_mode
 from ...training.progress import Limits
 from ...training.resume import Mark
 from ...training.step_checks import StepWatch, Versions, gradient_versions, watch_own_steps
-from ...training.update import Lane
+from ...training.update import OptimizerUpdate
 from .checks import as_numbers, as_pair, check_loss_value, check_outputs, check_step_result
 from .components import Components, EpochWatch, Guard, OwnSteps, is_clipped
 
@@ -99,7 +99,7 @@ class Engine(Components):
     def watch_steps(self) -> StepWatch | None:
         return None if self.has_default_step else OwnSteps(self)
 
-    def check_own_step(self, lane: Lane) -> None:
+    def check_own_step(self, update: OptimizerUpdate) -> None:
         """A step of the user's own clips as it likes; what it cannot do is train on a part of a batch."""
         step = "optimizer.step() was called"
         if self.is_evaluating:
@@ -112,17 +112,17 @@ class Engine(Components):
                 f"training.gradient_accumulation_steps is {self.accumulate}: call super().train_step(batch) in it, or "
                 "leave out that setting."
             )
-        if lane.peers is not None or self.num_pieces > 1:
+        if update.peers is not None or self.num_pieces > 1:
             raise ConfigurationError(
-                f"{step} by your own train_step or train_epoch with the gradients of a part of the batch, "
-                f"since {'it is spread over processes' if lane.peers is not None else 'memory ran out for all of it'}: "
+                f"{step} by your own train_step or train_epoch with the gradients of a part of the batch, since "
+                f"{'it is spread over processes' if update.peers is not None else 'memory ran out for all of it'}: "
                 "call super().train_step(batch) in place of backward() and step()."
             )
-        if lane.clip_norm is not None and not self._has_said:
+        if update.clip_norm is not None and not self._has_said:
             self._has_said = True
-            if not is_clipped(lane.params, lane.clip_norm):
+            if not is_clipped(update.params, update.clip_norm):
                 self.say(
-                    f"config: training.max_grad_norm={lane.clip_norm:g} is not used: your own train_step or "
+                    f"config: training.max_grad_norm={update.clip_norm:g} is not used: your own train_step or "
                     "train_epoch takes the steps. Call torch.nn.utils.clip_grad_norm_ before optimizer.step() there."
                 )
 
@@ -139,12 +139,12 @@ class Engine(Components):
 
     def learn_apart(self, batch: Any) -> Any:
         """The same for a caller of the user's, whose own backward() before it must not go into the update."""
-        lanes = [lane for lane in self.optimization.lanes.values() if lane.peers is None]
+        updates = [update for update in self.optimization.by_name.values() if update.peers is None]
         if self.accumulate == 1 and self.num_pieces == 1:
-            for lane in self.optimization.lanes.values():
-                lane.zero()
+            for update in self.optimization.by_name.values():
+                update.zero()
             return self.learn(batch)
-        if self._left is not None and self._left != [gradient_versions(lane) for lane in lanes]:
+        if self._left is not None and self._left != [gradient_versions(update) for update in updates]:
             raise ConfigurationError(
                 "Gradients were changed between two calls of super().train_step(batch), which add up to one update "
                 f"(training.gradient_accumulation_steps is {self.accumulate}): by a backward(), zero_grad() or "
@@ -153,7 +153,7 @@ class Engine(Components):
             )
         self._left = None
         result = self.learn(batch)
-        self._left = [gradient_versions(lane) for lane in lanes]
+        self._left = [gradient_versions(update) for update in updates]
         return result
 
     def measure(self, batch: Any) -> Any:
@@ -164,7 +164,7 @@ class Engine(Components):
 
     def ready_for_step(self) -> None:
         """What a single step needs, outside of `train` as well as inside."""
-        if not self.optimization.lanes:
+        if not self.optimization.by_name:
             self.setup_training()
         self.adopt_replaced()
         self.optimization.refresh(self.modules.values())
@@ -295,7 +295,9 @@ class Engine(Components):
         if self._eval_data is None:
             return
         handles = [
-            handle for lane in self.optimization.lanes.values() for handle in watch_own_steps(lane, self.check_own_step)
+            handle
+            for update in self.optimization.by_name.values()
+            for handle in watch_own_steps(update, self.check_own_step)
         ]
         try:
             with self.eval_mode(), preserved_rng():

@@ -12,8 +12,7 @@ from torch.utils.data import TensorDataset
 
 from loopwright import ConfigurationError, Schedule, StepResult, Trainer
 from loopwright.data.random import seed_everything
-
-from .loops import (
+from tests.loops import (
     assert_same_model,
     assert_same_optimizer,
     batches,
@@ -150,9 +149,9 @@ def test_each_optimizer_counts_its_own_updates(reals):
 
     trainer = Twice(progress="silent")
     trainer.train(reals, num_updates=3, batch_size=8)
-    lanes = trainer.optimization.lanes
+    updates = trainer.optimization.by_name
     assert trainer.progress.update == 3
-    assert (lanes["generator_optimizer"].updates, lanes["discriminator_optimizer"].updates) == (3, 6)
+    assert (updates["generator_optimizer"].num_updates, updates["discriminator_optimizer"].num_updates) == (3, 6)
 
 
 def test_update_without_a_name_is_refused_when_there_are_several_optimizers(reals):
@@ -187,6 +186,17 @@ def test_one_graph_can_serve_two_optimizers(reals):
     trainer = Shared(progress="silent")
     trainer.train(reals, num_updates=1, batch_size=8)
     assert trainer.progress.update == 1
+
+
+def test_a_step_that_multiplies_matrices_is_taken_outside_of_autocast(points):
+    def muon(net):
+        return torch.optim.Muon([net.weight], lr=0.02)
+
+    ours, theirs = build_linear(), build_linear()
+    Trainer(ours, muon(ours), cross_entropy, precision="fp16", progress="silent").train(points, 2, batch_size=8)
+    scaler = torch.amp.GradScaler("cpu")
+    train_by_hand(theirs, muon(theirs), points, epochs=2, autocast=torch.float16, scaler=scaler)
+    assert_same_model(ours, theirs)
 
 
 # Schedules

@@ -13,8 +13,7 @@ from torch.utils.data import TensorDataset
 
 from loopwright import Callback, NonFiniteLossError, Runtime, Trainer
 from loopwright.callbacks.nonfinite import NonFiniteGuard
-
-from .loops import assert_same_model, assert_same_optimizer, build_linear
+from tests.loops import assert_same_model, assert_same_optimizer, build_linear
 
 cross_entropy = nn.functional.cross_entropy
 

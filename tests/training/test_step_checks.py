@@ -12,10 +12,9 @@ from torch.utils.data import TensorDataset
 
 from loopwright import ConfigurationError, StepResult, Trainer
 from loopwright.callbacks import NonFiniteGuard
-
-from .distributed.ranks import run_ranks
-from .loops import assert_same_model, assert_same_optimizer, build_linear, build_net, train_by_hand
-from .own_steps import SECTION, Own, cross_entropy, own, sgd
+from tests.distributed.ranks import run_ranks
+from tests.loops import assert_same_model, assert_same_optimizer, build_linear, build_net, train_by_hand
+from tests.own_steps import SECTION, Own, cross_entropy, own, sgd
 
 # Nothing is trained
 
@@ -139,7 +138,7 @@ def test_a_step_of_ones_own_is_honoured_and_counted(points):
     train_by_hand(theirs, other, points, epochs=2, every_update=rate(other))
     assert_same_model(ours, theirs)
     assert_same_optimizer(trainer.optimizers["optimizer"], other)
-    assert trainer.optimization.lanes["optimizer"].updates == trainer.progress.update == 10
+    assert trainer.optimization.by_name["optimizer"].num_updates == trainer.progress.update == 10
 
 
 def test_a_scheduler_stepped_by_hand_is_not_stepped_again(points):

@@ -1,4 +1,4 @@
-"""When memory runs out: the step again in pieces, with the gradients, losses and counts of the whole."""
+"""When memory runs out: the step again in micro-batches, with the gradients, losses and counts of the whole."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from loopwright import Callback, ConfigurationError, NonFiniteLossError, StepResult, Trainer
 from loopwright.callbacks import Checkpoints
-from loopwright.training.out_of_memory import join, split, why_whole
+from loopwright.training.out_of_memory import join, split, split_obstacle
 
 Batches = list[tuple[Tensor, Tensor]]
 
@@ -95,7 +95,7 @@ def assert_same_mathematics(trainer: Trainer, other: Trainer) -> None:
     assert {k: v for k, v in own.items() if "seconds" not in k} == {
         k: v for k, v in whole_progress.items() if "seconds" not in k
     }
-    assert trainer.optimization.lanes["optimizer"].updates == other.optimization.lanes["optimizer"].updates
+    assert trainer.optimization.by_name["optimizer"].num_updates == other.optimization.by_name["optimizer"].num_updates
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -110,23 +110,23 @@ SETTINGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", [Trainer, Counting])
 @pytest.mark.parametrize("capacity", [7, 4, 1])
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
-def test_steps_in_pieces_are_the_same_mathematics(settings, capacity, kind, in_backward):
+def test_steps_in_micro_batches_are_the_same_mathematics(settings, capacity, kind, in_backward):
     batches = build_batches(5, 8, 3, 8, 1, 7)
-    pieces, heard = run(capacity, batches, kind, in_backward=in_backward, **settings)
+    trainer, heard = run(capacity, batches, kind, in_backward=in_backward, **settings)
     whole, heard_whole = run(8, batches, kind, **settings)
-    assert pieces.model.num_failures > 0
+    assert trainer.model.num_failures > 0
     assert whole.model.num_failures == 0
-    assert_same_mathematics(pieces, whole)
+    assert_same_mathematics(trainer, whole)
     assert heard.events == heard_whole.events
 
 
-def test_it_is_remembered_so_that_memory_runs_out_only_while_pieces_get_smaller():
+def test_it_is_remembered_so_that_memory_runs_out_only_while_micro_batches_get_smaller():
     trainer, _ = run(2, build_batches(8, 8, 8, 8))
     assert trainer.num_pieces == 4
     assert trainer.model.num_failures == 2
 
 
-def test_a_larger_batch_later_halves_the_pieces_again():
+def test_a_larger_batch_later_halves_the_micro_batches_again():
     trainer, _ = run(4, build_batches(4, 8, 16, 8))
     assert trainer.num_pieces == 4
     assert trainer.model.num_failures == 2
@@ -157,8 +157,8 @@ def test_it_is_announced_once(capsys):
     run(2, build_batches(8, 8, 8), progress="lines")
     said = [line for line in capsys.readouterr().out.splitlines() if "memory" in line]
     assert said == [
-        "Out of memory in update 1: steps are now taken in up to 4 pieces (of 2 instead of 8 samples), with the same "
-        "gradients."
+        "Out of memory in update 1: steps are now taken in up to 4 micro-batches (of 2 instead of 8 samples), with the "
+        "same gradients."
     ]
 
 
@@ -178,9 +178,9 @@ def test_named_metrics_of_a_step_are_averaged_over_its_samples():
             right = (result.outputs.argmax(1) == batch[1]).double()
             return {"loss": result.loss, "accuracy": right.mean(), "share": right.mean().item()}
 
-    pieces, whole = (run(capacity, build_batches(8, 7), Named)[0] for capacity in (3, 8))
+    trainer, whole = (run(capacity, build_batches(8, 7), Named)[0] for capacity in (3, 8))
     for name in ("accuracy", "share"):
-        assert list(pieces.history.steps[name]) == pytest.approx(list(whole.history.steps[name]), abs=1e-12)
+        assert list(trainer.history.steps[name]) == pytest.approx(list(whole.history.steps[name]), abs=1e-12)
 
 
 class KilledError(Exception):
@@ -192,7 +192,7 @@ class Killer(Callback):
         raise KilledError
 
 
-def test_a_resumed_run_takes_pieces_from_its_first_step(tmp_path):
+def test_a_resumed_run_takes_micro_batches_from_its_first_step(tmp_path):
     batches = build_batches(8, 8, 8)
     with pytest.raises(KilledError):
         run(
@@ -236,7 +236,27 @@ def test_memory_that_runs_out_inside_the_optimizer_step_is_not_a_step_to_take_ag
     assert "optimizer step was under way or taken" in "".join(caught.value.__notes__)
 
 
-def test_several_optimizers_are_not_taken_in_pieces():
+@pytest.mark.parametrize("kind", [Trainer, Counting])
+def test_several_optimizers_that_are_updated_together_are_taken_in_micro_batches(kind):
+    class Together(kind):
+        def configure_optimizers(self) -> None:
+            self.first = torch.optim.SGD(self.model.net[0].parameters(), 0.1, momentum=0.9)
+            self.second = torch.optim.SGD(self.model.net[2].parameters(), 0.1, momentum=0.9)
+
+    batches = build_batches(5, 4, 6)
+    trainers = []
+    for capacity in (2, 100):
+        model = Small(capacity)
+        options = {"accumulate": 2, "clip_norm": 0.1, "progress": "silent"}
+        trainers.append(Together(model, loss_fn=nn.functional.cross_entropy, **options))
+        trainers[-1].train(batches, num_epochs=2)
+    assert [trainer.num_pieces for trainer in trainers] == [4, 1]
+    for param, whole in zip(trainers[0].model.parameters(), trainers[1].model.parameters(), strict=True):
+        torch.testing.assert_close(param, whole, rtol=0, atol=1e-12)
+    assert [update.num_updates for update in trainers[0].optimization.by_name.values()] == [4, 4]
+
+
+def test_several_optimizers_are_not_taken_in_micro_batches():
     class Two(Trainer):
         def configure_optimizers(self) -> None:
             self.first = torch.optim.SGD(self.model.net[0].parameters(), 0.1)
@@ -253,7 +273,7 @@ def test_several_optimizers_are_not_taken_in_pieces():
     assert "several optimizers" in "".join(caught.value.__notes__)
 
 
-def test_a_step_that_updates_twice_cannot_be_taken_in_pieces():
+def test_a_step_that_updates_twice_cannot_be_taken_in_micro_batches():
     class Twice(Trainer):
         def train_step(self, batch: Any) -> Any:
             for _ in range(2):
@@ -276,7 +296,7 @@ def test_a_batch_that_is_not_one_row_a_sample_stays_whole():
     assert "not everything has one row for each of its 4 samples" in "".join(caught.value.__notes__)
 
 
-def test_a_loss_that_is_not_finite_in_one_piece_is_refused_for_the_step():
+def test_a_loss_that_is_not_finite_in_one_micro_batch_is_refused_for_the_step():
     inputs, targets = build_batches(8)[0]
     inputs[6, 0] = float("nan")
     with pytest.raises(NonFiniteLossError):
@@ -300,30 +320,30 @@ NESTED: dict[str, Any] = {
 
 @pytest.mark.parametrize("batch", NESTED.values(), ids=NESTED.keys())
 def test_nested_batches_are_cut_everywhere_and_evenly(batch):
-    assert why_whole(batch, 7) is None
-    pieces = split(batch, 7, 3)
-    assert [size for _, size in pieces] == [3, 2, 2]
-    assert all(type(piece) is type(batch) for piece, _ in pieces)
-    assert [rows_in(piece) for piece, _ in pieces] == [[0, 1, 2], [3, 4], [5, 6]]
+    assert split_obstacle(batch, 7) is None
+    micro_batches = split(batch, 7, 3)
+    assert [size for _, size in micro_batches] == [3, 2, 2]
+    assert all(type(micro_batch) is type(batch) for micro_batch, _ in micro_batches)
+    assert [rows_in(micro_batch) for micro_batch, _ in micro_batches] == [[0, 1, 2], [3, 4], [5, 6]]
 
 
-def rows_in(piece: Any) -> list[int]:
-    first = piece if isinstance(piece, Tensor) else piece["x"] if isinstance(piece, dict) else piece[0]
-    if isinstance(piece, dict) and "text" in piece:
-        assert piece["text"] == ["abcdefg"[i] for i in first.tolist()]
+def rows_in(part: Any) -> list[int]:
+    first = part if isinstance(part, Tensor) else part["x"] if isinstance(part, dict) else part[0]
+    if isinstance(part, dict) and "text" in part:
+        assert part["text"] == ["abcdefg"[i] for i in first.tolist()]
     return first.tolist()
 
 
-def test_more_pieces_than_samples_are_single_samples():
+def test_more_micro_batches_than_samples_are_single_samples():
     assert [size for _, size in split(torch.arange(3), 3, 8)] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("batch", [object(), (torch.ones(4), object()), ["a", "b"], (torch.ones(4), torch.ones(3))])
 def test_what_cannot_be_cut_says_why(batch):
-    assert why_whole(batch, 4) is not None
+    assert split_obstacle(batch, 4) is not None
 
 
-def test_outputs_of_pieces_are_joined_in_their_containers():
+def test_outputs_of_micro_batches_are_joined_in_their_containers():
     joined = join(
         [{"a": torch.ones(2), "b": (torch.tensor(1.0),)}, {"a": torch.zeros(1), "b": (torch.tensor(4.0),)}], [2, 1]
     )

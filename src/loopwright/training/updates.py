@@ -1,0 +1,269 @@
+"""The updates of all optimizers of a trainer: which of them a loss is for, one optimizer or several together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..errors import ConfigurationError
+from .update import OptimizerUpdate, Window
+
+OneOptimizer = Optimizer | str  # itself, or its name
+OptimizerChoice = OneOptimizer | Iterable[OneOptimizer] | None
+
+
+def listed(optimizer: OptimizerChoice) -> list[Any]:
+    """The optimizers of a choice, one by one."""
+    is_several = isinstance(optimizer, Iterable) and not isinstance(optimizer, str)
+    return list(cast("Iterable[OneOptimizer]", optimizer)) if is_several else [optimizer]
+
+
+class JointUpdate(OptimizerUpdate):
+    """One update of several optimizers for one loss: one backward pass, to the parameters of all of them.
+
+    Loss scaling, the guard and clipping see the gradients as one: one scale, which is the first optimizer's, one
+    total norm, and if a value is not finite none of the optimizers is stepped. Counts, schedulers, events and what is
+    saved belong to the single optimizers.
+    """
+
+    def __init__(self, members: Sequence[OptimizerUpdate]) -> None:
+        first = members[0]
+        self.members = members
+        self._several = _SeveralOptimizers([member.optimizer for member in members])
+        super().__init__(
+            ", ".join(member.name for member in members),
+            cast(Optimizer, self._several),
+            scaler=first.scaler,
+            guard=first.guard,
+            reads_are_free=first._reads_are_free,
+            peers=first.peers,
+        )
+
+    @property
+    def title(self) -> str:
+        return f"the optimizers {', '.join(repr(member.name) for member in self.members)}"
+
+    @property
+    def subject(self) -> str:
+        return f"T{self.title[1:]} were together"
+
+    def refresh(self, trainable: Iterable[nn.Parameter]) -> None:
+        """Read the parameters of all optimizers again, in the order of the models.
+
+        It is the order of `model.parameters()`, so that the total norm is the hand-written loop's to the last bit.
+        """
+        held = {id(p): p for member in self.members for p in member.params}
+        if (num_shared := sum(len(member.params) for member in self.members) - len(held)) > 0:
+            raise ConfigurationError(
+                f"One update is for {self.title}, and {num_shared} of their {len(held)} parameters belong to more than "
+                "one of them, so that an update would change these twice. Give each parameter to one optimizer; a "
+                "factory is called with all parameters: `lambda params: Muon([p for p in params if p.ndim == 2])`."
+            )
+        trained = {id(p): p for p in trainable}
+        self.holds_all = trained.keys() <= held.keys()
+        self.params = list(({key: p for key, p in trained.items() if key in held} | held).values())
+        self._several.param_groups = [{"params": self.params}]
+
+    def backward(self, loss: Tensor, window: Window, count: Any = None, retain_graph: bool | None = None) -> None:
+        first = self.members[0]
+        self.guard, self.scaler = first.guard, first.scaler
+        self.clip_norm, self.clip_value = first.clip_norm, first.clip_value
+        for member in self.members:
+            member.calls += 1
+        super().backward(loss, window, count, retain_graph)
+
+    def start_step(self) -> None:
+        for member in self.members:
+            member.is_joined = True
+            member.start_step()
+            member.is_joined = False
+
+    def step(self) -> None:
+        for member in self.members:
+            member.is_stepping = True
+        super().step()
+        for member in self.members:
+            member.is_stepping = False
+            member.num_updates += 1
+
+    def schedule(self) -> None:
+        for member in self.members:
+            member.schedule()
+
+
+class _SeveralOptimizers:
+    """Several optimizers as `GradScaler` and an update see one: its parameters, and a step."""
+
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        self.param_groups: list[dict[str, Any]] = []
+        self._optimizers: Sequence[Any] = optimizers
+        self._step_supports_amp_scaling = all(getattr(o, "_step_supports_amp_scaling", False) for o in optimizers)
+
+    def step(self) -> None:
+        given = {name: value for name, value in vars(self).items() if name in ("grad_scale", "found_inf")}
+        for optimizer in self._optimizers:
+            vars(optimizer).update(given)  # by which a fused optimizer leaves out a step on the device
+            optimizer.step()
+            for name in given:
+                delattr(optimizer, name)
+
+
+class Updates:
+    """The updates of all optimizers, by name, and the accumulation window that all of them are in.
+
+    Args:
+        updates: one for each optimizer, under its name.
+        window: the step under way within its accumulation window.
+        no_autocast: switches autocast off for backward passes and steps.
+    """
+
+    def __init__(
+        self,
+        updates: Mapping[str, OptimizerUpdate],
+        window: Window,
+        no_autocast: AbstractContextManager[Any] | None = None,
+    ) -> None:
+        self.by_name = dict(updates)
+        self.window = window
+        self.calls = 0
+        self.holds_all = False  # whether every trainable parameter has an optimizer
+        self.on_joint: list[Callable[[OptimizerUpdate], None]] = []  # called with each joint update, when it is made
+        self._joint: dict[tuple[str, ...], JointUpdate] = {}
+        self._trainable: list[nn.Parameter] = []
+        self._no_autocast = no_autocast
+        self._find_only()
+
+    def _find_only(self) -> None:
+        self._only = next(iter(self.by_name.values())) if len(self.by_name) == 1 else None
+        # what one loss for all of them is given: nothing needs to be said where there is one
+        self.all_names = tuple(self.by_name) if len(self.by_name) > 1 else None
+
+    def every(self) -> list[OptimizerUpdate]:
+        """The update of each optimizer, and the joint updates made so far."""
+        return [*self.by_name.values(), *self._joint.values()]
+
+    def update(
+        self,
+        loss: Tensor,
+        optimizer: OptimizerChoice = None,
+        *,
+        count: Any = None,
+        retain_graph: bool | None = None,
+    ) -> None:
+        """Run the backward pass of a loss and, in the window's last step, the rest of the update.
+
+        Args:
+            loss: the mean over the batch, or with `count` a sum.
+            optimizer: the optimizer, its name, or several of them, which are updated together.
+            count: the number of items that `loss` is a sum over.
+            retain_graph: as in `torch.Tensor.backward`.
+        """
+        update = self._only if optimizer is None else self.find(optimizer)
+        if update is None:
+            raise self._unclear()
+        self.calls += 1
+        update.calls += 1
+        if self._no_autocast is None:
+            self._run(update, loss, count, retain_graph)
+            return
+        with self._no_autocast:  # also around the step: there are optimizers that multiply matrices
+            self._run(update, loss, count, retain_graph)
+        if self.window.is_last:
+            torch.clear_autocast_cache()  # it holds weights as they were before the step
+
+    def _run(self, update: OptimizerUpdate, loss: Tensor, count: Any, retain_graph: bool | None) -> None:
+        window = self.window
+        update.backward(loss, window, count, retain_graph)
+        if window.is_last:
+            update.finish()
+            window.is_spent = True
+
+    def _unclear(self) -> ConfigurationError:
+        if not self.by_name:
+            return ConfigurationError("update(loss) was called and no training is under way: call it in a step.")
+        names = list(self.by_name)
+        return ConfigurationError(
+            f"update(loss) is ambiguous: there are the optimizers {', '.join(names)}. Say which: "
+            f"update(loss, {names[0]!r}), or for one loss of several update(loss, {names})."
+        )
+
+    def replace(self, update: OptimizerUpdate) -> None:
+        """Put an update in the place of the one of that name."""
+        self.by_name[update.name] = update
+        for joint in self._joint.values():
+            joint.reset()
+        self._joint.clear()
+        self._find_only()
+
+    def find(self, optimizer: OneOptimizer | Iterable[OneOptimizer]) -> OptimizerUpdate:
+        """The update of an optimizer, given itself or by name; of several, their joint update."""
+        if isinstance(optimizer, Iterable) and not isinstance(optimizer, str):
+            return self._find_joint(optimizer)
+        return self._find_one(optimizer)
+
+    def _find_one(self, optimizer: OneOptimizer) -> OptimizerUpdate:
+        if isinstance(optimizer, str) and optimizer in self.by_name:
+            return self.by_name[optimizer]
+        for update in self.by_name.values():
+            if update.optimizer is optimizer:
+                return update
+        raise ConfigurationError(
+            f"{optimizer!r} is none of this trainer's optimizers ({', '.join(self.by_name)}): "
+            "assign it to self in configure_optimizers, or pass it to the constructor."
+        )
+
+    def _find_joint(self, optimizers: Iterable[OneOptimizer]) -> OptimizerUpdate:
+        if isinstance(optimizers, set | frozenset):
+            raise ConfigurationError(
+                f"update(loss, {optimizers!r}): a set has no order to step the optimizers in; give a list."
+            )
+        members = [self._find_one(optimizer) for optimizer in optimizers]
+        names = tuple([member.name for member in members])
+        if names in self._joint:
+            return self._joint[names]
+        if not names:
+            raise ConfigurationError(
+                f"update(loss, []) names no optimizer: give those that the loss is for ({', '.join(self.by_name)})."
+            )
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ConfigurationError(
+                f"update(loss, {list(names)}) names optimizer {twice!r} twice, so that it would be stepped twice with "
+                "the same gradients: name each optimizer once."
+            )
+        return members[0] if len(members) == 1 else self._join(names, members)
+
+    def _join(self, names: tuple[str, ...], members: Sequence[OptimizerUpdate]) -> JointUpdate:
+        joint = self._joint[names] = JointUpdate(members)
+        joint.refresh(self._trainable)
+        for function in self.on_joint:
+            function(joint)
+        return joint
+
+    def refresh(self, modules: Iterable[nn.Module]) -> None:
+        """Read again which parameters can be trained; call it after freezing or adding parameter groups."""
+        self._trainable = [p for module in modules for p in module.parameters() if p.requires_grad]
+        for update in self.every():
+            update.refresh(self._trainable)
+        own = {id(param) for update in self.by_name.values() for param in update.params}
+        self.holds_all = all(id(param) in own for param in self._trainable)
+
+    def check(self) -> None:
+        """Let the guard act on what the device flagged since the last log point."""
+        for update in self.every():
+            update.check()
+
+    def reset(self) -> None:
+        """Forget a window that will not be finished."""
+        for update in self.every():
+            update.reset()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name, update in self.by_name.items():
+            if name in state:
+                update.load_state_dict(state[name])
