@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from loopwright import ConfigurationError
-from loopwright.metrics.direction import (
+from loopwright.metrics.best import (
     LARGER,
     SMALLER,
     UNCLEAR,

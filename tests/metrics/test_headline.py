@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loopwright.metrics.direction import headline
+from loopwright.metrics.best import headline
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..callback import Callback
 from ..errors import ConfigurationError, public
-from ..metrics.direction import WatchedMetric
+from ..metrics.best import WatchedMetric
 from .interval import metric_of, recall_mode
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..callback import Callback
 from ..errors import ConfigurationError
-from ..metrics.direction import Mode, WatchedMetric
+from ..metrics.best import Mode, WatchedMetric
 
 if TYPE_CHECKING:
     from ..trainer import Trainer

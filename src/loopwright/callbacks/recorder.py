@@ -12,7 +12,7 @@ from ..callback import Callback
 from ..errors import CheckpointError, Interrupted
 
 if TYPE_CHECKING:
-    from ..metrics.direction import Mode
+    from ..metrics.best import Mode
     from ..run import MetricsStore
     from ..run.manifest import State, WorkTree
     from ..trainer import Trainer

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import CheckpointError
-from ..metrics.direction import Mode, direction_of
+from ..metrics.best import Mode, direction_of
 from .kept import Candidate, KeepPolicy
 from .manifest import MANIFEST, REMEDY, STATE, TENSORS, Manifest, find_problem, read_manifest, verify_checkpoint
 from .tensors import TensorInfo, read_header

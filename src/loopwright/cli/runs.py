@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigurationError
-from ..metrics.direction import Mode
+from ..metrics.best import Mode
 from ..run.metrics_store import BestValue
 from ..run.reading import STATES, RunView
 from .adding import add_command

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..metrics.direction import Mode
+from ..metrics.best import Mode
 from ..run.reading import RunView
 from .sweep_child import GO_ON, PRUNED, STOP, Spec
 

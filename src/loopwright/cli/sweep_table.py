@@ -10,7 +10,7 @@ from .output import RED, number_text, print_json, printable, styled
 from .run_text import progress_text, time_text
 
 if TYPE_CHECKING:
-    from ..metrics.direction import Mode
+    from ..metrics.best import Mode
     from .sweep_runs import Result, Task
 
 

@@ -22,7 +22,7 @@ from .._version import __version__
 from ..checkpoint.atomic import staged_file, write_bytes
 from ..checkpoint.tree import parse_json
 from ..errors import CheckpointError, ConfigurationError
-from ..metrics.direction import Mode
+from ..metrics.best import Mode
 
 SECONDS_FOR_STATUS = 10.0
 COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ..errors import CheckpointError
-from ..metrics.direction import Mode
+from ..metrics.best import Mode
 
 if TYPE_CHECKING:
     import sqlite3

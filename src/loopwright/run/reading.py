@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ..checkpoint.tree import parse_json
 from ..errors import CheckpointError, ConfigurationError
-from ..metrics.direction import Mode, direction_of, headline
+from ..metrics.best import Mode, direction_of, headline
 from .config_file import read_config
 from .directory import is_held_here
 from .metrics_store import BestValue, MetricsView, Point

@@ -14,7 +14,7 @@ from ...callbacks.stopping import EarlyStopping
 from ...checkpoint.destination import check_inside
 from ...checkpoint.kept import KeepPolicy
 from ...errors import CheckpointError, ConfigurationError
-from ...metrics.direction import Mode, WatchedMetric
+from ...metrics.best import Mode, WatchedMetric
 
 if TYPE_CHECKING:
     from ...checkpoint.parts import Parts
