@@ -66,7 +66,7 @@ def run_with(folder: Path, callbacks: Sequence[Any] = (), **series: Sequence[flo
 def forget_modes(run: Path) -> None:
     """Make a run one of before its modes were noted."""
     content = json.loads((run / "run.json").read_text())
-    del content["metric_modes"], content["eval_keys"]
+    del content["metric_modes"], content["eval_keys"], content["watched"]
     (run / "run.json").write_text(json.dumps(content))
 
 

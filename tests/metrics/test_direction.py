@@ -88,10 +88,10 @@ def test_words_are_split_at_signs_and_capitals():
     assert words_of("eval/BinaryF1Score-top1.valLoss") == ["eval", "binary", "f1", "score", "top1", "val", "loss"]
 
 
-def known(*losses: str, **said: str) -> Directions:
+def known(*losses: str, **given: str) -> Directions:
     directions = Directions()
     directions.losses |= set(losses)
-    directions.said |= said
+    directions.given |= given
     return directions
 
 

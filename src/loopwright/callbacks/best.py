@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import ConfigurationError
+from ..metrics.best import is_better
 from .checkpoints import BestModel
 from .interval import Watching, logged_metrics, recall_mode
 
@@ -73,7 +74,7 @@ class BestMetric(Watching):
             trainer.say(f"Best {self.metric}: {self.best:.6g} after {self.interval.unit} {self.best_at}")
 
     def _note(self, trainer: Trainer, value: float, metrics: Mapping[str, float], epoch: int | None = None) -> None:
-        if self.is_better(value, self.best):
+        if is_better(value, self.best, self.mode):
             self.best = value
             self.best_at = self.interval.now(trainer.progress) if epoch is None else epoch
             self.others = {name: metrics[name] for name in self.also if name in metrics}
@@ -166,7 +167,7 @@ class BestCheckpoint(Watching):
 
     def look(self, trainer: Trainer, value: float, metrics: Mapping[str, float]) -> None:
         """The first value is kept in any case: something has to be."""
-        if self.best is not None and not self.is_better(value, self.best, self.min_delta):
+        if self.best is not None and not is_better(value, self.best, self.mode, self.min_delta):
             self.num_bad += 1
             self.most_bad = max(self.most_bad, self.num_bad)
             return

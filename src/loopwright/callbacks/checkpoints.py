@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..callback import Callback
 from ..errors import ConfigurationError, public
-from ..metrics.best import WatchedMetric
+from ..metrics.best import WatchedMetric, is_better
 from .interval import metric_of, recall_mode
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ class BestModel(Callback):
         if not self.required and self.metric not in metrics:
             return
         value = metric_of(metrics, self.metric, type(self).__name__)
-        is_best = self.best is None or self.policy.better(value, self.best)
+        is_best = self.best is None or is_better(value, self.best, self.watched.mode)
         if is_best:
             self.best = value
         if self._kept is not None:

@@ -26,7 +26,7 @@ def recall_mode(trainer: Trainer, watched: WatchedMetric) -> None:
     if trainer.run is not None and trainer.run.has_run:
         from ..run.reading import RunView
 
-        trainer.directions.said |= RunView(trainer.run.path).metric_modes
+        trainer.directions.given |= RunView(trainer.run.path).metric_modes
     watched.settle(trainer.directions)
 
 
@@ -194,12 +194,6 @@ class Watching(Callback):
     def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         if self.interval.is_due_after_epoch(trainer.progress.epoch):
             self.look(trainer, metric_of(metrics, self.metric, type(self).__name__), metrics)
-
-    def is_better(self, value: float, best: float | None, min_delta: float = 0.0) -> bool:
-        """Whether a value is better than the best by more than so much; NaN never is."""
-        if value != value or best is None:
-            return value == value
-        return (best - value if self.mode == "min" else value - best) > min_delta
 
 
 def logged_metrics(trainer: Trainer) -> dict[str, float]:

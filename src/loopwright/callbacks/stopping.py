@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..callback import Callback
 from ..data.stream import LimitedStream
 from ..errors import ConfigurationError, public
+from ..metrics.best import BestSoFar
 from ..training.progress import seconds_of
 from .interval import Watching
 
@@ -51,22 +53,32 @@ class EarlyStopping(Watching):
         )
         self.patience = patience
         self.min_delta = min_delta
-        self.best: float | None = None
-        self.best_at = 0  # on the clock of the interval
-        self.num_bad_epochs = 0
         self.has_stopped = False
+        self._so_far = BestSoFar()
+
+    @property
+    def best(self) -> float | None:
+        """The best value so far."""
+        return self._so_far.value
+
+    @property
+    def best_at(self) -> int:
+        """The epoch, update or sample of the best value."""
+        return self._so_far.at
+
+    @property
+    def num_bad_epochs(self) -> int:
+        """How many values since the best one have not improved on it."""
+        return self._so_far.num_bad
 
     def on_train_start(self, trainer: Trainer) -> None:
         """A new call after the one that was stopped has its patience back; a resumed call goes on with what is left."""
         super().on_train_start(trainer)
         if self.has_stopped and trainer.stop_reason is None:
-            self.has_stopped, self.num_bad_epochs = False, 0
+            self.has_stopped, self._so_far = False, replace(self._so_far, num_bad=0)
 
     def look(self, trainer: Trainer, value: float, metrics: Mapping[str, float]) -> None:
-        if self.is_better(value, self.best, self.min_delta):
-            self.best, self.best_at, self.num_bad_epochs = value, self.interval.now(trainer.progress), 0
-            return
-        self.num_bad_epochs += 1
+        self._so_far = self._so_far.after(value, self.interval.now(trainer.progress), self.mode, self.min_delta)
         if self.num_bad_epochs >= self.patience:
             self.has_stopped = True
             trainer.stop(self._reason(value))
@@ -86,8 +98,8 @@ class EarlyStopping(Watching):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.best, self.best_at = state["best"], state["best_at"]
-        self.num_bad_epochs, self.has_stopped = state["num_bad_epochs"], state["has_stopped"]
+        self._so_far = BestSoFar(state["best"], state["best_at"], state["num_bad_epochs"])
+        self.has_stopped = state["has_stopped"]
 
 
 class FixedEarlyStopping(Callback):

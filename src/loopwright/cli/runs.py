@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigurationError
-from ..metrics.best import Mode
+from ..metrics.best import Mode, sort_key
 from ..run.metrics_store import BestValue
 from ..run.reading import STATES, RunView
 from .adding import add_command
@@ -150,7 +150,7 @@ def _by_metric(runs: list[RunView], options: argparse.Namespace) -> list[RunView
         best = None if chosen is None else best_to_compare(run, chosen, options.best, "--sort metric")
         if best is None:
             return (True, 0.0)
-        return (False, best.value if best.mode == "min" else -best.value)
+        return sort_key(best.value, best.mode)
 
     return sorted(runs, key=badness)
 

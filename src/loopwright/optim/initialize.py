@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..callback import Callback
 from ..checkpoint.sharded import place_like
 from ..errors import CheckpointError, ConfigurationError
-from ..run.weights import Choice, find_weights, load_weights
+from ..run.best import Choice, find_weights, load_weights
 from .groups import matches_any
 
 if TYPE_CHECKING:

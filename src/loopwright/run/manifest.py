@@ -200,7 +200,7 @@ FORMAT = 1
 OPTIONAL = frozenset(
     (
         *("git_commit", "git_dirty", "reason", "progress", "format", "name", "tags", "packages", "hardware", "data"),
-        *("metric_modes", "eval_keys", "fingerprint", "changes"),
+        *("metric_modes", "eval_keys", "watched", "fingerprint", "changes"),
     )
 )
 
@@ -231,7 +231,8 @@ class RunManifest:
     hardware: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)  # by data set: what it is, its length and fingerprint
     metric_modes: dict[str, Mode] = field(default_factory=dict)  # by metric of the epochs: "min" or "max" is better
-    eval_keys: list[str] = field(default_factory=list)  # what names begin with that callbacks' evaluations measured
+    eval_keys: list[str] = field(default_factory=list)  # prefixes of metrics of callbacks' own evaluations
+    watched: list[str] = field(default_factory=list)  # metrics whose best values callbacks look for, in their order
     fingerprint: dict[str, Any] = field(default_factory=dict)  # what the program gave the run to be, by name
     changes: list[dict[str, Any]] = field(default_factory=list)  # of the program, that the run went on with
 
@@ -280,6 +281,7 @@ class RunManifest:
         git_dirty: bool | None = None,
         metric_modes: Mapping[str, Mode] | None = None,
         eval_keys: Iterable[str] = (),
+        watched: Iterable[str] = (),
         fingerprint: Mapping[str, Any] | None = None,
         change: Mapping[str, Any] | None = None,
     ) -> Self:
@@ -295,6 +297,7 @@ class RunManifest:
             git_dirty=self.git_dirty if git_dirty is None else git_dirty,
             metric_modes={**self.metric_modes, **(metric_modes or {})},
             eval_keys=sorted({*self.eval_keys, *eval_keys}),
+            watched=list(watched) or self.watched,
             fingerprint=self.fingerprint if fingerprint is None else dict(fingerprint),
             changes=[*self.changes, {"at": _now(), **change}] if change else self.changes,
         )
@@ -323,6 +326,7 @@ def update_manifest(
     git_dirty: bool | None = None,
     metric_modes: Mapping[str, Mode] | None = None,
     eval_keys: Iterable[str] = (),
+    watched: Iterable[str] = (),
     fingerprint: Mapping[str, Any] | None = None,
     change: Mapping[str, Any] | None = None,
 ) -> RunManifest:
@@ -334,6 +338,7 @@ def update_manifest(
         git_dirty=git_dirty,
         metric_modes=metric_modes,
         eval_keys=eval_keys,
+        watched=watched,
         fingerprint=fingerprint,
         change=change,
     )

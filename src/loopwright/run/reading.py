@@ -208,21 +208,21 @@ class RunView:
         return {str(name): mode for name, mode in entries if mode in ("min", "max")}
 
     def mode_of(self, name: str) -> Mode | None:
-        """Which values of a metric are better: as the run noted it, as its name says, or as a model was kept for it."""
-        known = self.metric_modes.get(name) or direction_of(name)
-        if known is not None or self.metric_modes:
-            return known
-        return {info.metric[0]: info.mode for info in self._kept if info.metric}.get(name)
+        """Which values of a metric are better: as the run noted it, as models were kept by it, or as its name says."""
+        kept = {info.metric[0]: info.mode for info in self._kept if info.metric and name not in self.metric_modes}
+        return self.metric_modes.get(name) or kept.get(name) or direction_of(name)
 
     @property
     def main_metric(self) -> str | None:
-        """The metric to show where there is room for one: what models are kept for, if it is, or else any.
+        """The metric that stands for the run: one that models were kept by if there is one, else any of its epochs.
 
-        Of several it is one of an evaluation, a loss before others: see `headline`.
+        Of several it is one of an evaluation, a loss before others (see `headline`); of equal ones, that of the
+        callback that comes first.
         """
-        names = self.epoch_names
-        kept_for = [info.metric[0] for info in self._kept if info.metric and info.metric[0] in names]
-        return headline(dict.fromkeys(kept_for) or names, self.eval_keys)
+        measured = dict.fromkeys((*self.watched, *self.epoch_names))
+        names = [name for name in measured if name in self.epoch_names]
+        kept_by = {info.metric[0] for info in self._kept if info.metric}
+        return headline([name for name in names if name in kept_by] or names, self.eval_keys)
 
     @cached_property
     def _kept(self) -> list[CheckpointInfo]:
@@ -230,9 +230,17 @@ class RunView:
 
     @property
     def eval_keys(self) -> list[str]:
-        """What the names of metrics begin with that callbacks measured on data of their own."""
-        noted = self.manifest.get("eval_keys")
-        return [key for key in noted if isinstance(key, str)] if isinstance(noted, list) else []
+        """The prefixes of metrics that callbacks measured on data of their own."""
+        return self._noted_names("eval_keys")
+
+    @property
+    def watched(self) -> list[str]:
+        """The metrics whose best values callbacks looked for, in the order of the callbacks."""
+        return self._noted_names("watched")
+
+    def _noted_names(self, entry: str) -> list[str]:
+        noted = self.manifest.get(entry)
+        return [name for name in noted if isinstance(name, str)] if isinstance(noted, list) else []
 
     @cached_property
     def epoch_names(self) -> list[str]:
@@ -313,20 +321,6 @@ class RunView:
 
     def __repr__(self) -> str:
         return f"RunView({str(self.path)!r})"
-
-
-def best_kept(path: str | os.PathLike[str]) -> CheckpointInfo | None:
-    """The best sound model that a run kept, None where it kept none.
-
-    Of several metrics that models were kept by, it goes by the one that is its main metric: see `headline`.
-    """
-    from ..checkpoint.inspect import best_by, list_checkpoints
-
-    found = [info for info in list_checkpoints(path) if info.kind == "kept" and info.is_sound]
-    names = dict.fromkeys(info.metric[0] for info in found if info.metric is not None)
-    is_run = (Path(path) / MANIFEST).is_file()  # kept models may have been copied without it
-    metric = headline(names, RunView(path).eval_keys if is_run else ())
-    return None if metric is None else best_by(metric, found)
 
 
 def find_runs(root: str | os.PathLike[str]) -> list[Path]:

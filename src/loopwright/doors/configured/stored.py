@@ -7,7 +7,7 @@ from pathlib import Path
 from ...checkpoint.inspect import find_checkpoint, list_checkpoints
 from ...checkpoint.parts import load_parts, read_parts
 from ...errors import CheckpointError
-from ...run.reading import best_kept
+from ...run.best import choose
 from ...trainer import Trainer
 
 
@@ -27,7 +27,7 @@ def load_for_use(trainer: Trainer, run: Path, which: str | Path) -> Path:
 
 
 def _best(run: Path) -> Path:
-    info = best_kept(run)
+    info = choose(run)
     if info is None:
         raise CheckpointError(f"{run} has kept no models by a metric: use the newest checkpoint, or name one.")
     return info.path
