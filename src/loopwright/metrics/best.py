@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def sort_key(value: float | None, mode: Mode) -> tuple[bool, float]:
-    """Sort key that puts better values first; every comparison of two values goes by it.
+    """Sort key that puts better values first: the rule that all functions of this module compare values by.
 
     Infinities rank as numbers. NaN, and None for a value that was never measured, come after every number.
     """
@@ -39,9 +39,9 @@ def is_better(value: float, best: float | None, mode: Mode, min_delta: float = 0
     return lowest - cost > min_delta
 
 
-def ranked(items: Iterable[T], value_of: Callable[[T], float | None], mode: Mode) -> list[T]:
-    """Items sorted by their values, best first; equal ones keep their order."""
-    return sorted(items, key=lambda item: sort_key(value_of(item), mode))
+def ranked(items: Iterable[T], value_of: Callable[[T], float | None], mode: Mode | Callable[[T], Mode]) -> list[T]:
+    """Items sorted by their values, best first; equal ones keep their order. The mode may depend on the item."""
+    return sorted(items, key=lambda item: sort_key(value_of(item), mode(item) if callable(mode) else mode))
 
 
 def first_best(items: Iterable[T], value_of: Callable[[T], float | None], mode: Mode) -> T | None:
