@@ -22,9 +22,9 @@ from loopwright.cli.sweep_child import placed
 from loopwright.cli.sweep_search import Optuna
 from loopwright.config import Sweep, load_config
 from loopwright.doors.configured.experiment import Experiment
-from loopwright.doors.configured.stored import load_for_use
 from loopwright.optim.initialize import read_weights
 from loopwright.run import RunView, update_manifest
+from loopwright.run.experiment import load_for_use
 
 
 class Script(Callback):

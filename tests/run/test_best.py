@@ -19,11 +19,11 @@ from loopwright.checkpoint import write_checkpoint
 from loopwright.cli import main
 from loopwright.cli.sweep_runs import Result, Task, read_result
 from loopwright.cli.sweep_table import print_results
-from loopwright.doors.configured.stored import load_for_use
 from loopwright.doors.lifecycle import EarlyStoppingCallback, SaveBestModelCallback
 from loopwright.initializers import FromCheckpoint
 from loopwright.metrics import best
 from loopwright.run import RunManifest, RunView, choose, update_manifest
+from loopwright.run.experiment import load_for_use
 from tests.doors.lifecycle import runs as lifecycle
 from tests.doors.lifecycle.test_watching_callbacks import Scripted as LifecycleScript
 from tests.doors.test_simple_keeping import scripted as simple_scripted

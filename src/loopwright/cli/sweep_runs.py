@@ -110,7 +110,7 @@ def is_finished(path: Path, config: Config) -> bool:
 def _changes(run: RunView, config: Config) -> list[str]:
     import yaml
 
-    from ..doors.configured.recording import config_text, differences
+    from ..run.recording import config_text, differences
 
     return [c.key for c in differences(run.config or {}, yaml.safe_load(config_text(config, run.name)))]
 

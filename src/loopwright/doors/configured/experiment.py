@@ -20,14 +20,8 @@ from ...errors import ConfigurationError
 from ...metrics.history import History
 from ...run import RunDirectory, RunManifest
 from ...run.directory import logging_to
-from ...runtime import dry_run
-from ...runtime.base import move_to
-from ...training.steps import predict as predict_batches
-from .config import INITIALIZER
-from .data import describe_dataset
-from .engine import Engine
-from .places import DATASET, MODEL, TRAINER, model_names, optimizer_of, scheduler_of, schema
-from .recording import (
+from ...run.experiment import load_for_use
+from ...run.recording import (
     Destination,
     RunLog,
     choose,
@@ -38,7 +32,13 @@ from .recording import (
     record_start,
     settings_of,
 )
-from .stored import load_for_use
+from ...runtime import dry_run
+from ...runtime.base import move_to
+from ...training.fingerprint import describe_dataset
+from ...training.steps import predict as predict_batches
+from .config import INITIALIZER
+from .engine import Engine
+from .places import DATASET, MODEL, TRAINER, model_names, optimizer_of, scheduler_of, schema
 from .trainer import BaseTrainer
 
 READERS = {"OfflineLoss": "eval", "DatasetStatistics": "train"}  # callbacks that name a data set, with the default

@@ -10,19 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...callback import Callback
-from ...checkpoint.atomic import staged_file, write_bytes
-from ...checkpoint.destination import local_path
-from ...config import Config
-from ...config.tree import Node
-from ...errors import ConfigurationError
-from ...run import RunDirectory, RunManifest, update_manifest
-from ...run.changes import Change, find_changes, flatten, listed
-from ...run.manifest import uncommitted_diff
-from ...run.reading import RunView
-from ...trainer import Trainer
-from ...training.resume import shown
-from .config import UNITS
+from ..callback import Callback
+from ..checkpoint.atomic import staged_file, write_bytes
+from ..checkpoint.destination import local_path
+from ..config import Config
+from ..config.tree import Node
+from ..doors.configured.config import UNITS
+from ..errors import ConfigurationError
+from ..trainer import Trainer
+from ..training.resume import shown
+from . import RunDirectory, RunManifest, update_manifest
+from .changes import Change, find_changes, flatten, listed
+from .manifest import uncommitted_diff
+from .reading import RunView
 
 ROOT = "runs"
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ...checkpoint.inspect import find_checkpoint, list_checkpoints
-from ...checkpoint.parts import load_parts, read_parts
-from ...errors import CheckpointError
-from ...run.best import choose
-from ...trainer import Trainer
+from ..checkpoint.inspect import find_checkpoint, list_checkpoints
+from ..checkpoint.parts import load_parts, read_parts
+from ..errors import CheckpointError
+from ..trainer import Trainer
+from .best import choose
 
 
 def load_for_use(trainer: Trainer, run: Path, which: str | Path) -> Path:
