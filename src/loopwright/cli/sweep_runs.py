@@ -108,11 +108,9 @@ def is_finished(path: Path, config: Config) -> bool:
 
 
 def _changes(run: RunView, config: Config) -> list[str]:
-    import yaml
+    from ..doors.configured import Experiment
 
-    from ..run.recording import config_text, differences
-
-    return [c.key for c in differences(run.config or {}, yaml.safe_load(config_text(config, run.name)))]
+    return [change.key for change in Experiment.changes_since(run.config or {}, config, run.name)]
 
 
 class Child:

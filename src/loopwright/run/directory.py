@@ -284,3 +284,9 @@ def _printing() -> logging.Handler:
     handler.setLevel(logging.WARNING)
     handler.addFilter(lambda record: record.name != run_logger.name)
     return handler
+
+
+def shown(path: Path) -> Path:
+    """A path for messages: relative to the working directory where it is below it."""
+    here, path = Path.cwd(), path.absolute()
+    return path.relative_to(here) if path.is_relative_to(here) else path

@@ -1,39 +1,30 @@
-"""What a run directory says about a run besides metrics and checkpoints: its config, code, manifest and log."""
+"""What a run directory holds besides metrics and checkpoints: where it goes, its config, its code, its manifest."""
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..callback import Callback
 from ..checkpoint.atomic import staged_file, write_bytes
 from ..checkpoint.destination import local_path
-from ..config import Config
-from ..config.tree import Node
-from ..doors.configured.config import UNITS
 from ..errors import ConfigurationError
-from ..trainer import Trainer
-from ..training.resume import shown
-from . import RunDirectory, RunManifest, update_manifest
 from .changes import Change, find_changes, flatten, listed
-from .manifest import uncommitted_diff
+from .directory import RunDirectory, shown
+from .manifest import RunManifest, uncommitted_diff, update_manifest
 from .reading import RunView
 
 ROOT = "runs"
-
-CHANGEABLE = {"name", "output_path", "resume", "tags", "vars", "sweep", "trainer.num_workers", "trainer.save_on_sigint"}
-CHANGEABLE |= {f"trainer.max_{unit}" for unit in UNITS}
-CHANGEABLE |= {f"trainer.{what}_every_n_{unit}" for what in ("log", "track") for unit in UNITS}
+logger = logging.getLogger("loopwright.run")
 
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where a run goes, what it goes on from besides what is there, and what to say about it."""
+    """The directory of a run, the checkpoint it resumes from if that is elsewhere, and a line to print about it."""
 
     path: Path
     is_new: bool
@@ -41,18 +32,30 @@ class Destination:
     remark: str | None = None
 
 
-def choose(
+def choose_directory(
     output_path: str | None,
     name: str,
     run_id: str,
     resume: bool | str | Path,
     config: Mapping[str, Any],
     *,
+    changeable: Collection[str],
     accept: str | None,
 ) -> Destination:
-    """The directory for this config. A run that another process writes is never continued.
+    """The directory for a run with this config: a new one, or that of an unfinished run with the same settings.
 
-    Nor is one of another config, unless `accept`, which is what the way to do so is called, is None.
+    A run that another process writes is never continued.
+
+    Args:
+        output_path: The directory that the user asked for; by default `runs/<name>/<run_id>`.
+        name: The name of the run.
+        run_id: The id of the run, if it is a new one.
+        resume: "auto" or True to continue an unfinished run, False for a new one, a path to continue that run or
+            to start a new one from that checkpoint.
+        config: The resolved config.
+        changeable: Keys of the config that may differ in a run that is continued.
+        accept: How the user asks for a run with another config to be continued, for a message; None where the user
+            has asked for it.
     """
     home = local_path(output_path, "output_path") if output_path is not None else Path(ROOT) / name / run_id
     if resume is False:
@@ -64,7 +67,7 @@ def choose(
         is_over = run.state in ("finished", "stopped")
         if run.state in ("running", "unreadable") or (is_over and output_path is None):
             continue
-        changed = differences(run.config or {}, config)
+        changed = differences(run.config or {}, config, changeable)
         if not changed or accept is None:
             return Destination(run.path, is_new=False)
         remark = remark or (
@@ -75,12 +78,12 @@ def choose(
 
 
 def _runs_in(folder: Path) -> list[Path]:
-    """The runs of one name, newest first."""
+    """The runs in a folder, newest first."""
     return sorted((path.parent for path in folder.glob("*/run.json")), reverse=True)
 
 
 def _runs_like(home: Path) -> list[Path]:
-    """The run in a directory, and those that had to go beside it, newest first."""
+    """The run in a directory and the runs that were numbered beside it, newest first."""
     numbered = [
         (int(path.name[len(home.name) + 1 :]), path)
         for path in home.parent.glob(f"{home.name}-[0-9]*")
@@ -91,7 +94,7 @@ def _runs_like(home: Path) -> list[Path]:
 
 
 def _named(path: Path, home: Path) -> Destination:
-    """The run or checkpoint that somebody asked to go on from."""
+    """The run directory that the user named, or a new run from the checkpoint that the user named."""
     if (path / "run.json").is_file():
         return Destination(path, is_new=False)
     if not path.exists():
@@ -101,19 +104,20 @@ def _named(path: Path, home: Path) -> Destination:
     return Destination(home, is_new=True, resume=path, remark=f"Going on from {shown(path)} in a run of its own.")
 
 
-def differences(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
-    """The settings that make two configs different runs; how long and what it is called do not."""
-    return find_changes(settings_of(earlier), settings_of(now), lambda before, after: before == after)
+def differences(earlier: Mapping[str, Any], now: Mapping[str, Any], changeable: Collection[str]) -> list[Change]:
+    """The settings that make two configs different runs: all but the changeable ones."""
+    first, second = settings_of(earlier, changeable), settings_of(now, changeable)
+    return find_changes(first, second, lambda before, after: before == after)
 
 
-def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a config makes the run what it is, as dotted keys with their scalars."""
-    return {key: value for key, value in flatten(config).items() if not is_changeable(key)}
+def settings_of(config: Mapping[str, Any], changeable: Collection[str]) -> dict[str, Any]:
+    """The scalars of a config under dotted keys, without the changeable keys."""
+    return {key: value for key, value in flatten(config).items() if not _is_below(key, changeable)}
 
 
-def is_changeable(key: str) -> bool:
+def _is_below(key: str, keys: Collection[str]) -> bool:
     parts = key.split(".")
-    return any(".".join(parts[:count]) in CHANGEABLE for count in range(1, len(parts) + 1))
+    return any(".".join(parts[:count]) in keys for count in range(1, len(parts) + 1))
 
 
 def own_modules(folder: Path) -> dict[Path, Path]:
@@ -149,7 +153,7 @@ def check_modules(folder: Path, destination: Path) -> None:
 
 
 def copy_modules(folder: Path, destination: Path) -> list[str]:
-    """Copy them; the names of files that were there already and have changed since."""
+    """Copy the modules that were imported from a folder; the names of copies that were there and have changed."""
     changed = []
     for below, path in own_modules(folder).items():
         target, content = destination / below, path.read_bytes()
@@ -165,72 +169,35 @@ def copy_modules(folder: Path, destination: Path) -> list[str]:
     return changed
 
 
-logger = logging.getLogger("loopwright.run")
+def record_start(run: RunDirectory, folder: Path, config: str, manifest: RunManifest) -> None:
+    """Write the config, the code and the manifest of a new run, before its first step.
 
-
-class RunLog(Callback):
-    """Tells the log of a run where it is; the log is open for as long as `train` takes.
-
-    `record` brings a run that goes on up to date, once it is known to go on, and says what is not as it was.
+    Args:
+        run: The run directory.
+        folder: The folder that the modules of the run are imported from.
+        config: The resolved config, as text.
+        manifest: The facts about the run.
     """
-
-    def __init__(self) -> None:
-        self.record: Callable[[], list[str]] | None = None
-
-    def on_train_start(self, trainer: Trainer) -> None:
-        record, self.record = self.record, None
-        for remark in record() if record is not None else ():
-            trainer.say(remark)
-        progress = trainer.progress
-        logger.info("Training from epoch %d, update %d, sample %d.", progress.epoch, progress.update, progress.sample)
-
-    def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
-        values = "  ".join(f"{name} {value:.6g}" for name, value in metrics.items())
-        logger.info("Epoch %d, update %d: %s", trainer.progress.epoch, trainer.progress.update, values)
-
-    def on_train_end(self, trainer: Trainer) -> None:
-        reason = trainer.stop_reason or "the limit is reached"
-        logger.info("Ended after epoch %d, update %d: %s.", trainer.progress.epoch, trainer.progress.update, reason)
-
-    def on_exception(self, trainer: Trainer, error: BaseException) -> None:
-        where = f"epoch {trainer.progress.epoch}, update {trainer.progress.update}"
-        if isinstance(error, Exception):
-            logger.error("Failed after %s.", where, exc_info=error)
-        else:
-            logger.warning("Interrupted after %s: %r.", where, error)
-
-
-def config_text(config: Config, name: str) -> str:
-    """The resolved config as it is written: a file that runs, with its name in it and its modules beside it."""
-    root = config.root
-    entries = {key: child for key, child in root.value.items() if key != "modules"}
-    if entries.get("name") is None or entries["name"].value is None:
-        entries = {"name": Node(name, root.file, None)} | {k: v for k, v in entries.items() if k != "name"}
-    return Config(Node(entries, root.file, root.line), config.folder).to_yaml()
-
-
-def record_start(run: RunDirectory, config: Config, text: str, manifest: RunManifest) -> None:
-    """Write down what a new run is, before anything of it happens."""
-    check_modules(config.folder, run.path)
-    write_text(run.config_path, text)
-    copy_modules(config.folder, run.path)
-    diff = uncommitted_diff(config.folder)
+    check_modules(folder, run.path)
+    write_text(run.config_path, config)
+    copy_modules(folder, run.path)
+    diff = uncommitted_diff(folder)
     if diff:
         with staged_file(run.diff_path) as staging:
             write_bytes(staging, diff)
     manifest.write(run.manifest_path)
 
 
-def record_continuation(run: RunDirectory, config: Config, text: str) -> list[str]:
-    """Bring config and code up to date; what is not as it was when the run began, in words."""
-    changed = copy_modules(config.folder, run.path)
-    write_text(run.config_path, text)
+def record_continuation(run: RunDirectory, folder: Path, config: str) -> list[str]:
+    """Bring the config and the code of a resumed run up to date; a line for the user where the code has changed."""
+    changed = copy_modules(folder, run.path)
+    write_text(run.config_path, config)
     return [f"The code has changed since the run began: {', '.join(changed)}."] if changed else []
 
 
 @contextmanager
 def noting_failure(run: RunDirectory) -> Iterator[None]:
-    """Write down what ended a run before its first step, when no callback had heard of it yet."""
+    """Note in the manifest an error before the first step, when no callback records errors yet."""
     try:
         yield
     except Exception as error:
