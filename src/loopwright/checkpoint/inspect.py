@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 from ..errors import CheckpointError
 from ..metrics.best import Mode
+from .headers import TensorInfo, read_header
 from .manifest import MANIFEST, REMEDY, STATE, TENSORS, Manifest, find_problem, read_manifest, verify_checkpoint
-from .tensors import TensorInfo, read_header
 
 logger = logging.getLogger("loopwright")
 
