@@ -30,6 +30,7 @@ def choose(run: str | os.PathLike[str] | RunView, metric: str | None = None) -> 
 
     Example:
         >>> import tempfile
+        >>> from pathlib import Path
         >>> from loopwright.run import choose
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     (Path(folder) / "kept").mkdir()

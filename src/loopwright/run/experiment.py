@@ -82,14 +82,19 @@ class Experiment(ABC, Generic[DoorTrainerT]):
 
     @classmethod
     def from_config(cls, config: Config, *, progress: str = "auto") -> Self:
-        """The run of a config; every mistake in it is in one ConfigError."""
+        """The run of a config; one ConfigError names every mistake in it.
+
+        Args:
+            config: A config from `loopwright.config.load_config`.
+            progress: How progress is displayed: "auto", "bar", "lines" or "silent".
+        """
         if problems := list(cls.find_problems(config)):
             raise ConfigError(problems)
         return cls(config, progress=progress)
 
     @classmethod
     def from_run(cls, run: str | Path, *, progress: str = "auto") -> Self:
-        """The run in a directory, from the config and the code that were kept there."""
+        """The run in a run directory, from the config and the code that were kept there."""
         directory = RunDirectory.open(run)
         if not directory.config_path.is_file():
             raise ConfigurationError(f"{run} was not started from a config: there is no config.yaml in it.")
@@ -109,8 +114,13 @@ class Experiment(ABC, Generic[DoorTrainerT]):
     def train(self, *, resume: bool | str | Path = "auto", changes: str = "refuse") -> History:
         """Train, in a run directory. An unfinished run of the same name and config is continued.
 
-        `resume=False` starts a run of its own; a path goes on from that run, or from that checkpoint in a new run.
-        `changes="accept"` goes on with the newest unfinished run although its config, code or data have changed.
+        Args:
+            resume: "auto" to continue an unfinished run, False for a new run, a path to continue that run or to start
+                a new run from that checkpoint.
+            changes: "accept" continues the newest unfinished run although its config, code or data have changed.
+
+        Returns:
+            The metrics of all epochs and steps.
         """
         if resume == "auto":
             given = self.config.get("resume")
@@ -136,9 +146,14 @@ class Experiment(ABC, Generic[DoorTrainerT]):
                         copy_modules(self.config.folder, run.path)  # those imported late
 
     def evaluate(self, dataset_key: str | None = None, *, checkpoint: str | Path = "newest") -> dict[str, float]:
-        """The losses on a data set; without a key, what the run's evaluation callbacks measure, once.
+        """Compute the losses on a data set, or run the run's evaluation callbacks once.
 
-        `checkpoint` is "newest", "best" (see `loopwright.run.choose`) or a path.
+        Args:
+            dataset_key: A data set of the config; without it, the evaluation callbacks measure.
+            checkpoint: "newest", "best" (see `loopwright.run.choose`) or a path.
+
+        Returns:
+            The metrics by name.
         """
         trainer = self.ready(checkpoint)
         with beside(self.config.folder):
@@ -147,7 +162,7 @@ class Experiment(ABC, Generic[DoorTrainerT]):
             return trainer.eval()
 
     def predict(self, dataset_key: str, *, checkpoint: str | Path = "newest") -> list[Any]:
-        """The model's outputs for a data set, one entry for each batch, in order and in main memory."""
+        """The model's outputs for a data set: one entry for each batch, in order, on the CPU."""
         trainer = self.ready(checkpoint)
         with beside(self.config.folder):
             engine = trainer.engine
@@ -200,7 +215,7 @@ class Experiment(ABC, Generic[DoorTrainerT]):
     # The run directory
 
     def _open(self, trainer: DoorTrainerT, resume: bool | str | Path, *, accepts: bool) -> Destination:
-        """Choose the directory and write down what goes on in it; the first process does, the others follow."""
+        """Choose the run directory on rank 0, record the start of a new run in it, and give all ranks its path."""
         engine = trainer.engine
         destination: Destination | None = None
         if engine.runtime.is_main:

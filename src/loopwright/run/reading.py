@@ -85,7 +85,7 @@ FRESH_SECONDS = 600.0  # a run on another machine that wrote so recently is take
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
-    """How far a run got, and how far it is to go where its config says; None where nobody knows."""
+    """How far a run got, and the limit that its config gives; None where it is not known."""
 
     epoch: int | None = None
     step: int | None = None
@@ -104,7 +104,22 @@ class RunProgress:
 
 
 class RunView:
-    """A run directory, read when asked for; what was read once stays, so take a new view to see what is new."""
+    """A run directory as it is read from outside: state, progress, config, metrics and checkpoints.
+
+    Each part is read at its first use and then kept; make a new view to see later changes. Torch is not imported.
+
+    Args:
+        path: The run directory; an error where it holds no `run.json`.
+
+    Example:
+        >>> import tempfile
+        >>> from loopwright.run import RunManifest, RunView
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     RunManifest.collect(seed=0, name="first").changed(state="finished").write(f"{folder}/run.json")
+        ...     run = RunView(folder)
+        ...     run.name, run.state, run.best
+        ('first', 'finished', {})
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).absolute()
@@ -117,7 +132,7 @@ class RunView:
 
     @cached_property
     def name(self) -> str:
-        """What the run is called: by its manifest, its config, or the folder it is in."""
+        """The name of the run: from its manifest, its config, or its folder."""
         named = self.manifest.get("name") or (self.config or {}).get("name")
         if isinstance(named, str) and named:
             return named
@@ -125,7 +140,7 @@ class RunView:
 
     @cached_property
     def tags(self) -> tuple[str, ...]:
-        """Words to find it by; of a mapping, `key=value`."""
+        """The tags of the run; of a mapping, `key=value`."""
         tags = self.manifest.get("tags") or (self.config or {}).get("tags") or ()
         if isinstance(tags, Mapping):
             return tuple(f"{key}={value}" for key, value in tags.items())
@@ -133,7 +148,7 @@ class RunView:
 
     @cached_property
     def state(self) -> RunState:
-        """Running and crashed both say "running" in the manifest: a process that writes holds the lock."""
+        """The state of the run; it has crashed where the manifest says "running" and no process holds the lock."""
         noted = self.manifest.get("state")
         if noted in ("finished", "stopped", "interrupted", "failed"):
             return noted  # type: ignore[no-any-return]
@@ -183,15 +198,15 @@ class RunView:
 
     @cached_property
     def best(self) -> dict[str, BestValue]:
-        """The best value of every epoch metric of which it is known what is better.
+        """The best value of every epoch metric whose mode is known.
 
-        There is none of a run whose metrics cannot be read, which is among problems.
+        Empty for a run whose metrics cannot be read; `problems` then says why.
         """
         found = {name: self.best_of(name) for name in self.epoch_names}
         return {name: best for name, best in found.items() if best is not None}
 
     def best_of(self, name: str, mode: Mode | None = None) -> BestValue | None:
-        """The best value of an epoch metric; None without values, or where it is not known which are better."""
+        """The best value of an epoch metric; None without values, or where its mode is not known."""
         mode = mode or self.mode_of(name)
         return self.metrics.best(name, mode) if mode is not None and self.epoch_names else None
 
@@ -202,7 +217,7 @@ class RunView:
 
     @cached_property
     def metric_modes(self) -> dict[str, Mode]:
-        """What the run noted about its metrics: whether smaller or larger values are better."""
+        """For each metric, "min" or "max" as the run noted it."""
         noted = self.manifest.get("metric_modes")
         entries = noted.items() if isinstance(noted, dict) else ()
         return {str(name): mode for name, mode in entries if mode in ("min", "max")}
@@ -324,7 +339,21 @@ class RunView:
 
 
 def find_runs(root: str | os.PathLike[str]) -> list[Path]:
-    """The run directories in a folder and the folders in it, sorted; a run's own folders are not searched."""
+    """The run directories in a folder and its subfolders, sorted; the folders inside a run are not searched.
+
+    Args:
+        root: The folder, such as "runs".
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from loopwright.run import RunManifest, find_runs
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     (Path(folder) / "a").mkdir()
+        ...     RunManifest.collect().write(f"{folder}/a/run.json")
+        ...     [path.name for path in find_runs(folder)]
+        ['a']
+    """
     return sorted(_walk(Path(root).absolute(), set()))
 
 
