@@ -1,4 +1,4 @@
-"""The directory of one run: where its manifest, metrics and checkpoints are, and who may write them."""
+"""The directory of one run: the paths of its files, and the lock of the process that writes them."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class RunLock:
         return True
 
     def release(self) -> None:
-        """Give the lock back, if it is ours."""
+        """Release the lock, if this process holds it."""
         if self._descriptor is not None and self.is_held:
             for key in self._keys:
                 _held.pop(key, None)
@@ -89,7 +89,7 @@ class RunLock:
         self._descriptor, self._keys = None, []
 
     def holder(self) -> str:
-        """Who has it, in words."""
+        """The process that holds the lock, as text."""
         if is_held_here(self.path):
             return f"this process ({os.getpid()}), through another trainer"
         try:

@@ -1,4 +1,4 @@
-"""A run as it is seen from outside: what it is, how far it got, how it goes. Nothing here writes, or imports torch."""
+"""Run directories as other programs read them: state, progress, metrics. Nothing here writes or imports torch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def is_locked(path: Path) -> bool | None:
     except OSError:
         return None
     try:
-        answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, _question())
+        answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, _lock_query())
     except OSError:
         return None
     finally:
@@ -63,8 +63,8 @@ def lock_host(path: Path) -> str | None:
     return words[3] if len(words) == 4 and words[:3:2] == ["process", "on"] else None
 
 
-def _question() -> bytes:
-    """Who would be in the way of writing anything of the file?"""
+def _lock_query() -> bytes:
+    """The `struct flock` that asks who would block a write lock on the whole file."""
     if _IS_BSD:
         return _FLOCK.pack(0, 0, 0, fcntl.F_WRLCK, os.SEEK_SET)
     return _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
@@ -96,7 +96,7 @@ class RunProgress:
 
     @property
     def fraction(self) -> float | None:
-        """The part that is done, from 0 to 1."""
+        """The completed fraction of the run, from 0 to 1."""
         done = None if self.limit is None else getattr(self, self.limit[0])
         if self.limit is None or done is None:
             return None
@@ -158,7 +158,7 @@ class RunView:
 
     @property
     def reason(self) -> str | None:
-        """Why it ended as it did."""
+        """Why the run ended."""
         reason = self.manifest.get("reason")
         return None if reason is None else str(reason)
 
@@ -168,7 +168,7 @@ class RunView:
 
     @cached_property
     def ended(self) -> datetime | None:
-        """When it ended; of one that crashed, when it last wrote something."""
+        """When the run ended; of a crashed run, when it wrote last."""
         if self.state == "running":
             return None
         return datetime.fromtimestamp(self.last_write, UTC) if self.state == "crashed" else self.updated
@@ -179,13 +179,13 @@ class RunView:
 
     @property
     def last_write(self) -> float:
-        """When anything of the run was written, in seconds of the clock of its file system."""
+        """When the run wrote last, in seconds of the file system's clock."""
         names = (MANIFEST, METRICS, f"{METRICS}-wal", "checkpoints")
         return max((_modified(self.path / name) for name in names), default=0.0)
 
     @cached_property
     def config(self) -> dict[str, Any] | None:
-        """The resolved config it was started from, as it stands in the file; None where it had none."""
+        """The resolved config of the run, as in its file; None for a run that was not started from a config."""
         try:
             return read_config(self.path / CONFIG)
         except (CheckpointError, OSError) as error:
@@ -259,7 +259,7 @@ class RunView:
 
     @cached_property
     def epoch_names(self) -> list[str]:
-        """The names of the metrics of epochs; none where they cannot be read, which is among problems."""
+        """The names of the metrics of epochs; empty where they cannot be read, and `problems` then says why."""
         try:
             return self.metrics.epoch_names
         except CheckpointError as error:
@@ -268,7 +268,7 @@ class RunView:
 
     @cached_property
     def progress(self) -> RunProgress:
-        """What the manifest noted at the end; before that, what metrics and checkpoints tell."""
+        """The progress in the manifest of an ended run; before that, the progress that metrics and checkpoints show."""
         counts = self._noted_counts()
         if self.state in ("running", "crashed"):
             counts = self._seen_counts() or counts
@@ -278,14 +278,14 @@ class RunView:
 
     @property
     def seconds(self) -> float | None:
-        """How long it trained; before it has ended, how long ago it was started."""
+        """How long the run trained; before its end, the time since its start."""
         if self.progress.seconds is not None or self.started is None:
             return self.progress.seconds
         end = self.ended or datetime.now(UTC)
         return max((end - self.started).total_seconds(), 0.0)
 
     def checkpoints(self) -> list[CheckpointInfo]:
-        """Its resume points and kept models, from old to new."""
+        """The resume points of the run and then its kept models, each from old to new."""
         from ..checkpoint.inspect import list_checkpoints
 
         return list_checkpoints(self.path)
@@ -318,7 +318,7 @@ class RunView:
         return {name: value for name, value in entries if isinstance(value, int | float)}
 
     def _seen_counts(self) -> dict[str, float]:
-        """The counts of a run that did not note its end."""
+        """The counts of a run whose manifest has no end."""
         seen: dict[str, float] = {}
         for info in self.checkpoints():
             _raise_to(seen, {name: info.meta.get(name) for name in COUNTS})

@@ -1,4 +1,4 @@
-"""What a run directory holds besides metrics and checkpoints: where it goes, its config, its code, its manifest."""
+"""The choice of a run directory, and the recording of config, code and manifest in it."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def own_modules(folder: Path) -> dict[Path, Path]:
     """Files of the loaded modules that were imported from a folder, by their paths below it."""
     folder = folder.resolve()
     found: dict[Path, Path] = {}
-    beside = {path.stem for path in folder.glob("*")}  # looking closely at thousands of modules takes a while
+    beside = {path.stem for path in folder.glob("*")}  # checking every one of thousands of modules would be slow
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if name.partition(".")[0] not in beside or file is None or not file.endswith(".py"):
@@ -136,13 +136,13 @@ def own_modules(folder: Path) -> dict[Path, Path]:
 
 
 def _places(name: str) -> tuple[tuple[str, ...], ...]:
-    """Where the file of a module is below the folder it is imported from."""
+    """The possible paths of a module's file below the folder that it is imported from."""
     parts = tuple(name.split("."))
     return parts, (*parts, "__init__")
 
 
 def check_modules(folder: Path, destination: Path) -> None:
-    """Refuse a directory for a new run in which files of the user's stand where modules would be copied to."""
+    """Refuse a directory for a new run where copies of modules would overwrite the user's files."""
     for below, path in own_modules(folder).items():
         target = destination / below
         if target.is_file() and path != target.resolve() and target.read_bytes() != path.read_bytes():
