@@ -22,7 +22,7 @@ MEASURED = re.compile(r"(^|[_/.])(time|seconds|second|eta|memory|throughput|spee
 
 
 @dataclass(frozen=True, slots=True)
-class Parting:
+class Divergence:
     """How far the metrics of two runs are equal, bit for bit."""
 
     level: Level
@@ -43,12 +43,12 @@ class RunDiff:
     """All differences between two runs; a part that neither run recorded is None."""
 
     parts: dict[str, list[Change] | None]
-    metrics: tuple[Parting, Parting]
+    metrics: tuple[Divergence, Divergence]
     ignored: tuple[str, ...] = field(default=())
 
     @property
     def is_same(self) -> bool:
-        return not any(self.parts.values()) and all(parting.is_same for parting in self.metrics)
+        return not any(self.parts.values()) and all(divergence.is_same for divergence in self.metrics)
 
 
 def compare_runs(first: RunView, second: RunView, *, ignore: tuple[str, ...] = (), strict: bool = False) -> RunDiff:
@@ -117,7 +117,7 @@ def _compare(first: object, second: object) -> list[Change] | None:
     return find_changes(ours, theirs, is_identical)  # in the order of the first run
 
 
-def _part(first: MetricsView, second: MetricsView, level: Level, is_compared: Any) -> Parting:
+def _part(first: MetricsView, second: MetricsView, level: Level, is_compared: Any) -> Divergence:
     """Compare both runs until they diverge; steps that only one of them logged are skipped."""
     ours, theirs = first.by_place(level), second.by_place(level)
     mine, other = next(ours, None), next(theirs, None)
@@ -130,13 +130,13 @@ def _part(first: MetricsView, second: MetricsView, level: Level, is_compared: An
             for names, row, opposite in ((only[0], mine[1], other[1]), (only[1], other[1], mine[1])):
                 names.update(dict.fromkeys(name for name in row if name not in opposite and is_compared(name)))
             if changes := _changes(mine[1], other[1], is_compared):
-                return Parting(level, num_same, mine[0], changes, (None, None), tuple(only[0]), tuple(only[1]))
+                return Divergence(level, num_same, mine[0], changes, (None, None), tuple(only[0]), tuple(only[1]))
             num_same += 1
         at = mine[0]
         mine = next(ours, None) if at <= other[0] else mine
         other = next(theirs, None) if other[0] <= at else other
     ends = [_last(mine, ours, ends[0]), _last(other, theirs, ends[1])]
-    return Parting(level, num_same, None, (), (ends[0], ends[1]), tuple(only[0]), tuple(only[1]))
+    return Divergence(level, num_same, None, (), (ends[0], ends[1]), tuple(only[0]), tuple(only[1]))
 
 
 def _changes(first: Mapping[str, float], second: Mapping[str, float], is_compared: Any) -> tuple[Change, ...]:
