@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -280,3 +281,15 @@ def test_a_rule_that_is_changed_in_one_place_orders_runs_and_reports(
     print_results(results, "metric_loss", "min", tmp_path, as_json=True)
     found = json.loads(capsys.readouterr().out)
     assert ([run["name"] for run in found["runs"]], found["best"]["name"]) == (["c", "a", "b"], "c")
+
+
+def test_values_are_compared_in_one_module_only() -> None:
+    """Others call its functions; a sort key, or a sign that follows the mode, would be a second rule."""
+    own = re.compile(
+        r"\bsort_key\b|-\w*value if|value if \S*mode ==|\b(min|max) if mode ==|mode == \"m(in|ax)\" else -"
+    )
+    source = Path(loopwright.__file__).parent
+    found = [
+        str(path.relative_to(source)) for path in source.rglob("*.py") if own.search(path.read_text(encoding="utf-8"))
+    ]
+    assert found == ["metrics/best.py"]
