@@ -121,6 +121,7 @@ def test_the_tests_below_see_imports_of_every_form():
     assert "errors" in imports_of(SOURCE / "data" / "stream.py", lazy=False)
 
 
+EXPERIMENT = SOURCE / "run" / "experiment.py"
 LOOP = ("training.steps", "training.update", "training.train_call", "training.assembly")
 FORBIDDEN = {
     "data": ("trainer", "training", "callback", "callbacks", "checkpoint", "run", "doors", "runtime", "metrics"),
@@ -137,8 +138,16 @@ def test_a_part_does_not_know_what_it_must_not_know(folder, forbidden):
         f"{path.relative_to(SOURCE)} imports {module}"
         for path in files(folder)
         for module in imports_of(path, lazy=True)
-        if is_in(module, *forbidden)
+        if is_in(module, *forbidden) and path != EXPERIMENT
     }
+    assert known == set()
+
+
+def test_the_layer_between_commands_and_doors_is_known_to_these_alone():
+    """`run.experiment` imports config and trainer, which the rest of `run` must not."""
+    assert not {module for module in imports_of(EXPERIMENT, lazy=True) if is_in(module, "doors", "cli")}
+    inner = [path for path in files(".") if path.relative_to(SOURCE).parts[0] not in ("cli", "doors")]
+    known = {path for path in inner for module in imports_of(path, lazy=True) if is_in(module, "run.experiment")}
     assert known == set()
 
 

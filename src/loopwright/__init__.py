@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     )
     from .metrics.history import History
     from .optim.build import Schedule
-    from .run.weights import load_weights
+    from .run.best import load_weights
     from .runtime import Mesh, Runtime
     from .runtime.distributed import DistributedRuntime
     from .runtime.launch import launch
@@ -71,7 +71,7 @@ _HOMES = {
     "Trainer": "trainer",
     "launch": "runtime.launch",
     "seed_everything": "data.random",
-    "load_weights": "run.weights",
+    "load_weights": "run.best",
 }
 
 __getattr__, __dir__ = lazily(__name__, _HOMES)

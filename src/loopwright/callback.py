@@ -12,7 +12,7 @@ from .errors import ConfigurationError
 if TYPE_CHECKING:
     from .checkpoint import AsyncWriter
     from .data.open import Stream
-    from .metrics.direction import WatchedMetric
+    from .metrics.best import WatchedMetric
     from .trainer import Trainer
     from .training.result import StepResult
 

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from .callback import Callback, Dispatch, TrainerHooks, as_callbacks, check_hooks
 from .data.open import Stream, as_dataset, open_stream, refuse_shuffled
 from .errors import ConfigurationError, public
-from .metrics.direction import Directions
+from .metrics.best import Directions
 from .metrics.history import History
 from .metrics.meter import Meter, average_rows
 from .optim.build import Schedule, build_optimizer, build_schedule, check_given, named

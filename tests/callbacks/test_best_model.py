@@ -12,8 +12,8 @@ from loopwright import Callback, ConfigurationError, Trainer
 from loopwright.callbacks import BestModel
 from loopwright.checkpoint import CheckpointStore, list_checkpoints, load_weights
 from loopwright.cli.export import pick_checkpoint
-from loopwright.doors.configured.stored import best_kept
 from loopwright.optim.initialize import read_weights
+from loopwright.run import choose
 from loopwright.run.reading import RunView
 
 from .runs import build_trainer, train
@@ -51,7 +51,7 @@ def test_two_that_are_best_at_the_same_update_keep_a_model_each_and_note_what_th
 def test_the_best_of_a_run_is_the_one_that_its_keeper_looked_for(tmp_path, points):
     trained(points, tmp_path, BestModel("perplexity", "min", keep=2))
     assert pick_checkpoint(RunView(tmp_path), "best").name == "update-00000010"
-    assert best_kept(tmp_path).name == "update-00000010"
+    assert choose(tmp_path).name == "update-00000010"
     weights, best = read_weights(tmp_path, use="best"), load_weights(tmp_path / "kept" / "update-00000010")
     assert all(torch.equal(weights[name], value) for name, value in best.items())
 
@@ -63,7 +63,7 @@ def test_a_model_whose_metric_is_no_number_is_never_the_best(tmp_path, points, m
     best = f"update-{5 + 5 * scores.index(0.9):08d}"
     assert len(list(Path(tmp_path, "kept").iterdir())) == 2
     assert pick_checkpoint(RunView(tmp_path), "best").name == best
-    assert best_kept(tmp_path).name == best
+    assert choose(tmp_path).name == best
     weights, expected = read_weights(tmp_path, use="best"), load_weights(tmp_path / "kept" / best)
     assert all(torch.equal(weights[name], value) for name, value in expected.items())
 

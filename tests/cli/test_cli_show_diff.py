@@ -214,4 +214,4 @@ def test_a_resumed_run_is_the_same_as_one_that_was_not_interrupted(tmp_path):
     train_run(tmp_path / "broken", seed=5, how="failed")
     train_run(tmp_path / "broken", seed=5)
     diff = compare_runs(RunView(tmp_path / "whole"), RunView(tmp_path / "broken"))
-    assert all(parting.is_same for parting in diff.metrics)
+    assert all(divergence.is_same for divergence in diff.metrics)

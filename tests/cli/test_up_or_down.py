@@ -22,9 +22,9 @@ from loopwright.cli.sweep_child import placed
 from loopwright.cli.sweep_search import Optuna
 from loopwright.config import Sweep, load_config
 from loopwright.doors.configured.experiment import Experiment
-from loopwright.doors.configured.stored import load_for_use
 from loopwright.optim.initialize import read_weights
 from loopwright.run import RunView, update_manifest
+from loopwright.run.experiment import load_for_use
 
 
 class Script(Callback):
@@ -66,7 +66,7 @@ def run_with(folder: Path, callbacks: Sequence[Any] = (), **series: Sequence[flo
 def forget_modes(run: Path) -> None:
     """Make a run one of before its modes were noted."""
     content = json.loads((run / "run.json").read_text())
-    del content["metric_modes"], content["eval_keys"]
+    del content["metric_modes"], content["eval_keys"], content["watched"]
     (run / "run.json").write_text(json.dumps(content))
 
 

@@ -9,10 +9,10 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from run_helpers import read_until, start, write_metrics_forever
 
 from loopwright.errors import CheckpointError
 from loopwright.run import MetricsStore
+from tests.run.run_helpers import read_until, start, write_metrics_forever
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import ConfigurationError
-from .checkpoints import BestModel
+from ..metrics.best import is_better
+from .checkpoints import BestModel, finish_writing, open_kept, state_to_keep
 from .interval import Watching, logged_metrics, recall_mode
 
 if TYPE_CHECKING:
@@ -16,10 +17,24 @@ if TYPE_CHECKING:
 
 
 class BestMetric(Watching):
-    """Logs the best value of a metric so far as `best_<metric>`, with what `also` measured at that moment.
+    """Logs the best value of a metric so far as `best_<metric>`, and other metrics at that moment.
 
-    Those are called `<name>_at_best_<metric>`. A metric of the evaluation that ends an epoch is known only after the
-    epoch's row is written: its best is added to the row in the history, not to the metrics file.
+    A metric of the evaluation that ends an epoch is known only after the epoch's row is written: its best is added to
+    the row in the history, not to the metrics file.
+
+    Args:
+        metric: The metric to watch.
+        mode: "min" or "max" for the values that are better. "auto" goes by the losses that steps return and by the
+            metric's name; a name that does not say it is an error before the first step.
+        also: Metrics whose values at that moment are logged as `<name>_at_best_<metric>`.
+        every_n_epochs: Look at the metric every n epochs; one of the three intervals may be given.
+        every_n_updates: Look at the metric every n updates.
+        every_n_samples: Look at the metric every n samples, after the update that reaches them.
+
+    Example:
+        >>> from loopwright.callbacks import BestMetric
+        >>> sorted(BestMetric("eval_loss", also=["eval_accuracy"]).metric_names(set()))
+        ['best_eval_loss', 'eval_accuracy_at_best_eval_loss']
     """
 
     def __init__(
@@ -62,7 +77,7 @@ class BestMetric(Watching):
             trainer.log(self._values())
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
-        """Where a callback has logged the metric already, its best can be part of the same row."""
+        """Add the best value to the epoch's own row, where a callback has logged the metric by then."""
         metrics = logged_metrics(trainer)
         if self.interval.is_due_after_epoch(trainer.progress.epoch + 1) and self.metric in metrics:
             self._note(trainer, metrics[self.metric], metrics, epoch=trainer.progress.epoch + 1)
@@ -73,7 +88,7 @@ class BestMetric(Watching):
             trainer.say(f"Best {self.metric}: {self.best:.6g} after {self.interval.unit} {self.best_at}")
 
     def _note(self, trainer: Trainer, value: float, metrics: Mapping[str, float], epoch: int | None = None) -> None:
-        if self.is_better(value, self.best):
+        if is_better(value, self.best, self.mode):
             self.best = value
             self.best_at = self.interval.now(trainer.progress) if epoch is None else epoch
             self.others = {name: metrics[name] for name in self.also if name in metrics}
@@ -99,9 +114,22 @@ class BestMetric(Watching):
 class BestCheckpoint(Watching):
     """Keeps the weights that had the best value of a metric, in the folder `kept` of the run directory.
 
-    `tolerances` keep more of them, as early stopping would have left them: with a tolerance of 5, the best until the
-    metric did not improve six times in a row; what comes later does not count. `min_delta` is what an improvement has
-    to exceed. `on_error` is about failed writes, as that of `Checkpoints`.
+    Args:
+        metric: The metric to watch.
+        mode: "min" or "max" for the values that are better. "auto" goes by the losses that steps return and by the
+            metric's name; a name that does not say it is an error before the first step.
+        tolerances: For each of these numbers, keep also the best weights that early stopping with this patience
+            would have left: with 5, the best until the metric did not improve six times in a row.
+        min_delta: An improvement is better than the best value so far by more than this.
+        every_n_epochs: Look at the metric every n epochs; one of the three intervals may be given.
+        every_n_updates: Look at the metric every n updates.
+        every_n_samples: Look at the metric every n samples, after the update that reaches them.
+        on_error: "raise" ends training at the next step after a failed write; "warn" only reports it.
+
+    Example:
+        >>> from loopwright.callbacks import BestCheckpoint
+        >>> BestCheckpoint("eval_rmse", tolerances=[5, 20]).mode
+        'min'
     """
 
     def __init__(
@@ -147,16 +175,14 @@ class BestCheckpoint(Watching):
                 kept.prune()
 
     def _open(self, trainer: Trainer, run: RunDirectory) -> None:
-        from ..checkpoint import AsyncWriter, KeepPolicy, KeptModels
-        from ..checkpoint.state import group_of
+        from ..checkpoint import KeepPolicy
 
         for tolerance in () if self._kept else (None, *self.tolerances):
             policy = KeepPolicy(self._label(tolerance), self.mode)
-            writer = AsyncWriter(self.on_error, group=group_of(trainer))
-            self._kept[tolerance] = KeptModels(run.kept, policy, writer=writer, resume_points=run.checkpoints)
+            self._kept[tolerance] = open_kept(trainer, run, policy, self.on_error)
 
     def _check_alone(self, trainer: Trainer) -> None:
-        """Two that keep models by one metric would each remove the other's."""
+        """Refuse two callbacks that keep models by one metric: each would remove the models of the other."""
         for other in trainer.active_callbacks:
             is_twin = isinstance(other, BestCheckpoint) and other is not self and other.metric == self.metric
             if is_twin or (isinstance(other, BestModel) and other.metric == self.metric):
@@ -165,8 +191,8 @@ class BestCheckpoint(Watching):
                 )
 
     def look(self, trainer: Trainer, value: float, metrics: Mapping[str, float]) -> None:
-        """The first value is kept in any case: something has to be."""
-        if self.best is not None and not self.is_better(value, self.best, self.min_delta):
+        """Keep the weights of an improvement, and of the first value in any case, NaN included."""
+        if self.best is not None and not is_better(value, self.best, self.mode, self.min_delta):
             self.num_bad += 1
             self.most_bad = max(self.most_bad, self.num_bad)
             return
@@ -201,18 +227,15 @@ class BestCheckpoint(Watching):
 
     def on_exception(self, trainer: Trainer, error: BaseException) -> None:
         for kept in self._kept.values():
-            if trainer.runtime.world > 1:  # others may be gone, and their parts with them
-                kept.writer.abandon()
-            kept.writer.wait()
+            finish_writing(trainer, kept.writer)
 
     def _save(self, trainer: Trainer, kept: KeptModels, value: float, metrics: Mapping[str, float]) -> None:
         from ..checkpoint import update_name
         from ..checkpoint.kept import metric_label
-        from ..checkpoint.state import capture_models, meta_of, token_of
+        from ..checkpoint.state import token_of
 
         label = metric_label(kept.policy.metric)
-        meta = meta_of(trainer) | {"metrics": dict(metrics)}
-        tree = {"models": capture_models(trainer)}
+        tree, meta = state_to_keep(trainer, metrics)
         kept.save(f"{update_name(trainer.progress.update)}-{label}", tree, meta, value=value, token=token_of(trainer))
 
     def _label(self, tolerance: int | None) -> str:

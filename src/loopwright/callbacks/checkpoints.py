@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..callback import Callback
 from ..errors import ConfigurationError, public
-from ..metrics.direction import WatchedMetric
+from ..metrics.best import WatchedMetric, is_better
 from .interval import metric_of, recall_mode
 
 if TYPE_CHECKING:
@@ -23,13 +23,24 @@ MIN_SECONDS = 5.0  # between what is written at the ends of short epochs, where 
 class Checkpoints(Callback):
     """Writes resume points to the run directory: every n updates, epochs or minutes, whichever comes first.
 
-    `every_epochs` "auto" is every epoch, but not more often than every `min_seconds` (5, if that is None). What is
-    given as a number is obeyed exactly, unless `min_seconds` is given too. The end of training is always saved.
-    Saving is asynchronous: the step pays for a copy of the state. `on_error` says whether a failed write ends
-    training at the next step ("raise") or is only reported ("warn").
+    The end of training is always saved.
+
+    Args:
+        every_updates: Save every n updates.
+        every_epochs: Save every n epochs; "auto" is every epoch, but not more often than every 5 seconds.
+        every_minutes: Save when this number of minutes has passed since the last resume point.
+        min_seconds: The least number of seconds between two resume points by updates or epochs.
+        keep: The number of resume points that stay.
+        asynchronous: Write in a thread; a step then waits only for a copy of the state.
+        on_error: "raise" ends training at the next step after a failed write; "warn" only reports it.
+
+    Example:
+        >>> from loopwright.callbacks import Checkpoints
+        >>> Checkpoints(every_updates=500, keep=3).policy.is_due(update=1000)
+        True
     """
 
-    precedence = 2  # to see what all others did
+    precedence = 2  # after the other callbacks, so that their changes are saved
 
     @public
     def __init__(
@@ -86,11 +97,11 @@ class Checkpoints(Callback):
             self.save(trainer)
 
     def _is_early(self, trainer: Trainer, min_seconds: float) -> bool:
-        """Whether the last save was too short a time ago, evaluations included; the first process's clock decides."""
+        """Whether the last save was too short a time ago, evaluations included; the clock of rank 0 decides."""
         return min_seconds > 0 and bool(trainer.runtime.broadcast_object(monotonic() - self._written_at < min_seconds))
 
     def on_rewind(self, trainer: Trainer) -> None:
-        """What was saved since belongs to updates that are now taken differently."""
+        """Remove the resume points of the updates that are repeated."""
         store = self._store or self._open(trainer)
         store.wait()
         if trainer.progress.in_epoch:
@@ -102,12 +113,10 @@ class Checkpoints(Callback):
 
     def on_exception(self, trainer: Trainer, error: BaseException) -> None:
         if self._store is not None:
-            if trainer.runtime.world > 1:  # others may be gone, and their parts with them
-                self._store.writer.abandon()
-            self._store.wait()
+            finish_writing(trainer, self._store.writer)
 
     def _open(self, trainer: Trainer) -> CheckpointStore:
-        """The store of the run, which the first step need not wait for."""
+        """The store of the run, opened at the first save, so that the first step does not wait for it."""
         from ..checkpoint import AsyncWriter, CheckpointStore
         from ..checkpoint.state import group_of
 
@@ -117,7 +126,7 @@ class Checkpoints(Callback):
         return self._store
 
     def _prepare(self, trainer: Trainer) -> None:
-        """Let memory for the state be taken behind the training, so that the first save is as quick as the others."""
+        """Allocate memory for a copy of the state in the writer's thread, before the first save needs it."""
         from ..checkpoint.state import capture
 
         assert self._store is not None
@@ -125,7 +134,7 @@ class Checkpoints(Callback):
         self._store.writer.prepare(capture(trainer, has_history=False))
 
     def save(self, trainer: Trainer, *, wait: bool = False) -> None:
-        """Write a resume point now; what other callbacks keep of this moment is on disk before it is complete."""
+        """Write a resume point now; models that callbacks keep of this update are on disk before it is complete."""
         from ..checkpoint import update_name
         from ..checkpoint.state import capture, meta_of, token_of
 
@@ -141,14 +150,25 @@ class Checkpoints(Callback):
 
 
 class BestModel(Callback):
-    """Keeps the weights of the best epochs by a metric.
+    """Keeps the weights of the best epochs by a metric, in the run directory or, without one, in memory.
 
-    They go to the run directory; without one, the best are held in memory. `mode` "auto" goes by what the steps return
-    as losses and by the metric's name; a name that does not say it is an error. `restore` puts the best weights back
-    when training ends, and when a finished run is started again. Several may keep models by different metrics.
-    An epoch that does not measure the metric is an error, unless `required` is False. `on_error` is about failed
-    writes, as that of `Checkpoints`. Where epochs are short, the best is held in memory for up to 5 seconds before
-    it is written; it is always on disk before a resume point that relies on it, and when training ends.
+    Several of these callbacks may keep models by different metrics; `loopwright.run.choose` says which model is the
+    best of the run. Where epochs are short, the best model is held in memory for up to 5 seconds before it is written;
+    it is always on disk before a resume point that relies on it, and when training ends.
+
+    Args:
+        metric: The metric to watch.
+        mode: "min" or "max" for the values that are better. "auto" goes by the losses that steps return and by the
+            metric's name; a name that does not say it is an error before the first step.
+        keep: The number of models that stay.
+        restore: Put the best weights back when training ends, and when a finished run is started again.
+        required: Whether an epoch that does not measure the metric is an error.
+        on_error: "raise" ends training at the next step after a failed write; "warn" only reports it.
+
+    Example:
+        >>> from loopwright.callbacks import BestModel
+        >>> BestModel("eval_accuracy", keep=3).policy.better(0.9, 0.8)
+        True
     """
 
     @public
@@ -173,7 +193,7 @@ class BestModel(Callback):
         self.best: float | None = None
         self._kept: KeptModels | None = None
         self._written_at = 0.0
-        self._label = ""  # what tells its models from those of others
+        self._label = ""  # part of the names of its models, where several callbacks keep models
         self._weights: dict[str, Any] | None = None
 
     @property
@@ -197,18 +217,15 @@ class BestModel(Callback):
                 self._kept.prune()
 
     def _open(self, trainer: Trainer, run: RunDirectory) -> KeptModels:
-        """The kept models of a run; two that keep them by one metric would each remove the other's."""
-        from ..checkpoint import AsyncWriter, KeptModels
+        """The kept models of a run; two callbacks by one metric are refused: each would remove the other's models."""
         from ..checkpoint.kept import metric_label
-        from ..checkpoint.state import group_of
 
         metric = self.metric
         others = [c for c in trainer.active_callbacks if isinstance(c, BestModel) and c is not self]
         if any(other.metric == metric for other in others):
             raise ConfigurationError(f"Two BestModel callbacks keep models by {metric!r}: pass one of them.")
         self._label = f"-{metric_label(metric)}" if others else ""
-        writer = AsyncWriter(self.on_error, group=group_of(trainer))
-        return KeptModels(run.kept, self.policy, writer=writer, resume_points=run.checkpoints)
+        return open_kept(trainer, run, self.policy, self.on_error)
 
     def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         from ..checkpoint import snapshot
@@ -217,7 +234,7 @@ class BestModel(Callback):
         if not self.required and self.metric not in metrics:
             return
         value = metric_of(metrics, self.metric, type(self).__name__)
-        is_best = self.best is None or self.policy.better(value, self.best)
+        is_best = self.best is None or is_better(value, self.best, self.watched.mode)
         if is_best:
             self.best = value
         if self._kept is not None:
@@ -226,9 +243,9 @@ class BestModel(Callback):
             self._weights = snapshot(capture_models(trainer))
 
     def _offer(self, trainer: Trainer, metrics: Mapping[str, float], value: float) -> None:
-        """Save the model if it is one of the best; with several processes the first says so, and all save."""
+        """Save the model if it is one of the best; rank 0 decides that, and every rank saves."""
         from ..checkpoint import update_name
-        from ..checkpoint.state import capture_models, meta_of, token_of
+        from ..checkpoint.state import token_of
 
         assert self._kept is not None
         name = f"{update_name(trainer.progress.update)}{self._label}"
@@ -236,8 +253,7 @@ class BestModel(Callback):
         is_time = monotonic() - self._written_at >= MIN_SECONDS
         wants, is_time = trainer.runtime.broadcast_object((wants, is_time))
         if wants:
-            tree = {"models": capture_models(trainer)}
-            meta = meta_of(trainer) | {"metrics": dict(metrics)}
+            tree, meta = state_to_keep(trainer, metrics)
             self._kept.hold(name, tree, meta, value=value, token=token_of(trainer))
         if is_time:
             self._start()
@@ -258,9 +274,7 @@ class BestModel(Callback):
     def on_exception(self, trainer: Trainer, error: BaseException) -> None:
         self._start()
         if self._kept is not None:
-            if trainer.runtime.world > 1:  # others may be gone, and their parts with them
-                self._kept.writer.abandon()
-            self._kept.writer.wait()
+            finish_writing(trainer, self._kept.writer)
 
     def on_train_end(self, trainer: Trainer) -> None:
         self._put_back(trainer)
@@ -272,7 +286,7 @@ class BestModel(Callback):
         self._put_back(trainer)
 
     def _put_back(self, trainer: Trainer) -> None:
-        """Wait for what is being written, and let the models have the best weights if that is wanted."""
+        """Wait for the writer, and with `restore` load the best weights into the models."""
         from ..checkpoint.state import load_model
 
         weights = self._weights
@@ -291,3 +305,28 @@ class BestModel(Callback):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.best, self._weights = state["best"], state["weights"]
+
+
+def open_kept(
+    trainer: Trainer, run: RunDirectory, policy: KeepPolicy, on_error: Literal["raise", "warn"]
+) -> KeptModels:
+    """The kept models of a run by one metric, with a writer of their own."""
+    from ..checkpoint import AsyncWriter, KeptModels
+    from ..checkpoint.state import group_of
+
+    writer = AsyncWriter(on_error, group=group_of(trainer))
+    return KeptModels(run.kept, policy, writer=writer, resume_points=run.checkpoints)
+
+
+def state_to_keep(trainer: Trainer, metrics: Mapping[str, float]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The tree and the metadata of a kept model: the weights, and the metrics of this moment."""
+    from ..checkpoint.state import capture_models, meta_of
+
+    return {"models": capture_models(trainer)}, meta_of(trainer) | {"metrics": dict(metrics)}
+
+
+def finish_writing(trainer: Trainer, writer: AsyncWriter) -> None:
+    """Wait for a writer after an exception; with several ranks abandon it, since other ranks may have ended."""
+    if trainer.runtime.world > 1:
+        writer.abandon()
+    writer.wait()

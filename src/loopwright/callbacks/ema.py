@@ -221,6 +221,30 @@ class EMA(Callback):
         return {self.model: trainer.models[self.model]}
 
 
+Groups = list[tuple[list[Tensor], list[Tensor]]]  # parameters and their averages that one fused kernel takes
+
+
+def averaged_parameters(model: nn.Module) -> list[Tensor]:
+    """The parameters of a model that are averaged: floating-point and complex ones."""
+    return [param for param in model.parameters() if param.is_floating_point() or param.is_complex()]
+
+
+def paired_groups(params: Sequence[Tensor], averages: Sequence[Tensor]) -> Groups:
+    """Parameters with their averages, those of one device mesh together."""
+    return list(zip(alike(params), alike(averages), strict=True))
+
+
+@torch.no_grad()
+def move_averages(groups: Groups, weight: float) -> None:
+    """Move averages towards the parameters by this fraction of the distance; every average of weights is made here."""
+    for params, averages in groups:
+        current = [
+            param if param.dtype == average.dtype else param.to(average.dtype)
+            for param, average in zip(params, averages, strict=True)
+        ]
+        torch._foreach_lerp_(averages, current, weight)
+
+
 class Average:
     """The averaged parameters of one model.
 
@@ -231,19 +255,13 @@ class Average:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.buffers: dict[str, Tensor] = {}
-        self._params = [param for param in model.parameters() if param.is_floating_point() or param.is_complex()]
+        self._params = averaged_parameters(model)
         self._averages = [_for_averaging(param) for param in self._params]
-        self._groups = list(zip(alike(self._params), alike(self._averages), strict=True))
+        self._groups = paired_groups(self._params, self._averages)
 
-    @torch.no_grad()
     def update(self, weight: float) -> None:
-        """Move the averages towards the weights: `average += weight * (param - average)`."""
-        for params, averages in self._groups:
-            current = [
-                param if param.dtype == average.dtype else param.to(average.dtype)
-                for param, average in zip(params, averages, strict=True)
-            ]
-            torch._foreach_lerp_(averages, current, weight)
+        """Move the averages towards the weights by this fraction of the distance."""
+        move_averages(self._groups, weight)
         self.buffers = {}
 
     def keep_buffers(self) -> None:

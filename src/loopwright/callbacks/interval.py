@@ -1,4 +1,4 @@
-"""When something happens: every n epochs, updates or samples of the run's one clock; and callbacks that go by it."""
+"""Intervals of n epochs, updates or samples, and the base classes of callbacks that act at intervals."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..callback import Callback
 from ..errors import ConfigurationError
-from ..metrics.direction import Mode, WatchedMetric
+from ..metrics.best import Mode, WatchedMetric
 
 if TYPE_CHECKING:
     from ..trainer import Trainer
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def metric_of(metrics: Mapping[str, float], name: str, watcher: str) -> float:
-    """The metric that a callback watches, or an error that names the ones there are."""
+    """The value of the metric that a callback watches, or an error that names the metrics there are."""
     if name not in metrics:
         raise ConfigurationError(f"{watcher} watches {name!r}, but this epoch measured only {', '.join(metrics)}.")
     return metrics[name]
@@ -26,7 +26,7 @@ def recall_mode(trainer: Trainer, watched: WatchedMetric) -> None:
     if trainer.run is not None and trainer.run.has_run:
         from ..run.reading import RunView
 
-        trainer.directions.said |= RunView(trainer.run.path).metric_modes
+        trainer.directions.given |= RunView(trainer.run.path).metric_modes
     watched.settle(trainer.directions)
 
 
@@ -34,10 +34,10 @@ Unit = Literal["epoch", "update", "sample"]
 
 
 class Interval:
-    """Every n epochs, updates or samples; once an epoch, if nothing is said.
+    """Every n epochs, updates or samples; every epoch by default.
 
-    Samples are looked at after updates: it is time at the first update at or past each multiple of n. Nothing of this
-    has to be saved, since a run is resumed between two updates.
+    An interval in samples is due at the first update at or past each multiple of n. It has no state to save, since a
+    run is resumed between two updates.
     """
 
     def __init__(self, owner: str, epochs: int | None, updates: int | None, samples: int | None) -> None:
@@ -56,22 +56,22 @@ class Interval:
         self._seen = 0
 
     def begin(self, progress: Progress) -> None:
-        """Training starts or goes on from here."""
+        """Count from this progress on, when training starts or resumes."""
         self._seen = progress.sample
 
     def is_due_after_update(self, progress: Progress) -> bool:
-        """Whether it is time, after an update; ask once for each of them."""
+        """Whether the interval is due after an update; called once for each update."""
         if self.unit == "update":
             return progress.update % self.n == 0
         seen, self._seen = self._seen, progress.sample
         return self.unit == "sample" and progress.sample // self.n > seen // self.n
 
     def is_due_after_epoch(self, num_epochs: int) -> bool:
-        """Whether it is time, when so many epochs are complete."""
+        """Whether the interval is due when `num_epochs` epochs are complete."""
         return self.unit == "epoch" and num_epochs % self.n == 0
 
     def now(self, progress: Progress) -> int:
-        """What the clock of this interval shows."""
+        """The current epoch, update or sample, whichever the interval counts."""
         return int(getattr(progress, self.unit))
 
 
@@ -79,13 +79,26 @@ _UNITS: tuple[Unit, ...] = ("epoch", "update", "sample")
 
 
 class Periodic(Callback):
-    """Measures something every n epochs, updates or samples, and logs it. Override `measure`.
+    """Base class of callbacks that measure and log values every n epochs, updates or samples. Override `measure`.
 
-    What is measured after an update is a metric of its last step, and the last value is part of the epoch's row. By
-    epochs, it is part of the row only. An update that falls to it costs a comparison; by epochs, updates cost nothing.
+    A value measured after an update is a metric of the update's last step, and the last value is part of the epoch's
+    row. A value measured after an epoch is part of the row only. With an interval in epochs, updates cost nothing.
+
+    Args:
+        every_n_epochs: Measure every n epochs; one of the three intervals may be given.
+        every_n_updates: Measure every n updates.
+        every_n_samples: Measure every n samples, after the update that reaches them.
+
+    Example:
+        >>> from loopwright.callbacks import Periodic
+        >>> class Rate(Periodic):
+        ...     def measure(self, trainer):
+        ...         return {"rate": trainer.optimizer.param_groups[0]["lr"]}
+        >>> Rate(every_n_updates=100).interval.n
+        100
     """
 
-    prefix = ""  # what the names of its metrics begin with, where two of a kind could mean the same name
+    prefix = ""  # of the names of its metrics, where two callbacks of a kind could use the same names
 
     def __init__(
         self,
@@ -103,7 +116,7 @@ class Periodic(Callback):
         return {}
 
     def fire(self, trainer: Trainer) -> None:
-        """Do now what is done at every interval."""
+        """Measure and log now."""
         self.log(trainer, self.measure(trainer))
 
     def log(self, trainer: Trainer, values: Mapping[str, float]) -> None:
@@ -115,13 +128,13 @@ class Periodic(Callback):
 
     def on_train_start(self, trainer: Trainer) -> None:
         self.interval.begin(trainer.progress)
-        self._tell_of_twins(trainer)
+        self._warn_of_same_names(trainer)
 
     def on_rewind(self, trainer: Trainer) -> None:
         self.interval.begin(trainer.progress)
 
     def on_update_end(self, trainer: Trainer) -> None:
-        """A signal has to wait, or the run that goes on after this update would lack what is measured here."""
+        """Measure if it is due; a stop by a signal waits, so that a resumed run does not lack the values."""
         if self.interval.is_due_after_update(trainer.progress):
             with trainer.signals.deferred():
                 self.fire(trainer)
@@ -130,8 +143,8 @@ class Periodic(Callback):
         if self.interval.is_due_after_epoch(trainer.progress.epoch + 1):
             self.fire(trainer)
 
-    def _tell_of_twins(self, trainer: Trainer) -> None:
-        """Say it where two callbacks log under the same names: both do, and the later one's value stays."""
+    def _warn_of_same_names(self, trainer: Trainer) -> None:
+        """Print a line where two callbacks log under the same names: the value of the later one stays."""
         callbacks = trainer.active_callbacks
         for other in callbacks[: callbacks.index(self)]:
             if self.prefix and isinstance(other, Periodic) and other.prefix == self.prefix:
@@ -142,13 +155,13 @@ class Periodic(Callback):
 
 
 class Watching(Callback):
-    """Looks at one metric every n epochs, updates or samples. Override `look`.
+    """Base class of callbacks that look at one metric every n epochs, updates or samples. Override `look`.
 
     After epochs it can be any metric of the epoch's row; after updates or samples, one that a callback has logged in
     this epoch by then, such as `test_loss` of an `OfflineLoss` with the same interval.
     """
 
-    precedence = 1  # after those that log what it looks at
+    precedence = 1  # after the callbacks that log the metric
 
     def __init__(
         self,
@@ -166,11 +179,11 @@ class Watching(Callback):
         self.unheard = ("on_update_end", "on_rewind") if is_by_epoch else ("on_epoch_end",)
 
     def look(self, trainer: Trainer, value: float, metrics: Mapping[str, float]) -> None:
-        """The metric has this value now; `metrics` are all that there are."""
+        """Act on the metric's value; `metrics` are all metrics of this moment."""
 
     @property
     def mode(self) -> Mode:
-        """Which values are better; with "auto", what the run knows of the metric, or else its name."""
+        """Which values are better; with "auto", as the run knows it, or by the metric's name."""
         return self.watched.mode
 
     def watched_metrics(self) -> Iterable[WatchedMetric]:
@@ -195,14 +208,8 @@ class Watching(Callback):
         if self.interval.is_due_after_epoch(trainer.progress.epoch):
             self.look(trainer, metric_of(metrics, self.metric, type(self).__name__), metrics)
 
-    def is_better(self, value: float, best: float | None, min_delta: float = 0.0) -> bool:
-        """Whether a value is better than the best by more than so much; NaN never is."""
-        if value != value or best is None:
-            return value == value
-        return (best - value if self.mode == "min" else value - best) > min_delta
-
 
 def logged_metrics(trainer: Trainer) -> dict[str, float]:
-    """What callbacks have logged for the epoch under way, each name with its latest value."""
+    """The metrics that callbacks have logged for the epoch under way, each with its latest value."""
     logged: dict[str, Any] = trainer.meter.state_dict()["logged"]
     return logged

@@ -12,7 +12,7 @@ from ..callback import Callback
 from ..errors import CheckpointError, Interrupted
 
 if TYPE_CHECKING:
-    from ..metrics.direction import Mode
+    from ..metrics.best import Mode
     from ..run import MetricsStore
     from ..run.manifest import State, WorkTree
     from ..trainer import Trainer
@@ -103,9 +103,9 @@ class RunRecorder(Callback):
     def _directions(self, trainer: Trainer, metrics: Iterable[str]) -> dict[str, Any]:
         """What readers have to know to rank by these metrics: which values are better, and what evaluations are."""
         directions = trainer.directions
-        self._modes |= {name: directions.of(name) for name in (*directions.said, *metrics)}
+        self._modes |= {name: directions.of(name) for name in (*directions.given, *metrics)}
         known = {name: mode for name, mode in self._modes.items() if mode is not None}
-        return {"metric_modes": known, "eval_keys": sorted(directions.eval_keys)}
+        return {"metric_modes": known, "eval_keys": sorted(directions.eval_keys), "watched": directions.watched}
 
     def on_train_end(self, trainer: Trainer) -> None:
         assert self._metrics is not None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..callback import Callback
 from ..data.stream import LimitedStream
 from ..errors import ConfigurationError, public
+from ..metrics.best import BestSoFar
 from ..training.progress import seconds_of
 from .interval import Watching
 
@@ -19,11 +21,25 @@ if TYPE_CHECKING:
 
 
 class EarlyStopping(Watching):
-    """Stops training when a metric has not improved for `patience` looks in a row, by default one every epoch.
+    """Stops training when a metric has not improved for `patience` values in a row, by default one every epoch.
 
-    An improvement is more than `min_delta` better than the best so far; NaN never is one. `mode` "auto" goes
-    by what the steps return as losses and by the metric's name; a name that does not say it is an error. After updates
-    or samples, the metric has to be one that a callback logs with the same interval, such as `OfflineLoss`.
+    NaN is never an improvement. After updates or samples, the metric has to be one that a callback logs with the same
+    interval, such as `OfflineLoss`.
+
+    Args:
+        metric: The metric to watch.
+        patience: Stop after this number of values without an improvement.
+        mode: "min" or "max" for the values that are better. "auto" goes by the losses that steps return and by the
+            metric's name; a name that does not say it is an error before the first step.
+        min_delta: An improvement is better than the best value so far by more than this.
+        every_n_epochs: Look at the metric every n epochs; one of the three intervals may be given.
+        every_n_updates: Look at the metric every n updates.
+        every_n_samples: Look at the metric every n samples, after the update that reaches them.
+
+    Example:
+        >>> from loopwright.callbacks import EarlyStopping
+        >>> EarlyStopping("eval_accuracy", patience=5).mode
+        'max'
     """
 
     @public
@@ -51,22 +67,32 @@ class EarlyStopping(Watching):
         )
         self.patience = patience
         self.min_delta = min_delta
-        self.best: float | None = None
-        self.best_at = 0  # on the clock of the interval
-        self.num_bad_epochs = 0
         self.has_stopped = False
+        self._so_far = BestSoFar()
+
+    @property
+    def best(self) -> float | None:
+        """The best value so far."""
+        return self._so_far.value
+
+    @property
+    def best_at(self) -> int:
+        """The epoch, update or sample of the best value."""
+        return self._so_far.at
+
+    @property
+    def num_bad_epochs(self) -> int:
+        """How many values since the best one have not improved on it."""
+        return self._so_far.num_bad
 
     def on_train_start(self, trainer: Trainer) -> None:
-        """A new call after the one that was stopped has its patience back; a resumed call goes on with what is left."""
+        """Start counting anew in the call after the one that was stopped; a resumed call keeps its count."""
         super().on_train_start(trainer)
         if self.has_stopped and trainer.stop_reason is None:
-            self.has_stopped, self.num_bad_epochs = False, 0
+            self.has_stopped, self._so_far = False, replace(self._so_far, num_bad=0)
 
     def look(self, trainer: Trainer, value: float, metrics: Mapping[str, float]) -> None:
-        if self.is_better(value, self.best, self.min_delta):
-            self.best, self.best_at, self.num_bad_epochs = value, self.interval.now(trainer.progress), 0
-            return
-        self.num_bad_epochs += 1
+        self._so_far = self._so_far.after(value, self.interval.now(trainer.progress), self.mode, self.min_delta)
         if self.num_bad_epochs >= self.patience:
             self.has_stopped = True
             trainer.stop(self._reason(value))
@@ -86,14 +112,24 @@ class EarlyStopping(Watching):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.best, self.best_at = state["best"], state["best_at"]
-        self.num_bad_epochs, self.has_stopped = state["num_bad_epochs"], state["has_stopped"]
+        self._so_far = BestSoFar(state["best"], state["best_at"], state["num_bad_epochs"])
+        self.has_stopped = state["has_stopped"]
 
 
 class FixedEarlyStopping(Callback):
-    """Stops at an epoch, update or sample of the run, although its schedules are made for a longer one.
+    """Stops at an epoch, update or sample of the run, with learning-rate schedules that are made for a longer run.
 
-    Samples are looked at after updates. A limit of `train` shortens the schedules; this does not.
+    A limit of `train` shortens the schedules; this does not. Exactly one of the arguments is given.
+
+    Args:
+        stop_at_epoch: Stop when this number of epochs is complete.
+        stop_at_update: Stop after this update.
+        stop_at_sample: Stop after the update that reaches this sample.
+
+    Example:
+        >>> from loopwright.callbacks import FixedEarlyStopping
+        >>> FixedEarlyStopping(stop_at_update=1000).n
+        1000
     """
 
     def __init__(
@@ -135,8 +171,17 @@ ENVIRONMENT = "LOOPWRIGHT_LIMIT_BATCHES"
 class LimitBatches(Callback):
     """Uses the first batches of every epoch only, to try out a program quickly.
 
-    `train` limits training; `eval` limits `evaluate` and `predict` too. Without arguments, both limits come from the
-    environment variable LOOPWRIGHT_LIMIT_BATCHES; where it is not set, nothing is limited.
+    Without arguments, both limits come from the environment variable LOOPWRIGHT_LIMIT_BATCHES; where it is not set,
+    nothing is limited.
+
+    Args:
+        train: The number of batches of a training epoch.
+        eval: The number of batches of an evaluation, `evaluate` and `predict` included.
+
+    Example:
+        >>> from loopwright.callbacks import LimitBatches
+        >>> LimitBatches(train=10).train
+        10
     """
 
     def __init__(self, train: int | None = None, eval: int | None = None) -> None:  # noqa: A002  (our word for it)
@@ -163,10 +208,18 @@ def _from_environment() -> int | None:
 
 
 class TimeLimit(Callback):
-    """Stops when the run has trained for so long: a number of seconds, a text such as "1h30m", or a `timedelta`.
+    """Stops when the run has trained for a given time.
 
-    Evaluations do not count; the time of earlier, interrupted parts of the run does. `train(max_time=)` limits a single
-    call instead.
+    The time of evaluations does not count; the time of earlier, interrupted parts of the run does. `train(max_time=)`
+    limits a single call instead.
+
+    Args:
+        limit: A number of seconds, a text such as "1h30m", or a `timedelta`.
+
+    Example:
+        >>> from loopwright.callbacks import TimeLimit
+        >>> TimeLimit("1h30m").seconds
+        5400.0
     """
 
     def __init__(self, limit: float | str | timedelta) -> None:

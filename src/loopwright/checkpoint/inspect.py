@@ -8,17 +8,16 @@ from __future__ import annotations
 import logging
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import CheckpointError
-from ..metrics.direction import Mode, direction_of
+from ..metrics.best import Mode
 from .headers import TensorInfo, read_header
 from .manifest import MANIFEST, REMEDY, STATE, TENSORS, Manifest, find_problem, read_manifest, verify_checkpoint
-from .policy import Candidate, KeepPolicy
 
 logger = logging.getLogger("loopwright")
 
@@ -80,23 +79,6 @@ class CheckpointContent:
     info: CheckpointInfo
     manifest: Manifest
     tensors: dict[str, list[TensorInfo]] = field(default_factory=dict)  # by file
-
-
-def best_by(metric: str, found: Iterable[CheckpointInfo]) -> CheckpointInfo:
-    """The best of the models that were kept by a metric, of which there has to be one.
-
-    Which values are better was noted with the last of them; of one that was kept before that was done, its name says
-    it. Where it does not, and there are several, an error asks for the name of one.
-    """
-    infos = {info.name: (info, info.metric[1]) for info in found if info.metric and info.metric[0] == metric}
-    mode = list(infos.values())[-1][0].mode or direction_of(metric)
-    if mode is None and len(infos) > 1:
-        raise CheckpointError(
-            f"Models were kept by {metric!r}, without a note whether smaller or larger values are better: name one "
-            f"of {', '.join(infos)}."
-        )
-    candidates = [Candidate(name, value, int(info.meta.get("update") or 0)) for name, (info, value) in infos.items()]
-    return infos[KeepPolicy(metric, mode or "min").ranked(candidates)[0].name][0]
 
 
 def list_checkpoints(path: str | os.PathLike[str], *, verify: bool = False) -> list[CheckpointInfo]:

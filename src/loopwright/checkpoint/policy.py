@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from numbers import Real
-from typing import Literal
 
 from ..errors import ConfigurationError
+from ..metrics.best import Mode, is_better, ranked
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ class KeepPolicy:
     """
 
     metric: str
-    mode: Literal["min", "max"] = "min"
+    mode: Mode = "min"
     keep: int = 1
 
     def __post_init__(self) -> None:
@@ -77,22 +76,18 @@ class KeepPolicy:
         _check_keep("BestModel", self.keep)
 
     def better(self, first: float, second: float) -> bool:
-        """Whether the first metric is truly better than the second."""
-        return self._badness(first) < self._badness(second)
+        """Whether the first value is better than the second; equal ones are not."""
+        return is_better(first, second, self.mode)
 
     def ranked(self, candidates: Iterable[Candidate]) -> list[Candidate]:
         """The candidates, best first."""
-        return sorted(candidates, key=lambda c: (self._badness(c.value), c.update, c.name))
+        by_age = sorted(candidates, key=lambda candidate: (candidate.update, candidate.name))
+        return ranked(by_age, lambda candidate: candidate.value, self.mode)
 
     def is_worth_keeping(self, candidate: Candidate, kept: Iterable[Candidate]) -> bool:
         """Whether it would be among the best few, together with those kept so far."""
         others = [other for other in kept if other.name != candidate.name]
         return candidate in self.ranked([*others, candidate])[: self.keep]
-
-    def _badness(self, value: float) -> tuple[bool, float]:
-        if math.isnan(value):
-            return (True, 0.0)
-        return (False, value if self.mode == "min" else -value)
 
 
 def _is_number(value: object) -> bool:

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from ..run.changes import Change, values_text
-from ..run.compare import Parting, RunDiff, compare_runs
+from ..run.compare import Divergence, RunDiff, compare_runs
 from .adding import add_command
 from .exits import FOUND, OK
 from .finding import RUN, add_root, find_run
@@ -53,8 +53,8 @@ def diff_command(options: argparse.Namespace) -> int:
 def _print_diff(diff: RunDiff, most: int | None) -> None:
     for name, changes in diff.parts.items():
         _print_part(name, changes, most)
-    for parting in diff.metrics:
-        _print_parting(parting)
+    for divergence in diff.metrics:
+        _print_divergence(divergence)
     if diff.ignored:
         print(printable(f"not compared: {', '.join(diff.ignored)}"))
     print(styled("They are the same." if diff.is_same else "They differ.", BOLD))
@@ -75,22 +75,22 @@ def _print_part(name: str, changes: list[Change] | None, most: int | None) -> No
             print(f"  and {len(changes) - most} more (--all lists them)")
 
 
-def _print_parting(parting: Parting) -> None:
-    what = {"steps": "step", "epochs": "epoch"}[parting.level]
-    if parting.at is not None:
-        before = _count(parting.num_same, what) if parting.num_same else "the first that both have"
-        print(styled(f"metrics of {parting.level}: they part at {what} {parting.at}", BOLD) + f" ({before})")
-        for change in parting.changes:
+def _print_divergence(divergence: Divergence) -> None:
+    what = {"steps": "step", "epochs": "epoch"}[divergence.level]
+    if divergence.at is not None:
+        before = _count(divergence.num_same, what) if divergence.num_same else "the first that both have"
+        print(styled(f"metrics of {divergence.level}: they part at {what} {divergence.at}", BOLD) + f" ({before})")
+        for change in divergence.changes:
             print("  " + printable(f"{change.key}: {values_text(change)}{_distance(change)}"))
-    elif parting.ends == (None, None):
-        print(f"metrics of {parting.level}: neither has any")
-    elif None in parting.ends or parting.num_same == 0:
-        print(f"metrics of {parting.level}: nothing that both have")
+    elif divergence.ends == (None, None):
+        print(f"metrics of {divergence.level}: neither has any")
+    elif None in divergence.ends or divergence.num_same == 0:
+        print(f"metrics of {divergence.level}: nothing that both have")
     else:
-        print(f"metrics of {parting.level}: {_count(parting.num_same, what)}")
-    if parting.at is None and parting.ends[0] != parting.ends[1] and None not in parting.ends:
-        print(f"  the first goes on to {what} {parting.ends[0]}, the second to {parting.ends[1]}")
-    for which, names in (("first", parting.only_first), ("second", parting.only_second)):
+        print(f"metrics of {divergence.level}: {_count(divergence.num_same, what)}")
+    if divergence.at is None and divergence.ends[0] != divergence.ends[1] and None not in divergence.ends:
+        print(f"  the first goes on to {what} {divergence.ends[0]}, the second to {divergence.ends[1]}")
+    for which, names in (("first", divergence.only_first), ("second", divergence.only_second)):
         if names:
             print("  " + printable(f"only the {which} has {', '.join(names)}"))
 
@@ -109,15 +109,15 @@ def _as_json(diff: RunDiff) -> dict[str, Any]:
     return {
         **{name: None if part is None else [_change_as_json(c) for c in part] for name, part in diff.parts.items()},
         "metrics": {
-            parting.level: {
-                "part_at": parting.at,
-                "same": parting.num_same,
-                "changes": [_change_as_json(change) for change in parting.changes],
-                "ends": parting.ends,
-                "only_first": parting.only_first,
-                "only_second": parting.only_second,
+            divergence.level: {
+                "part_at": divergence.at,
+                "same": divergence.num_same,
+                "changes": [_change_as_json(change) for change in divergence.changes],
+                "ends": divergence.ends,
+                "only_first": divergence.only_first,
+                "only_second": divergence.only_second,
             }
-            for parting in diff.metrics
+            for divergence in diff.metrics
         },
         "not_compared": diff.ignored,
     }

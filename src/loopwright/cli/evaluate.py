@@ -62,8 +62,10 @@ def choose_checkpoint(run: RunView, which: str) -> Path:
 
 
 def checkpoint_name(run: RunView, checkpoint: Path) -> str:
-    """Where in the run it is, or else where it is."""
-    return str(checkpoint.relative_to(run.path)) if checkpoint.is_relative_to(run.path) else str(checkpoint)
+    """Where in the run it is, or else where it is; a kept model with the metric it was kept by."""
+    name = str(checkpoint.relative_to(run.path)) if checkpoint.is_relative_to(run.path) else str(checkpoint)
+    metric = next((info.metric for info in run.checkpoints() if info.path == checkpoint), None)
+    return name if metric is None else f"{name}, {metric[0]} {number_text(metric[1])}"
 
 
 def _print(run: RunView, checkpoint: Path, metrics: dict[str, float], options: argparse.Namespace) -> None:

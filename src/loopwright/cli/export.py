@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError
-from ..run.reading import RunView, best_kept
+from ..run.reading import RunView
 from .adding import add_command
 from .exits import FOUND, OK
 from .finding import RUN, add_root, find_run
@@ -76,7 +76,9 @@ def pick_checkpoint(run: RunView, which: str | None) -> CheckpointInfo:
 
 
 def _best(run: RunView) -> CheckpointInfo:
-    info = best_kept(run.path)
+    from ..run.best import choose
+
+    info = choose(run)
     if info is None:
         raise ConfigurationError(f"{run.path} kept no best model: use --checkpoint newest.")
     return info

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from ..metrics.direction import Mode
+from ..metrics.best import Mode
 from ..run.metrics_store import Point
 from ..run.reading import COUNTS, RunProgress, RunView
 from ..training.progress import counted

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigurationError
-from ..metrics.direction import Mode
+from ..metrics.best import Mode, ranked
 from ..run.metrics_store import BestValue
 from ..run.reading import STATES, RunView
 from .adding import add_command
@@ -145,14 +145,11 @@ def _by_metric(runs: list[RunView], options: argparse.Namespace) -> list[RunView
             "larger ones are: add --best min or --best max."
         )
 
-    def badness(run: RunView) -> tuple[bool, float]:
-        chosen = options.metric or run.main_metric
-        best = None if chosen is None else best_to_compare(run, chosen, options.best, "--sort metric")
-        if best is None:
-            return (True, 0.0)
-        return (False, best.value if best.mode == "min" else -best.value)
-
-    return sorted(runs, key=badness)
+    chosen = [(run, options.metric or run.main_metric) for run in runs]
+    found = [(run, best_to_compare(run, name, options.best, "--sort metric") if name else None) for run, name in chosen]
+    known = [(run, best) for run, best in found if best is not None]
+    unknown = [run for run, best in found if best is None]
+    return [run for run, _ in ranked(known, lambda pair: pair[1].value, lambda pair: pair[1].mode)] + unknown
 
 
 def _by_progress(runs: list[RunView], options: argparse.Namespace) -> list[RunView]:

@@ -35,6 +35,7 @@ TOLD = {
         "format",
         "seed",
         "changes",
+        "watched",
     ),
     *("metric_modes", "eval_keys", "git_commit", "git_dirty", "device", "platform", "python", "torch", "loopwright"),
 }

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..checkpoint.destination import local_path
 from ..errors import ConfigurationError
-from ..metrics.direction import Mode, direction_of
+from ..metrics.best import Mode, direction_of
 from .adding import add_command
 from .exits import FOUND, INTERRUPTED, OK
 from .output import number_text, printable

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import select
 import signal
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..metrics.direction import Mode
+from ..metrics.best import Mode, first_best
 from ..run.reading import RunView
 from .sweep_child import GO_ON, PRUNED, STOP, Spec
 
@@ -84,8 +83,8 @@ def read_result(task: Task, metric: str, mode: Mode, error: str | None = None) -
 def best_value(run: RunView, metric: str, mode: Mode) -> float | None:
     """The best value of a metric at any epoch or step."""
     points = [*run.metrics.epochs(metric), *run.metrics.steps(metric)]
-    values = [point.value for point in points if not math.isnan(point.value)]
-    return (min if mode == "min" else max)(values, default=None)
+    best = first_best(points, lambda point: point.value, mode)
+    return None if best is None else best.value
 
 
 def place_for(folder: Path, name: str, config: Config) -> Path:
@@ -109,11 +108,9 @@ def is_finished(path: Path, config: Config) -> bool:
 
 
 def _changes(run: RunView, config: Config) -> list[str]:
-    import yaml
+    from ..doors.configured import Experiment
 
-    from ..doors.configured.recording import config_text, differences
-
-    return [c.key for c in differences(run.config or {}, yaml.safe_load(config_text(config, run.name)))]
+    return [change.key for change in Experiment.changes_since(run.config or {}, config, run.name)]
 
 
 class Child:

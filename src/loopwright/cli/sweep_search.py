@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError, MissingExtraError
-from ..metrics.direction import Mode
+from ..metrics.best import Mode
 from .sweep_runs import Result, Task
 
 if TYPE_CHECKING:

@@ -6,17 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..metrics.best import Mode, ranked
 from .output import RED, number_text, print_json, printable, styled
 from .run_text import progress_text, time_text
 
 if TYPE_CHECKING:
-    from ..metrics.direction import Mode
     from .sweep_runs import Result, Task
 
 
 def print_results(results: Sequence[Result], metric: str, mode: Mode, folder: Path, *, as_json: bool) -> None:
     """All runs, best first; those without a value last, and what went wrong with those that failed."""
-    ordered = sorted(results, key=lambda result: _rank(result, mode))
+    ordered = ranked(results, lambda result: result.value, mode)
     if as_json:
         print_json(_as_dict(ordered, metric, mode, folder))
         return
@@ -73,12 +73,6 @@ def short_keys(keys: Iterable[str]) -> dict[str, str]:
         others = [other.lstrip("+") for other in known if other != key]
         short[key] = next((end for end in endings if not any(f".{other}".endswith(f".{end}") for other in others)), key)
     return short
-
-
-def _rank(result: Result, mode: Mode) -> tuple[bool, float]:
-    if result.value is None:
-        return True, 0.0
-    return False, result.value if mode == "min" else -result.value
 
 
 def _as_dict(ordered: Sequence[Result], metric: str, mode: Mode, folder: Path) -> dict[str, Any]:

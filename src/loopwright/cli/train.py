@@ -152,8 +152,8 @@ def _again(run: Path | None, overrides: list[str], progress: str) -> Experiment:
 
 def _tell_end(experiment: Experiment) -> None:
     """How it ended, in a line."""
+    from ..run.directory import shown
     from ..run.reading import RunView
-    from ..training.resume import shown
     from .run_text import best_text, progress_text
 
     if experiment.run is None:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 
 from ..errors import ConfigurationError
-from ..metrics.direction import Mode
+from ..metrics.best import Mode
 
 
 @runtime_checkable

@@ -18,7 +18,7 @@ from ..errors import CheckpointError, ConfigurationError
 from .groups import matches_any
 
 if TYPE_CHECKING:
-    from ..run.weights import Choice
+    from ..run.best import Choice
     from ..trainer import Trainer
 
 
@@ -104,7 +104,7 @@ def load_matching(
     >>> report.loaded, report.missing, report.unused
     (('weight',), ('bias',), ('scale',))
     """
-    from ..run.weights import find_weights, load_weights
+    from ..run.best import find_weights, load_weights
 
     if isinstance(source, Mapping):
         weights, label = dict(source), "a state dict"
@@ -141,7 +141,7 @@ def read_weights(
     ...     read_weights(path)
     {'weight': tensor([1., 1.])}
     """
-    from ..run.weights import load_weights
+    from ..run.best import load_weights
 
     return load_weights(path, model=model, use=use)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from .._lazy import lazily
 
 if TYPE_CHECKING:
+    from .best import choose
     from .directory import RunDirectory
     from .manifest import RunManifest, update_manifest
     from .metrics_store import EpochRow, MetricsStore, StepRow
@@ -22,6 +23,7 @@ __all__ = [
     "RunManifest",
     "RunView",
     "StepRow",
+    "choose",
     "find_runs",
     "update_manifest",
 ]
@@ -33,6 +35,7 @@ _HOMES = {
     "RunManifest": "manifest",
     "RunView": "reading",
     "StepRow": "metrics_store",
+    "choose": "best",
     "find_runs": "reading",
     "update_manifest": "manifest",
 }

@@ -1,4 +1,4 @@
-"""What differs between two descriptions of a run, and how that is said. Nothing here imports torch."""
+"""Differences between two descriptions of a run, and their texts. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from itertools import islice
 
 from ..errors import ConfigurationError
 
-MISSING = "-"  # what stands for a value that a run does not have
-UNKNOWN = "unknown"  # what stands for a value that cannot be compared: it is equal to any other
+MISSING = "-"  # in place of a value that a run does not have
+UNKNOWN = "unknown"  # in place of a value that cannot be compared: it is equal to any other
 MAX_LEAVES = 100_000
 MAX_LISTED = 20
 MAX_TEXT = 100
@@ -22,7 +22,7 @@ OTHER_SAMPLES = "other samples than before; data that is drawn without a seed is
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A value that is another in the second description; `MISSING` where one of them has none."""
+    """A value that differs in the second description; `MISSING` where a description has none."""
 
     key: str
     first: object
@@ -30,7 +30,7 @@ class Change:
 
 
 def flatten(value: object) -> dict[str, object]:
-    """The leaves of nested dicts and lists under dotted keys; an empty one is a leaf."""
+    """The leaves of nested dicts and lists under dotted keys; an empty dict or list is a leaf."""
     leaves = dict(islice(_leaves(value, ""), MAX_LEAVES + 1))
     if len(leaves) > MAX_LEAVES:
         raise ConfigurationError(f"This config has more than {MAX_LEAVES} values, too many to compare.")
@@ -60,12 +60,12 @@ def find_changes(
 
 
 def is_identical(first: object, second: object) -> bool:
-    """Whether two values are the same in type, too; not a number is the same as itself."""
+    """Whether two values have the same type and are equal; NaN equals itself."""
     return type(first) is type(second) and (first == second or (first != first and second != second))
 
 
 def is_same_program(first: object, second: object) -> bool:
-    """Whether two values say the same of a program, or are of a kind that cannot be compared."""
+    """Whether two values of descriptions of programs are equal, or cannot be compared."""
     if UNKNOWN in (first, second):
         return True
     if isinstance(first, str) and isinstance(second, str):
@@ -76,7 +76,7 @@ def is_same_program(first: object, second: object) -> bool:
 
 
 def program_changes(first: Mapping[str, object], second: Mapping[str, object]) -> list[Change]:
-    """In what a program differs from another by their descriptions; what follows from another difference is left out.
+    """The differences between the descriptions of two programs, without those that follow from another difference.
 
     An option of torch's that only one of them has is torch's doing: another version of it has other options, and says
     those of layers in other words. Evaluation data that only one of them has changes nothing in the training.
@@ -132,7 +132,7 @@ def values_of(change: Change) -> tuple[object, object]:
 
 
 def change_text(change: Change) -> str:
-    """A difference in a line."""
+    """A difference as one line of text."""
     first, second = (isinstance(value, str) and bool(COMPILED.fullmatch(value)) for value in values_of(change))
     if first and second:
         return f"{change.key}: its code is another"
@@ -143,14 +143,14 @@ def change_text(change: Change) -> str:
 
 
 def listed(changes: Sequence[Change]) -> str:
-    """Differences, each in a line of its own."""
+    """Differences as text, one line each."""
     lines = [f"\n  - {change_text(change)}" for change in changes[:MAX_LISTED]]
     more = f"\n  - and {len(changes) - MAX_LISTED} more" if len(changes) > MAX_LISTED else ""
     return "".join(lines) + more
 
 
 def refusal(what: str, changes: Sequence[Change], *, start_over: str, accept: str | None) -> str:
-    """Why a run does not go on, and the ways on; `accept` is None where the new values could not be applied."""
+    """The error message for a run that is not continued; `accept` is None where the new values cannot be applied."""
     third = (
         f"pass {accept} to go on with the new values, which is then noted in run.json"
         if accept is not None
@@ -163,7 +163,7 @@ def refusal(what: str, changes: Sequence[Change], *, start_over: str, accept: st
 
 
 def rank_refusal(differing: Mapping[str, Mapping[int, object]]) -> str:
-    """Why processes that were started together cannot train together: each key, with the values by rank."""
+    """The error message for ranks whose programs differ: each key with its values by rank."""
     lines = []
     for key, values in list(differing.items())[:MAX_LISTED]:
         ranks: dict[str, list[int]] = {}
@@ -184,7 +184,7 @@ def _ranks_text(ranks: Sequence[int]) -> str:
 
 
 def differing_by_rank(descriptions: Sequence[Mapping[str, object]]) -> dict[str, dict[int, object]]:
-    """The keys in which the descriptions of several processes differ, with the value of each rank."""
+    """The keys in which the descriptions of several ranks differ, with the value of each rank."""
     keys = dict.fromkeys(key for description in descriptions for key in description if key != "torch")
     found = {}
     for key in keys:

@@ -1,4 +1,4 @@
-"""Where two runs differ: what they were made of, and the first step and epoch at which their metrics part."""
+"""Differences between two runs: config, code and machine, and the first step and epoch where their metrics diverge."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from .metrics_store import MetricsView
 from .reading import RunView
 
 Level = Literal["steps", "epochs"]
-OWN = ("name", "output_path", "tags", "resume")  # of a config: what names a run rather than makes it
+OWN = ("name", "output_path", "tags", "resume")  # keys of a config that name a run and do not change its training
 MEASURED = re.compile(r"(^|[_/.])(time|seconds|second|eta|memory|throughput|speed)($|[_/.])")  # of the machine
 
 
 @dataclass(frozen=True, slots=True)
-class Parting:
-    """How far the metrics of two runs are the same, bit for bit."""
+class Divergence:
+    """How far the metrics of two runs are equal, bit for bit."""
 
     level: Level
-    num_same: int  # steps or epochs that both have, before they part
+    num_same: int  # steps or epochs of both runs before they diverge
     at: int | None = None
     changes: tuple[Change, ...] = ()
-    ends: tuple[int | None, int | None] = (None, None)  # the last of each, where they do not part
+    ends: tuple[int | None, int | None] = (None, None)  # the last step or epoch of each run, where they do not diverge
     only_first: tuple[str, ...] = ()
     only_second: tuple[str, ...] = ()
 
@@ -40,19 +40,19 @@ class Parting:
 
 @dataclass(frozen=True, slots=True)
 class RunDiff:
-    """Everything in which two runs differ; a part that neither run knows of is None."""
+    """All differences between two runs; a part that neither run recorded is None."""
 
     parts: dict[str, list[Change] | None]
-    metrics: tuple[Parting, Parting]
+    metrics: tuple[Divergence, Divergence]
     ignored: tuple[str, ...] = field(default=())
 
     @property
     def is_same(self) -> bool:
-        return not any(self.parts.values()) and all(parting.is_same for parting in self.metrics)
+        return not any(self.parts.values()) and all(divergence.is_same for divergence in self.metrics)
 
 
 def compare_runs(first: RunView, second: RunView, *, ignore: tuple[str, ...] = (), strict: bool = False) -> RunDiff:
-    """Compare two runs; metrics that fit a pattern of `ignore` are left out, as are measured times unless `strict`."""
+    """Compare two runs, without metrics that match a pattern of `ignore` and, unless `strict`, measured times."""
     parts = {name: _compare(pick(first), pick(second)) for name, pick in PARTS.items()}
     left_out: set[str] = set()
 
@@ -71,7 +71,7 @@ def _config(run: RunView) -> object:
 
 
 def _code(run: RunView) -> object:
-    """The commit, what no commit had, and the program's own modules, these by their hash."""
+    """The commit, the uncommitted changes, and the hashes of the program's own modules."""
     found = _noted(run, {"git_commit": "commit", "git_dirty": "uncommitted changes"})
     own = [path for path in run.path.rglob("*.py") if path.relative_to(run.path).parts[0] not in FOLDERS]
     files = sorted(path for path in (*own, run.path / "code.diff") if path.is_file())
@@ -95,7 +95,7 @@ def _hardware(run: RunView) -> object:
 
 
 def _noted(run: RunView, names: Mapping[str, str | None]) -> dict[str, object]:
-    """Entries of the manifest, as far as they are known, under other names if those say more."""
+    """Entries of the manifest that are known, some under clearer names."""
     return {title or name: run.manifest[name] for name, title in names.items() if run.manifest.get(name) is not None}
 
 
@@ -117,8 +117,8 @@ def _compare(first: object, second: object) -> list[Change] | None:
     return find_changes(ours, theirs, is_identical)  # in the order of the first run
 
 
-def _part(first: MetricsView, second: MetricsView, level: Level, is_compared: Any) -> Parting:
-    """Go through both until they part; steps that only one of them logged are passed over."""
+def _part(first: MetricsView, second: MetricsView, level: Level, is_compared: Any) -> Divergence:
+    """Compare both runs until they diverge; steps that only one of them logged are skipped."""
     ours, theirs = first.by_place(level), second.by_place(level)
     mine, other = next(ours, None), next(theirs, None)
     ends: list[int | None] = [None, None]
@@ -130,13 +130,13 @@ def _part(first: MetricsView, second: MetricsView, level: Level, is_compared: An
             for names, row, opposite in ((only[0], mine[1], other[1]), (only[1], other[1], mine[1])):
                 names.update(dict.fromkeys(name for name in row if name not in opposite and is_compared(name)))
             if changes := _changes(mine[1], other[1], is_compared):
-                return Parting(level, num_same, mine[0], changes, (None, None), tuple(only[0]), tuple(only[1]))
+                return Divergence(level, num_same, mine[0], changes, (None, None), tuple(only[0]), tuple(only[1]))
             num_same += 1
         at = mine[0]
         mine = next(ours, None) if at <= other[0] else mine
         other = next(theirs, None) if other[0] <= at else other
     ends = [_last(mine, ours, ends[0]), _last(other, theirs, ends[1])]
-    return Parting(level, num_same, None, (), (ends[0], ends[1]), tuple(only[0]), tuple(only[1]))
+    return Divergence(level, num_same, None, (), (ends[0], ends[1]), tuple(only[0]), tuple(only[1]))
 
 
 def _changes(first: Mapping[str, float], second: Mapping[str, float], is_compared: Any) -> tuple[Change, ...]:
@@ -145,7 +145,7 @@ def _changes(first: Mapping[str, float], second: Mapping[str, float], is_compare
 
 
 def _last(row: tuple[int, Any] | None, rows: Iterator[tuple[int, Any]], known: int | None) -> int | None:
-    """The last place that a run has, after what is left of it."""
+    """The last step or epoch of a run, after reading the rest of its rows."""
     if row is None:
         return known
     return max((at for at, _ in rows), default=row[0])

@@ -1,4 +1,4 @@
-"""The `config.yaml` of a run, read from outside: nothing in it may take more time or memory than a config is worth."""
+"""Reading of the `config.yaml` of a run, with limits on the time and memory that a malicious file can take."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def read_config(path: Path) -> dict[str, Any] | None:
 
 @dataclass(slots=True)
 class _Collection:
-    """A mapping or a list that is being read: how many values it has so far, and the keys that it had."""
+    """A mapping or a list that is being read: the number of its values so far, and its keys so far."""
 
     anchor: str | None
     is_mapping: bool
@@ -53,7 +53,7 @@ class _Collection:
 
 
 class _Expansion:
-    """What a file is when its aliases are written out, measured from the parser's events without writing it out."""
+    """The size of a file with its aliases expanded, counted from the parser's events without expanding it."""
 
     def __init__(self) -> None:
         self.open = [_Collection(None, is_mapping=False)]
@@ -86,7 +86,7 @@ class _Expansion:
                 yield f"it has more than {MAX_NODES} values when its aliases (*name) are written out (line {line})"
 
     def add(self, anchor: str | None, size: int) -> None:
-        """Note a value that is complete."""
+        """Count a value that is complete."""
         if anchor is not None:
             self.sizes[anchor] = size
         self.open[-1].size += size

@@ -1,4 +1,4 @@
-"""The directory of one run: where its manifest, metrics and checkpoints are, and who may write them."""
+"""The directory of one run: the paths of its files, and the lock of the process that writes them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class RunLock:
         return self._descriptor is not None and any(_held.get(key) == os.getpid() for key in self._keys)
 
     def try_acquire(self) -> bool:
-        """Take the lock if nobody has it; whether it is ours now."""
+        """Take the lock if it is free; whether this process holds it now."""
         if self.is_held:
             return True
         if is_held_here(self.path):
@@ -81,7 +81,7 @@ class RunLock:
         return True
 
     def release(self) -> None:
-        """Give the lock back, if it is ours."""
+        """Release the lock, if this process holds it."""
         if self._descriptor is not None and self.is_held:
             for key in self._keys:
                 _held.pop(key, None)
@@ -89,7 +89,7 @@ class RunLock:
         self._descriptor, self._keys = None, []
 
     def holder(self) -> str:
-        """Who has it, in words."""
+        """The process that holds the lock, as text."""
         if is_held_here(self.path):
             return f"this process ({os.getpid()}), through another trainer"
         try:
@@ -108,15 +108,26 @@ REMEDIES = {
 
 
 class RunDirectory:
-    """A run's directory, created where it is not there yet.
+    """A run's directory, created where it does not exist.
 
     ```
-    run.json         what ran, on what, how it ended
-    config.yaml      the resolved config it was started from, where there was one, beside the user's own modules
-    code.diff        what no commit had of the code        log.txt   what it said
+    run.json         versions, machine, seed, progress, state
+    config.yaml      the resolved config it was started from, if it was, beside the user's own modules
+    code.diff        uncommitted changes of the code        log.txt   the log
     metrics.sqlite   every metric of every step and epoch
     checkpoints/     resume points        kept/   best models        artifacts/   anything else
     ```
+
+    Args:
+        path: The directory; an error where it holds other things that a run would overwrite.
+
+    Example:
+        >>> import tempfile
+        >>> from loopwright.run import RunDirectory
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with RunDirectory(f"{folder}/first") as run:  # locked: no other process may write to it
+        ...         run.kept.is_dir(), run.has_run
+        (True, False)
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -129,7 +140,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
-        """The directory of an existing run; nothing is created, to look at it only."""
+        """The directory of an existing run, for reading; nothing is created."""
         directory = cls.__new__(cls)
         directory.path = Path(path).absolute()
         directory._lock = RunLock(directory.path / LOCK)
@@ -193,7 +204,7 @@ class RunDirectory:
         return self.manifest_path.is_file()
 
     def lock(self) -> Self:
-        """Become the one process that writes here; the error names the one that does."""
+        """Lock the directory for this process; the error names the process that holds the lock."""
         if not self._take():
             raise ConfigurationError(
                 f"Run directory {self.path} is being written by {self._lock.holder()}: wait for it, stop it, "
@@ -202,7 +213,7 @@ class RunDirectory:
         return self
 
     def _take(self) -> bool:
-        """Take the lock if it is free; whoever has it removes what killed processes left half-written."""
+        """Take the lock if it is free, and then remove the half-written files of killed processes."""
         with self.starting():
             is_ours = self._lock.try_acquire()
             for folder in (self.path, *(self.path / name for name in FOLDERS)) if is_ours else ():
@@ -211,7 +222,7 @@ class RunDirectory:
 
     @contextmanager
     def starting(self) -> Iterator[None]:
-        """Say what to do about what the system refuses while a run is started here."""
+        """Turn errors of the file system at the start of a run into errors that name a remedy."""
         try:
             yield
         except OSError as error:
@@ -221,7 +232,7 @@ class RunDirectory:
             ) from error
 
     def _refuse_others(self) -> None:
-        """Raise where a name of ours is taken by something else, which a run would write over."""
+        """Raise where other files have names that a run would overwrite."""
         names = (MANIFEST, LOCK, *FILES)
         taken = [name for name in names if (self.path / name).exists() and not (self.path / name).is_file()]
         if taken:
@@ -237,7 +248,7 @@ class RunDirectory:
             )
 
     def unlock(self) -> None:
-        """Let others write here."""
+        """Release the lock."""
         self._lock.release()
 
     def __enter__(self) -> Self:
@@ -256,10 +267,10 @@ run_logger = logging.getLogger("loopwright.run")
 
 @contextmanager
 def logging_to(path: Path) -> Iterator[logging.Logger]:
-    """Append to this file whatever is logged meanwhile; gives the logger for the run's own lines.
+    """Append all log records to a file inside the context; yields the logger for the run's own lines.
 
-    What a program without handlers of its own prints for warnings is still printed, but for the run's own lines, which
-    whoever runs it hears of in other ways.
+    Warnings that a program without log handlers prints are still printed, except the run's own lines, which reach the
+    user in other ways.
     """
     root = logging.getLogger()
     handlers: list[logging.Handler] = [logging.FileHandler(path, encoding="utf-8", delay=True)]
@@ -284,3 +295,9 @@ def _printing() -> logging.Handler:
     handler.setLevel(logging.WARNING)
     handler.addFilter(lambda record: record.name != run_logger.name)
     return handler
+
+
+def shown(path: Path) -> Path:
+    """A path for messages: relative to the working directory where it is below it."""
+    here, path = Path.cwd(), path.absolute()
+    return path.relative_to(here) if path.is_relative_to(here) else path

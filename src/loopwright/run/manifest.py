@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self, TypedDict, Unpack, get_args
 
 import torch
 
@@ -22,7 +22,7 @@ from .._version import __version__
 from ..checkpoint.atomic import staged_file, write_bytes
 from ..checkpoint.headers import parse_json
 from ..errors import CheckpointError, ConfigurationError
-from ..metrics.direction import Mode
+from ..metrics.best import Mode
 
 SECONDS_FOR_STATUS = 10.0
 COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
@@ -31,8 +31,7 @@ COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 class WorkTree:
     """The commit around a directory, and whether tracked files differ from it.
 
-    Git may take longer over the files than the first step of a training run: `ask` sets it to work, and `is_dirty`
-    is for later.
+    Git may take longer than the first step of a training run: `ask` starts it, and `is_dirty` waits for its answer.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -41,19 +40,19 @@ class WorkTree:
         self._asked: subprocess.Popen[bytes] | None = None
 
     def ask(self) -> Self:
-        """Let git begin to compare."""
+        """Start git in the background."""
         if self.commit is not None and self._asked is None:
             self._asked = _start_git(self.directory)
         return self
 
     @property
     def is_answered(self) -> bool:
-        """Whether `is_dirty`, asked for before, needs no waiting."""
+        """Whether `is_dirty` is known without waiting."""
         return self._asked is None or self._asked.poll() is not None
 
     @cached_property
     def is_dirty(self) -> bool | None:
-        """Whether tracked files differ from the commit, once git has said so; None: not known."""
+        """Whether tracked files differ from the commit; None where git does not answer."""
         self.ask()
         if self._asked is None:
             return None
@@ -100,7 +99,7 @@ def _find_git(directory: Path) -> Path | None:
 
 
 def _read_commit(git: Path) -> str | None:
-    """The commit that HEAD stands for, read from the files: far quicker than asking git."""
+    """The commit of HEAD, read from git's files, which is faster than starting git."""
     head = (git / "HEAD").read_text().strip()
     if not head.startswith("ref:"):
         return head if COMMIT.fullmatch(head) else None
@@ -122,7 +121,7 @@ MAX_DIFF_BYTES = 4 << 20
 
 
 def installed_packages() -> dict[str, str]:
-    """Names and versions of what is installed, from the names of its records, which are read in no time."""
+    """Names and versions of the installed packages, from the names of their `.dist-info` folders, which is fast."""
     found: dict[str, str] = {}
     for folder in sys.path:
         try:
@@ -137,7 +136,7 @@ def installed_packages() -> dict[str, str]:
 
 
 def describe_platform() -> str:
-    """System, release, machine and C library; `platform.platform` says the same and starts a process for it."""
+    """System, release, machine and C library, as `platform.platform` gives them, without its child process."""
     parts = [platform.system(), platform.release(), platform.machine()]
     if "CS_GNU_LIBC_VERSION" in getattr(os, "confstr_names", {}):
         parts.append(f"with-{(os.confstr('CS_GNU_LIBC_VERSION') or 'libc').replace(' ', '')}")
@@ -157,9 +156,9 @@ def describe_hardware() -> dict[str, Any]:
 
 
 def uncommitted_diff(directory: Path) -> bytes | None:
-    """What the working tree around a directory has changed since its commit, as a patch; None where nobody knows.
+    """Uncommitted changes of the work tree around a directory, as a patch; None without git.
 
-    Files that git does not know yet are named at the end, since a patch has no room for what may be large.
+    Untracked files, which may be large, are only named at the end.
     """
     tracked = _git(directory, "diff", "HEAD", "--no-color", "--no-ext-diff", "--binary")
     if tracked is None:
@@ -200,14 +199,23 @@ FORMAT = 1
 OPTIONAL = frozenset(
     (
         *("git_commit", "git_dirty", "reason", "progress", "format", "name", "tags", "packages", "hardware", "data"),
-        *("metric_modes", "eval_keys", "fingerprint", "changes"),
+        *("metric_modes", "eval_keys", "watched", "fingerprint", "changes"),
     )
 )
 
 
 @dataclass(frozen=True, slots=True)
 class RunManifest:
-    """The facts about a run; `progress` holds whatever numbers the loop counts."""
+    """The facts about a run, as `run.json` holds them.
+
+    Example:
+        >>> import tempfile
+        >>> from loopwright.run import RunManifest
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     RunManifest.collect(seed=0, name="first").write(f"{folder}/run.json")
+        ...     RunManifest.read(f"{folder}/run.json").state
+        'running'
+    """
 
     id: str
     created: str
@@ -231,7 +239,8 @@ class RunManifest:
     hardware: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)  # by data set: what it is, its length and fingerprint
     metric_modes: dict[str, Mode] = field(default_factory=dict)  # by metric of the epochs: "min" or "max" is better
-    eval_keys: list[str] = field(default_factory=list)  # what names begin with that callbacks' evaluations measured
+    eval_keys: list[str] = field(default_factory=list)  # prefixes of metrics of callbacks' own evaluations
+    watched: list[str] = field(default_factory=list)  # metrics whose best values callbacks look for, in their order
     fingerprint: dict[str, Any] = field(default_factory=dict)  # what the program gave the run to be, by name
     changes: list[dict[str, Any]] = field(default_factory=list)  # of the program, that the run went on with
 
@@ -247,7 +256,17 @@ class RunManifest:
         tree: WorkTree | None = None,
         fingerprint: Mapping[str, Any] | None = None,
     ) -> Self:
-        """The manifest of a run that starts now, in this process; whether a `tree` given is dirty is left for later."""
+        """The manifest of a run that starts now, in this process.
+
+        Args:
+            device: The device that computes.
+            seed: The seed of the run.
+            name: The name of the run.
+            tags: Words to find the run by.
+            data: For each data set its class, its length and a fingerprint.
+            tree: The git work tree, whose `is_dirty` is noted later; by default git is waited for.
+            fingerprint: The values that a program must give a run to continue it.
+        """
         asked = tree or WorkTree(Path.cwd())
         now = _now()
         return cls(
@@ -280,10 +299,11 @@ class RunManifest:
         git_dirty: bool | None = None,
         metric_modes: Mapping[str, Mode] | None = None,
         eval_keys: Iterable[str] = (),
+        watched: Iterable[str] = (),
         fingerprint: Mapping[str, Any] | None = None,
         change: Mapping[str, Any] | None = None,
     ) -> Self:
-        """The same run, further on; a state comes with its own reason, the rest adds to what is known."""
+        """The manifest after an update: a new state replaces the reason, other values are added; see its fields."""
         if state is not None and state not in get_args(State):
             raise ConfigurationError(f"A run is never {state!r}; it is one of {', '.join(get_args(State))}.")
         return replace(
@@ -295,6 +315,7 @@ class RunManifest:
             git_dirty=self.git_dirty if git_dirty is None else git_dirty,
             metric_modes={**self.metric_modes, **(metric_modes or {})},
             eval_keys=sorted({*self.eval_keys, *eval_keys}),
+            watched=list(watched) or self.watched,
             fingerprint=self.fingerprint if fingerprint is None else dict(fingerprint),
             changes=[*self.changes, {"at": _now(), **change}] if change else self.changes,
         )
@@ -306,7 +327,7 @@ class RunManifest:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Self:
-        """The manifest in a `run.json`; entries that a later version added are left out."""
+        """The manifest in a `run.json`; entries of later versions are ignored."""
         try:
             content = parse_json(Path(path).read_bytes(), str(path))
         except OSError as error:
@@ -314,29 +335,36 @@ class RunManifest:
         return cls(**_checked(content, path, {f.name for f in fields(cls)}))
 
 
-def update_manifest(
-    path: str | os.PathLike[str],
-    *,
-    state: State | None = None,
-    reason: str | None = None,
-    progress: Mapping[str, int | float] | None = None,
-    git_dirty: bool | None = None,
-    metric_modes: Mapping[str, Mode] | None = None,
-    eval_keys: Iterable[str] = (),
-    fingerprint: Mapping[str, Any] | None = None,
-    change: Mapping[str, Any] | None = None,
-) -> RunManifest:
-    """Note how a run goes on in its `run.json`."""
-    manifest = RunManifest.read(path).changed(
-        state=state,
-        reason=reason,
-        progress=progress,
-        git_dirty=git_dirty,
-        metric_modes=metric_modes,
-        eval_keys=eval_keys,
-        fingerprint=fingerprint,
-        change=change,
-    )
+class ManifestChanges(TypedDict, total=False):
+    """The entries of a manifest that change while a run is trained."""
+
+    state: State | None
+    reason: str | None  # why the run is in that state
+    progress: Mapping[str, int | float] | None
+    git_dirty: bool | None
+    metric_modes: Mapping[str, Mode] | None
+    eval_keys: Iterable[str]
+    watched: Iterable[str]
+    fingerprint: Mapping[str, Any] | None
+    change: Mapping[str, Any] | None  # one more entry of `changes`
+
+
+def update_manifest(path: str | os.PathLike[str], **changes: Unpack[ManifestChanges]) -> RunManifest:
+    """Change entries of a `run.json`, and return the new manifest.
+
+    Args:
+        path: The file.
+        **changes: The entries; see `ManifestChanges`.
+
+    Example:
+        >>> import tempfile
+        >>> from loopwright.run import RunManifest, update_manifest
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     RunManifest.collect().write(f"{folder}/run.json")
+        ...     update_manifest(f"{folder}/run.json", state="stopped", reason="early stopping").reason
+        'early stopping'
+    """
+    manifest = RunManifest.read(path).changed(**changes)
     manifest.write(path)
     return manifest
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ..errors import CheckpointError
-from ..metrics.direction import Mode
+from ..metrics.best import Mode, first_best
 
 if TYPE_CHECKING:
     import sqlite3
@@ -211,12 +210,9 @@ class MetricsView:
 
     def best(self, name: str, mode: Mode) -> BestValue | None:
         """The best value of an epoch metric, the earliest of equals; None where there is none but NaN."""
-        points = [point for point in self.epochs(name) if not math.isnan(point.value)]
-        if not points:
-            return None
-        sign = 1 if mode == "min" else -1
-        best = min(points, key=lambda point: (sign * point.value, point.at))
-        return BestValue(name, best.value, best.at, mode)
+        points = sorted(self.epochs(name), key=lambda point: point.at)
+        best = first_best(points, lambda point: point.value, mode)
+        return None if best is None else BestValue(name, best.value, best.at, mode)
 
     def last_step(self) -> tuple[int, int] | None:
         """The newest (step, update) that was logged, found without reading the others."""

@@ -1,4 +1,4 @@
-"""A run as it is seen from outside: what it is, how far it got, how it goes. Nothing here writes, or imports torch."""
+"""Run directories as other programs read them: state, progress, metrics. Nothing here writes or imports torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ..checkpoint.headers import parse_json
 from ..errors import CheckpointError, ConfigurationError
-from ..metrics.direction import Mode, direction_of, headline
+from ..metrics.best import Mode, direction_of, headline
 from .config_file import read_config
 from .directory import is_held_here
 from .metrics_store import BestValue, MetricsView, Point
@@ -44,7 +44,7 @@ def is_locked(path: Path) -> bool | None:
     except OSError:
         return None
     try:
-        answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, _question())
+        answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, _lock_query())
     except OSError:
         return None
     finally:
@@ -63,8 +63,8 @@ def lock_host(path: Path) -> str | None:
     return words[3] if len(words) == 4 and words[:3:2] == ["process", "on"] else None
 
 
-def _question() -> bytes:
-    """Who would be in the way of writing anything of the file?"""
+def _lock_query() -> bytes:
+    """The `struct flock` that asks who would block a write lock on the whole file."""
     if _IS_BSD:
         return _FLOCK.pack(0, 0, 0, fcntl.F_WRLCK, os.SEEK_SET)
     return _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
@@ -85,7 +85,7 @@ FRESH_SECONDS = 600.0  # a run on another machine that wrote so recently is take
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
-    """How far a run got, and how far it is to go where its config says; None where nobody knows."""
+    """How far a run got, and the limit that its config gives; None where it is not known."""
 
     epoch: int | None = None
     step: int | None = None
@@ -96,7 +96,7 @@ class RunProgress:
 
     @property
     def fraction(self) -> float | None:
-        """The part that is done, from 0 to 1."""
+        """The completed fraction of the run, from 0 to 1."""
         done = None if self.limit is None else getattr(self, self.limit[0])
         if self.limit is None or done is None:
             return None
@@ -104,7 +104,22 @@ class RunProgress:
 
 
 class RunView:
-    """A run directory, read when asked for; what was read once stays, so take a new view to see what is new."""
+    """A run directory as it is read from outside: state, progress, config, metrics and checkpoints.
+
+    Each part is read at its first use and then kept; make a new view to see later changes. Torch is not imported.
+
+    Args:
+        path: The run directory; an error where it holds no `run.json`.
+
+    Example:
+        >>> import tempfile
+        >>> from loopwright.run import RunManifest, RunView
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     RunManifest.collect(seed=0, name="first").changed(state="finished").write(f"{folder}/run.json")
+        ...     run = RunView(folder)
+        ...     run.name, run.state, run.best
+        ('first', 'finished', {})
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).absolute()
@@ -117,7 +132,7 @@ class RunView:
 
     @cached_property
     def name(self) -> str:
-        """What the run is called: by its manifest, its config, or the folder it is in."""
+        """The name of the run: from its manifest, its config, or its folder."""
         named = self.manifest.get("name") or (self.config or {}).get("name")
         if isinstance(named, str) and named:
             return named
@@ -125,7 +140,7 @@ class RunView:
 
     @cached_property
     def tags(self) -> tuple[str, ...]:
-        """Words to find it by; of a mapping, `key=value`."""
+        """The tags of the run; of a mapping, `key=value`."""
         tags = self.manifest.get("tags") or (self.config or {}).get("tags") or ()
         if isinstance(tags, Mapping):
             return tuple(f"{key}={value}" for key, value in tags.items())
@@ -133,7 +148,7 @@ class RunView:
 
     @cached_property
     def state(self) -> RunState:
-        """Running and crashed both say "running" in the manifest: a process that writes holds the lock."""
+        """The state of the run; it has crashed where the manifest says "running" and no process holds the lock."""
         noted = self.manifest.get("state")
         if noted in ("finished", "stopped", "interrupted", "failed"):
             return noted  # type: ignore[no-any-return]
@@ -143,7 +158,7 @@ class RunView:
 
     @property
     def reason(self) -> str | None:
-        """Why it ended as it did."""
+        """Why the run ended."""
         reason = self.manifest.get("reason")
         return None if reason is None else str(reason)
 
@@ -153,7 +168,7 @@ class RunView:
 
     @cached_property
     def ended(self) -> datetime | None:
-        """When it ended; of one that crashed, when it last wrote something."""
+        """When the run ended; of a crashed run, when it wrote last."""
         if self.state == "running":
             return None
         return datetime.fromtimestamp(self.last_write, UTC) if self.state == "crashed" else self.updated
@@ -164,13 +179,13 @@ class RunView:
 
     @property
     def last_write(self) -> float:
-        """When anything of the run was written, in seconds of the clock of its file system."""
+        """When the run wrote last, in seconds of the file system's clock."""
         names = (MANIFEST, METRICS, f"{METRICS}-wal", "checkpoints")
         return max((_modified(self.path / name) for name in names), default=0.0)
 
     @cached_property
     def config(self) -> dict[str, Any] | None:
-        """The resolved config it was started from, as it stands in the file; None where it had none."""
+        """The resolved config of the run, as in its file; None for a run that was not started from a config."""
         try:
             return read_config(self.path / CONFIG)
         except (CheckpointError, OSError) as error:
@@ -183,15 +198,15 @@ class RunView:
 
     @cached_property
     def best(self) -> dict[str, BestValue]:
-        """The best value of every epoch metric of which it is known what is better.
+        """The best value of every epoch metric whose mode is known.
 
-        There is none of a run whose metrics cannot be read, which is among problems.
+        Empty for a run whose metrics cannot be read; `problems` then says why.
         """
         found = {name: self.best_of(name) for name in self.epoch_names}
         return {name: best for name, best in found.items() if best is not None}
 
     def best_of(self, name: str, mode: Mode | None = None) -> BestValue | None:
-        """The best value of an epoch metric; None without values, or where it is not known which are better."""
+        """The best value of an epoch metric; None without values, or where its mode is not known."""
         mode = mode or self.mode_of(name)
         return self.metrics.best(name, mode) if mode is not None and self.epoch_names else None
 
@@ -202,27 +217,27 @@ class RunView:
 
     @cached_property
     def metric_modes(self) -> dict[str, Mode]:
-        """What the run noted about its metrics: whether smaller or larger values are better."""
+        """For each metric, "min" or "max" as the run noted it."""
         noted = self.manifest.get("metric_modes")
         entries = noted.items() if isinstance(noted, dict) else ()
         return {str(name): mode for name, mode in entries if mode in ("min", "max")}
 
     def mode_of(self, name: str) -> Mode | None:
-        """Which values of a metric are better: as the run noted it, as its name says, or as a model was kept for it."""
-        known = self.metric_modes.get(name) or direction_of(name)
-        if known is not None or self.metric_modes:
-            return known
-        return {info.metric[0]: info.mode for info in self._kept if info.metric}.get(name)
+        """Which values of a metric are better: as the run noted it, as models were kept by it, or as its name says."""
+        kept = {info.metric[0]: info.mode for info in self._kept if info.metric and name not in self.metric_modes}
+        return self.metric_modes.get(name) or kept.get(name) or direction_of(name)
 
     @property
     def main_metric(self) -> str | None:
-        """The metric to show where there is room for one: what models are kept for, if it is, or else any.
+        """The metric that stands for the run: one that models were kept by if there is one, else any of its epochs.
 
-        Of several it is one of an evaluation, a loss before others: see `headline`.
+        Of several it is one of an evaluation, a loss before others (see `headline`); of equal ones, that of the
+        callback that comes first.
         """
-        names = self.epoch_names
-        kept_for = [info.metric[0] for info in self._kept if info.metric and info.metric[0] in names]
-        return headline(dict.fromkeys(kept_for) or names, self.eval_keys)
+        measured = dict.fromkeys((*self.watched, *self.epoch_names))
+        names = [name for name in measured if name in self.epoch_names]
+        kept_by = {info.metric[0] for info in self._kept if info.metric}
+        return headline([name for name in names if name in kept_by] or names, self.eval_keys)
 
     @cached_property
     def _kept(self) -> list[CheckpointInfo]:
@@ -230,13 +245,21 @@ class RunView:
 
     @property
     def eval_keys(self) -> list[str]:
-        """What the names of metrics begin with that callbacks measured on data of their own."""
-        noted = self.manifest.get("eval_keys")
-        return [key for key in noted if isinstance(key, str)] if isinstance(noted, list) else []
+        """The prefixes of metrics that callbacks measured on data of their own."""
+        return self._noted_names("eval_keys")
+
+    @property
+    def watched(self) -> list[str]:
+        """The metrics whose best values callbacks looked for, in the order of the callbacks."""
+        return self._noted_names("watched")
+
+    def _noted_names(self, entry: str) -> list[str]:
+        noted = self.manifest.get(entry)
+        return [name for name in noted if isinstance(name, str)] if isinstance(noted, list) else []
 
     @cached_property
     def epoch_names(self) -> list[str]:
-        """The names of the metrics of epochs; none where they cannot be read, which is among problems."""
+        """The names of the metrics of epochs; empty where they cannot be read, and `problems` then says why."""
         try:
             return self.metrics.epoch_names
         except CheckpointError as error:
@@ -245,7 +268,7 @@ class RunView:
 
     @cached_property
     def progress(self) -> RunProgress:
-        """What the manifest noted at the end; before that, what metrics and checkpoints tell."""
+        """The progress in the manifest of an ended run; before that, the progress that metrics and checkpoints show."""
         counts = self._noted_counts()
         if self.state in ("running", "crashed"):
             counts = self._seen_counts() or counts
@@ -255,14 +278,14 @@ class RunView:
 
     @property
     def seconds(self) -> float | None:
-        """How long it trained; before it has ended, how long ago it was started."""
+        """How long the run trained; before its end, the time since its start."""
         if self.progress.seconds is not None or self.started is None:
             return self.progress.seconds
         end = self.ended or datetime.now(UTC)
         return max((end - self.started).total_seconds(), 0.0)
 
     def checkpoints(self) -> list[CheckpointInfo]:
-        """Its resume points and kept models, from old to new."""
+        """The resume points of the run and then its kept models, each from old to new."""
         from ..checkpoint.inspect import list_checkpoints
 
         return list_checkpoints(self.path)
@@ -295,7 +318,7 @@ class RunView:
         return {name: value for name, value in entries if isinstance(value, int | float)}
 
     def _seen_counts(self) -> dict[str, float]:
-        """The counts of a run that did not note its end."""
+        """The counts of a run whose manifest has no end."""
         seen: dict[str, float] = {}
         for info in self.checkpoints():
             _raise_to(seen, {name: info.meta.get(name) for name in COUNTS})
@@ -315,22 +338,22 @@ class RunView:
         return f"RunView({str(self.path)!r})"
 
 
-def best_kept(path: str | os.PathLike[str]) -> CheckpointInfo | None:
-    """The best sound model that a run kept, None where it kept none.
-
-    Of several metrics that models were kept by, it goes by the one that is its main metric: see `headline`.
-    """
-    from ..checkpoint.inspect import best_by, list_checkpoints
-
-    found = [info for info in list_checkpoints(path) if info.kind == "kept" and info.is_sound]
-    names = dict.fromkeys(info.metric[0] for info in found if info.metric is not None)
-    is_run = (Path(path) / MANIFEST).is_file()  # kept models may have been copied without it
-    metric = headline(names, RunView(path).eval_keys if is_run else ())
-    return None if metric is None else best_by(metric, found)
-
-
 def find_runs(root: str | os.PathLike[str]) -> list[Path]:
-    """The run directories in a folder and the folders in it, sorted; a run's own folders are not searched."""
+    """The run directories in a folder and its subfolders, sorted; the folders inside a run are not searched.
+
+    Args:
+        root: The folder, such as "runs".
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from loopwright.run import RunManifest, find_runs
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     (Path(folder) / "a").mkdir()
+        ...     RunManifest.collect().write(f"{folder}/a/run.json")
+        ...     [path.name for path in find_runs(folder)]
+        ['a']
+    """
     return sorted(_walk(Path(root).absolute(), set()))
 
 

@@ -10,7 +10,7 @@ import torch
 
 from ..data.random import preserved_rng
 from ..errors import ConfigurationError, DataError
-from ..metrics.direction import Directions, WatchedMetric, settle_all
+from ..metrics.best import Directions, WatchedMetric, settle_all
 from ..metrics.meter import Meter
 from .result import StepResult
 

@@ -263,6 +263,8 @@ def starting_line(trainer: Trainer, resumed: Resumed | None) -> str:
 
 
 def _place_text(trainer: Trainer, resumed: Resumed | None) -> str:
+    from ..run.directory import shown
+
     place = None if trainer.run_dir is None else shown(trainer.run_dir)
     if resumed is None:
         return trainer.without_place if place is None else f"New run in {place}"
@@ -314,9 +316,3 @@ def age_text(moment: datetime) -> str:
             count = int(seconds // size)
             return f"{count} {unit}{'' if count == 1 else 's'} ago"
     return f"{int(seconds)} seconds ago"
-
-
-def shown(path: Path) -> Path:
-    """A path for a person: from here, where it is below."""
-    here, path = Path.cwd(), path.absolute()
-    return path.relative_to(here) if path.is_relative_to(here) else path

@@ -12,7 +12,7 @@ import torch
 from loopwright import ConfigurationError
 from loopwright.callbacks import EMA
 from loopwright.doors.modular import Callback
-from loopwright.run.reading import RunView, best_kept
+from loopwright.run import RunView, choose
 
 from ...loops import build_net
 from ...mistakes import Mistakes
@@ -95,7 +95,7 @@ def test_a_monitor_whose_name_says_nothing_is_asked_about_before_the_first_step(
 
 def test_monitor_mode_says_it_and_reaches_the_reports(tmp_path: Path) -> None:
     Distant(Config(n_epochs=3, run_dir=tmp_path, monitor="val_foo", monitor_mode="min")).fit()
-    best = best_kept(tmp_path)
+    best = choose(tmp_path)
     assert best is not None
     assert (best.metric, RunView(tmp_path).best["val_foo"].value) == (("val_foo", 1.0), 1.0)
 

@@ -25,6 +25,7 @@ from ...optim.build import build_schedule, named
 from ...runtime import Runtime
 from ...runtime.base import is_launched
 from ...trainer import Trainer as CoreTrainer
+from ...training.fingerprint import describe_dataset
 from ...training.progress import Progress
 from ...training.result import StepResult
 from ...training.supervised import call_model
@@ -39,7 +40,6 @@ from .checks import (
     refuse_loss,
 )
 from .config import BaseTrainerConfig
-from .data import describe_dataset
 from .losses import OwnScheduling, result_of, step_result_of
 
 if TYPE_CHECKING:

@@ -12,9 +12,8 @@ from ...callback import check_arguments, named_hook
 from ...callbacks.interval import metric_of
 from ...callbacks.stopping import EarlyStopping
 from ...checkpoint.destination import check_inside
-from ...checkpoint.policy import KeepPolicy
 from ...errors import CheckpointError, ConfigurationError
-from ...metrics.direction import Mode, WatchedMetric
+from ...metrics.best import Mode, WatchedMetric, is_better, settle_all
 
 if TYPE_CHECKING:
     from ...checkpoint.parts import Parts
@@ -82,8 +81,7 @@ class EpochEnds:
     def begin(self, loaded: Mapping[str, Any] | None) -> None:
         """Find out which values of the metric are better, or ask for it, and go on from the run that was loaded."""
         if self.watches_metric:
-            self.trainer._engine.directions.said = {}
-            self._watched.settle(self.trainer._engine.directions)
+            settle_all([self._watched], self.trainer._engine.directions)
             check_plateau(self.trainer._engine, self._watched.name, self._watched.mode)
         self.trainer._engine.watched = self._metric_in
         if self.save_dir is not None and self.trainer._overrides("_save_checkpoint"):
@@ -159,7 +157,7 @@ class EpochEnds:
         """Whether it beats all that this trainer kept there under this metric, in earlier calls too."""
         key = (save_dir.absolute(), name)
         best = self.trainer._best.get(key)
-        is_best = best is None or KeepPolicy(name, self._mode_of(name)).better(value, best)
+        is_best = best is None or is_better(value, best, self._mode_of(name))
         if is_best:
             self.trainer._best[key] = value
         return is_best

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ....callbacks.ema import averaged_parameters, move_averages, paired_groups
 from ....errors import ConfigurationError
 from .events import CallbackHandler, TrainerCallback
 from .watching import SaveBestModelCallback
@@ -41,10 +42,9 @@ class ModelEma(nn.Module):
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
-        """Move the averages towards the model's weights by 1 - decay of the way."""
-        own, other = _averaged(self.module), _averaged(model)
-        if own:
-            torch._foreach_lerp_(own, other, 1 - self.decay)
+        """Move the averages towards the model's weights by 1 - decay of the distance."""
+        groups = paired_groups(averaged_parameters(model), averaged_parameters(self.module))
+        move_averages(groups, 1 - self.decay)
         self._copy(self.module.buffers(), model.buffers())
 
     @torch.no_grad()
@@ -56,10 +56,6 @@ class ModelEma(nn.Module):
     def _copy(self, own: Iterable[Tensor], other: Iterable[Tensor]) -> None:
         for mine, theirs in zip(own, other, strict=True):
             mine.copy_(theirs)
-
-
-def _averaged(model: nn.Module) -> list[Tensor]:
-    return [p.detach() for p in model.parameters() if p.is_floating_point() or p.is_complex()]
 
 
 class ModelEmaCallback(SaveBestModelCallback):

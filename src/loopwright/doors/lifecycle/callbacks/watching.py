@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ....checkpoint.destination import check_directory
 from ....errors import ConfigurationError, NonFiniteLossError
-from ....metrics.direction import direction_of
+from ....metrics.best import BestSoFar, Mode, direction_of
 from ....training.progress import counted
 from .events import StopTrainingError, TrainerCallback
 
@@ -115,17 +115,17 @@ class MetricWatcher(TrainerCallback):
 
     def improves(self, trainer: Trainer) -> bool:
         """Whether the latest value is the best so far, which it then is."""
-        value = float(trainer.run_history.get_latest_metric(self.watch_metric))
-        if math.isnan(value) or not self._is_better(value):
-            return False
-        self.best_metric, self.best_metric_epoch = value, trainer.run_history.current_epoch
-        return True
+        return self.compare_latest(trainer).num_bad == 0
 
-    def _is_better(self, value: float) -> bool:
-        if self.best_metric is None:
-            return True
-        gain = value - self.best_metric if self.greater_is_better else self.best_metric - value
-        return gain > self.threshold
+    def compare_latest(self, trainer: Trainer, num_bad: int = 0) -> BestSoFar:
+        """Compare the latest value with the best so far, after `num_bad` values that were no improvement."""
+        value = float(trainer.run_history.get_latest_metric(self.watch_metric))
+        before = BestSoFar(self.best_metric, self.best_metric_epoch or 0, num_bad)
+        mode: Mode = "max" if self.greater_is_better else "min"
+        after = before.after(value, trainer.run_history.current_epoch, mode, self.threshold)
+        if after.num_bad == 0:
+            self.best_metric, self.best_metric_epoch = after.value, after.at
+        return after
 
     def state_dict(self) -> dict[str, Any]:
         return {"best_metric": self.best_metric, "best_metric_epoch": self.best_metric_epoch}
@@ -168,10 +168,8 @@ class EarlyStoppingCallback(MetricWatcher):
         )
 
     def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        if self.improves(trainer):
-            self.early_stopping_patience_counter = 0
-            return
-        self.early_stopping_patience_counter += 1
+        so_far = self.compare_latest(trainer, self.early_stopping_patience_counter)
+        self.early_stopping_patience_counter = so_far.num_bad
         if self.early_stopping_patience_counter >= self.early_stopping_patience:
             best = "never a number" if self.best_metric is None else f"best {self.best_metric:.6g}"
             raise StopTrainingError(

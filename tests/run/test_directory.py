@@ -3,10 +3,10 @@
 import os
 
 import pytest
-from run_helpers import hold_lock, hold_lock_with_a_child, start, take_fresh, try_lock
 
 from loopwright.errors import ConfigurationError
 from loopwright.run import RunDirectory, RunManifest
+from tests.run.run_helpers import hold_lock, hold_lock_with_a_child, start, take_fresh, try_lock
 
 
 def begin(path):

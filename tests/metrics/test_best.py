@@ -1,20 +1,26 @@
-"""The table of metric names: what it knows, what it does not, and that the documentation shows all of it."""
+"""The notion of best: how values compare, what names of metrics say, and which metric stands for a run."""
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
 import pytest
 
 from loopwright import ConfigurationError
-from loopwright.metrics.direction import (
+from loopwright.metrics.best import (
     LARGER,
     SMALLER,
     UNCLEAR,
+    BestSoFar,
     Directions,
     WatchedMetric,
     direction_of,
+    first_best,
+    headline,
+    is_better,
+    ranked,
     settle_all,
     words_of,
 )
@@ -88,10 +94,10 @@ def test_words_are_split_at_signs_and_capitals():
     assert words_of("eval/BinaryF1Score-top1.valLoss") == ["eval", "binary", "f1", "score", "top1", "val", "loss"]
 
 
-def known(*losses: str, **said: str) -> Directions:
+def known(*losses: str, **given: str) -> Directions:
     directions = Directions()
     directions.losses |= set(losses)
-    directions.said |= said
+    directions.given |= given
     return directions
 
 
@@ -130,3 +136,83 @@ def test_opposite_modes_for_one_metric_are_refused(mistake):
     with mistake("Up or down", '`EarlyStopping("eval_foo", mode="min")` beside `BestModel("eval_foo", mode="max")`',
                  ConfigurationError, match="the opposite"):  # fmt: skip
         settle_all(watched, Directions())
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ([], None),
+        (["loss"], "loss"),
+        (["accuracy", "loss"], "loss"),
+        (["loss", "eval_accuracy"], "eval_accuracy"),
+        (["loss", "eval_accuracy", "eval_loss"], "eval_loss"),
+        (["loss", "accuracy", "test_loss"], "test_loss"),
+        (["loss", "val_accuracy"], "val_accuracy"),
+        (["train/loss", "val/acc", "val/loss"], "val/loss"),
+        (["loss", "valLoss"], "valLoss"),
+        (["loss", "validation_f1"], "validation_f1"),
+        (["train_loss", "eval_ema_loss", "eval_loss"], "eval_loss"),
+        (["loss", "eval_foo", "eval_rmse"], "eval_rmse"),
+        (["lr", "epoch_time", "accuracy"], "accuracy"),
+        (["D_real", "D_fake", "G_GAN", "G_L1"], "G_L1"),
+        (["D_real", "D_fake", "G_GAN"], "G_GAN"),
+        (["loss_D", "loss_G"], "loss_G"),
+        (["D_real", "G_L1", "total"], "total"),
+        (["critic_loss", "generator_loss"], "generator_loss"),
+        (["best_eval_loss", "eval_loss"], "eval_loss"),
+        (["eval_loss_at_best_eval_accuracy", "eval_accuracy"], "eval_accuracy"),
+        (["D_real", "D_fake"], "D_real"),
+    ],
+)
+def test_an_evaluation_comes_first_then_a_loss_then_the_first(names, expected):
+    assert headline(names) == expected
+
+
+def test_a_data_set_that_a_callback_evaluates_is_an_evaluation():
+    assert headline(["loss", "night_loss", "night_accuracy"], ["night"]) == "night_loss"
+    assert headline(["loss", "night_loss"]) == "loss"
+
+
+@pytest.mark.parametrize(
+    ("value", "best", "mode", "min_delta", "expected"),
+    [
+        (1.0, 2.0, "min", 0.0, True),
+        (2.0, 1.0, "min", 0.0, False),
+        (2.0, 1.0, "max", 0.0, True),
+        (1.0, 1.0, "min", 0.0, False),
+        (1.0, 1.0, "max", 0.0, False),
+        (1.5, 2.0, "min", 0.5, False),
+        (1.25, 2.0, "min", 0.5, True),
+        (math.nan, 2.0, "min", 0.0, False),
+        (math.nan, None, "max", 0.0, False),
+        (math.nan, math.nan, "max", 0.0, False),
+        (math.inf, math.nan, "min", 9.0, True),
+        (math.inf, None, "min", 9.0, True),
+        (math.inf, math.inf, "max", 0.0, False),
+        (-math.inf, 0.0, "min", 9.0, True),
+        (5e-324, 0.0, "max", 0.0, True),
+    ],
+)
+def test_a_value_is_better_by_more_than_min_delta_and_never_if_it_is_nan(value, best, mode, min_delta, expected):
+    assert is_better(value, best, mode, min_delta) is expected
+
+
+def test_nan_and_missing_values_rank_last_and_equal_ones_keep_their_order():
+    values = [("a", 1.0), ("b", math.nan), ("c", -math.inf), ("d", None), ("e", 1.0), ("f", math.inf)]
+    order = {mode: "".join(name for name, _ in ranked(values, lambda pair: pair[1], mode)) for mode in ("min", "max")}
+    assert order == {"min": "caefbd", "max": "faecbd"}
+
+
+def test_the_best_of_nothing_but_nan_is_none():
+    assert first_best([math.nan, math.nan], float, "min") is None
+    assert first_best([], float, "min") is None
+    assert first_best([("a", 2.0), ("b", 2.0)], lambda pair: pair[1], "max") == ("a", 2.0)
+
+
+def test_values_that_are_no_improvement_are_counted_until_the_next_one():
+    so_far, counts = BestSoFar(), []
+    for at, value in enumerate([math.nan, 3.0, 2.75, 4.0, 2.0], start=1):
+        so_far = so_far.after(value, at, "min", min_delta=0.5)
+        counts.append(so_far.num_bad)
+    assert counts == [1, 0, 1, 2, 0]
+    assert so_far == BestSoFar(2.0, 5, 0)

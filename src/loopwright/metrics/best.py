@@ -1,15 +1,71 @@
-"""Which values of a metric are better: the one table of names, and what a run knows beyond it."""
+"""The one notion of best: how two values compare, which metric a run goes by, and what names of metrics say of both.
+
+Whatever looks for the best (callbacks, kept models, commands, sweeps, doors) calls this module. It imports no torch.
+"""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 from ..errors import ConfigurationError
 
 Mode: TypeAlias = Literal["min", "max"]
+T = TypeVar("T")
+
+
+def sort_key(value: float | None, mode: Mode) -> tuple[bool, float]:
+    """Sort key that puts better values first: the rule that all functions of this module compare values by.
+
+    Infinities rank as numbers. NaN, and None for a value that was never measured, come after every number.
+    """
+    if value is None or math.isnan(value):
+        return True, 0.0
+    return False, value if mode == "min" else -value
+
+
+def is_better(value: float, best: float | None, mode: Mode, min_delta: float = 0.0) -> bool:
+    """Whether a value improves on the best one so far by more than `min_delta`.
+
+    NaN is never better, and any number is better than NaN or None. Of equal values the earlier one stays the best.
+    """
+    (is_missing, cost), (was_missing, lowest) = sort_key(value, mode), sort_key(best, mode)
+    if is_missing or was_missing:
+        return was_missing and not is_missing
+    return lowest - cost > min_delta
+
+
+def ranked(items: Iterable[T], value_of: Callable[[T], float | None], mode: Mode | Callable[[T], Mode]) -> list[T]:
+    """Items sorted by their values, best first; equal ones keep their order. The mode may depend on the item."""
+    return sorted(items, key=lambda item: sort_key(value_of(item), mode(item) if callable(mode) else mode))
+
+
+def first_best(items: Iterable[T], value_of: Callable[[T], float | None], mode: Mode) -> T | None:
+    """The first item with the best value; None where no item has a number."""
+    found = next(iter(ranked(items, value_of, mode)), None)
+    return None if found is None or sort_key(value_of(found), mode)[0] else found
+
+
+@dataclass(frozen=True, slots=True)
+class BestSoFar:
+    """The best value of a metric, when it was measured, and how many values in a row have not improved on it."""
+
+    value: float | None = None
+    at: int = 0
+    num_bad: int = 0
+
+    def after(self, value: float, at: int, mode: Mode, min_delta: float = 0.0) -> BestSoFar:
+        """The state after one more value, measured at an epoch, update or sample; an improvement has `num_bad` 0."""
+        if is_better(value, self.value, mode, min_delta):
+            return BestSoFar(value, at)
+        return BestSoFar(self.value, self.at, self.num_bad + 1)
+
+
+# What names of metrics say about their direction
 
 _SMALLER = """
 loss losses logloss error errors err cost penalty risk regret residual surprisal violation violations
@@ -55,9 +111,9 @@ _PARTS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+\d*|[A-Z]+\d*|\d+")
 
 @lru_cache(maxsize=4096)
 def direction_of(metric: str) -> Mode | None:
-    """Whether smaller or larger values are better, as far as the name says; None where it does not say it.
+    """Whether smaller or larger values of a metric are better, by its name; None where the name does not say it.
 
-    The last known word decides, so a `dice_loss` is a loss; a name such as `loss_accuracy` says two things.
+    The last known word decides, so a `dice_loss` is a loss; a name such as `loss_accuracy` is ambiguous.
     """
     found = list(_entries(words_of(plain_name(metric))))
     if any(entry in UNCLEAR for entry in found):
@@ -109,18 +165,19 @@ def _ending(word: str) -> str | None:
 
 
 class Directions:
-    """Which values of the metrics of a run are better: what was said, what steps returned as losses, and the table."""
+    """The modes of the metrics of a run: as callbacks were given them, then losses of steps, then the names."""
 
     def __init__(self) -> None:
-        self.said: dict[str, Mode] = {}  # by callbacks that were given a mode
+        self.given: dict[str, Mode] = {}  # of the metrics that callbacks watch
+        self.watched: list[str] = []  # those metrics in the order of the callbacks
         self.losses: set[str] = set()  # names in steps, to which evaluations add prefixes
-        self.eval_keys: set[str] = set()  # what names begin with that come from evaluations of callbacks' own
+        self.eval_keys: set[str] = set()  # prefixes of metrics that callbacks measure in evaluations of their own
 
     def of(self, metric: str) -> Mode | None:
-        """None where it is not known; also where the name says one thing and the step another."""
+        """The mode of a metric; None where it is not known, or where its name contradicts the step's losses."""
         name = plain_name(metric)
-        if metric in self.said or name in self.said:
-            return self.said.get(metric) or self.said[name]
+        if metric in self.given or name in self.given:
+            return self.given.get(metric) or self.given[name]
         if self._is_loss(name, (*PREFIXES, *self.eval_keys)):
             return "min"
         by_name = direction_of(name)
@@ -136,10 +193,13 @@ class Directions:
 
 
 class WatchedMetric:
-    """A metric of which a callback looks for the best values; its `mode` is known once it is settled.
+    """A metric whose best values a callback looks for; with mode "auto", its `mode` is known once it is settled.
 
-    `given` is what the user said: "min", "max" or "auto". `owner` and `argument` are the names of the callback and of
-    its argument in messages.
+    Args:
+        name: The metric.
+        given: The user's argument: "min", "max" or "auto".
+        owner: The name of the callback in error messages.
+        argument: The name of the callback's argument for the mode in error messages.
     """
 
     def __init__(self, name: str, given: str, owner: str, argument: str = "mode") -> None:
@@ -155,7 +215,7 @@ class WatchedMetric:
 
     @property
     def is_given(self) -> bool:
-        """Whether the user said which values are better."""
+        """Whether the user gave the mode."""
         return self.given != "auto"
 
     @property
@@ -169,7 +229,7 @@ class WatchedMetric:
         return mode
 
     def settle(self, directions: Directions) -> None:
-        """Find out which values are better in a run; an error where it is not known."""
+        """Take the mode that the run knows; an error where there is none, or another callback has the opposite."""
         if not self.is_given:
             self._mode = directions.of(self.name)
             if self._mode is None and direction_of(self.name) is not None:
@@ -177,7 +237,7 @@ class WatchedMetric:
                     f"{self.owner} watches {self.name!r}, which ends like a loss of this run, while its name says that "
                     f'larger values are better: say {self.argument}="min" or {self.argument}="max".'
                 )
-        if directions.said.setdefault(self.name, self.mode) != self.mode:
+        if directions.given.setdefault(self.name, self.mode) != self.mode:
             raise ConfigurationError(
                 f"{self.owner} has {self.argument}={self.mode!r} for {self.name!r}, and another callback the opposite: "
                 "one of them would take the worst for the best. Say the same for both."
@@ -185,11 +245,14 @@ class WatchedMetric:
 
 
 def settle_all(watched: Iterable[WatchedMetric], directions: Directions) -> None:
-    """Settle what is watched in one run: what users said comes first, for those who said nothing too."""
-    directions.said = {}
-    for metric in sorted(watched, key=lambda metric: not metric.is_given):
+    """Settle the watched metrics of one run; a mode that was given for one callback holds for all of the metric."""
+    metrics = list(watched)
+    directions.given, directions.watched = {}, list(dict.fromkeys(metric.name for metric in metrics))
+    for metric in sorted(metrics, key=lambda metric: not metric.is_given):
         metric.settle(directions)
 
+
+# Which metric a run goes by
 
 ASIDE = frozenset(("train", "training", "epoch", "mean", "avg", "average"))  # that leave a loss the loss
 TOTAL = frozenset(("total", "sum", "overall"))
@@ -200,11 +263,11 @@ MACHINE = frozenset(("time", "seconds", "sec", "memory", "throughput", "fps", "l
 
 
 def headline(metrics: Iterable[str], eval_keys: Collection[str] = ()) -> str | None:
-    """The metric to go by: one of an evaluation before those of training, a loss before others, the first of equals.
+    """The metric to go by: of an evaluation before training, a loss before others, the first of equals.
 
-    Of losses, the one that is just called so comes first, then a total, then a generator's other than how well it
-    deceives; a discriminator's come last, since they do not say how good a model is. `eval_keys` are what the names of
-    metrics begin with that callbacks measure on data of their own.
+    Of losses, `loss` itself comes first, then a total, then a generator's other than its adversarial one; a
+    discriminator's come last, since they do not say how good a model is. `eval_keys` are the prefixes of metrics that
+    callbacks measure on data of their own.
     """
     return min(metrics, key=lambda name: (not is_evaluation(name, eval_keys), _rank(name, eval_keys)), default=None)
 
