@@ -14,7 +14,7 @@ from check_mistakes import MISTAKES, WELL, callback
 from check_projects import CONFIG, MODULE
 
 from loopwright.cli import main
-from loopwright.cli.check_config import check_config
+from loopwright.cli.check.config import check_config
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +29,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _inside(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project)
     monkeypatch.setattr("tempfile.tempdir", "/dev/shm" if Path("/dev/shm").is_dir() else None)
-    for limit in ("config.LATE_SECONDS", "config.SLOW_SECONDS", "schedule.MAX_SECONDS", "measures.ENOUGH_SECONDS"):
-        monkeypatch.setattr(f"loopwright.cli.check_{limit}", float("inf"))  # a slow machine would be shown less
+    for limit in ("config.LATE_SECONDS", "config.SLOW_SECONDS", "schedule.MAX_SECONDS", "probe.ENOUGH_SECONDS"):
+        monkeypatch.setattr(f"loopwright.cli.check.{limit}", float("inf"))  # a slow machine would be shown less
 
 
 def line_of(text: str) -> int:

@@ -11,9 +11,8 @@ import torch
 
 from loopwright.cli import doctor_probes as probes
 from loopwright.cli import main
-from loopwright.cli.doctor_advice import Findings, advise
-from loopwright.cli.doctor_disk import Disk, Workers, file_system_of, probe_disk
-from loopwright.cli.doctor_probes import Compilation, Device, Machine
+from loopwright.cli.doctor import Findings, advise
+from loopwright.cli.doctor_probes import Compilation, Device, Disk, Machine, Workers, file_system_of, probe_disk
 
 
 def findings(**changes: object) -> Findings:

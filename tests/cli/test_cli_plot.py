@@ -7,8 +7,7 @@ import sys
 import pytest
 
 from loopwright.cli import main
-from loopwright.cli.plot import collect
-from loopwright.cli.plot_text import Curve, draw_text
+from loopwright.cli.plot import Curve, collect, draw_text
 from loopwright.run import RunView
 
 

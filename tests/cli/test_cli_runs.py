@@ -14,7 +14,7 @@ from gallery_helpers import ROOT
 
 from loopwright import ConfigurationError
 from loopwright.cli import main
-from loopwright.cli.finding import find_run
+from loopwright.cli.arguments import find_run
 from loopwright.run import RunView
 
 ALL = {"finished", "stopped", "failed", "interrupted", "killed", "deep/twin"}

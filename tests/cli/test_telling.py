@@ -15,7 +15,7 @@ from train_helpers import CONFIG, Project, Shell
 
 from loopwright import Callback, Trainer
 from loopwright.cli.exits import EXIT_CODES
-from loopwright.cli.sweep_child import GO_ON, Reporter
+from loopwright.cli.sweep.child import GO_ON, Reporter
 
 
 def test_a_finished_run_says_how_a_command_starts_over(project: Project, shell: Shell):

@@ -18,8 +18,8 @@ from loopwright.callbacks import BestModel, OfflineLoss
 from loopwright.checkpoint import load_weights
 from loopwright.cli import main
 from loopwright.cli.sweep import mode_of
-from loopwright.cli.sweep_child import placed
-from loopwright.cli.sweep_search import Optuna
+from loopwright.cli.sweep.child import placed
+from loopwright.cli.sweep.search import Optuna
 from loopwright.config import Sweep, load_config
 from loopwright.doors.configured.experiment import Experiment
 from loopwright.doors.configured.stored import load_for_use

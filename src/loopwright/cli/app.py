@@ -22,19 +22,18 @@ from . import (
     finders,
     init,
     plot,
-    predict,
     runs,
     show,
     sweep,
     train,
 )
+from .arguments import take_overrides
 from .exits import EXIT_CODES, FAILED, INTERRUPTED, OK, PIPE_CLOSED
 from .output import printable
-from .overriding import take_overrides
 
 # Each adds its commands to the parser; what a command needs is imported when it runs.
 GROUPS = (
-    *(init, check, train, sweep, evaluate, predict, config, finders),
+    *(init, check, train, sweep, evaluate, config, finders),
     *(runs, show, diff, plot, export, checkpoint, doctor, completion),
 )
 

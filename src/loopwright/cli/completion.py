@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .adding import add_command
+from .arguments import add_command
 from .exits import OK
 
 MORE = """\

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError, LoopwrightError
-from .adding import add_command
+from .arguments import OVERRIDES, add_command, add_config, is_override
 from .exits import EXIT_CODES, FOUND, OK
 from .output import RED, print_json, printable, styled
-from .overriding import OVERRIDES, add_config, is_override
 
 if TYPE_CHECKING:
+    import yaml
+
     from ..config import Config, Problem
+
 
 SHOW_MORE = """\
 Includes (`defaults:`), variables and KEY=VALUE are worked in; what comes from the environment stays ${env:NAME}. What
@@ -77,7 +80,6 @@ def add_validate(commands: Any, common: argparse.ArgumentParser) -> None:
 
 def show_command(options: argparse.Namespace) -> int:
     from ..config import load_config
-    from .config_text import with_origins
 
     config = load_config(options.config, options.overrides)
     text = with_origins(config) if options.origins else config.to_yaml()
@@ -163,3 +165,49 @@ def _print_report(found: dict[str, list[Problem]]) -> None:
 
 def _as_dict(problem: Problem) -> dict[str, Any]:
     return {"file": problem.file, "line": problem.line, "key": problem.key, "message": problem.message}
+
+
+MAX_COLUMN = 60
+
+
+def with_origins(config: Config) -> str:
+    """The text of `config.to_yaml()`, with `# file:line` behind the lines whose value comes from there."""
+    import yaml
+
+    text = config.to_yaml()
+    lines = text.splitlines()
+    origins: dict[int, str] = {}
+    for line, key in _keys(yaml.compose(text, Loader=yaml.SafeLoader), ""):
+        origins[line] = origin_text(*config.place(key))
+    column = min(max((len(lines[line]) for line in origins), default=0), MAX_COLUMN)
+    for line, origin in origins.items():
+        lines[line] = f"{lines[line]:<{column}}  # {origin}"
+    return "\n".join(lines) + "\n"
+
+
+def origin_text(file: str, line: int | None) -> str:
+    path = Path(file)
+    shown = path.relative_to(Path.cwd()) if path.is_absolute() and path.is_relative_to(Path.cwd()) else path
+    return str(shown) if line is None else f"{shown}:{line}"
+
+
+def _keys(node: yaml.Node | None, prefix: str) -> Iterator[tuple[int, str]]:
+    """The line and dotted key of each value that ends on the line it begins on, so that a comment can follow it."""
+    import yaml
+
+    if isinstance(node, yaml.MappingNode) and not node.flow_style:
+        for key, value in node.value:
+            yield from _entry(value, f"{prefix}.{key.value}" if prefix else str(key.value))
+    elif isinstance(node, yaml.SequenceNode) and not node.flow_style:
+        for number, item in enumerate(node.value):
+            yield from _entry(item, f"{prefix}.{number}")
+
+
+def _entry(value: yaml.Node, key: str) -> Iterator[tuple[int, str]]:
+    import yaml
+
+    is_block = isinstance(value, yaml.CollectionNode) and not value.flow_style
+    if is_block:
+        yield from _keys(value, key)
+    elif value.start_mark.line == value.end_mark.line:
+        yield value.start_mark.line, key

@@ -7,9 +7,8 @@ from typing import Any
 
 from ..run.changes import Change, values_text
 from ..run.compare import Parting, RunDiff, compare_runs
-from .adding import add_command
+from .arguments import RUN, add_command, add_root, find_run
 from .exits import FOUND, OK
-from .finding import RUN, add_root, find_run
 from .output import BOLD, print_json, printable, styled
 
 MORE = """\

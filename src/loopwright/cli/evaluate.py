@@ -1,23 +1,35 @@
-"""`loopwright eval RUN`: what a run's model is worth, measured once more or on other data."""
+"""`loopwright eval RUN` and `loopwright predict RUN`: metrics or outputs of a run's model on a data set."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
 
 from ..errors import ConfigurationError
 from ..run.reading import RunView
-from .adding import add_command
+from .arguments import RUN, add_command, add_root, find_run, short_path
 from .exits import OK
-from .finding import RUN, add_root, find_run, short_path
-from .output import number_text, print_json, print_table, printable
+from .output import number_text, print_json, print_table, printable, size_text, strict_json
 
-MORE = """\
+if TYPE_CHECKING:
+    from ..data.open import Stream
+    from ..doors.configured import BaseTrainer
+
+
+EVAL_MORE = """\
 The model, the data and the trainer are built from the config and the code that were kept in the run directory. Without
 --data the evaluation callbacks of the run measure what they measure, once; where it has none, the losses on every data
 set but `train` are computed. With --data, the losses on that data set of its config. Nothing of the run is changed."""
-EXAMPLE = """\
+EVAL_EXAMPLE = """\
 eval last
 eval digits --data test --checkpoint best
 eval runs/digits/20260102T030405-a1b2c3 --json"""
@@ -25,9 +37,14 @@ CHECKPOINT = "newest (the default), best, the number of an update, the name of a
 
 
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
-    """Add the command."""
+    """Add both commands."""
+    add_eval(parsers, common)
+    add_predict(parsers, common)
+
+
+def add_eval(parsers: Any, common: argparse.ArgumentParser) -> None:
     what = "Evaluate the model of a run."
-    parser = add_command(parsers, common, "eval", run=eval_command, what=what, more=MORE, example=EXAMPLE)
+    parser = add_command(parsers, common, "eval", run=eval_command, what=what, more=EVAL_MORE, example=EVAL_EXAMPLE)
     parser.add_argument("name", metavar="RUN", help=RUN)
     parser.add_argument("--data", metavar="KEY", help="a data set of the run's config, such as test")
     parser.add_argument("--checkpoint", metavar="WHICH", default="newest", help=CHECKPOINT)
@@ -37,7 +54,7 @@ def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
 
 def eval_command(options: argparse.Namespace) -> int:
     from ..doors.configured import Experiment
-    from .failing import explained
+    from .exits import explained
 
     run = find_run(options.name, options.root)
     checkpoint = choose_checkpoint(run, options.checkpoint)
@@ -76,3 +93,203 @@ def _print(run: RunView, checkpoint: Path, metrics: dict[str, float], options: a
         return
     print(printable(f"{short_path(run, options.root)}, {checkpoint_name(run, checkpoint)}"))
     print_table(["METRIC", "VALUE"], [[name, number_text(value)] for name, value in metrics.items()], right="1")
+
+
+PREDICT_MORE = """\
+The model and the data are built from the config and the code that were kept in the run directory. The first dimension
+of what is written is the samples of the data set, in its order; the name of the file says how it is written:
+
+  .safetensors  tensors under their names: `output`, the keys of a dict of outputs, `output.0`, `output.1` of a tuple
+  .npy          numpy, for a model with one output
+  .npz          numpy, for a model with several
+  .json         lists of numbers; also what is no tensor"""
+PREDICT_EXAMPLE = """\
+predict last --data test --output predictions.safetensors
+predict digits --data test --checkpoint best -o digits.npy"""
+
+
+def add_predict(parsers: Any, common: argparse.ArgumentParser) -> None:
+    """Add the command."""
+    what = "Write the outputs of a run's model for a data set."
+    parser = add_command(
+        parsers, common, "predict", run=predict_command, what=what, more=PREDICT_MORE, example=PREDICT_EXAMPLE
+    )
+    parser.add_argument("name", metavar="RUN", help=RUN)
+    parser.add_argument("--data", metavar="KEY", required=True, help="a data set of the run's config, such as test")
+    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="the file to write")
+    parser.add_argument("--checkpoint", metavar="WHICH", default="newest", help=CHECKPOINT)
+    parser.add_argument("--force", action="store_true", help="replace FILE if it is there")
+    add_root(parser)
+
+
+def predict_command(options: argparse.Namespace) -> int:
+    from ..doors.configured import Experiment
+    from .exits import explained
+    from .train import is_first_process
+
+    output = _destination(Path(options.output), options.force)
+    run = find_run(options.name, options.root)
+    checkpoint = choose_checkpoint(run, options.checkpoint)
+    with explained():
+        experiment = Experiment.from_run(run.path, progress="silent")
+        with _watched(experiment.ready(checkpoint)):
+            batches = experiment.predict(options.data, checkpoint=checkpoint)
+    if not is_first_process():
+        return OK
+    outputs = joined(batches)
+    write_predictions(output, outputs)
+    shapes = ", ".join(f"{name} {_shape(value)}" for name, value in outputs.items())
+    source = checkpoint_name(run, checkpoint)
+    print(printable(f"{source} on {options.data}: {shapes} written to {output} ({size_text(output.stat().st_size)})."))
+    return OK
+
+
+def _destination(output: Path, force: bool) -> Path:
+    """The file, if it can be written as its name says; found out before anything is computed."""
+
+    if output.suffix not in SUFFIXES:
+        raise ConfigurationError(f"--output {output}: the name of the file ends in {', '.join(SUFFIXES)}.")
+    if output.exists() and not force:
+        raise ConfigurationError(f"{output} is there already: choose another --output, or pass --force to replace it.")
+    if not output.absolute().parent.is_dir():
+        raise ConfigurationError(f"--output {output}: there is no folder {output.parent}.")
+    return output
+
+
+def _shape(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    return (
+        f"of {len(value)} {'batch' if len(value) == 1 else 'batches'}" if shape is None else " x ".join(map(str, shape))
+    )
+
+
+@contextmanager
+def _watched(trainer: BaseTrainer) -> Iterator[None]:
+    """A bar for the batches, on a terminal; stderr has it, since only what was asked for goes to stdout."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from ..callback import Callback
+    from ..data.stream import StreamAround
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("predicting", total=None)
+
+        class Counted(StreamAround):
+            def take(self, count: int, max_samples: int | None = None) -> Any:
+                batches = self._stream.take(count, max_samples)
+                bar.update(task, advance=len(batches), total=self.num_batches)
+                return batches
+
+        class Watch(Callback):
+            def adapt_stream(self, stream: Stream, *, is_training: bool) -> Stream:
+                return Counted(stream)
+
+        trainer.engine.add_callback(Watch())
+        yield
+
+
+def joined(batches: Sequence[Any]) -> dict[str, Any]:
+    """Every output under its name, over all batches: a tensor where they can be put together, else a list."""
+    parts: dict[str, list[Any]] = {}
+    for batch in batches:
+        for name, value in _named(batch, ""):
+            parts.setdefault(name, []).append(value)
+    return {name: _one(values) for name, values in parts.items()}
+
+
+def _named(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    """The tensors of an output: by their keys, and numbered in a tuple."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _named(item, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            yield from _named(item, f"{prefix or 'output'}.{number}")
+    elif value is not None:
+        yield prefix or "output", value
+
+
+def _one(values: list[Any]) -> Any:
+    """Along the first dimension, which is samples."""
+    first = values[0]
+    if all(isinstance(value, Tensor) and value.dim() and value.shape[1:] == first.shape[1:] for value in values):
+        return torch.cat(values)
+    return values
+
+
+def write_predictions(path: Path, outputs: Mapping[str, Any]) -> None:
+    """Write the file at once or not at all."""
+    from ..checkpoint.atomic import staged_file, write_bytes
+
+    if not outputs:
+        raise ConfigurationError("There is nothing to write: the data set is empty, or the model gives no outputs.")
+    content = SUFFIXES[path.suffix](outputs)
+    with staged_file(path) as staging:
+        write_bytes(staging, content)
+
+
+def _safetensors(outputs: Mapping[str, Any]) -> bytes:
+    from safetensors.torch import save
+
+    tensors = _tensors(outputs, ".safetensors")
+    return bytes(save({name: value.contiguous() for name, value in tensors.items()}))
+
+
+def _npy(outputs: Mapping[str, Any]) -> bytes:
+    import numpy as np
+
+    arrays = _arrays(outputs, ".npy")
+    if len(arrays) != 1:
+        raise ConfigurationError(f"The model has {len(arrays)} outputs ({', '.join(arrays)}): use .npz, not .npy.")
+    file = BytesIO()
+    np.save(file, next(iter(arrays.values())), allow_pickle=False)
+    return file.getvalue()
+
+
+def _npz(outputs: Mapping[str, Any]) -> bytes:
+    import numpy as np
+
+    file = BytesIO()
+    np.savez(file, **_arrays(outputs, ".npz"))
+    return file.getvalue()
+
+
+def _json(outputs: Mapping[str, Any]) -> bytes:
+    """One output as a list, several as a mapping of lists."""
+    plain = {name: _listed(value) for name, value in outputs.items()}
+    content = plain["output"] if list(plain) == ["output"] else plain
+    return (json.dumps(strict_json(content), allow_nan=False) + "\n").encode()
+
+
+def _listed(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.tolist()
+    return [_listed(item) for item in value] if isinstance(value, list) else value
+
+
+def _tensors(outputs: Mapping[str, Any], suffix: str) -> dict[str, Tensor]:
+    for name, value in outputs.items():
+        if not isinstance(value, Tensor):
+            raise ConfigurationError(
+                f"The output {name!r} cannot be written as {suffix}: its batches are {type(value[0]).__name__}s that "
+                "do not form one tensor over all samples. Use .json."
+            )
+    return {name: value.detach() for name, value in outputs.items()}
+
+
+def _arrays(outputs: Mapping[str, Any], suffix: str) -> dict[str, Any]:
+    """As numpy has them; it has no bfloat16, which float32 holds exactly."""
+    tensors = _tensors(outputs, suffix)
+    return {n: (v.float() if v.dtype == torch.bfloat16 else v).resolve_conj().numpy() for n, v in tensors.items()}
+
+
+SUFFIXES: dict[str, Callable[[Mapping[str, Any]], bytes]] = {
+    ".safetensors": _safetensors,
+    ".npy": _npy,
+    ".npz": _npz,
+    ".json": _json,
+}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigurationError
-from .adding import add_command
+from .arguments import add_command
 from .exits import OK
 from .output import printable
 
@@ -33,7 +33,7 @@ are ways to say the same thing:
 EXAMPLE = """\
 init
 init circles --door modular"""
-LEFT_OUT = ("__init__.py", "__pycache__")
+LEFT_OUT = ("__pycache__",)
 OPTIONAL = ("README.md", ".gitignore")
 
 

@@ -16,11 +16,9 @@ from ..errors import ConfigurationError
 from ..metrics.direction import Mode
 from ..run.metrics_store import BestValue
 from ..run.reading import STATES, RunView
-from .adding import add_command
+from .arguments import ROOT, add_command, all_runs, short_path
 from .exits import OK
-from .finding import ROOT, all_runs, short_path
-from .output import age_text, print_json, printable
-from .run_text import age_of, best_text, progress_text, run_as_json, time_text
+from .output import age_of, age_text, best_text, print_json, printable, progress_text, run_as_json, time_text
 
 MORE = """\
 The folder is searched with all folders in it. A run is running (its process holds its lock), crashed (nobody holds
@@ -170,7 +168,7 @@ ORDERS: dict[str, Callable[[list[RunView], argparse.Namespace], list[RunView]]] 
 
 
 def _print_runs(runs: list[RunView], root: Path, options: argparse.Namespace) -> None:
-    from .tables import print_fitted
+    from .output import print_fitted
 
     has_tags = any(run.tags for run in runs)
     header = ["RUN", "STATE", "PROGRESS", "BEST @EPOCH", "TIME", "AGE", *(["TAGS"] if has_tags else [])]

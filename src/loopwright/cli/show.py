@@ -8,11 +8,22 @@ from datetime import datetime
 from typing import Any
 
 from ..run.reading import CONFIG, RunView
-from .adding import add_command
+from .arguments import RUN, add_command, add_root, find_run
 from .exits import FOUND, OK
-from .finding import RUN, add_root, find_run
-from .output import BOLD, RED, age_text, number_text, print_json, printable, size_text, styled
-from .run_text import age_of, progress_text, run_as_json, time_text
+from .output import (
+    BOLD,
+    RED,
+    age_of,
+    age_text,
+    number_text,
+    print_json,
+    printable,
+    progress_text,
+    run_as_json,
+    size_text,
+    styled,
+    time_text,
+)
 
 MORE = """\
 What ran, on what, from which code, how far it got, its metrics, and what it saved. Exit code 1: the run failed or
@@ -126,7 +137,7 @@ def _print_entries(entries: Mapping[str, Any]) -> None:
 
 
 def _print_metrics(run: RunView) -> None:
-    from .tables import print_fitted
+    from .output import print_fitted
 
     rows, unknown = [], []
     for name in run.epoch_names:
@@ -146,7 +157,7 @@ def _print_checkpoints(run: RunView) -> None:
     found = run.checkpoints()
     if not found:
         return
-    from .tables import print_fitted
+    from .output import print_fitted
 
     rows = []
     for info in found:

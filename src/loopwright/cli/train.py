@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError, Interrupted, LoopwrightError
-from .adding import add_command
+from .arguments import add_command, add_config, add_root, find_run, is_override
 from .exits import FAILED, OK
-from .finding import add_root, find_run
 from .output import printable
-from .overriding import add_config, is_override
 
 if TYPE_CHECKING:
     from ..doors.configured import Experiment
@@ -60,7 +58,7 @@ def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
 
 
 def train_command(options: argparse.Namespace) -> int:
-    from .failing import explained
+    from .exits import explained
 
     with told_once(is_debugging=options.debug):
         experiment, resume = _described(options)
@@ -154,7 +152,7 @@ def _tell_end(experiment: Experiment) -> None:
     """How it ended, in a line."""
     from ..run.reading import RunView
     from ..training.resume import shown
-    from .run_text import best_text, progress_text
+    from .output import best_text, progress_text
 
     if experiment.run is None:
         return

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, default_collate
 
-from ..config.problems import near_names
-from ..data.random import preserved_rng, seed_sample
-from ..training.supervised import describe
-from .check_findings import Findings
+from ...config.problems import near_names
+from ...data.random import preserved_rng, seed_sample
+from ...training.supervised import describe
+from .report import Findings
 
 if TYPE_CHECKING:
-    from ..doors.configured.trainer import BaseTrainer
+    from ...doors.configured.trainer import BaseTrainer
 
 MAX_READ = 8
 
@@ -97,7 +97,7 @@ def _check_numbers(findings: Findings, place: str, sample: Any) -> None:
 
 def check_properties(findings: Findings, trainer: BaseTrainer, key: str, sample: Any) -> None:
     """That a sample has what the trainer is told to take from it."""
-    from ..doors.configured.trainer import BaseTrainer
+    from ...doors.configured.trainer import BaseTrainer
 
     if type(trainer)._split_batch is not BaseTrainer._split_batch:
         return

@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigurationError, LoopwrightError
-from .adding import add_command
-from .check_output import print_report
-from .exits import FOUND, OK
+from ...errors import ConfigurationError, LoopwrightError
+from ..arguments import add_command
+from ..exits import FOUND, OK
+from .report import print_report
 
 if TYPE_CHECKING:
-    from .check_dry_run import Rehearsal
+    from .dry_run import Rehearsal
 
 MORE = """\
 CONFIG (.yaml, .yml, .json): everything that `train` would do is done once on a few samples of the real data, in a
@@ -61,15 +61,15 @@ def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
 def check_command(options: argparse.Namespace) -> int:
     program = Path(options.program)
     if program.suffix in SUFFIXES:
-        from .check_config import check_config_command
+        from .config import check_config_command
 
         return check_config_command(program, options.arguments, as_json=options.json)
     return _check_program(program, options)
 
 
 def _check_program(program: Path, options: argparse.Namespace) -> int:
-    from ..runtime.dry_run import DryRun
-    from .check_dry_run import Rehearsal
+    from ...runtime.dry_run import DryRun
+    from .dry_run import Rehearsal
 
     if not program.is_file():
         raise ConfigurationError(f"{program} is no file: name the Python program that trains.")
@@ -88,7 +88,7 @@ def _check_program(program: Path, options: argparse.Namespace) -> int:
 
 def parse_mesh(text: str) -> dict[str, int]:
     """The sizes that `replicate=2,shard=4` names."""
-    from ..runtime.dry_run import AXES
+    from ...runtime.dry_run import AXES
 
     sizes: dict[str, int] = {}
     for part in text.split(","):
@@ -101,7 +101,7 @@ def parse_mesh(text: str) -> dict[str, int]:
 
 def _rehearse(program: Path, arguments: Sequence[str], rehearsal: Rehearsal) -> Exception | None:
     """Run the program as far as it goes; what it raised."""
-    from ..runtime.dry_run import DryRunDone
+    from ...runtime.dry_run import DryRunDone
 
     try:
         with _as_main(program, arguments):

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..checkpoint.destination import local_path
-from ..errors import ConfigurationError
-from ..metrics.direction import Mode, direction_of
-from .adding import add_command
-from .exits import FOUND, INTERRUPTED, OK
-from .output import number_text, printable
-from .overriding import add_config
-from .run_text import time_text
+from ...checkpoint.destination import local_path
+from ...errors import ConfigurationError
+from ...metrics.direction import Mode, direction_of
+from ..arguments import add_command, add_config
+from ..exits import FOUND, INTERRUPTED, OK
+from ..output import RED, number_text, print_json, printable, progress_text, styled, time_text
 
 if TYPE_CHECKING:
-    from ..config import Config, Sweep
-    from .sweep_runs import Result, Search, Task
+    from ...config import Config, Sweep
+    from .runs import Result, Search, Task
+
 
 MORE = """\
 What is varied is said in the file, under `sweep:`, or here with several values: model.width=8,16,32 or n=range(1,5).
@@ -57,7 +56,7 @@ def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
 
 
 def sweep_command(options: argparse.Namespace) -> int:
-    from ..config import load_config, read_sweep
+    from ...config import load_config, read_sweep
 
     if options.jobs < 1:
         raise ConfigurationError(f"--jobs {options.jobs}: use 1 or more.")
@@ -85,7 +84,6 @@ class SweepJob:
         self.results: list[Result] = []
 
     def list(self) -> int:
-        from .sweep_table import print_tasks
 
         if self.method == "optuna":
             raise ConfigurationError("Optuna chooses values while it runs: there is no list beforehand.")
@@ -93,7 +91,6 @@ class SweepJob:
         return OK
 
     def run(self) -> int:
-        from .sweep_table import print_results
 
         search, total = self._search()
         for result in self.results:
@@ -112,7 +109,7 @@ class SweepJob:
 
     def _train(self, search: Search, total: int) -> bool:
         """Train all; whether somebody interrupted it."""
-        from .sweep_runs import Pool, read_result
+        from .runs import Pool, read_result
 
         options = self.options
         config = str(Path(options.config).absolute())
@@ -130,7 +127,7 @@ class SweepJob:
 
     def _check_direction(self, result: Result) -> None:
         """Refuse to go on by a name where a run knows better, as of a loss that is called `score`."""
-        from ..run.reading import RunView
+        from ...run.reading import RunView
 
         if self.direction is not None or not (result.task.path / "run.json").is_file():
             return
@@ -145,8 +142,8 @@ class SweepJob:
 
     def _search(self) -> tuple[Search, int]:
         """The runs that are to be trained, and how many there are in all; those that are finished are results."""
-        from .sweep_runs import is_finished, read_result
-        from .sweep_search import Listed, Optuna
+        from .runs import is_finished, read_result
+        from .search import Listed, Optuna
 
         if self.method == "optuna":
             num = self.options.num or self.sweep.num or DEFAULT_NUM
@@ -162,9 +159,9 @@ class SweepJob:
 
     def _tasks(self) -> Sequence[tuple[Task, Config]]:
         """All runs of a grid or random sweep, each checked before the first of them is trained."""
-        from ..config import ConfigError, check, expand_sweep
-        from ..doors.configured.places import schema
-        from .sweep_runs import Task, place_for
+        from ...config import ConfigError, check, expand_sweep
+        from ...doors.configured.places import schema
+        from .runs import Task, place_for
 
         variants = expand_sweep(self.options.config, self.options.overrides)
         problems = [problem for variant in variants for problem in check(variant.config, schema())]
@@ -176,7 +173,6 @@ class SweepJob:
         ]
 
     def _line(self, result: Result, total: int) -> str:
-        from .sweep_table import chosen_text
 
         told = f"{self.metric} {number_text(result.value)}" if result.error is None else result.error.splitlines()[0]
         head = f"[{len(self.results)}/{total}] {chosen_text(result.task.chosen)}"
@@ -215,3 +211,87 @@ def folder_of(config: Config, given: str | None) -> Path:
         return local_path(output_path, "output_path")
     name = config.get("name") or Path(config.place("")[0]).stem
     return Path("runs") / name / "sweep"
+
+
+def print_results(results: Sequence[Result], metric: str, mode: Mode, folder: Path, *, as_json: bool) -> None:
+    """All runs, best first; those without a value last, and what went wrong with those that failed."""
+    ordered = sorted(results, key=lambda result: _rank(result, mode))
+    if as_json:
+        print_json(_as_dict(ordered, metric, mode, folder))
+        return
+    if not ordered:
+        print("No run has ended yet.")
+        return
+    from ..output import print_fitted
+
+    titles = short_keys(ordered[0].task.chosen)
+    header = [*(title.upper() for title in titles.values()), metric.upper(), "STATE", "PROGRESS", "TIME", "RUN"]
+    rows = [
+        [
+            *(number_text(result.task.chosen.get(key)) for key in titles),
+            number_text(result.value),
+            result.state,
+            "-" if result.progress is None else progress_text(result.progress),
+            time_text(result.seconds),
+            str(result.task.path),
+        ]
+        for result in ordered
+    ]
+    print()
+    print_fitted(header, rows, right=str(len(titles)), fold=str(len(titles) + 4))
+    for result in ordered:
+        if result.error is not None:
+            more = f"\n  (all it said: {folder / 'output' / result.task.path.name}.txt)"
+            print(styled(printable(f"{chosen_text(result.task.chosen)}: {result.error}{more}", keep="\n"), RED))
+
+
+def print_tasks(tasks: Sequence[Task], *, as_json: bool) -> None:
+    """What would be trained."""
+    if as_json:
+        print_json([{"name": task.name, "chosen": task.chosen, "path": str(task.path)} for task in tasks])
+        return
+    from ..output import print_fitted
+
+    titles = short_keys(tasks[0].chosen)
+    rows = [[*(number_text(task.chosen[key]) for key in titles), str(task.path)] for task in tasks]
+    print_fitted([*(title.upper() for title in titles.values()), "RUN"], rows, fold=str(len(titles)))
+
+
+def chosen_text(chosen: Mapping[str, Any]) -> str:
+    titles = short_keys(chosen)
+    return " ".join(f"{titles[key]}={number_text(value)}" for key, value in chosen.items())
+
+
+def short_keys(keys: Iterable[str]) -> dict[str, str]:
+    """Each key by as many of its last parts as tell it from the others."""
+    known = list(keys)
+    short: dict[str, str] = {}
+    for key in known:
+        parts = key.lstrip("+").split(".")
+        endings = (".".join(parts[-count:]) for count in range(1, len(parts) + 1))
+        others = [other.lstrip("+") for other in known if other != key]
+        short[key] = next((end for end in endings if not any(f".{other}".endswith(f".{end}") for other in others)), key)
+    return short
+
+
+def _rank(result: Result, mode: Mode) -> tuple[bool, float]:
+    if result.value is None:
+        return True, 0.0
+    return False, result.value if mode == "min" else -result.value
+
+
+def _as_dict(ordered: Sequence[Result], metric: str, mode: Mode, folder: Path) -> dict[str, Any]:
+    runs = [
+        {
+            "name": result.task.name,
+            "chosen": result.task.chosen,
+            "path": str(result.task.path),
+            "state": result.state,
+            "value": result.value,
+            "error": result.error,
+            "seconds": result.seconds,
+        }
+        for result in ordered
+    ]
+    best = next((run for run in runs if run["value"] is not None), None)
+    return {"folder": str(folder), "metric": metric, "mode": mode, "best": best, "runs": runs}

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigurationError, MissingExtraError
-from ..metrics.direction import Mode
-from .sweep_runs import Result, Task
+from ...errors import ConfigurationError, MissingExtraError
+from ...metrics.direction import Mode
+from .runs import Result, Task
 
 if TYPE_CHECKING:
-    from ..config import Interval, Sweep
+    from ...config import Interval, Sweep
 
 JOURNAL = "optuna.journal"
 
@@ -117,7 +117,7 @@ class Optuna:
 
 def _suggest(trial: Any, key: str, values: Sequence[Any] | Interval) -> Any:
     """A value for a key; of a trial that has one already, that one."""
-    from ..config import Interval
+    from ...config import Interval
 
     if not isinstance(values, Interval):
         index = trial.params[key] if _is_over(trial) else trial.suggest_categorical(key, list(range(len(values))))

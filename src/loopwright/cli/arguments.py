@@ -1,14 +1,82 @@
-"""Which run a person means: a path, a path below the folder of runs, the beginning of an id or name, or `last`."""
+"""What commands share: how one is added, KEY=VALUE and CONFIG in any order, and which run a name means."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from ..errors import ConfigurationError
 from ..run.reading import MANIFEST, RunView, find_runs
+from .exits import EXIT_CODES
+
+Command = Callable[[argparse.Namespace], int]
+
+
+def add_command(
+    parsers: Any,
+    common: argparse.ArgumentParser,
+    name: str,
+    *,
+    run: Command,
+    what: str,
+    more: str,
+    example: str,
+) -> argparse.ArgumentParser:
+    """A parser for a command; `what` is its sentence, `more` the paragraph, `example` what follows `loopwright`.
+
+    The names in `metavar` of its arguments say how a shell completes them: RUN, CONFIG, CHECKPOINT, DIR, FILE.
+    """
+    first, *others = example.splitlines()
+    examples = "".join(f"\n         loopwright {line}" for line in others)
+    parser: argparse.ArgumentParser = parsers.add_parser(
+        name,
+        help=what[0].lower() + what[1:].rstrip("."),
+        description=f"{what}\n{more}",
+        epilog=f"example: loopwright {first}{examples}\n\n{EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=[common],
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+OVERRIDES = """\
+change a value: model.width=32, trainer.callbacks.0.patience=3; add one: +model.depth=2; remove one: ~scheduler"""
+
+
+def add_config(parser: argparse.ArgumentParser, *, what: str = "a run file (YAML)", nargs: str | None = None) -> None:
+    """The places for a run file and for what is to be different from it."""
+    parser.add_argument("config", metavar="CONFIG", help=what, nargs=nargs)
+    parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", default=[], help=OVERRIDES)
+
+
+def take_overrides(options: argparse.Namespace, others: Sequence[str]) -> list[str]:
+    """Add to the overrides those that come after an option, which argparse leaves over; the rest is returned.
+
+    A command that takes `files`, however many, takes those that are left over as well.
+    """
+    if not isinstance(getattr(options, "overrides", None), list):
+        return list(others)
+    if isinstance(getattr(options, "files", None), list):
+        options.files = [*options.files, *(text for text in others if is_file(text))]
+        others = [text for text in others if not is_file(text)]
+    options.overrides = [*options.overrides, *(text for text in others if is_override(text))]
+    return [text for text in others if not is_override(text)]
+
+
+def is_file(text: str) -> bool:
+    """Whether an argument looks like a file, rather than like an override or an option."""
+    return not is_override(text) and not text.startswith("-")
+
+
+def is_override(text: str) -> bool:
+    """Whether an argument looks like one, rather than like a file or an option."""
+    return ("=" in text and not text.startswith("-")) or text.startswith(("~", "+"))
+
 
 ROOT = "runs"
 RUN = "a run: its path, the beginning of its id or name, or `last` (-2 is the one before, and so on)"

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..metrics.direction import Mode
-from ..run.reading import RunView
-from .sweep_child import GO_ON, PRUNED, STOP, Spec
+from ...metrics.direction import Mode
+from ...run.reading import RunView
+from .child import GO_ON, PRUNED, STOP, Spec
 
 if TYPE_CHECKING:
-    from ..config import Config
+    from ...config import Config
 
 POLL_SECONDS = 0.1
 PATIENCE_SECONDS = 60.0  # for a process that was asked to save and end
@@ -111,7 +111,7 @@ def is_finished(path: Path, config: Config) -> bool:
 def _changes(run: RunView, config: Config) -> list[str]:
     import yaml
 
-    from ..doors.configured.recording import config_text, differences
+    from ...doors.configured.recording import config_text, differences
 
     return [c.key for c in differences(run.config or {}, yaml.safe_load(config_text(config, run.name)))]
 
@@ -125,7 +125,7 @@ class Child:
         output.parent.mkdir(parents=True, exist_ok=True)
         self._output = output
         receiving, sending = os.pipe()
-        command = [sys.executable, "-m", "loopwright.cli.sweep_child", Spec(**spec, pipe=sending).to_json()]
+        command = [sys.executable, "-m", "loopwright.cli.sweep.child", Spec(**spec, pipe=sending).to_json()]
         with output.open("w") as file:
             self.process = subprocess.Popen(
                 command,

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from ..callbacks.interval import Interval, Periodic, Watching
-from ..callbacks.scheduling import Scheduled
-from ..optim.build import CurveSchedule, Schedule
-from ..schedules import Curve, Extent, MultiStep, WarmupCosine
-from .check_findings import Findings, key_of_callback
+from ...callbacks.interval import Interval, Periodic, Watching
+from ...callbacks.scheduling import Scheduled
+from ...optim.build import CurveSchedule, Schedule
+from ...schedules import Curve, Extent, MultiStep, WarmupCosine
+from .report import Findings, key_of_callback
 
 if TYPE_CHECKING:
-    from ..callback import Callback
-    from ..doors.configured.engine import Engine
+    from ...callback import Callback
+    from ...doors.configured.engine import Engine
 
 POINTS = 101
 MAX_SECONDS = 1.0

@@ -13,16 +13,16 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from ..checkpoint.destination import local_path
-from ..errors import ConfigurationError, full_tracebacks
-from .check_print import Outcome, print_outcome
-from .exits import FOUND, OK
+from ...checkpoint.destination import local_path
+from ...errors import ConfigurationError, full_tracebacks
+from ..exits import FOUND, OK
+from .report import Outcome, print_outcome
 
 if TYPE_CHECKING:
-    from ..config import Config
-    from ..doors.configured.experiment import Experiment
-    from .check_findings import Findings
-    from .check_measures import Measures
+    from ...config import Config
+    from ...doors.configured.experiment import Experiment
+    from .probe import Measures
+    from .report import Findings
 
 SLOW_SECONDS = 0.1  # to build the data sets: more than that, and they are built once
 LATE_SECONDS = 4.0  # after which less is tried
@@ -45,9 +45,9 @@ def check_config_command(path: Path, arguments: Sequence[str], *, as_json: bool)
 
 def check_config(path: str | Path, overrides: Sequence[str] = ()) -> Outcome:
     """Everything that is wrong with a run file, and what its run will need."""
-    from ..config import ConfigError
-    from ..data.random import preserved_rng
-    from .train import load_single
+    from ...config import ConfigError
+    from ...data.random import preserved_rng
+    from ..train import load_single
 
     begin = monotonic()
     try:
@@ -69,7 +69,7 @@ class ConfigCheck:
     """One check after the other, each with what those before it have left."""
 
     def __init__(self, config: Config, folder: Path, begin: float) -> None:
-        from .check_findings import Findings
+        from .report import Findings
 
         self.config, self.folder, self.begin = config, folder, begin
         self.findings: Findings = Findings(config)
@@ -80,7 +80,7 @@ class ConfigCheck:
         self.shares_data = False
 
     def run(self) -> None:
-        from ..config import beside
+        from ...config import beside
 
         self._check_place()
         experiment = self._checked_experiment()
@@ -94,8 +94,8 @@ class ConfigCheck:
 
     def _checked_experiment(self) -> Experiment | None:
         """The run, also where its config has mistakes in parts that can be left out of what is looked at."""
-        from ..config import ConfigError
-        from ..doors.configured.experiment import Experiment
+        from ...config import ConfigError
+        from ...doors.configured.experiment import Experiment
 
         try:
             experiment = Experiment.from_config(self._without_compilation(), progress="silent")
@@ -110,8 +110,8 @@ class ConfigCheck:
 
     def _without_compilation(self) -> Config:
         """The config with torch.compile left out: it takes longer than all else, and what it is told of is the same."""
-        from ..config import Config
-        from ..config.tree import descend
+        from ...config import Config
+        from ...config.tree import descend
 
         root = self.config.root.copy()
         node = descend(root, "trainer.use_torch_compile")
@@ -140,7 +140,7 @@ class ConfigCheck:
 
     def _check_datasets(self, experiment: Experiment) -> bool:
         """Build and look at each data set; whether all could be built."""
-        from .check_data import check_dataset
+        from .data import check_dataset
 
         keys = self.config.get("datasets")
         for key in keys if isinstance(keys, dict) else ():
@@ -154,7 +154,7 @@ class ConfigCheck:
 
     def _check_parts(self, experiment: Experiment) -> bool:
         """Data sets, model and trainer, each by itself; whether a run can be tried."""
-        from .check_data import check_properties, check_sizes
+        from .data import check_properties, check_sizes
 
         start = monotonic()
         is_whole = self._check_datasets(experiment)
@@ -170,9 +170,8 @@ class ConfigCheck:
         return is_whole and not any(p.key.startswith("datasets") for p in self.findings.mistakes)
 
     def _check_run(self, experiment: Experiment) -> None:
-        from .check_saving import check_resuming, check_saving
-        from .check_tiny import Factory
-        from .check_training import check_callbacks, check_steps
+        from .probe import Factory
+        from .training import check_callbacks, check_resuming, check_saving, check_steps
 
         findings = self.findings
         factory = Factory(experiment, self.datasets, shares_data=self.shares_data)
@@ -189,13 +188,13 @@ class ConfigCheck:
             else:
                 check_resuming(findings, factory, dropped, self.folder, 1 if self.is_late else 3)
         if length is not None:
-            from .check_measures import measure
+            from .probe import measure
 
             with findings.collecting("trainer", "a step with a full batch fails"):
                 self.measures = measure(factory, length)
 
     def _check_schedule(self, factory: Any) -> Any:
-        from .check_schedule import check_curves, check_intervals, check_schedulers, length_of
+        from .schedule import check_curves, check_intervals, check_schedulers, length_of
 
         length = None
         with self.findings.collecting("trainer", "the optimizer or the schedule cannot be built"):

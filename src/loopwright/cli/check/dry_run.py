@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from ..callback import Callback
-from ..callbacks.defaults import with_defaults
-from ..data.sharding import AlreadySharded, Shard, ShardedBatches
-from ..data.stream import Batch, Stream, StreamAround
-from ..runtime.dry_run import DryRunDone, local_bytes, local_shape, placement_text
-from ..runtime.dtensor import Mesh
-from ..training.required_metrics import check_required_metrics
+from ...callback import Callback
+from ...callbacks.defaults import with_defaults
+from ...data.sharding import AlreadySharded, Shard, ShardedBatches
+from ...data.stream import Batch, Stream, StreamAround
+from ...runtime.dry_run import DryRunDone, local_bytes, local_shape, placement_text
+from ...runtime.dtensor import Mesh
+from ...training.required_metrics import check_required_metrics
 
 if TYPE_CHECKING:
-    from ..trainer import Trainer
+    from ...trainer import Trainer
 
 SAMPLES = 2  # of each process in the update that is taken: batch norm needs two, and memory is not what is tried
 

@@ -1,4 +1,4 @@
-"""One run of a sweep, in a process of its own: `python -m loopwright.cli.sweep_child SPEC`.
+"""One run of a sweep, in a process of its own: `python -m loopwright.cli.sweep.child SPEC`.
 
 It says over a pipe how the metric goes, and is told whether to go on; when the process that started it is gone, it
 saves and ends.
@@ -19,13 +19,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from ..callback import Callback
-from ..errors import ConfigurationError, Interrupted, LoopwrightError
-from .exits import FAILED, OK
+from ...callback import Callback
+from ...errors import ConfigurationError, Interrupted, LoopwrightError
+from ..exits import FAILED, OK
 
 if TYPE_CHECKING:
-    from ..config import Config
-    from ..trainer import Trainer
+    from ...config import Config
+    from ...trainer import Trainer
 
 STOP, GO_ON = "stop", "go on"
 PRUNED = "pruned by the sweep"
@@ -62,9 +62,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _train(spec: Spec, parent: Parent) -> int:
-    from ..config import load_variant
-    from ..doors.configured.experiment import Experiment
-    from .failing import explained
+    from ...config import load_variant
+    from ...doors.configured.experiment import Experiment
+    from ..exits import explained
 
     _await_other(Path(spec.path))
     config = load_variant(spec.config, spec.overrides, spec.chosen).config
@@ -82,7 +82,7 @@ def _train(spec: Spec, parent: Parent) -> int:
 
 def _await_other(path: Path) -> None:
     """Wait for a process that a killed sweep left behind: it notices, saves and ends."""
-    from ..run.reading import RunView
+    from ...run.reading import RunView
 
     end = time.monotonic() + PATIENCE_SECONDS
     while (path / "run.json").is_file() and RunView(path).state == "running":
@@ -93,8 +93,8 @@ def _await_other(path: Path) -> None:
 
 def placed(config: Config, path: str | Path) -> Config:
     """The config of a run that goes to this directory, and on where it was left there."""
-    from ..config import Config
-    from ..config.tree import Node
+    from ...config import Config
+    from ...config.tree import Node
 
     root = config.root.copy()
     root.value.pop("resume", None)
@@ -137,7 +137,7 @@ class Reporter(Callback):
         self._last: tuple[int, float] | None = None
 
     def on_update_end(self, trainer: Trainer) -> None:
-        from ..callbacks.interval import logged_metrics
+        from ...callbacks.interval import logged_metrics
 
         self._report(trainer, logged_metrics(trainer))
 
