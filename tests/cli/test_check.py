@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -166,6 +167,33 @@ def test_two_samples_of_each_process_are_enough_for_the_update(check):
 def test_parameters_without_a_gradient_are_named(check):
     _, printed = check("model.add_module('extra', nn.Identity()); model[1].idle = nn.Linear(2, 2)\nbuild().train(data)")
     assert "note: No gradient in the first update: 1.idle.weight, 1.idle.bias." in printed
+
+
+def test_json_has_the_same_facts_as_the_text(check):
+    code, printed = check(
+        "print('hello')\nbuild().train(data, batch_size=6)", "--json", "--processes", "4", "--runtime", "fsdp"
+    )
+    found = json.loads(printed[printed.index("{") : printed.rindex("}") + 1])
+    assert (code, found["ok"], found["mistakes"], found["precision"]) == (0, True, [], "fp32")
+    assert found["mesh"] == {"replicate": 1, "shard": 4, "tensor": 1}
+    assert found["batch"] == {"total": 6, "sizes": [1, 2, 1, 2], "how": "cut", "num_batches": 7}
+    assert found["parameters"][2]["local_shapes"] == [[1, 16], [1, 16], [1, 16], [0, 16]]
+    assert [memory["parameters"] for memory in found["memory"]] == [212, 212, 212, 144]
+    assert "6 samples do not divide by 4" in found["notes"][0]["message"]
+
+
+def test_json_says_that_an_error_of_the_program_is_a_mistake(check):
+    lines = """
+    def loss_fn(outputs, targets):
+        raise ValueError("no loss today")
+
+    build().train(data)
+    """
+    code, printed = check(lines, "--json", "--processes", "4")
+    found = json.loads(printed[printed.index("{\n") : printed.rindex("\n}") + 2])
+    assert (code, found["ok"]) == (1, False)
+    assert "ValueError: no loss today\n" in found["mistakes"][0]["message"]
+    assert "program.py" in found["mistakes"][0]["message"]
 
 
 MISTAKES = {

@@ -6,12 +6,14 @@ import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .arguments import add_command
-from .doctor_probes import Compilation, Device, Disk, Machine, Workers
 from .exits import FOUND, OK
 from .output import BOLD, print_json, printable, size_text, styled
+
+if TYPE_CHECKING:
+    from .doctor_probes import Compilation, Device, Disk, Machine, Workers
 
 MORE = """\
 Versions, devices, the speed of each precision, whether torch.compile works, what workers have to live with, how fast

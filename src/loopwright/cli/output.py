@@ -6,7 +6,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -25,8 +25,14 @@ def printable(text: str, keep: str = "") -> str:
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
 
 
-def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "", indent: str = "") -> None:
-    """Columns as wide as they have to be; those named in `right` (by their place, "0134") are right-aligned."""
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "") -> None:
+    """Print aligned columns; the ones listed in `right` (by position, "0134") are right-aligned."""
+    for line in table_lines(header, rows, right=right):
+        print(line)
+
+
+def table_lines(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "") -> Iterator[str]:
+    """The lines of a table whose columns are as wide as their widest cell."""
     table = [list(header), *([printable(cell) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for number, row in enumerate(table):
@@ -34,8 +40,8 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: 
             cell.rjust(width) if str(place) in right else cell.ljust(width)
             for place, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
-        line = indent + "  ".join(cells).rstrip()
-        print(styled(line, BOLD) if number == 0 else line)
+        line = "  ".join(cells).rstrip()
+        yield styled(line, BOLD) if number == 0 else line
 
 
 def print_json(value: Any) -> None:

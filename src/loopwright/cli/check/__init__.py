@@ -7,22 +7,18 @@ import runpy
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...errors import ConfigurationError, LoopwrightError
 from ..arguments import add_command
-from ..exits import FOUND, OK
-from .report import print_report
-
-if TYPE_CHECKING:
-    from .dry_run import Rehearsal
+from ..exits import FOUND, OK, described
 
 MORE = """\
 CONFIG (.yaml, .yml, .json): everything that `train` would do is done once on a few samples of the real data, in a
 temporary folder and in seconds: the config is checked, all objects are built, updates are taken with accumulation,
-every data set is evaluated and predicted, every callback hears of every event, a checkpoint is saved, loaded into
+every data set is evaluated and predicted, every callback is called for every event, a checkpoint is saved, loaded into
 fresh objects and compared, a resumed run is compared with one in one piece, and the schedule is followed to the end.
 All mistakes are reported at once, then what the run will need. KEY=VALUE changes the config; --json prints JSON.
 
@@ -49,7 +45,7 @@ def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     instead.add_argument("--runtime", choices=("ddp", "fsdp"), help="instead of what the program says")
     instead.add_argument("--mesh", metavar="AXES", help="the same as a mesh: replicate=2,shard=4 (tensor=2)")
     parser.add_argument("--all", action="store_true", help="list every parameter, and every process by itself")
-    parser.add_argument("--json", action="store_true", help="of a run file: print JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
         "program", metavar="PROGRAM", help="a run file, or a Python file as torchrun would be given (CONFIG | PROGRAM)"
     )
@@ -69,21 +65,25 @@ def check_command(options: argparse.Namespace) -> int:
 
 def _check_program(program: Path, options: argparse.Namespace) -> int:
     from ...runtime.dry_run import DryRun
-    from .dry_run import Rehearsal
+    from .dry_run import DryRunProbe, add_facts
+    from .report import Report, print_report
 
     if not program.is_file():
         raise ConfigurationError(f"{program} is no file: name the Python program that trains.")
-    rehearsal = Rehearsal()
+    report = Report("program", str(program))
+    probe = DryRunProbe(report)
     strategy = parse_mesh(options.mesh) if options.mesh else options.runtime
-    dry_run = DryRun(rehearsal.watch, world=options.processes, strategy=strategy)
-    with dry_run.running():
-        error = _rehearse(program, options.arguments, rehearsal)
+    dry_run = DryRun(probe.watch, world=options.processes, strategy=strategy)
+    with dry_run.running(), redirect_stdout(sys.stderr) if options.json else nullcontext():
+        error = _run_dry(program, options.arguments)
     if error is not None:
-        _tell_of(error, is_long=options.debug)
-        if isinstance(error, LoopwrightError):
-            rehearsal.report.mistakes.append(str(error))
-    print_report(rehearsal.report, dry_run.world, is_full=options.all)
-    return FOUND if error is not None or rehearsal.report.mistakes else OK
+        is_own = isinstance(error, LoopwrightError)  # its message says all that matters, without a traceback
+        if options.debug or not is_own:
+            traceback.print_exception(error)
+        report.mistake("", str(error) if is_own else "\n  ".join(described(error)))
+    add_facts(report, probe.layout, is_full=options.all)
+    print_report(report, as_json=options.json)
+    return FOUND if report.mistakes else OK
 
 
 def parse_mesh(text: str) -> dict[str, int]:
@@ -99,8 +99,8 @@ def parse_mesh(text: str) -> dict[str, int]:
     return sizes
 
 
-def _rehearse(program: Path, arguments: Sequence[str], rehearsal: Rehearsal) -> Exception | None:
-    """Run the program as far as it goes; what it raised."""
+def _run_dry(program: Path, arguments: Sequence[str]) -> Exception | None:
+    """Run the program up to its first update; the exception that it raised, if any."""
     from ...runtime.dry_run import DryRunDone
 
     try:
@@ -119,16 +119,10 @@ def _rehearse(program: Path, arguments: Sequence[str], rehearsal: Rehearsal) -> 
 
 @contextmanager
 def _as_main(program: Path, arguments: Sequence[str]) -> Iterator[None]:
-    """What `python program arguments` sees."""
+    """Set `sys.argv` and `sys.path` as `python program arguments` would."""
     argv, path = sys.argv, sys.path
     sys.argv, sys.path = [str(program), *arguments], [str(program.parent.absolute()), *path]
     try:
         yield
     finally:
         sys.argv, sys.path = argv, path
-
-
-def _tell_of(error: Exception, *, is_long: bool) -> None:
-    """Where an error comes from; ours say all that matters in a line, which the report has."""
-    if is_long or not isinstance(error, LoopwrightError):
-        traceback.print_exception(error)

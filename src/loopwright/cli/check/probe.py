@@ -15,7 +15,9 @@ from ...callback import Callback
 from ...callbacks.interval import Periodic, Watching
 from ...checkpoint import read_checkpoint, write_checkpoint
 from ...data.stream import Batch, Stream, StreamAround
+from ...training.progress import counted
 from ...tuning.memory import StepWatch
+from ..output import size_text, time_text
 from .data import finite, leaves, same
 from .dry_run import tensors_of
 from .schedule import Length
@@ -258,8 +260,33 @@ class Measures:
             return None
         return self.step_seconds * self.accumulate * self.updates
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "seconds": self.seconds}
+
+    def texts(self) -> dict[str, str]:
+        """The measures in words, by title."""
+        frozen = self.parameters - self.trained
+        kept = "" if self.step_bytes is None else f", and {size_text(self.step_bytes)} for a batch"
+        return {
+            "parameters": f"{self.parameters:,}" + (f", of which {frozen:,} are frozen" if frozen else ""),
+            "memory": f"{size_text(self.weight_bytes)} for weights, gradients and the optimizer{kept}",
+            "step": self._step_text(),
+            "run": self._run_text(),
+        }
+
+    def _step_text(self) -> str:
+        if self.step_seconds is None:
+            return "not measured"
+        how = "measured" if self.is_measured else "estimated from smaller batches"
+        return f"{1000 * self.step_seconds:.3g} ms for a batch of {self.batch_size} ({how})"
+
+    def _run_text(self) -> str:
+        if self.updates is None:
+            return "of a length that is not known"
+        steps = "" if self.accumulate == 1 else f" of {self.accumulate} batches"
+        epochs = "" if self.epochs is None else f", {counted(self.epochs, 'epoch')}"
+        duration = "" if self.seconds is None else f": about {time_text(self.seconds)} without evaluations"
+        return f"{counted(round(self.updates), 'update')}{steps}{epochs}{duration}"
 
 
 def measure(factory: Factory, length: Length) -> Measures:

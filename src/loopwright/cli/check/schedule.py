@@ -15,7 +15,7 @@ from ...callbacks.interval import Interval, Periodic, Watching
 from ...callbacks.scheduling import Scheduled
 from ...optim.build import CurveSchedule, Schedule
 from ...schedules import Curve, Extent, MultiStep, WarmupCosine
-from .report import Findings, key_of_callback
+from .report import ConfigReport, key_of_callback
 
 if TYPE_CHECKING:
     from ...callback import Callback
@@ -63,7 +63,7 @@ def length_of(engine: Engine) -> Length:
     return Length(**amounts, batches=batches)
 
 
-def check_intervals(findings: Findings, callbacks: Sequence[Callback], length: Length) -> None:
+def check_intervals(report: ConfigReport, callbacks: Sequence[Callback], length: Length) -> None:
     """Callbacks whose first time would be after the end."""
     for number, callback in enumerate(callbacks):
         if not isinstance(callback, Periodic | Watching):
@@ -72,12 +72,12 @@ def check_intervals(findings: Findings, callbacks: Sequence[Callback], length: L
         whole = length.of(interval.unit)
         if whole is None or interval.n <= whole:
             continue
-        key = key_of_callback(findings.config, callbacks, number)
+        key = key_of_callback(report.config, callbacks, number)
         message = (
             f"{type(callback).__name__} acts every {interval.n} {interval.unit}s, and the run has {whole:.4g}: it "
             f"would never act.\n-> Use a smaller interval{_smaller(length, interval)}."
         )
-        (findings.note if key == "trainer" else findings.mistake)(key, message)
+        (report.note if key == "trainer" else report.mistake)(key, message)
 
 
 def _smaller(length: Length, interval: Interval) -> str:
@@ -85,98 +85,94 @@ def _smaller(length: Length, interval: Interval) -> str:
     return " or every_n_updates" if is_short else ""
 
 
-def check_curves(findings: Findings, engine: Engine, length: Length) -> None:
+def check_curves(report: ConfigReport, engine: Engine, length: Length) -> None:
     """Values of all curves from the beginning of the run to its end."""
     callbacks = engine.active_callbacks
     curves: list[tuple[str, Any]] = [
-        (key_of_callback(findings.config, callbacks, number), callback.schedule)
+        (key_of_callback(report.config, callbacks, number), callback.schedule)
         for number, callback in enumerate(callbacks)
         if isinstance(callback, Scheduled)
     ]
     schedules = engine.schedules.items()
-    curves += [(schedule_key(findings, name), s.scheduler.curve) for name, s in schedules if is_curve(s)]
+    curves += [(schedule_key(report, name), s.scheduler.curve) for name, s in schedules if is_curve(s)]
     for key, curve in curves:
-        with findings.collecting(key, "the schedule fails"):
-            _check_curve(findings, key, curve, length)
+        with report.collecting(key, "the schedule fails"):
+            _check_curve(report, key, curve, length)
 
 
 def is_curve(schedule: Schedule) -> bool:
     return isinstance(schedule.scheduler, CurveSchedule)
 
 
-def _check_curve(findings: Findings, key: str, curve: Curve, length: Length) -> None:
+def _check_curve(report: ConfigReport, key: str, curve: Curve, length: Length) -> None:
     if isinstance(curve, WarmupCosine):
         counted = {"epoch": curve.warmup_epochs, "update": curve.warmup_updates, "sample": curve.warmup_samples}
         for unit, amount in counted.items():
             whole = length.of(unit)
             if amount is not None and whole is not None and amount >= whole:
-                findings.mistake(key, f"a warm-up of {amount} {unit}s, and the run has {whole:.4g}: it never ends.")
+                report.mistake(key, f"a warm-up of {amount} {unit}s, and the run has {whole:.4g}: it never ends.")
     if isinstance(curve, MultiStep):
         for unit, points in (("epoch", curve.at_epochs), ("update", curve.at_updates)):
             whole = length.of(unit)
             late = [point for point in points if whole is not None and point > whole]
             if late:
-                findings.mistake(key, f"steps at {unit} {', '.join(map(str, late))}, and the run has {whole:.4g}.")
+                report.mistake(key, f"steps at {unit} {', '.join(map(str, late))}, and the run has {whole:.4g}.")
     resolved = curve.resolve(length.extent)
     for point in range(POINTS):
         value = resolved.value(point / (POINTS - 1))
         if not math.isfinite(value) or value < 0:
-            findings.mistake(key, f"the schedule is {value} when {point}% of the run is done.")
+            report.mistake(key, f"the schedule is {value} when {point}% of the run is done.")
             return
-    findings.checked.append("schedule to the end")
+    report.checked.append("schedule to the end")
 
 
-def schedule_key(findings: Findings, name: str) -> str:
+def schedule_key(report: ConfigReport, name: str) -> str:
     """Where the file describes a schedule; those of several models are called like the models."""
     keys = (f"model.{name}.scheduler", "model.scheduler")
-    return next((key for key in keys if findings.config.get(key) is not None), "scheduler")
+    return next((key for key in keys if report.config.get(key) is not None), "scheduler")
 
 
-def check_schedulers(findings: Findings, engine: Engine, length: Length) -> None:
+def check_schedulers(report: ConfigReport, engine: Engine, length: Length) -> None:
     """Torch's schedulers: how often they are stepped, and every step to the end of the run."""
     for name, schedule in engine.schedules.items():
         if is_curve(schedule):
             continue
-        key, unit = schedule_key(findings, name), schedule.interval
+        key, unit = schedule_key(report, name), schedule.interval
         whole = length.of(unit)
         if whole is None:
-            findings.note(
-                key, f"how many {unit}s the run has is not known, so the schedule was not followed to its end."
-            )
+            report.note(key, f"how many {unit}s the run has is not known, so the schedule was not followed to its end.")
             continue
         steps = math.floor(whole)
         if steps == 0:
-            findings.mistake(
+            report.mistake(
                 key,
                 f"it is stepped after every {unit}, and the run has only {whole:.3g} of one: it would never be stepped."
                 "\n-> Say `every: update`.",
             )
             continue
-        _check_length(findings, key, schedule, steps)
-        _follow(findings, key, schedule, steps)
+        _check_length(report, key, schedule, steps)
+        _follow(report, key, schedule, steps)
 
 
-def _check_length(findings: Findings, key: str, schedule: Schedule, steps: int) -> None:
+def _check_length(report: ConfigReport, key: str, schedule: Schedule, steps: int) -> None:
     unit, scheduler = schedule.interval, schedule.scheduler
     name = type(scheduler).__name__
     for option in LENGTHS:
         amount = getattr(scheduler, option, None)
         if isinstance(amount, int | float) and amount > steps:
-            findings.mistake(
+            report.mistake(
                 key,
                 f"{name}({option}={amount}) counts {unit}s, and the run has {steps}: it is longer than the run.\n-> "
                 f"Use {option}: {steps}, or `every: {'update' if unit == 'epoch' else 'epoch'}` if it counts those.",
             )
         elif option == "T_max" and isinstance(amount, int | float) and amount < steps:
-            findings.note(key, f"{name}(T_max={amount}) is stepped {steps} times: after {amount} it rises again.")
+            report.note(key, f"{name}(T_max={amount}) is stepped {steps} times: after {amount} it rises again.")
     milestones = list(getattr(scheduler, "milestones", ()))
     if milestones and min(milestones) > steps:
-        findings.mistake(
-            key, f"{name}(milestones={sorted(milestones)}): the run has {steps} {unit}s, before the first."
-        )
+        report.mistake(key, f"{name}(milestones={sorted(milestones)}): the run has {steps} {unit}s, before the first.")
 
 
-def _follow(findings: Findings, key: str, schedule: Schedule, steps: int) -> None:
+def _follow(report: ConfigReport, key: str, schedule: Schedule, steps: int) -> None:
     """Every step to the end, or for a second."""
     scheduler, optimizer = schedule.scheduler, schedule.scheduler.optimizer
     optimizer._opt_called = True  # or torch warns that the optimizer itself took no step
@@ -187,13 +183,13 @@ def _follow(findings: Findings, key: str, schedule: Schedule, steps: int) -> Non
                 warnings.simplefilter("ignore")
                 scheduler.step(*([1.0] if isinstance(scheduler, ReduceLROnPlateau) else []))
         except Exception as error:
-            findings.failed(key, f"the schedule fails in step {step} of {steps}", error)
+            report.failed(key, f"the schedule fails in step {step} of {steps}", error)
             return
         rates = [float(group["lr"]) for group in optimizer.param_groups]
         if not all(math.isfinite(rate) and rate >= 0 for rate in rates):
-            findings.mistake(key, f"the learning rate is {rates} after step {step} of {steps}.")
+            report.mistake(key, f"the learning rate is {rates} after step {step} of {steps}.")
             return
         if monotonic() > end:
-            findings.note(key, f"the schedule was followed for the first {step} of {steps} steps only.")
+            report.note(key, f"the schedule was followed for the first {step} of {steps} steps only.")
             return
-    findings.checked.append("schedule to the end")
+    report.checked.append("schedule to the end")
