@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shlex
 import subprocess
@@ -12,7 +13,7 @@ from gallery_helpers import ROOT
 
 from loopwright.cli import main
 from loopwright.cli.app import build_parser
-from loopwright.cli.completion import commands_of
+from loopwright.cli.completion import actions_of
 
 OWN = ("runs", "show", "diff", "plot", "export", "doctor", "completion")
 
@@ -41,8 +42,8 @@ def test_examples_of_the_help_can_be_parsed(command, capsys):
 
 
 def test_every_option_has_a_help():
-    commands = list(commands_of(build_parser()))
-    assert [(c.path, o.names) for c in commands for o in (*c.options, *c.places) if not o.help] == []
+    actions = [(path, action) for path, action in actions_of(build_parser()) if not action.choices or action.metavar]
+    assert [(path, a.dest) for path, a in actions if not a.help and not isinstance(a, argparse._SubParsersAction)] == []
 
 
 @pytest.mark.parametrize(

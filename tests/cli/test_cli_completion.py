@@ -1,7 +1,9 @@
-"""Completion: scripts made from the parser, and what bash offers with them."""
+"""Completion: scripts that shtab makes from the parser, and what shells offer with them."""
 
 from __future__ import annotations
 
+import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 
 from loopwright.cli import main
 from loopwright.cli.app import build_parser
-from loopwright.cli.completion import SHELLS, commands_of
+from loopwright.cli.completion import SHELLS, actions_of, kind_of
 
 DRIVER = """
 source "$1"; shift
@@ -43,8 +45,8 @@ def bash(tmp_path, monkeypatch, capsys):
 
 
 def test_bash_offers_the_commands(bash):
-    top = next(commands_of(build_parser()))
-    assert bash("") == sorted(top.commands)
+    commands = {path[0] for path, _ in actions_of(build_parser()) if path}
+    assert bash("") == sorted(commands)
     assert bash("doc") == ["doctor"]
 
 
@@ -61,7 +63,7 @@ def test_bash_offers_options_of_the_command_that_is_typed(bash):
 def test_bash_offers_choices_of_an_option(bash):
     assert bash("export", "x", "--format", "") == ["onnx", "safetensors", "torch"]
     assert bash("export", "x", "--format", "=", "o") == ["onnx"]
-    assert bash("completion", "") == ["bash", "fish", "zsh"]
+    assert bash("completion", "") == ["bash", "fish", "tcsh", "zsh"]
 
 
 def test_bash_offers_run_directories(bash):
@@ -90,29 +92,28 @@ def test_bash_offers_files_and_folders(bash):
 
 
 def test_yaml_files_are_offered_for_a_config(bash):
-    driver = 'source "$1"; cur="$2"; _loopwright_kind yaml:; printf "%s\\n" "${COMPREPLY[@]}"'
-    command = ["bash", "-c", driver, "bash", str(bash.folder / "other/loopwright.bash"), "t"]
-    done = subprocess.run(command, cwd=bash.folder, capture_output=True, text=True, timeout=300, check=True)
-    assert done.stdout.split() == ["train.yaml"]
-    command[-1] = "other/"
-    done = subprocess.run(command, cwd=bash.folder, capture_output=True, text=True, timeout=300, check=True)
-    assert done.stdout.split() == ["other/deep.yml"]
+    assert bash("train", "t") == ["train.yaml"]
+    assert bash("train", "n") == []
+    assert bash("train", "other/") == ["other/deep.yml"]
+    assert bash("config", "validate", "train.yaml", "oth") == ["other"]
 
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_every_command_and_option_of_the_parser_is_in_the_script(shell, capsys):
     assert main(["completion", shell]) == 0
     script = capsys.readouterr().out
-    for command in commands_of(build_parser()):
-        for option in command.options:
-            name = option.names[-1]
-            written = f"-l {name[2:]} " if shell == "fish" else name
-            where = " ".join(command.path) or ("__fish_use_subcommand" if shell == "fish" else "''")
-            assert any(where in line and written in line + " " for line in script.splitlines()), (command.path, name)
+    for path, action in actions_of(build_parser()):
+        assert all(re.search(rf"\b{re.escape(name)}\b", script) for name in path)
+        for name in action.option_strings:
+            word = name.lstrip("-") if shell in ("fish", "tcsh") else name
+            assert re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", script), (path, name)
 
 
 def test_kinds_of_arguments_follow_from_their_names():
-    places = {command.path: [place.kind for place in command.places] for command in commands_of(build_parser())}
+    places: dict[tuple[str, ...], list[str | None]] = {}
+    for path, action in actions_of(build_parser()):
+        if not action.option_strings:
+            places.setdefault(path, []).append(kind_of(action))
     assert places["show",] == ["run"]
     assert places["diff",] == ["run", "run"]
     assert places["runs",] == ["folder"]
@@ -121,3 +122,19 @@ def test_kinds_of_arguments_follow_from_their_names():
 
 def test_the_script_for_bash_is_sound(bash):
     subprocess.run(["bash", "-n", str(Path(bash.folder) / "other/loopwright.bash")], check=True, timeout=300)
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish", "tcsh"])
+def test_other_shells_take_their_script(shell, tmp_path, capsys):
+    """Where they are installed; that runs are offered there is in the script."""
+    assert main(["completion", shell]) == 0
+    script = tmp_path / "script"
+    script.write_text(capsys.readouterr().out)
+    if shell != "tcsh":  # which has no functions
+        assert "find -L runs" in script.read_text()
+    if shutil.which(shell):
+        start = {"zsh": "autoload -Uz compinit; compinit -u; source ", "fish": "source ", "tcsh": "source "}[shell]
+        done = subprocess.run(
+            [shell, "-c", f"{start}{script}"], capture_output=True, text=True, timeout=300, check=True
+        )
+        assert done.stderr == ""

@@ -12,7 +12,7 @@ from cli_helpers import run_on_terminal
 from safetensors.torch import load_file
 from train_helpers import CONFIG, Project, Shell
 
-from loopwright.cli.evaluate import joined, write_predictions
+from loopwright.cli.predictions import joined, write_predictions
 from loopwright.doors.configured import Experiment
 from loopwright.errors import ConfigurationError
 

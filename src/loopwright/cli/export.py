@@ -8,9 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
-
 from ..errors import ConfigurationError
 from ..run.reading import CONFIG, RunView, best_kept
 from .arguments import RUN, add_command, add_root, find_run
@@ -18,6 +15,8 @@ from .exits import FOUND, OK
 from .output import number_text, printable, size_text
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
+
     from ..checkpoint import CheckpointInfo
     from ..trainer import Trainer
 
@@ -154,6 +153,8 @@ def model_and_inputs(run: RunView, weights: Mapping[str, Tensor], name: str | No
 
 def example_inputs(trainer: Trainer, data: Any) -> Any:
     """What the model is called with for the first few samples, on the CPU."""
+    import torch
+
     size = BATCH_SIZE if isinstance(data, torch.utils.data.Dataset) else None
     stream = trainer.open(data, size, shuffle=False)
     try:
@@ -165,7 +166,7 @@ def example_inputs(trainer: Trainer, data: Any) -> Any:
                     "trainer.forward_properties is empty, so it is not known what the model is called with: name the "
                     "keys of a batch that it gets, or override `_split_batch`."
                 )
-            return torch.utils._pytree.tree_map_only(Tensor, Tensor.cpu, inputs)
+            return torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, inputs)
     finally:
         stream.close()
     raise ConfigurationError("The training data of the run is empty, so there is nothing to try the model on.")
