@@ -133,8 +133,7 @@ def test_other_shells_take_their_script(shell, tmp_path, capsys):
     if shell != "tcsh":  # which has no functions
         assert "find -L runs" in script.read_text()
     if shutil.which(shell):
-        start = {"zsh": "autoload -Uz compinit; compinit -u; source ", "fish": "source ", "tcsh": "source "}[shell]
-        done = subprocess.run(
-            [shell, "-c", f"{start}{script}"], capture_output=True, text=True, timeout=300, check=True
-        )
+        zsh = f'autoload -Uz compinit; compinit -u -D; eval "$(<{script})"'
+        command = zsh if shell == "zsh" else f"source {script}"
+        done = subprocess.run([shell, "-c", command], capture_output=True, text=True, timeout=300, check=True)
         assert done.stderr == ""

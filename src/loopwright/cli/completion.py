@@ -17,7 +17,7 @@ It completes commands, options and their choices, run directories below runs/, Y
   fish  loopwright completion fish > ~/.config/fish/completions/loopwright.fish
   tcsh  loopwright completion tcsh > ~/.loopwright.tcsh      (with source ~/.loopwright.tcsh in .tcshrc)
 
-or, for this shell only, as in the example."""
+or, for this shell only, as in the example; in zsh: eval "$(loopwright completion zsh)"."""
 EXAMPLE = """\
 completion bash
 completion bash > loopwright.bash && source loopwright.bash"""
