@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from cli_helpers import run_on_terminal
-from tests.forked import call_forked
 
 from loopwright.cli import main
 from loopwright.cli.app import build_parser
+from tests.cli.helpers import run_on_terminal
+from tests.forked import call_forked
 
 COMMANDS: dict[str, tuple[list[str], int, str]] = {
     "init": (["init", "new", "--door", "simple"], 0, r"written to .*new"),

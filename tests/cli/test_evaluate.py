@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from train_helpers import Project, Shell
 
 from loopwright.doors.configured import Experiment
 from loopwright.run.reading import RunView
+from tests.cli.projects import Project, Shell
 
 
 def test_eval_measures_once_what_the_callbacks_of_the_run_measure(trained: Project, shell: Shell):

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cli_helpers import run_on_terminal
 from safetensors.torch import load_file
-from train_helpers import CONFIG, Project, Shell
 
 from loopwright.cli.predictions import joined, write_predictions
 from loopwright.doors.configured import Experiment
 from loopwright.errors import ConfigurationError
+from tests.cli.helpers import run_on_terminal
+from tests.cli.projects import CONFIG, Project, Shell
 
 
 @pytest.fixture(scope="module")

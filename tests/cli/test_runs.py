@@ -9,13 +9,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from cli_helpers import run_on_terminal
-from gallery_helpers import ROOT
 
 from loopwright import ConfigurationError
 from loopwright.cli import main
 from loopwright.cli.arguments import find_run
 from loopwright.run import RunView
+from tests.cli.gallery import ROOT
+from tests.cli.helpers import run_on_terminal
 
 ALL = {"finished", "stopped", "failed", "interrupted", "killed", "deep/twin"}
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import onnxruntime
 import pytest
 import torch
-from cli_helpers import flip
 from safetensors.torch import load_file
 from torch import nn
 
@@ -19,6 +18,7 @@ from loopwright.checkpoint.onnx import export_module
 from loopwright.cli import main
 from loopwright.cli.export import pick_checkpoint
 from loopwright.run import RunManifest, RunView, find_runs
+from tests.cli.helpers import flip
 
 
 @pytest.mark.parametrize(("form", "suffix"), [("safetensors", ".safetensors"), ("torch", ".pt")])

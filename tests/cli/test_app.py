@@ -9,11 +9,12 @@ import subprocess
 import sys
 
 import pytest
-from gallery_helpers import ROOT
 
 from loopwright.cli import main
 from loopwright.cli.app import build_parser
 from loopwright.cli.completion import actions_of
+from loopwright.cli.exits import EXIT_CODES
+from tests.cli.gallery import ROOT
 
 OWN = ("runs", "show", "diff", "plot", "export", "doctor", "completion")
 
@@ -117,3 +118,7 @@ def test_without_a_command_the_help_is_shown(capsys):
     printed = capsys.readouterr()
     assert printed.out == build_parser().format_help()
     assert printed.err == ""
+
+
+def test_help_names_the_code_of_a_run_that_sigterm_ended():
+    assert [code for code in ("0", "1", "2", "130", "141", "143") if f"{code} " not in EXIT_CODES] == []

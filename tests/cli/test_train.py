@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_helpers import run_on_terminal
-from tests.forked import call_forked
-from tests.mistakes import Mistakes
-from train_helpers import CONFIG, Project, Shell
 
 from loopwright.checkpoint import load_weights
 from loopwright.cli import main
 from loopwright.run.reading import RunView
+from tests.cli.helpers import run_on_terminal
+from tests.cli.projects import CONFIG, Project, Shell
+from tests.forked import call_forked
+from tests.mistakes import Mistakes
 
 SIGNAL = "  callbacks: [{kind: cli_project.Signal, number: %d, update: 4}]\n"
 QUIET = ("--progress", "silent")
@@ -244,3 +244,10 @@ def test_help_has_an_example_and_the_exit_codes(shell: Shell, capsys: pytest.Cap
     text = capsys.readouterr().out
     for words in ("example: loopwright train run.yaml", "exit codes:", "130 or 143", "torchrun"):
         assert words in text
+
+
+def test_a_finished_run_says_how_a_command_starts_over(project: Project, shell: Shell):
+    assert shell("train", "run.yaml", "--progress", "silent") == 0
+    assert shell("train", "--resume", "last") == 0
+    assert "Raise the limit to go on, or pass --new to start over." in shell.out
+    assert "resume=False" not in shell.out

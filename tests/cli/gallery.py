@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.forked import call_forked
 from torch import nn
 from torch.utils.data import TensorDataset
-from train_helpers import MODULE
 
 from loopwright import Callback, Trainer
 from loopwright.callbacks import Checkpoints
 from loopwright.run import RunDirectory
+from tests.cli.projects import MODULE
+from tests.forked import call_forked
 
 ROOT = Path(__file__).parents[2]
 forking = multiprocessing.get_context("fork")

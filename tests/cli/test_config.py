@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from train_helpers import CONFIG, Project, Shell
 
 from loopwright.config import load_config
+from tests.cli.projects import CONFIG, Project, Shell
 
 # show
 

@@ -12,11 +12,11 @@ from pkgutil import resolve_name
 
 import pytest
 import torch
-from cli_helpers import LOOPWRIGHT, cut, flip, remove, run, run_on_terminal
 from safetensors.torch import load_file
 
 from loopwright.checkpoint import load_weights, write_checkpoint
 from loopwright.cli import main
+from tests.cli.helpers import LOOPWRIGHT, cut, flip, remove, run, run_on_terminal
 
 NEWEST = "checkpoints/update-00000015"
 FILES = ("manifest.json", "state.json", "state.safetensors", "model.safetensors")

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from check_mistakes import MISTAKES, WELL, callback
-from check_projects import CONFIG, MODULE
 
 from loopwright.cli import main
 from loopwright.cli.check.config import check_config
+from tests.cli.check.mistakes import MISTAKES, WELL, callback
+from tests.cli.check.projects import CONFIG, MODULE
 
 
 @pytest.fixture(scope="module")

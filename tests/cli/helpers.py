@@ -11,13 +11,13 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from tests.forked import call_forked, end_as_program
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from loopwright import Trainer
 from loopwright.callbacks.checkpoints import BestModel, Checkpoints
 from loopwright.cli import main
+from tests.forked import call_forked, end_as_program
 
 LOOPWRIGHT = [sys.executable, "-m", "loopwright", "checkpoint"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from train_helpers import MODULE
+from tests.cli.projects import MODULE
 
 CONFIG = """\
 seed: 3

@@ -10,10 +10,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from train_helpers import Shell
 
 from loopwright.cli.app import build_parser
 from loopwright.cli.init import DOORS, template_files
+from tests.cli.projects import Shell
 
 SHORTER = {  # for these tests
     "native": ("num_epochs=20", "num_epochs=4"),

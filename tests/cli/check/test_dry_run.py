@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from tests.distributed.ranks import run_ranks
 from torch import nn
 
 from loopwright.cli import main
 from loopwright.runtime import dry_run
 from loopwright.runtime.dry_run import local_shape
 from loopwright.runtime.dtensor import Mesh
+from tests.distributed.ranks import run_ranks
 
 START = """
 import sys

@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 import pytest
-from sweep_projects import write_project
 
 from loopwright.checkpoint import CheckpointStore
 from loopwright.checkpoint.compare import compare_trees
@@ -23,6 +22,7 @@ from loopwright.cli.sweep.search import Optuna
 from loopwright.config import Interval, Sweep, load_config
 from loopwright.doors.configured.experiment import Experiment
 from loopwright.run.reading import RunView
+from tests.cli.sweep.projects import write_project
 
 HOLD = "+trainer.callbacks.1.kind=cli_project.Hold"
 

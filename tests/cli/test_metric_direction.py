@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from sweep_projects import write_project
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -25,6 +24,7 @@ from loopwright.doors.configured.experiment import Experiment
 from loopwright.doors.configured.stored import load_for_use
 from loopwright.optim.initialize import read_weights
 from loopwright.run import RunView, update_manifest
+from tests.cli.sweep.projects import write_project
 
 
 class Script(Callback):
