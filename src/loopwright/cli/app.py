@@ -1,4 +1,4 @@
-"""The command `loopwright`: its groups, and what all commands share: errors in one line, exit codes, pipes."""
+"""The command `loopwright`: its parser, errors in one line, exit codes, closed pipes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .arguments import take_overrides
 from .exits import EXIT_CODES, FAILED, INTERRUPTED, OK, PIPE_CLOSED
 from .output import printable
 
-# Each adds its commands to the parser; what a command needs is imported when it runs.
+# Each adds its commands to the parser; a command imports its dependencies when it runs.
 GROUPS = (
     *(init, check, train, sweep, evaluate, config, finders),
     *(runs, show, diff, plot, export, checkpoint, doctor, completion),
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line."""
+    """The parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="loopwright",
         description="Train, look at and compare runs.",
@@ -73,7 +73,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def show_help(parser: argparse.ArgumentParser) -> int:
-    """What the command can do, for somebody who named no command."""
+    """Print the help; used where no command is named."""
     parser.print_help()
     return OK
 
@@ -98,5 +98,5 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _drop_output() -> None:
-    """Send what is still buffered nowhere, or the interpreter would complain about the pipe when it exits."""
+    """Discard buffered output: the interpreter would report the closed pipe when it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""What commands share: how one is added, KEY=VALUE and CONFIG in any order, and which run a name means."""
+"""Arguments that commands share: the common look of `--help`, CONFIG and KEY=VALUE, and how a run is named."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def add_command(
     more: str,
     example: str,
 ) -> argparse.ArgumentParser:
-    """A parser for a command; `what` is its sentence, `more` the paragraph, `example` what follows `loopwright`.
+    """Add a parser: `what` is the first sentence of its help, `more` the paragraph, `example` its arguments.
 
     The names in `metavar` of its arguments say how a shell completes them: RUN, CONFIG, CHECKPOINT, DIR, FILE.
     """
@@ -49,15 +49,15 @@ change a value: model.width=32, trainer.callbacks.0.patience=3; add one: +model.
 
 
 def add_config(parser: argparse.ArgumentParser, *, what: str = "a run file (YAML)", nargs: str | None = None) -> None:
-    """The places for a run file and for what is to be different from it."""
+    """Add the arguments CONFIG and KEY=VALUE."""
     parser.add_argument("config", metavar="CONFIG", help=what, nargs=nargs)
     parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", default=[], help=OVERRIDES)
 
 
 def take_overrides(options: argparse.Namespace, others: Sequence[str]) -> list[str]:
-    """Add to the overrides those that come after an option, which argparse leaves over; the rest is returned.
+    """Add overrides that come after an option, which argparse does not parse; return the arguments left over.
 
-    A command that takes `files`, however many, takes those that are left over as well.
+    Of a command that takes any number of `files`, files are taken as well.
     """
     if not isinstance(getattr(options, "overrides", None), list):
         return list(others)
@@ -74,7 +74,7 @@ def is_file(text: str) -> bool:
 
 
 def is_override(text: str) -> bool:
-    """Whether an argument looks like one, rather than like a file or an option."""
+    """Whether an argument looks like an override, rather than like a file or an option."""
     return ("=" in text and not text.startswith("-")) or text.startswith(("~", "+"))
 
 
@@ -84,12 +84,12 @@ MAX_LISTED = 6
 
 
 def add_root(parser: argparse.ArgumentParser) -> None:
-    """The option that says where runs are looked for."""
+    """Add the option that names the folder of runs."""
     parser.add_argument("--root", metavar="DIR", default=ROOT, help=f"where runs are looked for (default: {ROOT})")
 
 
 def find_run(text: str, root: str = ROOT) -> RunView:
-    """The run that is meant, or an error that lists those that may be."""
+    """Look up a run by path, id, name or `last`; an error lists the candidates."""
     if place := _place_from_the_end(text):
         return _newest(root, place, text)
     if found := _at(Path(text)) or _at(Path(root) / text):
@@ -107,7 +107,7 @@ def all_runs(root: str | Path) -> list[RunView]:
 
 
 def short_path(run: RunView, root: str | Path) -> str:
-    """The path of a run below the folder of runs; the whole path of one elsewhere."""
+    """The path of a run relative to the folder of runs; the full path of a run elsewhere."""
     try:
         return str(run.path.relative_to(Path(root).absolute()))
     except ValueError:
@@ -115,7 +115,7 @@ def short_path(run: RunView, root: str | Path) -> str:
 
 
 def _at(path: Path) -> list[RunView]:
-    """The run at a path, or the runs of one name in the folder there."""
+    """The run at a path, or all runs in the folder there."""
     path = path.parent if path.name == MANIFEST else path
     return all_runs(path) if path.is_dir() and path.name else []
 

@@ -34,7 +34,7 @@ def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
 
 
 class _Group:
-    """Where commands are added, each with an example and the shared options."""
+    """Adds commands to the group, each with an example and the shared options."""
 
     def __init__(self, members: Any, common: argparse.ArgumentParser) -> None:
         self._members = members

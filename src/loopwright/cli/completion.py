@@ -110,7 +110,7 @@ def completion_command(options: argparse.Namespace) -> int:
 def actions_of(
     parser: argparse.ArgumentParser, path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], argparse.Action]]:
-    """All arguments of a parser and of its commands, each with the names of its commands."""
+    """All arguments of a parser and its commands, each with the path of its command."""
     for action in parser._actions:
         yield path, action
         if isinstance(action, argparse._SubParsersAction):

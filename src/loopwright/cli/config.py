@@ -1,4 +1,4 @@
-"""`loopwright config show|schema|validate`: what a run file says, what it may say, and what is wrong with it."""
+"""`loopwright config show|schema|validate`: print a run file resolved, its JSON schema, or its mistakes."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def mistakes_in(file: str, overrides: list[str]) -> list[Problem]:
 
 
 def _configs_of(file: str, overrides: list[str]) -> list[Config]:
-    """The run of a file, or those of its sweep; of one that a search chooses the values of, the first."""
+    """The configs of a file: one, or one for each run of its sweep (of an Optuna sweep, the first)."""
     from ..config import Interval, expand_sweep, load_config, load_variant, read_sweep
 
     sweep = read_sweep(file, overrides)

@@ -1,4 +1,4 @@
-"""`loopwright diff RUN RUN`: what two runs were made of, and where their metrics part."""
+"""`loopwright diff RUN RUN`: differences in config, code, packages and data, and the first metric that differs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`loopwright doctor`: what this machine can do, and what to make of it."""
+"""`loopwright doctor`: measure this machine, and give advice."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def doctor_command(options: argparse.Namespace) -> int:
 
 
 def examine(folder: Path, *, quick: bool) -> Findings:
-    """Try everything out."""
+    """Run all probes."""
     from . import doctor_probes as probes
     from .doctor_probes import probe_disk, probe_workers
 
@@ -73,26 +73,28 @@ def _print_findings(found: Findings) -> None:
     machine, workers = found.machine, found.workers
     memory = "" if machine.memory is None else f", {size_text(machine.memory)} of memory"
     shared = "-" if workers.shared_memory is None else size_text(workers.shared_memory)
-    _say("versions", f"loopwright {machine.loopwright}, torch {machine.torch}, python {machine.python}")
-    _say("machine", f"{machine.platform}, {machine.cpus} processors ({machine.usable_cpus} usable){memory}")
+    _print_line("versions", f"loopwright {machine.loopwright}, torch {machine.torch}, python {machine.python}")
+    _print_line("machine", f"{machine.platform}, {machine.cpus} processors ({machine.usable_cpus} usable){memory}")
     for device in found.devices:
-        _say(device.name, _device_text(device))
-    _say("compile", _compilation_text(found.compilation))
-    _say("workers", f"start by {workers.start_method}, {shared} of shared memory free, {workers.open_files} open files")
-    _say("disk", _disk_text(found.disk))
+        _print_line(device.name, _device_text(device))
+    _print_line("compile", _compilation_text(found.compilation))
+    _print_line(
+        "workers", f"start by {workers.start_method}, {shared} of shared memory free, {workers.open_files} open files"
+    )
+    _print_line("disk", _disk_text(found.disk))
     for name, size in SIZES.items():
-        _say("", _checkpoint_text(found.disk, name, size))
-    _say("processes", f"torch.distributed with {', '.join(found.backends)}" if found.backends else "one only")
+        _print_line("", _checkpoint_text(found.disk, name, size))
+    _print_line("processes", f"torch.distributed with {', '.join(found.backends)}" if found.backends else "one only")
     for number, (extra, packages) in enumerate(found.extras.items()):
         missing = [name for name, version in packages.items() if version is None]
         has = ", ".join(f"{name} {version}" for name, version in packages.items() if version is not None)
         text = (
             f"{extra}: {has}" if not missing else f"{extra}: no {', '.join(missing)}: pip install 'loopwright[{extra}]'"
         )
-        _say("extras" if number == 0 else "", text)
+        _print_line("extras" if number == 0 else "", text)
 
 
-def _say(title: str, text: str) -> None:
+def _print_line(title: str, text: str) -> None:
     print(f"{styled(f'{title:<9}', BOLD)}  {printable(text)}")
 
 
@@ -140,7 +142,7 @@ TYPICAL = 1_200_000_000  # bytes: 100 M parameters with Adam
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Everything that was found out."""
+    """The results of all probes."""
 
     machine: Machine
     devices: Sequence[Device]

@@ -46,7 +46,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Something to compute on; speeds of matrix products in GFLOP/s by precision, None where it is not supported."""
+    """A device, and the speed of its matrix products in GFLOP/s by precision; None where it is not supported."""
 
     name: str
     model: str
@@ -80,7 +80,7 @@ def probe_machine() -> Machine:
 
 
 def usable_cpus(quota_file: str = "/sys/fs/cgroup/cpu.max") -> int:
-    """How many processors this process may use."""
+    """The number of processors that this process may use."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         with open(quota_file) as file:
@@ -133,7 +133,7 @@ def probe_compilation(*, quick: bool) -> Compilation:
 
 
 def distributed_backends() -> list[str]:
-    """The backends that torch can bring several processes together with."""
+    """The backends of `torch.distributed` that are available."""
     import torch.distributed as dist
 
     if not dist.is_available():
@@ -142,7 +142,7 @@ def distributed_backends() -> list[str]:
 
 
 def installed_extras() -> dict[str, dict[str, str | None]]:
-    """The versions of the packages of each extra, None for those that are missing."""
+    """The versions of the packages of each extra; None for a missing package."""
     try:
         required = metadata.requires("loopwright") or []
     except metadata.PackageNotFoundError:  # run from a source tree
@@ -187,7 +187,7 @@ def _speed(device: torch.device, dtype: torch.dtype, size: int) -> float | None:
         left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
         _product(left, right)
         seconds = min(_product(left, right) for _ in range(3))
-    except RuntimeError:  # how torch says that a device does not have a type
+    except RuntimeError:  # raised by torch for a dtype that the device does not support
         return None
     return 2 * size**3 / max(seconds, 1e-9) / 1e9
 
@@ -223,17 +223,17 @@ class Disk:
     problem: str | None = None
 
     def write_seconds(self, size: int) -> float | None:
-        """How long a checkpoint takes to be on disk."""
+        """Seconds until a checkpoint is on disk."""
         return None if self.write_speed is None else size / self.write_speed
 
     def stall_seconds(self, size: int) -> float:
-        """How long a step waits for a checkpoint that is written behind the training."""
+        """Seconds that a step waits for a checkpoint that is written in the background."""
         return size / self.copy_speed
 
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """What processes that load data have to live with."""
+    """Limits for worker processes that load data."""
 
     start_method: str
     shared_memory: int | None  # bytes free in /dev/shm

@@ -66,7 +66,7 @@ def eval_command(options: argparse.Namespace) -> int:
 
 
 def choose_checkpoint(run: RunView, which: str) -> Path:
-    """The checkpoint that is meant, as a path."""
+    """The path of a checkpoint that is named by path, name, update, `best` or `newest`."""
     from .export import pick_checkpoint
 
     is_path = which not in ("best", "newest") and not which.isdecimal() and Path(which).is_dir()
@@ -74,7 +74,7 @@ def choose_checkpoint(run: RunView, which: str) -> Path:
 
 
 def checkpoint_name(run: RunView, checkpoint: Path) -> str:
-    """Where in the run it is, or else where it is."""
+    """The path of a checkpoint relative to its run; the full path of one elsewhere."""
     return str(checkpoint.relative_to(run.path)) if checkpoint.is_relative_to(run.path) else str(checkpoint)
 
 
@@ -141,7 +141,7 @@ def predict_command(options: argparse.Namespace) -> int:
 
 
 def _destination(output: Path, force: bool) -> Path:
-    """The file, if it can be written as its name says; found out before anything is computed."""
+    """Check before anything is computed that the file can be written in the format of its suffix."""
     from .predictions import SUFFIXES
 
     if output.suffix not in SUFFIXES:
@@ -162,7 +162,7 @@ def _shape(value: Any) -> str:
 
 @contextmanager
 def _watched(trainer: BaseTrainer) -> Iterator[None]:
-    """A bar for the batches, on a terminal; stderr has it, since only what was asked for goes to stdout."""
+    """Show a progress bar on a terminal; it goes to stderr, and the result to stdout."""
     if not sys.stderr.isatty():
         yield
         return

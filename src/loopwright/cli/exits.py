@@ -25,18 +25,18 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 
 class ProgramError(LoopwrightError):
-    """Code that a config names has failed; the error it failed with is the cause."""
+    """Code that a config names has raised an error, which is the cause."""
 
 
 @contextmanager
 def explained(run: Callable[[], Path | None] = lambda: None) -> Iterator[None]:
-    """Turn what a user's model, data or trainer raises into a ProgramError that says where it was raised.
+    """Turn an error of the user's model, data or trainer into a ProgramError that says where it was raised.
 
-    `run` gives the run directory, if there is one by then, whose log has the traceback too.
+    `run` returns the run directory, if there is one by then; its log has the traceback too.
     """
     try:
         yield
-    except BrokenPipeError:  # the reader of the output went away, which is nobody's mistake
+    except BrokenPipeError:  # the reader of the output closed it: no error
         raise
     except LoopwrightError as error:
         if notes_of(error):
@@ -49,7 +49,7 @@ def explained(run: Callable[[], Path | None] = lambda: None) -> Iterator[None]:
 
 
 def described(error: BaseException) -> list[str]:
-    """The error in a line, the place in the user's code, and what was noted on it since."""
+    """The error in a line, the place in the user's code, and the notes added to it."""
     place = own_place(error)
     head = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return [head, *([] if place is None else [f"  {place}"]), *notes_of(error)]

@@ -1,4 +1,4 @@
-"""`loopwright export RUN --format safetensors|onnx|torch`: what a run trained, as other programs read it."""
+"""`loopwright export RUN --format safetensors|onnx|torch`: the model of a run in a format for other programs."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def export_command(options: argparse.Namespace) -> int:
 
 
 def pick_checkpoint(run: RunView, which: str | None) -> CheckpointInfo:
-    """The checkpoint that is meant: the best kept model, the newest resume point, or one by its name."""
+    """Choose a checkpoint: the best kept model, the newest resume point, or one by name."""
     found = run.checkpoints()
     sound = [info for info in found if info.is_sound]
     kept = [info for info in sound if info.kind == "kept"]
@@ -152,7 +152,7 @@ def model_and_inputs(run: RunView, weights: Mapping[str, Tensor], name: str | No
 
 
 def example_inputs(trainer: Trainer, data: Any) -> Any:
-    """What the model is called with for the first few samples, on the CPU."""
+    """The inputs of the model for the first few samples, on the CPU."""
     import torch
 
     size = BATCH_SIZE if isinstance(data, torch.utils.data.Dataset) else None

@@ -1,4 +1,4 @@
-"""`loopwright lr-find CONFIG` and `loopwright batch-size-find CONFIG`: what a run should be like, tried out first."""
+"""`loopwright lr-find CONFIG` and `loopwright batch-size-find CONFIG`: find a learning rate or batch size for a run."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def parse_bytes(text: str) -> int:
 
 @contextmanager
 def built(options: argparse.Namespace) -> Iterator[Engine]:
-    """The trainer of a config, which has no run directory."""
+    """Build the trainer of a config, without a run directory."""
     from ..config import beside
     from ..doors.configured.experiment import Experiment
     from .exits import explained

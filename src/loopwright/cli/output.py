@@ -21,7 +21,7 @@ RED, BOLD, PLAIN = "\x1b[31m", "\x1b[1m", "\x1b[0m"
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Text from a file as a terminal may have it: what would move the cursor or change colours is spelled out."""
+    """Escape the characters that would move the cursor or change colours of a terminal."""
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -45,12 +45,12 @@ def table_lines(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: 
 
 
 def print_json(value: Any) -> None:
-    """Strict JSON, in which numbers that are not finite are the texts "nan", "inf" and "-inf"."""
+    """Print strict JSON; numbers that are not finite become the strings "nan", "inf" and "-inf"."""
     print(json.dumps(strict_json(value), indent=2, allow_nan=False))
 
 
 def styled(text: str, style: str) -> str:
-    """The text in a style, where a terminal shows it."""
+    """Add a terminal style to a text, if stdout is a terminal."""
     shows = sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
     return f"{style}{text}{PLAIN}" if shows else text
 
@@ -72,14 +72,14 @@ def age_text(seconds: float | None) -> str:
 
 
 def number_text(value: object) -> str:
-    """A number as short as it can be read; "-" where there is none."""
+    """A number with six digits; "-" for None."""
     if isinstance(value, float):
         return f"{value:.6g}"
     return "-" if value is None else f"{value!s:.40}"
 
 
 def strict_json(value: Any) -> Any:
-    """The value with numbers that JSON does not have as texts, and anything else that it does not have as text."""
+    """Convert values that JSON does not have (NaN, infinity, paths, ...) to strings."""
     if isinstance(value, dict):
         return {str(key): strict_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -102,7 +102,7 @@ STYLES = {
 
 
 def print_fitted(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "", fold: str = "0") -> None:
-    """Columns named in `right` (by their place, "01") are right-aligned; those in `fold` break where width is short."""
+    """Print a table that fits the terminal; columns in `fold` (by position, "01") wrap where width is short."""
     if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
         print_table(header, rows, right=right)
         return
@@ -133,17 +133,17 @@ def age_of(run: RunView) -> float | None:
 
 
 def progress_text(progress: RunProgress) -> str:
-    """ "3 of 10 epochs, 30%", or "3 epochs, 15 updates" where nobody knows how far it is to go."""
+    """ "3 of 10 epochs, 30%", or "3 epochs, 15 updates" where no limit is known."""
     if progress.limit is not None and progress.fraction is not None:
         name, limit = progress.limit
         return f"{getattr(progress, name)} of {counted(limit, name)}, {progress.fraction:.0%}"
     counts = ((name, getattr(progress, name)) for name in ("epoch", "update"))
-    told = [counted(count, name) for name, count in counts if count is not None]
-    return ", ".join(told) or "-"
+    texts = [counted(count, name) for name, count in counts if count is not None]
+    return ", ".join(texts) or "-"
 
 
 def best_text(run: RunView, metric: str | None = None, mode: Mode | None = None) -> str:
-    """The best value of a metric and where it was; the last, where it is not known what is better; "-" without any."""
+    """The best value of a metric and its epoch; the last value where its mode is not known; "-" without any."""
     name = metric or run.main_metric
     best = None if name is None else run.best_of(name, mode)
     if best is not None:
@@ -162,7 +162,7 @@ def time_text(seconds: float | None) -> str:
 
 
 def run_as_json(run: RunView, *, metric: str | None = None, mode: Mode | None = None) -> dict[str, Any]:
-    """What `runs` and `show` say of a run."""
+    """A run as `runs --json` and `show --json` print it."""
     progress = run.progress
     name = metric or run.main_metric
     values = {known: run.best_of(known, mode if known == name else None) for known in run.epoch_names}
@@ -191,7 +191,7 @@ def run_as_json(run: RunView, *, metric: str | None = None, mode: Mode | None = 
 
 
 def _metric_as_json(name: str | None, best: Mapping[str, Any] | None, last: Point | None) -> dict[str, Any] | None:
-    """The metric that stands for the run; without a mode it is the last value, since which is best is not known."""
+    """The main metric of a run; without a mode its last value, since the best is not known."""
     if best is not None:
         return {"name": name, **best}
     return None if last is None else {"name": name, "value": last.value, "epoch": last.at, "mode": None}

@@ -67,7 +67,7 @@ def plot_command(options: argparse.Namespace) -> int:
 
 
 def collect(runs: Sequence[RunView], name: str, by: str | None, smooth: int, root: str) -> list[Curve]:
-    """The values of a metric of each run, over the epochs if all have some; an error names the metrics there are."""
+    """The values of a metric of each run, over epochs if all runs have some; an error lists the known metrics."""
     along = by or ("epochs" if all(run.metrics.epochs(name) for run in runs) else "steps")
     curves = []
     for run in runs:
@@ -91,7 +91,7 @@ def _missing(run: RunView, name: str, by: str | None, root: str) -> str:
 
 
 def _smoothed(values: Sequence[float], window: int) -> list[float]:
-    """The averages of the last few; the first ones of those there are."""
+    """Moving averages over `window` values; the first ones over the values so far."""
     if window == 1:
         return list(values)
     return [sum(part) / len(part) for end in range(1, len(values) + 1) if (part := values[max(end - window, 0) : end])]
@@ -122,7 +122,7 @@ def draw_picture(path: Path, panels: dict[str, list[Curve]], *, is_log: bool) ->
 
 
 def _plain(text: str) -> str:
-    """Text that matplotlib takes as it stands: a dollar sign would begin a formula, an underscore hide a label."""
+    """Escape text for matplotlib: a dollar sign would begin a formula, an underscore hide a label."""
     return printable(text).replace("$", r"\$").removeprefix("_")
 
 

@@ -21,7 +21,7 @@ from .exits import OK
 from .output import age_of, age_text, best_text, print_json, printable, progress_text, run_as_json, time_text
 
 MORE = """\
-The folder is searched with all folders in it. A run is running (its process holds its lock), crashed (nobody holds
+The folder is searched with all folders in it. A run is running (its process holds its lock), crashed (no process holds
 it and no end was noted), finished, stopped (by a callback or by the program), interrupted (by a signal) or failed.
 The metric is the best of all epochs. Whether that is the smallest or the largest is what the run noted (a callback's
 mode, a loss), or what the metric's name says; --best says otherwise. Where neither does, the last value is shown."""
@@ -38,15 +38,15 @@ def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     parser = add_command(parsers, common, "runs", run=runs_command, what="List runs.", more=MORE, example=EXAMPLE)
     parser.add_argument("root", metavar="DIR", nargs="?", default=ROOT, help=f"the folder (default: {ROOT})")
     choose = parser.add_argument_group("which")
-    choose.add_argument("--state", metavar="STATE,...", help=f"only those that are {', '.join(STATES)}")
-    choose.add_argument("--name", metavar="TEXT", help="only those whose name or path holds this, or fits it (*, ?)")
-    choose.add_argument("--tag", metavar="TAG", action="append", default=[], help="only those with this tag (repeat)")
+    choose.add_argument("--state", metavar="STATE,...", help=f"only runs that are {', '.join(STATES)}")
+    choose.add_argument("--name", metavar="TEXT", help="only runs whose name or path holds this, or fits it (*, ?)")
+    choose.add_argument("--tag", metavar="TAG", action="append", default=[], help="only runs with this tag (repeat)")
     choose.add_argument(
         "--where",
         metavar="CONDITION",
         action="append",
         default=[],
-        help="only those whose best value fits, as in 'eval_loss<0.5' (repeat)",
+        help="only runs whose best value fits, as in 'eval_loss<0.5' (repeat)",
     )
     choose.add_argument("--limit", metavar="N", type=int, help="only the first N")
     parser.add_argument("--metric", metavar="NAME", help="the metric to show (default: each run's evaluation loss)")
@@ -177,8 +177,8 @@ def _print_runs(runs: list[RunView], root: Path, options: argparse.Namespace) ->
     for run in runs:
         tags = [" ".join(run.tags) or "-"] if has_tags else []
         best = best_text(run, options.metric, options.best)
-        told = [run.state, progress_text(run.progress), best, time_text(run.seconds)]
-        rows.append([short_path(run, root), *told, age_text(age_of(run)), *tags])
+        cells = [run.state, progress_text(run.progress), best, time_text(run.seconds)]
+        rows.append([short_path(run, root), *cells, age_text(age_of(run)), *tags])
         problems += [f"{short_path(run, root)}: {problem}" for problem in run.problems]
     print_fitted(header, rows, right="45", fold="0236")
     for problem in problems:

@@ -1,4 +1,4 @@
-"""`loopwright show RUN`: everything a run directory tells about a run."""
+"""`loopwright show RUN`: the facts, metrics and checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EXAMPLE = """\
 show last
 show runs/digits --config
 show digits --json"""
-TOLD = {
+FACTS = {  # entries of the manifest that have a line of their own
     *(
         "id",
         "name",
@@ -117,10 +117,10 @@ def _print_facts(run: RunView, *, is_full: bool) -> None:
         "config": f"{CONFIG} (--config prints it)" if (run.path / CONFIG).is_file() else None,
         "log": LOG if (run.path / LOG).is_file() else None,
     }
-    others = {key: _short(value) for key, value in manifest.items() if key not in TOLD}
-    told = {key: value for key, value in {**facts, **others}.items() if value is not None}
-    width = max(map(len, told))
-    for key, value in told.items():
+    others = {key: _short(value) for key, value in manifest.items() if key not in FACTS}
+    lines = {key: value for key, value in {**facts, **others}.items() if value is not None}
+    width = max(map(len, lines))
+    for key, value in lines.items():
         text = value if is_full or len(value) <= MAX_TEXT else f"{value[:MAX_TEXT]}... (--all)"
         print(printable(f"  {key:<{width}}  {text}"))
     if is_full:
@@ -198,7 +198,7 @@ def _code_text(manifest: Mapping[str, Any]) -> str | None:
 
 
 def _changes_text(noted: object) -> str | None:
-    """What the program changed in the run while it was under way: "at update 96: optimizer.lr 0.01 -> 0.003"."""
+    """Changes that the program made in the middle of the run: "at update 96: optimizer.lr 0.01 -> 0.003"."""
     changes = [change for change in noted if isinstance(change, dict)] if isinstance(noted, list) else []
     return (
         "; ".join(f"at update {change.get('update')}: {_pairs_text(change.get('values'))}" for change in changes)

@@ -22,10 +22,10 @@ every data set is evaluated and predicted, every callback is called for every ev
 fresh objects and compared, a resumed run is compared with one in one piece, and the schedule is followed to the end.
 All mistakes are reported at once, then what the run will need. KEY=VALUE changes the config; --json prints JSON.
 
-PROGRAM (.py): the program is run as the first of several processes, the others being pretended, up to and with the
+PROGRAM (.py): the program is run as the first of several processes, the others simulated, up to and with the
 first update of its first `train` call, on the CPU and with few samples. Its callbacks are not called and its run
-directory is not touched. Then the mesh is printed, who holds which parameters, bytes per process, and how a batch is
-divided.
+directory is not touched. Then the mesh is printed, which process holds which parameters, bytes per process, and
+how a batch is divided.
 Exit code 1: a mistake was found, or the program failed before its first update was over."""
 EXAMPLE = """\
 check run.yaml trainer.max_updates=500

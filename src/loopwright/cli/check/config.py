@@ -1,4 +1,4 @@
-"""`loopwright check CONFIG`: everything that a run does, done once on a few samples, and all mistakes in one report."""
+"""`loopwright check CONFIG`: do once everything that a run does, on a few samples, and report all mistakes."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
     from ...doors.configured.experiment import Experiment
     from .probe import Measures
 
-SLOW_SECONDS = 0.1  # to build the data sets: more than that, and they are built once
-LATE_SECONDS = 4.0  # after which less is tried
+SLOW_SECONDS = 0.1  # data sets that take longer to build are built once
+LATE_SECONDS = 4.0  # after this time fewer checks are made
 
 
 def check_config_command(path: Path, arguments: Sequence[str], *, as_json: bool) -> int:
-    """Check a run file, given what comes after its name on the command line."""
+    """Check a run file; `arguments` come after its name on the command line."""
     parser = argparse.ArgumentParser(prog=f"loopwright check {path}", add_help=False)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--json", action="store_true", default=as_json)
-    parser.add_argument("--debug", action="store_true")  # mistakes are what is looked for, not errors
+    parser.add_argument("--debug", action="store_true")  # accepted as by every command, and not needed
     options = parser.parse_args(arguments)
     if not path.is_file():
         raise ConfigurationError(f"{path} is no file: name a run file (YAML) or a Python program.")
-    with redirect_stdout(sys.stderr) if options.json else nullcontext():  # what the run prints is no JSON
+    with redirect_stdout(sys.stderr) if options.json else nullcontext():  # the output of the run is no JSON
         report = check_config(path, options.overrides)
     print_report(report, as_json=options.json)
     return FOUND if report.mistakes else OK
 
 
 def check_config(path: str | Path, overrides: Sequence[str] = ()) -> Report:
-    """Everything that is wrong with a run file, and what its run will need."""
+    """Find everything that is wrong with a run file, and measure its run."""
     from ...config import ConfigError
     from ...data.random import preserved_rng
     from ..train import load_single
@@ -84,7 +84,7 @@ def _titled(texts: Mapping[str, str]) -> Iterator[str]:
 
 
 class ConfigCheck:
-    """One check after the other, each with what those before it have left."""
+    """Checks of a config, in the order in which they depend on each other."""
 
     def __init__(self, report: ConfigReport, folder: Path, begin: float) -> None:
         self.report, self.config, self.folder, self.begin = report, report.config, folder, begin
@@ -108,7 +108,7 @@ class ConfigCheck:
         return monotonic() - self.begin > LATE_SECONDS
 
     def _checked_experiment(self) -> Experiment | None:
-        """The run, also where its config has mistakes in parts that can be left out of what is looked at."""
+        """Build the experiment; where the config has mistakes, check its data sets at least."""
         from ...config import ConfigError
         from ...doors.configured.experiment import Experiment
 
@@ -124,7 +124,7 @@ class ConfigCheck:
         return experiment
 
     def _without_compilation(self) -> Config:
-        """The config with torch.compile left out: it takes longer than all else, and what it is told of is the same."""
+        """The config without torch.compile, which takes longer than all other checks and finds nothing more."""
         from ...config import Config
         from ...config.tree import descend
 
@@ -136,7 +136,7 @@ class ConfigCheck:
         return Config(root, self.config.folder)
 
     def _check_place(self) -> None:
-        """That the run directory can be made, and has room for something."""
+        """Check that the run directory can be created."""
         given = self.config.get("output_path")
         path = Path(given if isinstance(given, str) else "runs").absolute()
         key = "output_path" if given is not None else ""
@@ -154,7 +154,7 @@ class ConfigCheck:
             self.report.checked.append("the place for the run")
 
     def _check_datasets(self, experiment: Experiment) -> bool:
-        """Build and look at each data set; whether all could be built."""
+        """Build and check each data set; return whether all could be built."""
         from .data import check_dataset
 
         keys = self.config.get("datasets")
@@ -168,7 +168,7 @@ class ConfigCheck:
         return len(self.datasets) == len(keys or ())
 
     def _check_parts(self, experiment: Experiment) -> bool:
-        """Data sets, model and trainer, each by itself; whether a run can be tried."""
+        """Check data sets, model and trainer separately; return whether a run can be tried."""
         from .data import check_properties, check_sizes
 
         start = monotonic()
@@ -222,7 +222,7 @@ class ConfigCheck:
         return length
 
     def _check_room(self) -> None:
-        """Resume points are kept twice, and written beside the old ones."""
+        """Check the free disk space: two resume points are kept, and new ones written beside them."""
         given = self.config.get("output_path")
         path = Path(given if isinstance(given, str) else "runs").absolute()
         place = next(parent for parent in (path, *path.parents) if parent.exists())

@@ -1,4 +1,4 @@
-"""The data sets of a config: that they have samples, that all can be read and put together, and what is in them."""
+"""Checks of data sets: samples can be read and collated, are reproducible, and have the keys the trainer needs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_READ = 8
 
 
 def check_dataset(report: ConfigReport, key: str, dataset: Any) -> Any:
-    """Look at a data set; a sample of it, or None where it gave none."""
+    """Check a data set; return a sample of it, or None where none could be read."""
     place = f"datasets.{key}"
     if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
         return None
@@ -54,7 +54,7 @@ def _read(report: ConfigReport, place: str, dataset: Any, index: int, length: in
 def _check_together(
     report: ConfigReport, place: str, dataset: Any, samples: Sequence[Any], indices: Sequence[int]
 ) -> None:
-    """All of them as one batch; where that fails, the first that does not go with the one before it."""
+    """Collate all samples; where that fails, report the first two neighbours that cannot be collated."""
     collate = getattr(dataset, "collate_fn", default_collate)
     try:
         collate(list(samples))
@@ -74,7 +74,7 @@ _ALIKE = "Give all samples the same keys and shapes, or the data set a method `c
 
 
 def _check_again(report: ConfigReport, place: str, dataset: Any, first: Any) -> None:
-    """The first sample once more, with the same seed."""
+    """Check that the first sample is the same when it is read again with the same seed."""
     before = [leaf.clone() for leaf in leaves(first)]
     again = _read(report, place, dataset, 0, len(dataset))
     if again is None or same(before, leaves(again)):
@@ -96,7 +96,7 @@ def _check_numbers(report: ConfigReport, place: str, sample: Any) -> None:
 
 
 def check_properties(report: ConfigReport, trainer: BaseTrainer, key: str, sample: Any) -> None:
-    """That a sample has what the trainer is told to take from it."""
+    """Check that a sample has the keys that the trainer takes from it."""
     from ...doors.configured.trainer import BaseTrainer
 
     if type(trainer)._split_batch is not BaseTrainer._split_batch:
@@ -122,7 +122,7 @@ def check_properties(report: ConfigReport, trainer: BaseTrainer, key: str, sampl
 
 
 def check_sizes(report: ConfigReport, trainer: BaseTrainer, train: Any) -> None:
-    """Batches that are larger than the data, where somebody asked for them."""
+    """Check for batch sizes that are larger than the data set."""
     if isinstance(train, IterableDataset) or not isinstance(train, Sized):
         return
     length, config = len(train), report.config
@@ -151,7 +151,7 @@ def leaves(value: Any) -> list[Tensor]:
 
 
 def same(before: Sequence[Tensor], now: Sequence[Tensor]) -> bool:
-    """Bit for bit, with NaN the same as NaN."""
+    """Whether tensors are equal bit for bit, with NaN equal to NaN."""
     return len(before) == len(now) and all(
         a.shape == b.shape and a.dtype == b.dtype and torch.equal(torch.nan_to_num(a), torch.nan_to_num(b))
         for a, b in zip(before, now, strict=True)

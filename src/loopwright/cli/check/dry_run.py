@@ -57,7 +57,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A batch and its division: samples by share of the data, batches in an epoch."""
+    """How a batch is divided: its samples, the samples of each data-parallel rank, batches in an epoch."""
 
     total: int
     sizes: list[int]
@@ -119,7 +119,7 @@ class DryRunProbe(Callback):
         stream.begin(0)
         batches = stream.take(1)
         if not batches:
-            return stream  # the loop says what is wrong with it
+            return stream  # the loop raises the error about it
         self._split(kind, stream, batches[0], self.layout.mesh.data_size)
         if self.report.mistakes:
             raise DryRunDone
@@ -249,7 +249,7 @@ def _mesh_lines(mesh: Mesh, precision: str) -> Iterator[str]:
 
 
 def _rank_lines(mesh: Mesh) -> Iterator[str]:
-    """The ranks as a picture: a row for each copy, in it the shards, in those the parts of layers."""
+    """The ranks as a picture: a row for each replica, in it groups of tensor-parallel ranks, one for each shard."""
     width = len(str(mesh.size - 1))
     for copy in range(mesh.replicate):
         groups = []

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 
 class Probe(Callback):
-    """Sees every step and update, and changes nothing."""
+    """Records losses, gradients, weights and changed inputs of a tiny run."""
 
     precedence = 1
 
     def __init__(self) -> None:
-        self.names: set[str] = set()  # of what steps measure
+        self.names: set[str] = set()  # of the metrics that steps return
         self.changed_inputs: list[str] = []
         self.nonfinite: str | None = None
         self.without_gradient: list[str] = []
@@ -77,7 +77,7 @@ class Probe(Callback):
 
 
 class SavesEach(Callback):
-    """Saves the state of every callback by itself, so that one whose state cannot be is known by name."""
+    """Saves the state of every callback separately, to find the one whose state cannot be saved."""
 
     precedence = 1
 
@@ -93,7 +93,7 @@ class SavesEach(Callback):
             self._save(callback, self._folder / str(number))
 
     def _save(self, callback: Callback, path: Path) -> None:
-        """Errors that are about a state name the callback it belongs to."""
+        """Save and load the state of a callback; an error names the callback."""
         try:
             state = callback.state_dict()
             write_checkpoint(path, {"state": state}, {})
@@ -111,7 +111,7 @@ class UnsavableStateError(Exception):
 
 
 def repeated_loss(trainer: Trainer, batch: Any) -> tuple[float, float]:
-    """The losses of one batch evaluated twice: the very same object, in eval mode and with the same generators."""
+    """The losses of one batch evaluated twice: the same object, in eval mode, with the same RNG state."""
     import torch
 
     from ...data.random import preserved_rng
@@ -127,7 +127,7 @@ def repeated_loss(trainer: Trainer, batch: Any) -> tuple[float, float]:
 
 
 def _named(trainer: Trainer) -> list[tuple[str, Any]]:
-    """The parameters that are to be trained."""
+    """The parameters that require a gradient."""
     models = trainer.models.values()
     return [item for model in models for item in model.named_parameters() if item[1].requires_grad]
 
@@ -176,7 +176,7 @@ class TinyStream(StreamAround):
         self._taken = state["taken"]
 
     def _measure(self) -> None:
-        """The length of an epoch, where that of the whole one is known."""
+        """Set the length of an epoch, where the length of the full one is known."""
         samples, batches = self._stream.num_samples, self._stream.num_batches
         if not samples or not batches:
             self.num_batches, self.num_samples = batches, samples
@@ -186,7 +186,7 @@ class TinyStream(StreamAround):
 
 
 class Tiny(Callback):
-    """Makes every stream of a trainer tiny."""
+    """Replaces every stream of a trainer by a TinyStream."""
 
     precedence = -2
 
@@ -198,7 +198,7 @@ class Tiny(Callback):
 
 
 class Factory:
-    """Makes engines for tiny runs, each with fresh objects.
+    """Builds engines for tiny runs, each with fresh objects.
 
     Data sets are shared where building them takes long. `num_workers` is what the config says, one at most.
     """
@@ -208,7 +208,7 @@ class Factory:
         self._datasets, self._shares_data = datasets, shares_data
 
     def build(self) -> Engine:
-        """The engine as it would train."""
+        """Build the engine as `train` would."""
         datasets = self._datasets
         if not self._shares_data:
             datasets = {key: self.experiment.build_dataset(str(key)) for key in datasets}
@@ -220,7 +220,7 @@ class Factory:
     def build_tiny(
         self, dropped: Collection[int] = (), added: Collection[Callback] = (), run_dir: Path | None = None
     ) -> Engine:
-        """An engine for a tiny run, without the callbacks at these places."""
+        """Build an engine for a tiny run, without the callbacks at the positions in `dropped`."""
         engine = self.build()
         engine.run_dir = run_dir
         engine.accumulate = min(engine.accumulate, WINDOW)
@@ -240,7 +240,7 @@ ENOUGH_SECONDS = 2.0  # for measuring full batches; slower ones are estimated fr
 
 @dataclass(frozen=True, slots=True)
 class Measures:
-    """Numbers for a person who decides whether to start the run; None where they are not known."""
+    """What a run needs: parameters, memory and time; None where a number is not known."""
 
     parameters: int
     trained: int
@@ -290,7 +290,7 @@ class Measures:
 
 
 def measure(factory: Factory, length: Length) -> Measures:
-    """Time and memory of a few steps, on full batches where that does not take long."""
+    """Measure time and memory of a few steps, on full batches unless that takes long."""
     engine, watch = _train(factory, SAMPLES)
     size = engine.config.batch_size
     full = min(size, _num_samples(engine) or size)

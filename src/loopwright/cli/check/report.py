@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 BUILT = re.compile(r"raised while (\S+) \(kind: .*\) was built")
 WATCHES = "{} watches {!r}"
-ADVICE = {  # what the words of an error are about, and what to do
+ADVICE = {  # a pattern in the message of an error, and what to do about it
     r"same device|device meta|meta tensor|on device|cuda:\d.*cpu": (
         "Tensors are on different devices: make new ones where the inputs are (torch.zeros(..., device=x.device)), or "
         "keep them as buffers with register_buffer, which move with the model."

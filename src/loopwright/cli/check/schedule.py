@@ -1,4 +1,4 @@
-"""Schedules and intervals against the real length of the run: what would never happen, go on too long, or break."""
+"""Checks of schedules and intervals against the length of the run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LENGTHS = ("T_max", "total_steps", "total_iters", "step_size")  # of torch's sch
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """How long a run is to be, on each clock; None where nobody can know."""
+    """The length of a run in epochs, updates and samples; None where it is not known."""
 
     epochs: float | None
     updates: float | None
@@ -45,7 +45,7 @@ class Length:
 
 
 def length_of(engine: Engine) -> Length:
-    """The length by the limit that the config sets, and by that of the data."""
+    """The length of a run, from the limit in the config and the length of the data."""
     config = engine.config
     stream = engine.open(engine.training_data(), None, shuffle=True)
     batches, samples = stream.num_batches, stream.num_samples
@@ -64,7 +64,7 @@ def length_of(engine: Engine) -> Length:
 
 
 def check_intervals(report: ConfigReport, callbacks: Sequence[Callback], length: Length) -> None:
-    """Callbacks whose first time would be after the end."""
+    """Check for callbacks whose interval is longer than the run."""
     for number, callback in enumerate(callbacks):
         if not isinstance(callback, Periodic | Watching):
             continue
@@ -86,7 +86,7 @@ def _smaller(length: Length, interval: Interval) -> str:
 
 
 def check_curves(report: ConfigReport, engine: Engine, length: Length) -> None:
-    """Values of all curves from the beginning of the run to its end."""
+    """Check the values of all curves from the beginning of the run to its end."""
     callbacks = engine.active_callbacks
     curves: list[tuple[str, Any]] = [
         (key_of_callback(report.config, callbacks, number), callback.schedule)
@@ -127,13 +127,13 @@ def _check_curve(report: ConfigReport, key: str, curve: Curve, length: Length) -
 
 
 def schedule_key(report: ConfigReport, name: str) -> str:
-    """Where the file describes a schedule; those of several models are called like the models."""
+    """The key of a schedule in the config; with several models it is below the name of the model."""
     keys = (f"model.{name}.scheduler", "model.scheduler")
     return next((key for key in keys if report.config.get(key) is not None), "scheduler")
 
 
 def check_schedulers(report: ConfigReport, engine: Engine, length: Length) -> None:
-    """Torch's schedulers: how often they are stepped, and every step to the end of the run."""
+    """Check torch's schedulers: their lengths, and each of their steps to the end of the run."""
     for name, schedule in engine.schedules.items():
         if is_curve(schedule):
             continue
@@ -173,7 +173,7 @@ def _check_length(report: ConfigReport, key: str, schedule: Schedule, steps: int
 
 
 def _follow(report: ConfigReport, key: str, schedule: Schedule, steps: int) -> None:
-    """Every step to the end, or for a second."""
+    """Step a scheduler to the end of the run, for at most MAX_SECONDS."""
     scheduler, optimizer = schedule.scheduler, schedule.scheduler.optimizer
     optimizer._opt_called = True  # or torch warns that the optimizer itself took no step
     end = monotonic() + MAX_SECONDS

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from ...doors.configured.engine import Engine
 
 
-ESSENTIAL = (Initializer, Freeze, NonFiniteGuard)  # without them, it would be another training
+ESSENTIAL = (Initializer, Freeze, NonFiniteGuard)  # without them, training would compute something else
 
 
 def check_steps(report: ConfigReport, factory: Factory) -> bool:
-    """Updates, evaluations and predictions without callbacks; whether training works."""
+    """Train, evaluate and predict without callbacks; return whether training works."""
     probe = Probe()
     with report.collecting("trainer", "a tiny run cannot be put together") as built:
         callbacks = factory.build().active_callbacks
@@ -56,7 +56,7 @@ def check_steps(report: ConfigReport, factory: Factory) -> bool:
 
 
 def _judge(report: ConfigReport, probe: Probe, *, has_schedule: bool) -> None:
-    """What the first updates show; a schedule may begin with a rate of 0."""
+    """Check losses, weights and gradients of the first updates; a schedule may begin with a rate of 0."""
     if probe.nonfinite is not None:
         report.mistake("trainer", f"{probe.nonfinite}.\n-> Look at the data, the loss and the learning rate.")
     elif not probe.is_finite:
@@ -72,7 +72,7 @@ def _judge(report: ConfigReport, probe: Probe, *, has_schedule: bool) -> None:
 
 
 def _check_evaluation(report: ConfigReport, engine: Engine, probe: Probe) -> bool:
-    """Every data set in eval mode, and the outputs for it; whether there is a step that evaluates."""
+    """Evaluate and predict on every data set; return whether there is a step that evaluates."""
     measured: dict[str, float] | None = {}
     for key, dataset in engine.datasets.items():
         place = f"datasets.{key}"
@@ -97,7 +97,7 @@ def _check_evaluation(report: ConfigReport, engine: Engine, probe: Probe) -> boo
 
 
 def _evaluated(report: ConfigReport, engine: Engine, dataset: Any, place: str) -> dict[str, float] | None:
-    """What is measured on a data set; None, with a note, where there is no step that only measures."""
+    """The metrics on a data set; None, with a note, where the trainer has no step for evaluation."""
     from ...doors.configured.checks import UpdateInEvaluationError
 
     try:
@@ -108,7 +108,7 @@ def _evaluated(report: ConfigReport, engine: Engine, dataset: Any, place: str) -
 
 
 def _check_inputs(report: ConfigReport, engine: Engine, probe: Probe) -> None:
-    """Whether a step changes its batch, and with that what the next one gives for it."""
+    """Check that evaluating a batch twice gives the same loss, and that steps do not change their batch."""
     stream = engine.open(engine.datasets["train"], None, shuffle=False)
     stream.begin(0)
     batches = stream.take(1, SAMPLES)
@@ -132,9 +132,9 @@ def _check_inputs(report: ConfigReport, engine: Engine, probe: Probe) -> None:
 
 
 def check_callbacks(report: ConfigReport, factory: Factory, folder: Path) -> tuple[set[int], Engine | None]:
-    """Two tiny epochs with all callbacks; each that fails is reported and left out, and the others tried again.
+    """Train two tiny epochs with all callbacks; a callback that fails is reported and left out of the next try.
 
-    Returns the places of those that fail, and the engine that went through.
+    Returns the positions of failing callbacks, and the engine that trained.
     """
     callbacks = factory.build().active_callbacks
     dropped: set[int] = set()
@@ -168,7 +168,7 @@ def _callbacks_text(count: int) -> str:
 
 
 def _check_watched(report: ConfigReport, engine: Engine, callbacks: list[Callback], keys: list[str]) -> None:
-    """Metrics that somebody waits for and nobody has measured by now."""
+    """Check that every metric that a callback watches was measured."""
     measured = {*engine.history.names, *engine.history.steps}
     for key, callback in zip(keys, callbacks, strict=True):
         for name in sorted(callback.required_metrics() - measured):
@@ -182,7 +182,7 @@ def _check_watched(report: ConfigReport, engine: Engine, callbacks: list[Callbac
 
 
 def _check_record(report: ConfigReport, engine: Engine) -> None:
-    """What the run wrote down can be read back."""
+    """Check that the metrics of the run can be read back."""
     assert engine.run is not None
     with report.collecting("trainer", "the metrics of the run cannot be read back"):
         import json
@@ -199,7 +199,7 @@ MAX_LISTED = 5
 
 
 def check_saving(report: ConfigReport, factory: Factory, engine: Engine, dropped: set[int], folder: Path) -> int | None:
-    """Save, load into fresh objects, compare bit for bit; the size of the checkpoint, None where it cannot be."""
+    """Save, load into fresh objects and compare bit for bit; return the checkpoint's bytes, None on failure."""
     path = folder / "checkpoint"
     with report.collecting("model", "the state cannot be saved") as saved:
         engine.save(path)
@@ -233,7 +233,7 @@ def _compare(report: ConfigReport, engine: Engine, fresh: Engine) -> None:
     known = first["callbacks"].keys() & second["callbacks"].keys()
     for state in (first, second):
         state["callbacks"] = {name: state["callbacks"][name] for name in sorted(known)}
-        state["rng"] = None  # of the process, which went on
+        state["rng"] = None  # the process has drawn random numbers since
     found = compare_trees(first, second)
     if found:
         lines = [f"  - {d.path.replace('/', '.')}: {d.what}" for d in found[:MAX_LISTED]]
@@ -246,7 +246,7 @@ def _compare(report: ConfigReport, engine: Engine, fresh: Engine) -> None:
 def check_resuming(
     report: ConfigReport, factory: Factory, dropped: Collection[int], folder: Path, num_updates: int
 ) -> None:
-    """A run in one piece against one that is saved and loaded in its middle."""
+    """Compare an uninterrupted run with one that is saved and resumed in the middle."""
     made: list[Any] = []
     callbacks = factory.build_tiny(dropped).callbacks
     place = folder / "resumed" if _may_write(callbacks) else None
@@ -266,13 +266,13 @@ def check_resuming(
 
 
 def _clocks(callbacks: Sequence[Callback]) -> list[str]:
-    """What callbacks measure that is never the same twice, as patterns of paths."""
+    """Patterns of state paths that depend on time or memory, and are never the same twice."""
     found = [callback for callback in callbacks if isinstance(callback, TrainTime | Throughput | PeakMemory)]
     names = {name for callback in found for name in callback.metric_names(set())}
     return [*(f"*{name}*" for name in names), *(f"callbacks.{type(callback).__name__}*" for callback in found)]
 
 
 def _may_write(callbacks: Sequence[Callback]) -> bool:
-    """Whether somebody may need a run directory; without one the comparison takes half the time."""
+    """Whether a callback may need a run directory; without one the comparison takes half the time."""
     others = (c for c in callbacks if not type(c).__module__.startswith("loopwright."))
     return any(isinstance(c, Checkpoints | BestModel | BestCheckpoint) for c in callbacks) or any(True for _ in others)

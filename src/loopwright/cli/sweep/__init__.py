@@ -1,4 +1,4 @@
-"""`loopwright sweep CONFIG [KEY=A,B,C ...]`: one run for each combination of values, and which is best."""
+"""`loopwright sweep CONFIG [KEY=A,B,C ...]`: train a run for each combination of values, and compare them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 MORE = """\
 What is varied is said in the file, under `sweep:`, or here with several values: model.width=8,16,32 or n=range(1,5).
-Methods: grid (all combinations), random (`num` of them), optuna (which chooses by how the runs before went and ends
-those that go worse than others at the same update). Each run is a process of its own, with a run directory of its own
+Methods: grid (all combinations), random (`num` of them), optuna (which chooses by the results of earlier runs and ends
+runs that do worse than others at the same update). Each run is a process of its own, with a run directory of its own
 in runs/<name>/sweep, or in the folder that `output_path` or --output names.
 
 The same command again continues: finished runs are not trained again, unfinished ones go on where they were left,
@@ -52,7 +52,7 @@ def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-pruning", action="store_true", help="let Optuna end no run early")
     parser.add_argument("-o", "--output", metavar="DIR", help="the folder of the runs")
     parser.add_argument("--list", action="store_true", help="only list the runs of a grid or random sweep")
-    parser.add_argument("--json", action="store_true", help="print JSON; what happens is told on stderr")
+    parser.add_argument("--json", action="store_true", help="print JSON; progress goes to stderr")
 
 
 def sweep_command(options: argparse.Namespace) -> int:
@@ -72,7 +72,7 @@ def sweep_command(options: argparse.Namespace) -> int:
 
 
 class SweepJob:
-    """A sweep from its description to its table."""
+    """A sweep: chooses the runs, trains them, and prints the results."""
 
     def __init__(self, options: argparse.Namespace, sweep: Sweep, config: Config) -> None:
         self.options, self.sweep, self.config = options, sweep, config
@@ -84,31 +84,29 @@ class SweepJob:
         self.results: list[Result] = []
 
     def list(self) -> int:
-
         if self.method == "optuna":
             raise ConfigurationError("Optuna chooses values while it runs: there is no list beforehand.")
         print_tasks([task for task, _ in self._tasks()], as_json=self.options.json)
         return OK
 
     def run(self) -> int:
-
         search, total = self._search()
         for result in self.results:
             self._check_direction(result)
         better = "smaller is better" if self.mode == "min" else "larger is better"
         if total:
-            self._tell(
+            self._print_line(
                 f"{total} {'run' if total == 1 else 'runs'} in {self.folder}, compared by {self.metric} ({better})"
             )
         is_interrupted = self._train(search, total)
         print_results(self.results, self.metric, self.mode, self.folder, as_json=self.options.json)
         if is_interrupted:
-            self._tell("Interrupted: the same command continues.")
+            self._print_line("Interrupted: the same command continues.")
             return INTERRUPTED
         return OK if all(result.is_done for result in self.results) else FOUND
 
     def _train(self, search: Search, total: int) -> bool:
-        """Train all; whether somebody interrupted it."""
+        """Train all runs; return whether the sweep was interrupted."""
         from .runs import Pool, read_result
 
         options = self.options
@@ -119,14 +117,14 @@ class SweepJob:
                 for result in results:
                     self._check_direction(result)
                     self.results.append(result)
-                    self._tell(self._line(result, total))
+                    self._print_line(self._line(result, total))
         except KeyboardInterrupt:
             self.results += [read_result(task, self.metric, self.mode) for task in pool.ended]
             return True
         return any(result.state == "interrupted" for result in self.results)
 
     def _check_direction(self, result: Result) -> None:
-        """Refuse to go on by a name where a run knows better, as of a loss that is called `score`."""
+        """Raise an error where a run recorded the opposite direction, as for a loss that is called `score`."""
         from ...run.reading import RunView
 
         if self.direction is not None or not (result.task.path / "run.json").is_file():
@@ -141,7 +139,7 @@ class SweepJob:
             )
 
     def _search(self) -> tuple[Search, int]:
-        """The runs that are to be trained, and how many there are in all; those that are finished are results."""
+        """The runs to train and their total number; finished runs are added to the results."""
         from .runs import is_finished, read_result
         from .search import Listed, Optuna
 
@@ -154,11 +152,11 @@ class SweepJob:
         finished = [task for task, config in tasks if is_finished(task.path, config)]
         self.results += [read_result(task, self.metric, self.mode) for task in finished]
         if finished:
-            self._tell(f"{len(finished)} of {len(tasks)} finished before.")
+            self._print_line(f"{len(finished)} of {len(tasks)} finished before.")
         return Listed([task for task, _ in tasks if task not in finished]), len(tasks)
 
     def _tasks(self) -> Sequence[tuple[Task, Config]]:
-        """All runs of a grid or random sweep, each checked before the first of them is trained."""
+        """All runs of a grid or random sweep; all configs are checked before the first run is trained."""
         from ...config import ConfigError, check, expand_sweep
         from ...doors.configured.places import schema
         from .runs import Task, place_for
@@ -173,17 +171,16 @@ class SweepJob:
         ]
 
     def _line(self, result: Result, total: int) -> str:
-
-        told = f"{self.metric} {number_text(result.value)}" if result.error is None else result.error.splitlines()[0]
+        outcome = f"{self.metric} {number_text(result.value)}" if result.error is None else result.error.splitlines()[0]
         head = f"[{len(self.results)}/{total}] {chosen_text(result.task.chosen)}"
-        return f"{head}: {result.state}, {told}, {time_text(result.seconds)}"
+        return f"{head}: {result.state}, {outcome}, {time_text(result.seconds)}"
 
-    def _tell(self, line: str) -> None:
+    def _print_line(self, line: str) -> None:
         print(printable(line), file=sys.stderr if self.options.json else sys.stdout, flush=True)
 
 
 def mode_of(metric: str, direction: str | None, config: Config) -> Mode:
-    """Which values are better: as this sweep says, as a callback of the config does, or as the name does."""
+    """The direction of a metric: from the sweep, from a callback of the config, or from the metric's name."""
     if direction is not None:
         return MODES[direction]
     callbacks = [entry for entry in config.get("trainer.callbacks") or [] if isinstance(entry, dict)]
@@ -214,7 +211,7 @@ def folder_of(config: Config, given: str | None) -> Path:
 
 
 def print_results(results: Sequence[Result], metric: str, mode: Mode, folder: Path, *, as_json: bool) -> None:
-    """All runs, best first; those without a value last, and what went wrong with those that failed."""
+    """Print all runs, best first, runs without a value last; then the errors of failed runs."""
     ordered = sorted(results, key=lambda result: _rank(result, mode))
     if as_json:
         print_json(_as_dict(ordered, metric, mode, folder))
@@ -241,12 +238,12 @@ def print_results(results: Sequence[Result], metric: str, mode: Mode, folder: Pa
     print_fitted(header, rows, right=str(len(titles)), fold=str(len(titles) + 4))
     for result in ordered:
         if result.error is not None:
-            more = f"\n  (all it said: {folder / 'output' / result.task.path.name}.txt)"
+            more = f"\n  (its output: {folder / 'output' / result.task.path.name}.txt)"
             print(styled(printable(f"{chosen_text(result.task.chosen)}: {result.error}{more}", keep="\n"), RED))
 
 
 def print_tasks(tasks: Sequence[Task], *, as_json: bool) -> None:
-    """What would be trained."""
+    """Print the runs that would be trained."""
     if as_json:
         print_json([{"name": task.name, "chosen": task.chosen, "path": str(task.path)} for task in tasks])
         return
@@ -263,7 +260,7 @@ def chosen_text(chosen: Mapping[str, Any]) -> str:
 
 
 def short_keys(keys: Iterable[str]) -> dict[str, str]:
-    """Each key by as many of its last parts as tell it from the others."""
+    """Abbreviate each key to its last parts, as many as make it unique."""
     known = list(keys)
     short: dict[str, str] = {}
     for key in known:

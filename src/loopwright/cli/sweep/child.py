@@ -1,7 +1,7 @@
 """One run of a sweep, in a process of its own: `python -m loopwright.cli.sweep.child SPEC`.
 
-It says over a pipe how the metric goes, and is told whether to go on; when the process that started it is gone, it
-saves and ends.
+It reports the metric over a pipe and reads from stdin whether to continue; when the sweep's process is gone, it saves
+and ends.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PATIENCE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What a process needs to know of its run."""
+    """The arguments of the process: its run, its directory, its metric and its pipe."""
 
     config: str
     overrides: list[str]
@@ -48,7 +48,7 @@ class Spec:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Train the run; its exit code is that of `train`."""
+    """Train the run; return the same exit codes as `train`."""
     spec = Spec(**json.loads(arguments[0]))
     with os.fdopen(spec.pipe, "w") as pipe:
         parent = Parent(pipe)
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
             return _train(spec, parent)
         except LoopwrightError as error:
             lines = [line for line in str(error).splitlines() if not line.startswith("(--debug")]
-            parent.say({"error": "\n".join(lines)})
+            parent.send({"error": "\n".join(lines)})
             traceback.print_exc()
             return FAILED
 
@@ -81,7 +81,7 @@ def _train(spec: Spec, parent: Parent) -> int:
 
 
 def _await_other(path: Path) -> None:
-    """Wait for a process that a killed sweep left behind: it notices, saves and ends."""
+    """Wait until a process that a killed sweep left behind has saved and ended."""
     from ...run.reading import RunView
 
     end = time.monotonic() + PATIENCE_SECONDS
@@ -92,7 +92,7 @@ def _await_other(path: Path) -> None:
 
 
 def placed(config: Config, path: str | Path) -> Config:
-    """The config of a run that goes to this directory, and on where it was left there."""
+    """The config with this directory as `output_path`, where the run is also resumed."""
     from ...config import Config
     from ...config.tree import Node
 
@@ -103,24 +103,24 @@ def placed(config: Config, path: str | Path) -> Config:
 
 
 class Parent:
-    """The process that started this one: what is said to it, and its answers."""
+    """The connection to the sweep's process: messages go over the pipe, answers come from stdin."""
 
     def __init__(self, pipe: IO[str]) -> None:
         self._pipe = pipe
         self._answers: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=self._listen, daemon=True).start()
+        threading.Thread(target=self._read_answers, daemon=True).start()
 
-    def say(self, message: Mapping[str, Any]) -> None:
+    def send(self, message: Mapping[str, Any]) -> None:
         try:
             print(json.dumps(message), file=self._pipe, flush=True)
-        except BrokenPipeError:  # nobody is there any more, which the listener notices too
+        except BrokenPipeError:  # the sweep's process is gone
             self._answers.put(STOP)
 
     def ask(self, message: Mapping[str, Any]) -> str:
-        self.say(message)
+        self.send(message)
         return self._answers.get()
 
-    def _listen(self) -> None:
+    def _read_answers(self) -> None:
         for line in sys.stdin:
             self._answers.put(line.strip())
         self._answers.put(STOP)
@@ -128,9 +128,9 @@ class Parent:
 
 
 class Reporter(Callback):
-    """Tells of the metric whenever it was measured, and stops training when told to."""
+    """Reports the metric whenever it was measured, and stops training if the sweep answers so."""
 
-    precedence = 1  # after those that log it
+    precedence = 1  # after callbacks that log it
 
     def __init__(self, metric: str, parent: Parent) -> None:
         self._metric, self._parent = metric, parent
@@ -154,7 +154,7 @@ class Reporter(Callback):
 
 
 def _is_same(value: float, other: float) -> bool:
-    """Whether a metric is what it was; one that is no number stays that."""
+    """Whether two values of a metric are equal, with NaN equal to NaN."""
     return value == other or (value != value and other != other)
 
 

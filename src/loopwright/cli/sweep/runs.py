@@ -1,4 +1,4 @@
-"""The runs of a sweep: where each is, how it stands, and the processes that train them."""
+"""The runs of a sweep: their directories and results, and the processes that train them."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     from ...config import Config
 
 POLL_SECONDS = 0.1
-PATIENCE_SECONDS = 60.0  # for a process that was asked to save and end
+PATIENCE_SECONDS = 60.0  # for a process to save and end after SIGTERM
 LIMITS = ("max_epochs", "max_updates", "max_samples")
 
 
 @dataclass(slots=True)
 class Task:
-    """One run: what was chosen for it, and where it goes."""
+    """One run: the values chosen for it, and its directory."""
 
     name: str
     chosen: dict[str, Any]
     path: Path
-    key: Any = None  # what a search knows it by
+    key: Any = None  # of the search: Optuna's trial
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a run of a sweep stands."""
+    """The state, value and error of a run."""
 
     task: Task
     state: str
@@ -55,20 +55,20 @@ class Result:
 
 
 class Search(Protocol):
-    """Decides which runs there are."""
+    """Chooses the runs of a sweep."""
 
     def next(self) -> Task | None:
-        """The next run to train; None where there is none, at least for now."""
+        """The next run to train; None if there is none for now."""
 
     def report(self, task: Task, update: int, value: float) -> bool:
-        """Hear of the metric in the middle of a run; whether it is to go on."""
+        """Take the metric at an update of a run; return whether the run is to continue."""
 
     def done(self, result: Result) -> None:
-        """Hear that a run has ended."""
+        """Take the result of a run that has ended."""
 
 
 def read_result(task: Task, metric: str, mode: Mode, error: str | None = None) -> Result:
-    """A run as its directory shows it."""
+    """Read the result of a run from its directory."""
     if not (task.path / "run.json").is_file():
         return Result(task, "failed" if error else "not started", error=error)
     run = RunView(task.path)
@@ -77,8 +77,8 @@ def read_result(task: Task, metric: str, mode: Mode, error: str | None = None) -
         state = "pruned"
     if error is not None and state not in ("interrupted", "finished"):
         state = "failed"
-    told = error or (run.reason if state == "failed" else None)
-    return Result(task, state, best_value(run, metric, mode), told, run.seconds, run.progress)
+    reason = error or (run.reason if state == "failed" else None)
+    return Result(task, state, best_value(run, metric, mode), reason, run.seconds, run.progress)
 
 
 def best_value(run: RunView, metric: str, mode: Mode) -> float | None:
@@ -89,7 +89,7 @@ def best_value(run: RunView, metric: str, mode: Mode) -> float | None:
 
 
 def place_for(folder: Path, name: str, config: Config) -> Path:
-    """The directory of a run with this config: that of an earlier one, or the first that is free."""
+    """The directory for a config: the one of an earlier run of it, or the first that is free."""
     number = 1
     while True:
         path = folder / (name if number == 1 else f"{name}-{number}")
@@ -99,7 +99,7 @@ def place_for(folder: Path, name: str, config: Config) -> Path:
 
 
 def is_finished(path: Path, config: Config) -> bool:
-    """Whether nothing is left to train of this config in this directory."""
+    """Whether the run in this directory has finished this config."""
     if not (path / "run.json").is_file():
         return False
     run = RunView(path)
@@ -134,7 +134,7 @@ class Child:
                 stderr=subprocess.STDOUT,
                 pass_fds=(sending,),
                 env=dict(environment),
-                start_new_session=True,  # Ctrl-C is for us, who pass it on once
+                start_new_session=True,  # Ctrl-C reaches the sweep only, which sends one SIGTERM
                 text=True,
             )
         os.close(sending)
@@ -142,7 +142,7 @@ class Child:
         self._unread = b""
 
     def messages(self) -> Iterator[dict[str, Any]]:
-        """What it has said since the last time; errors are kept, not given."""
+        """Messages since the last call; errors are stored, not yielded."""
         while select.select([self.pipe], [], [], 0)[0]:
             data = os.read(self.pipe, 1 << 16)
             if not data:
@@ -160,7 +160,7 @@ class Child:
             print(GO_ON if is_to_go_on else STOP, file=self.process.stdin, flush=True)
 
     def close(self) -> str | None:
-        """After its end: what went wrong, None if nothing did."""
+        """Release the pipes of a process that has ended; return its error, None if there was none."""
         for _ in self.messages():
             pass
         os.close(self.pipe)
@@ -174,7 +174,7 @@ class Child:
 
     def _last_line(self) -> str:
         lines = [line for line in self._output.read_text(errors="replace").splitlines() if line.strip()]
-        return lines[-1] if lines else "it said nothing"
+        return lines[-1] if lines else "no output"
 
 
 def _ending(code: int) -> str:
@@ -183,7 +183,7 @@ def _ending(code: int) -> str:
 
 @dataclass(slots=True)
 class Pool:
-    """Trains the runs of a search, so many at a time."""
+    """Trains the runs of a search, at most `jobs` at a time."""
 
     config: str
     overrides: list[str]
@@ -192,10 +192,10 @@ class Pool:
     jobs: int
     output: Path
     children: dict[int, Child] = field(default_factory=dict)
-    ended: list[Task] = field(default_factory=list)  # those that were under way when it was stopped
+    ended: list[Task] = field(default_factory=list)  # runs that were in progress when the pool was stopped
 
     def run(self, search: Search) -> Generator[Result, None, None]:
-        """The results as they come. Leaving the loop early ends all processes, which save first."""
+        """Yield results as runs end. Leaving the loop early ends all processes, which save first."""
         try:
             while self._fill(search):
                 pipes = [child.pipe for child in self.children.values()]
@@ -214,7 +214,7 @@ class Pool:
             self.stop()
 
     def _fill(self, search: Search) -> bool:
-        """Start as many as may run at a time; whether any is running."""
+        """Start runs up to the limit; return whether any is running."""
         for slot in range(self.jobs):
             if slot in self.children:
                 continue
@@ -235,7 +235,7 @@ class Pool:
         return Child(task, spec, self.output / f"{task.path.name}.txt", self._environment(slot))
 
     def _environment(self, slot: int) -> dict[str, str]:
-        """Processors and accelerators are shared out among those that run at a time."""
+        """The environment of a process: processors and accelerators are divided among parallel runs."""
         variables = dict(os.environ)
         if self.jobs > 1:
             variables.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // self.jobs, 1)))
@@ -245,7 +245,7 @@ class Pool:
         return variables
 
     def stop(self) -> None:
-        """Ask all that still run to save and end, and wait for them; those that do not are ended."""
+        """Send SIGTERM to running processes, which save and end; kill them after PATIENCE_SECONDS."""
         for child in self.children.values():
             if child.process.poll() is None:
                 child.process.terminate()

@@ -1,4 +1,4 @@
-"""Which runs a sweep has: a list that is known beforehand, or what Optuna chooses as it goes."""
+"""How the runs of a sweep are chosen: from a list, or by Optuna."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ JOURNAL = "optuna.journal"
 
 
 class Listed:
-    """Runs that are known from the beginning, one after the other; those that are finished are left out before."""
+    """Runs from a list, in order."""
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         self._waiting = list(tasks)
@@ -30,13 +30,13 @@ class Listed:
         return True
 
     def done(self, result: Result) -> None:
-        """Nothing follows from it."""
+        """Ignore the result."""
 
 
 class Optuna:
-    """Runs whose values Optuna chooses by how those before went; it also ends those that go worse than others.
+    """Runs whose values Optuna chooses by the results so far; it also ends runs that do worse than others.
 
-    What it knows is in a file in the folder of the sweep: runs that a killed sweep left unfinished come first.
+    Its study is stored in the folder of the sweep; runs that a killed sweep left unfinished come first.
     """
 
     def __init__(self, sweep: Sweep, folder: Path, mode: Mode, *, num: int, prunes: bool) -> None:
@@ -76,7 +76,7 @@ class Optuna:
         return Task(name, dict(chosen), self._folder / name)
 
     def tasks_before(self) -> list[tuple[Task, str]]:
-        """Runs of earlier calls that have ended, with how."""
+        """Runs of earlier calls that have ended, with their states."""
         words = {self._states.COMPLETE: "finished", self._states.PRUNED: "pruned", self._states.FAIL: "failed"}
         return [(self.task_of(t.number, self._chosen(t)), words.get(t.state, "failed")) for t in self.ended]
 
@@ -104,7 +104,7 @@ class Optuna:
             self._study.tell(trial, state=self._states.PRUNED)
         elif result.state in ("finished", "stopped") and result.value is not None and math.isfinite(result.value):
             self._study.tell(trial, result.value)
-        elif result.state != "interrupted":  # one that was interrupted goes on in the next call
+        elif result.state != "interrupted":  # an interrupted run continues in the next call
             self._study.tell(trial, state=self._states.FAIL)
 
     def _reported(self, trial: Any) -> Mapping[int, float]:
@@ -116,7 +116,7 @@ class Optuna:
 
 
 def _suggest(trial: Any, key: str, values: Sequence[Any] | Interval) -> Any:
-    """A value for a key; of a trial that has one already, that one."""
+    """The value of a key: suggested by Optuna, or read from a trial that has ended."""
     from ...config import Interval
 
     if not isinstance(values, Interval):
@@ -131,5 +131,5 @@ def _suggest(trial: Any, key: str, values: Sequence[Any] | Interval) -> Any:
 
 
 def _is_over(trial: Any) -> bool:
-    """Whether it is the record of a trial, rather than one that can be asked."""
+    """Whether it is the record of a trial that has ended, which suggests no values."""
     return not hasattr(trial, "suggest_categorical")
