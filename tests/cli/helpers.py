@@ -61,7 +61,7 @@ def run_on_terminal(
     try:
         while data := os.read(terminal, 65536):
             shown += data
-    except OSError:  # how a terminal says that nobody writes to it any more
+    except OSError:  # raised when no process has the terminal open any more
         pass
     os.close(terminal)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), shown.decode()

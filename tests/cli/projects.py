@@ -53,7 +53,7 @@ class Project:
         return path
 
     def runs(self, name: str = "points") -> list[Path]:
-        """Oldest first; ids only tell the second."""
+        """Oldest first; ids are unordered within a second."""
         found = (self.folder / "runs" / name).glob("*")
         return sorted(found, key=lambda run: json.loads((run / "run.json").read_text())["created"])
 

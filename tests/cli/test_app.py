@@ -78,20 +78,20 @@ def test_torch_is_not_imported_for_what_does_without(in_gallery):
     program = f"""
 import contextlib, io, json, sys
 from loopwright.cli import main
-told = []
+results = []
 for command in {commands!r}:
     with contextlib.redirect_stdout(io.StringIO()):
         try:
             code = main(command)
         except SystemExit as leaving:
             code = leaving.code
-    told.append([command, code, [name for name in ("torch", "numpy", "matplotlib", "rich") if name in sys.modules]])
-print(json.dumps(told))
+    results.append([command, code, [name for name in ("torch", "numpy", "matplotlib", "rich") if name in sys.modules]])
+print(json.dumps(results))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True)
-    told = json.loads(done.stdout)
-    assert [imported for _, _, imported in told] == [[]] * len(commands)
-    assert [code for _, code, _ in told] == [0, 0, 0, 0, 0, 1, 0, 0, 0, 0]
+    results = json.loads(done.stdout)
+    assert [imported for _, _, imported in results] == [[]] * len(commands)
+    assert [code for _, code, _ in results] == [0, 0, 0, 0, 0, 1, 0, 0, 0, 0]
 
 
 def test_module_and_command_are_the_same(in_gallery, capsys):

@@ -27,12 +27,12 @@ def test_two_runs_of_one_seed_are_the_same(in_gallery, capsys):
 
 def test_two_seeds_part_where_their_metrics_first_differ(in_gallery, capsys):
     assert main(["diff", "finished", "stopped", "--json"]) == 1
-    told = json.loads(capsys.readouterr().out)
+    found = json.loads(capsys.readouterr().out)
     ours, theirs = (RunView(Path("runs") / name).metrics.steps("loss") for name in ("finished", "stopped"))
     first = next(mine for mine, other in zip(ours, theirs, strict=False) if mine.value != other.value)
-    assert told["seed"] == [{"key": "seed", "first": 0, "second": 1}]
-    assert told["metrics"]["steps"]["part_at"] == first.at
-    assert told["metrics"]["steps"]["changes"][0]["first"] == first.value
+    assert found["seed"] == [{"key": "seed", "first": 0, "second": 1}]
+    assert found["metrics"]["steps"]["part_at"] == first.at
+    assert found["metrics"]["steps"]["changes"][0]["first"] == first.value
 
 
 def test_one_changed_bit_is_found(gallery, tmp_path):

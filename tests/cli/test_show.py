@@ -16,11 +16,11 @@ def facts(printed: str) -> dict[str, str]:
     return {words[0]: words[1] for words in lines if len(words) == 2}
 
 
-def test_show_tells_what_ran_and_how_it_ended(in_gallery, capsys):
+def test_show_prints_what_ran_and_how_it_ended(in_gallery, capsys):
     assert main(["show", "finished"]) == 0
-    told = facts(capsys.readouterr().out)
-    assert (told["state"], told["progress"], told["seed"]) == ("finished", "3 epochs, 12 updates", "0")
-    assert told["id"] == RunView("runs/finished").id
+    found = facts(capsys.readouterr().out)
+    assert (found["state"], found["progress"], found["seed"]) == ("finished", "3 epochs, 12 updates", "0")
+    assert found["id"] == RunView("runs/finished").id
 
 
 @pytest.mark.parametrize(
@@ -51,13 +51,13 @@ def test_show_lists_metrics_and_checkpoints(in_gallery, capsys):
 
 def test_show_as_json_has_every_epoch_and_the_manifest(in_gallery, capsys):
     assert main(["show", "finished", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    found = json.loads(capsys.readouterr().out)
     run = RunView("runs/finished")
-    assert told["metrics"]["loss"] == [
+    assert found["metrics"]["loss"] == [
         {"epoch": point.at, "update": point.update, "value": point.value} for point in run.metrics.epochs("loss")
     ]
-    assert told["manifest"] == run.manifest
-    assert told["config"] is None
+    assert found["manifest"] == run.manifest
+    assert found["config"] is None
 
 
 def test_show_prints_the_config_as_it_stands(configured, capsys):

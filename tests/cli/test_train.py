@@ -142,7 +142,7 @@ def test_several_processes_train_one_run(project: Project):
     assert done.stdout.count(": finished") == 1
 
 
-def test_only_the_first_of_several_processes_tells_of_a_mistake(
+def test_only_the_first_of_several_processes_reports_a_mistake(
     project: Project, shell: Shell, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("RANK", "1")

@@ -33,21 +33,9 @@ show last
 show runs/digits --config
 show digits --json"""
 FACTS = {  # entries of the manifest that have a line of their own
-    *(
-        "id",
-        "name",
-        "tags",
-        "created",
-        "updated",
-        "state",
-        "reason",
-        "progress",
-        "command",
-        "format",
-        "seed",
-        "changes",
-    ),
-    *("metric_modes", "eval_keys", "git_commit", "git_dirty", "device", "platform", "python", "torch", "loopwright"),
+    *("id", "name", "tags", "created", "updated", "state", "reason", "progress", "command", "format", "seed"),
+    *("changes", "metric_modes", "eval_keys", "git_commit", "git_dirty", "device", "platform", "python", "torch"),
+    "loopwright",
 }
 MAX_TEXT = 200
 LOG = "log.txt"

@@ -44,12 +44,12 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str, str]] = {
     "a learning rate of zero": (("model.optimizer.lr=0.0",), "model", "no weight has changed"),
     "a learning rate that explodes": (("model.optimizer.lr=1e60",), "", "not finite|is nan|inf"),
     "an option the optimizer refuses": (("+model.optimizer.betas=[0.9,1.5]",), "model.optimizer", "Invalid beta"),
-    "a metric that nobody measures": (
+    "a metric that is not measured": (
         callback("EarlyStopping", "metric=test_los"),
         "trainer.callbacks.1",
         "watches 'test_los'",
     ),
-    "a metric that nobody measures, by updates": (
+    "a metric that is not measured, by updates": (
         callback("BestMetric", "metric=test_accuracy", "every_n_updates=10"),
         "trainer.callbacks.1",
         "watches 'test_accuracy'",

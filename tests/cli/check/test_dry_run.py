@@ -1,4 +1,4 @@
-"""`loopwright check ...`: a program is rehearsed on one process, and what is wrong with it is found."""
+"""`loopwright check PROGRAM`: a dry run on one process finds what is wrong with a program for several."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def cells(printed: str, first: str) -> list[str]:
     return [cell.strip() for cell in row(printed, first)]
 
 
-def test_with_ddp_every_process_holds_the_whole_of_every_parameter(check):
+def test_with_ddp_every_process_holds_the_full_parameters(check):
     code, printed = check("build().train(data, batch_size=16)", "--processes", "4")
     assert code == 0
     assert printed.startswith("4 processes, fp32: Mesh(replicate=4, shard=1, tensor=1)")
@@ -83,7 +83,7 @@ def test_bytes_are_those_of_an_update_with_the_optimizer_itself(check):
     assert cells(printed, "0-3")[1:] == ["780 B", "0 B", "780 B", "1.58 kB", "3.14 kB"]  # two moments and 4 counters
 
 
-def test_bytes_of_shards_are_listed_for_groups_of_alike_ranks(check):
+def test_bytes_of_shards_are_listed_for_groups_of_equal_ranks(check):
     _, printed = check("build().train(data, batch_size=16)", "--processes", "4", "--runtime", "fsdp")
     assert [cells(printed, name)[1] for name in ("0-2", "3")] == ["212 B", "144 B"]
 
@@ -113,7 +113,7 @@ def test_a_mesh_on_the_command_line_says_how_many_processes_there_are(check):
     assert printed.startswith("6 processes, fp32: Mesh(replicate=2, shard=3, tensor=1)")
 
 
-def test_launch_is_rehearsed_with_as_many_processes_as_it_asks_for(check):
+def test_dry_run_of_launch_has_as_many_processes_as_it_asks_for(check):
     program = """
     def work(size):
         build().train(data, batch_size=size)
@@ -212,7 +212,7 @@ MISTAKES = {
         "holds 2 of 2 parameters that belong to none of the models",
     ),
     "a single device": ("build(runtime='cpu').train(data)", "each process would train a model of its own"),
-    "a metric that nobody measures": (
+    "a metric that is not measured": (
         "from loopwright.callbacks import EarlyStopping\n"
         "build(callbacks=[EarlyStopping('eval_acuracy')]).train(data, eval_data=data)",
         "EarlyStopping watches 'eval_acuracy'",
@@ -290,7 +290,7 @@ def test_shape_of_a_plain_tensor_is_the_same_on_every_rank():
 
 
 def hold(rank: int) -> list[int]:
-    """Shard what the rehearsed program has; the first row that this process holds of each parameter."""
+    """Shard the model of the dry run; the first row that this process holds of each parameter."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -302,7 +302,7 @@ def hold(rank: int) -> list[int]:
     return [box_of(param).offsets[0] for param in model.parameters()]
 
 
-def test_real_processes_forked_after_a_rehearsal_know_which_they_are(check) -> None:
+def test_real_processes_forked_after_a_dry_run_have_their_own_ranks(check) -> None:
     code, _ = check('build(runtime="fsdp").train(data, num_epochs=1, batch_size=8)', "--processes", "4")
     assert code == 0
     assert run_ranks(hold, 4) == [[4 * rank, 4 * rank, rank, rank] for rank in range(4)]
