@@ -192,6 +192,7 @@ def test_json_says_that_an_error_of_the_program_is_a_mistake(check):
     code, printed = check(lines, "--json", "--processes", "4")
     found = json.loads(printed[printed.index("{\n") : printed.rindex("\n}") + 2])
     assert (code, found["ok"]) == (1, False)
+    assert [found["memory"][0][part] for part in ("parameters", "gradients", "total")] == [780, None, None]
     assert "ValueError: no loss today\n" in found["mistakes"][0]["message"]
     assert "program.py" in found["mistakes"][0]["message"]
 

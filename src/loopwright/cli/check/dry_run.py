@@ -27,6 +27,7 @@ SAMPLES = 2  # per process in the one update: batch norm needs two, and memory f
 MAX_ROWS = 40
 MAX_PICTURE = 64
 MAX_RUNS = 8
+PARTS = ("parameters", "buffers", "gradients", "optimizer", "total")  # of the memory; the first two before a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,8 +236,17 @@ def add_facts(report: Report, layout: Layout, *, is_full: bool) -> None:
     report.fact("precision", layout.precision or None)
     report.fact("batch", split and asdict(split), *(() if split is None else _split_lines(layout, split)))
     report.fact("parameters", list(map(asdict, layout.parameters)), *_parameter_lines(layout, is_full=is_full))
-    memory = [{**asdict(part), "total": part.total} for part in layout.memory]
-    report.fact("memory", memory, *_memory_lines(layout, is_full=is_full))
+    report.fact("memory", _memory_json(layout), *_memory_lines(layout, is_full=is_full))
+
+
+def _memory_json(layout: Layout) -> list[dict[str, int | None]]:
+    """Bytes on each process; None where they are only known after a step."""
+    parts = _known_parts(layout)
+    return [{part: getattr(memory, part) if part in parts else None for part in PARTS} for memory in layout.memory]
+
+
+def _known_parts(layout: Layout) -> tuple[str, ...]:
+    return PARTS if layout.has_stepped else PARTS[:2]
 
 
 def _mesh_lines(mesh: Mesh, precision: str) -> Iterator[str]:
@@ -310,7 +320,7 @@ def _memory_lines(layout: Layout, *, is_full: bool) -> Iterator[str]:
     groups: dict[object, list[int]] = {}
     for rank, memory in enumerate(layout.memory):
         groups.setdefault((rank if is_full else 0, memory), []).append(rank)
-    parts = ("parameters", "buffers", *(("gradients", "optimizer", "total") if layout.has_stepped else ()))
+    parts = _known_parts(layout)
     rows = [
         [_ranks_text(ranks), *(size_text(getattr(layout.memory[ranks[0]], part)) for part in parts)]
         for ranks in groups.values()
