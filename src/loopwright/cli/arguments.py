@@ -14,6 +14,11 @@ from ..run.reading import MANIFEST, RunView, find_runs
 from .exits import EXIT_CODES
 
 Command = Callable[[argparse.Namespace], int]
+OVERRIDES = """\
+change a value: model.width=32, trainer.callbacks.0.patience=3; add one: +model.depth=2; remove one: ~scheduler"""
+ROOT = "runs"
+RUN = "a run: its path, the beginning of its id or name, or `last` (-2 is the one before, and so on)"
+MAX_LISTED = 6
 
 
 def add_command(
@@ -44,10 +49,6 @@ def add_command(
     return parser
 
 
-OVERRIDES = """\
-change a value: model.width=32, trainer.callbacks.0.patience=3; add one: +model.depth=2; remove one: ~scheduler"""
-
-
 def add_config(parser: argparse.ArgumentParser, *, what: str = "a run file (YAML)", nargs: str | None = None) -> None:
     """Add the arguments CONFIG and KEY=VALUE."""
     parser.add_argument("config", metavar="CONFIG", help=what, nargs=nargs)
@@ -76,11 +77,6 @@ def is_file(text: str) -> bool:
 def is_override(text: str) -> bool:
     """Whether an argument looks like an override, rather than like a file or an option."""
     return ("=" in text and not text.startswith("-")) or text.startswith(("~", "+"))
-
-
-ROOT = "runs"
-RUN = "a run: its path, the beginning of its id or name, or `last` (-2 is the one before, and so on)"
-MAX_LISTED = 6
 
 
 def add_root(parser: argparse.ArgumentParser) -> None:

@@ -34,6 +34,7 @@ Every mistake in every file: unknown keys with the nearest known ones, wrong typ
 be used; also in the runs of a sweep. Modules that a file names are imported, and nothing is built.
 Exit code 1: there are mistakes."""
 MAX_RUNS = 500
+MAX_COLUMN = 60
 
 
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
@@ -165,9 +166,6 @@ def _print_report(found: dict[str, list[Problem]]) -> None:
 
 def _as_dict(problem: Problem) -> dict[str, Any]:
     return {"file": problem.file, "line": problem.line, "key": problem.key, "message": problem.message}
-
-
-MAX_COLUMN = 60
 
 
 def with_origins(config: Config) -> str:

@@ -23,6 +23,11 @@ EXAMPLE = """\
 doctor
 doctor --quick --folder /scratch/runs"""
 SIZES = {"10 M": 120_000_000, "100 M": 1_200_000_000, "1 G": 12_000_000_000}  # bytes with Adam, in float32
+NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph", "fuse.sshfs", "9p", "glusterfs")
+LITTLE_SHM, LITTLE_SPACE = 1 << 30, 5 << 30
+FEW_FILES = 1024
+SLOW_DISK = 50e6
+TYPICAL = 1_200_000_000  # bytes: 100 M parameters with Adam
 
 
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
@@ -131,13 +136,6 @@ def _checkpoint_text(disk: Disk, name: str, size: int) -> str:
     behind = "" if written is None else f", and {written:.2g} s behind it until it is on disk"
     stall = disk.stall_seconds(size)
     return f"checkpoint of {name} parameters with Adam ({size_text(size)}): a step waits {stall:.2g} s{behind}"
-
-
-NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph", "fuse.sshfs", "9p", "glusterfs")
-LITTLE_SHM, LITTLE_SPACE = 1 << 30, 5 << 30
-FEW_FILES = 1024
-SLOW_DISK = 50e6
-TYPICAL = 1_200_000_000  # bytes: 100 M parameters with Adam
 
 
 @dataclass(frozen=True, slots=True)

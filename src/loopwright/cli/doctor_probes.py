@@ -28,6 +28,7 @@ x = torch.linspace(-1, 1, 1000)
 expected = torch.nn.functional.gelu(x * 2 + 1).sum()
 assert torch.allclose(function(x), expected), (function(x), expected)
 """
+SHM = Path("/dev/shm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,9 +206,6 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
     elif device.type == "mps":
         torch.mps.synchronize()
-
-
-SHM = Path("/dev/shm")
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,17 @@ eval last
 eval digits --data test --checkpoint best
 eval runs/digits/20260102T030405-a1b2c3 --json"""
 CHECKPOINT = "newest (the default), best, the number of an update, the name of a checkpoint of the run, or a path"
+PREDICT_MORE = """\
+The model and the data are built from the config and the code that were kept in the run directory. The first dimension
+of what is written is the samples of the data set, in its order; the name of the file says how it is written:
+
+  .safetensors  tensors under their names: `output`, the keys of a dict of outputs, `output.0`, `output.1` of a tuple
+  .npy          numpy, for a model with one output
+  .npz          numpy, for a model with several
+  .json         lists of numbers; also what is no tensor"""
+PREDICT_EXAMPLE = """\
+predict last --data test --output predictions.safetensors
+predict digits --data test --checkpoint best -o digits.npy"""
 
 
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
@@ -88,19 +99,6 @@ def _print(run: RunView, checkpoint: Path, metrics: dict[str, float], options: a
         return
     print(printable(f"{short_path(run, options.root)}, {checkpoint_name(run, checkpoint)}"))
     print_table(["METRIC", "VALUE"], [[name, number_text(value)] for name, value in metrics.items()], right="1")
-
-
-PREDICT_MORE = """\
-The model and the data are built from the config and the code that were kept in the run directory. The first dimension
-of what is written is the samples of the data set, in its order; the name of the file says how it is written:
-
-  .safetensors  tensors under their names: `output`, the keys of a dict of outputs, `output.0`, `output.1` of a tuple
-  .npy          numpy, for a model with one output
-  .npz          numpy, for a model with several
-  .json         lists of numbers; also what is no tensor"""
-PREDICT_EXAMPLE = """\
-predict last --data test --output predictions.safetensors
-predict digits --data test --checkpoint best -o digits.npy"""
 
 
 def add_predict(parsers: Any, common: argparse.ArgumentParser) -> None:

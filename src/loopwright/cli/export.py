@@ -30,6 +30,7 @@ EXAMPLE = """\
 export last --format safetensors
 export runs/digits --format onnx --checkpoint newest --output digits.onnx"""
 SUFFIXES = {"safetensors": (".safetensors",), "torch": (".pt", ".pth", ".bin"), "onnx": (".onnx",)}
+BATCH_SIZE = 4
 
 
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
@@ -124,9 +125,6 @@ def _export_onnx(run: RunView, weights: Any, out: Path, options: argparse.Namesp
         f"{report.largest:.3g}."
     )
     return OK if report.is_close else FOUND
-
-
-BATCH_SIZE = 4
 
 
 def model_and_inputs(run: RunView, weights: Mapping[str, Tensor], name: str | None) -> tuple[nn.Module, Any]:

@@ -18,6 +18,16 @@ from ..training.progress import counted
 UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 AGES = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 RED, BOLD, PLAIN = "\x1b[31m", "\x1b[1m", "\x1b[0m"
+STYLES = {
+    "running": "cyan",
+    "finished": "green",
+    "failed": "red",
+    "crashed": "red",
+    "unreadable": "red",
+    "damaged": "red",
+    "interrupted": "yellow",
+    "stopped": "yellow",
+}
 
 
 def printable(text: str, keep: str = "") -> str:
@@ -87,18 +97,6 @@ def strict_json(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value if isinstance(value, str | int | float | bool | None) else str(value)
-
-
-STYLES = {
-    "running": "cyan",
-    "finished": "green",
-    "failed": "red",
-    "crashed": "red",
-    "unreadable": "red",
-    "damaged": "red",
-    "interrupted": "yellow",
-    "stopped": "yellow",
-}
 
 
 def print_fitted(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "", fold: str = "0") -> None:

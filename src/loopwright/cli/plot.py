@@ -25,6 +25,9 @@ EXAMPLE = """\
 plot last --metric loss --text
 plot runs/first runs/second --metric eval_loss --metric loss --by steps --log --output curves.svg"""
 FORMATS = (".png", ".svg", ".pdf")
+MARKS = "*o+x#@%&"
+HEIGHT = 15
+MOST_WIDE, LEAST_WIDE = 120, 30
 
 
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
@@ -124,11 +127,6 @@ def draw_picture(path: Path, panels: dict[str, list[Curve]], *, is_log: bool) ->
 def _plain(text: str) -> str:
     """Escape text for matplotlib: a dollar sign would begin a formula, an underscore hide a label."""
     return printable(text).replace("$", r"\$").removeprefix("_")
-
-
-MARKS = "*o+x#@%&"
-HEIGHT = 15
-MOST_WIDE, LEAST_WIDE = 120, 30
 
 
 @dataclass(frozen=True, slots=True)

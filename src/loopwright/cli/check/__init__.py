@@ -47,10 +47,13 @@ def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="list every parameter, and every process by itself")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
-        "program", metavar="PROGRAM", help="a run file, or a Python file as torchrun would be given (CONFIG | PROGRAM)"
+        "program", metavar="PROGRAM", help="a run file, or a Python program as for torchrun (CONFIG | PROGRAM)"
     )
     parser.add_argument(
-        "arguments", nargs=argparse.REMAINDER, metavar="...", help="KEY=VALUE and --json, or what the program gets"
+        "arguments",
+        nargs=argparse.REMAINDER,
+        metavar="...",
+        help="KEY=VALUE and --json, or the arguments of the program",
     )
 
 

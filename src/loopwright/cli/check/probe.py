@@ -28,6 +28,13 @@ if TYPE_CHECKING:
     from ...trainer import Trainer
     from ...training.result import StepResult
 
+UPDATES = 2  # in an epoch
+SAMPLES = 4  # in a batch
+WINDOW = 2  # batches in an update that accumulates
+EVAL_BATCHES = 2
+NUM_UPDATES = 3
+ENOUGH_SECONDS = 2.0  # for measuring full batches; slower ones are estimated from small ones
+
 
 class Probe(Callback):
     """Records losses, gradients, weights and changed inputs of a tiny run."""
@@ -139,12 +146,6 @@ def _parts(batch: Any) -> dict[str, Any]:
     return {f"part {number}": item for number, item in enumerate(items)}
 
 
-UPDATES = 2  # in an epoch
-SAMPLES = 4  # in a batch
-WINDOW = 2  # batches in an update that accumulates
-EVAL_BATCHES = 2
-
-
 class TinyStream(StreamAround):
     """The first few samples of the first few batches of every epoch."""
 
@@ -232,10 +233,6 @@ class Factory:
         engine.callbacks = [tiny, *own, *added]
         engine.bind_hooks(engine.callbacks)
         return engine
-
-
-NUM_UPDATES = 3
-ENOUGH_SECONDS = 2.0  # for measuring full batches; slower ones are estimated from small ones
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 
 ESSENTIAL = (Initializer, Freeze, NonFiniteGuard)  # without them, training would compute something else
+MAX_LISTED = 5
 
 
 def check_steps(report: ConfigReport, factory: Factory) -> bool:
@@ -193,9 +194,6 @@ def _check_record(report: ConfigReport, engine: Engine) -> None:
         if not names:
             report.mistake("trainer", "the run wrote no metrics.")
         report.checked.append(f"{len(names)} metrics")
-
-
-MAX_LISTED = 5
 
 
 def check_saving(report: ConfigReport, factory: Factory, engine: Engine, dropped: set[int], folder: Path) -> int | None:
