@@ -15,6 +15,7 @@ from ...errors import ConfigurationError, LoopwrightError
 from ..arguments import add_command
 from ..exits import FOUND, OK, described
 
+__all__ = ["add_to"]
 MORE = """\
 CONFIG (.yaml, .yml, .json): everything that `train` would do is done once on a few samples of the real data, in a
 temporary folder and in seconds: the config is checked, all objects are built, updates are taken with accumulation,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .runs import Result, Search, Task
 
 
+__all__ = ["add_to"]
 MORE = """\
 What is varied is said in the file, under `sweep:`, or here with several values: model.width=8,16,32 or n=range(1,5).
 Methods: grid (all combinations), random (`num` of them), optuna (which chooses by the results of earlier runs and ends
