@@ -6,9 +6,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from cli_helpers import make_run
-from gallery_helpers import train_and_be_killed, train_from_yaml, train_run
-from train_helpers import project, shell, trained, trained_once  # noqa: F401  (fixtures)
+
+from tests.cli.gallery import train_and_be_killed, train_from_yaml, train_run
+from tests.cli.helpers import make_run
+from tests.cli.projects import project, shell, trained, trained_once  # noqa: F401  (fixtures)
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,6 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from cli_helpers import cut, flip
 
 from loopwright import CheckpointError
 from loopwright.checkpoint import (
@@ -22,6 +21,7 @@ from loopwright.checkpoint import (
     write_checkpoint,
 )
 from loopwright.checkpoint.compare import compare_trees
+from tests.cli.helpers import cut, flip
 
 NEWEST = "checkpoints/update-00000015"
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from cli_helpers import run_on_terminal
-from tests.forked import call_forked
 
 from loopwright.cli import main
 from loopwright.cli.app import build_parser
+from tests.cli.helpers import run_on_terminal
+from tests.forked import call_forked
 
 COMMANDS: dict[str, tuple[list[str], int, str]] = {
     "init": (["init", "new", "--door", "simple"], 0, r"written to .*new"),
@@ -83,10 +83,10 @@ def test_a_command_does_what_it_is_for(name: str, place: str, project: Path, tmp
 
 
 @pytest.mark.parametrize("name", sorted({name.split()[0] for name in COMMANDS}))
-def test_help_tells_what_a_command_does_and_how_it_ends(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_says_what_a_command_does_and_how_it_ends(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main([name, "--help"])
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     assert left.value.code == 0
-    assert "example" in told.lower()
-    assert "exit code" in told
+    assert "example" in printed.lower()
+    assert "exit code" in printed

@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-from sweep_projects import write_project
 
 from loopwright.cli import main
 from loopwright.cli.finders import parse_bytes
 from loopwright.config import load_config
 from loopwright.doors.configured.experiment import Experiment
 from loopwright.tuning import find_learning_rate
+from tests.cli.sweep.projects import write_project
 
 RATES = ["lr-find", "run.yaml", "--low", "1e-4", "--high", "10", "--updates", "60"]
 SIZES = ["batch-size-find", "run.yaml"]

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from gallery_helpers import locked_by_another_process, train_run
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -22,6 +21,7 @@ from loopwright.callbacks import EarlyStopping
 from loopwright.run import MetricsStore, RunManifest, RunView, find_runs, update_manifest
 from loopwright.run.metrics_store import MetricsView
 from loopwright.run.reading import is_locked
+from tests.cli.gallery import locked_by_another_process, train_run
 
 ASK = """
 import sys

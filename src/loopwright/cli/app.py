@@ -1,4 +1,4 @@
-"""The command `loopwright`: its groups, and what all commands share: errors in one line, exit codes, pipes."""
+"""The command `loopwright`: its parser, errors in one line, exit codes, closed pipes."""
 
 from __future__ import annotations
 
@@ -22,25 +22,40 @@ from . import (
     finders,
     init,
     plot,
-    predict,
     runs,
     show,
     sweep,
     train,
 )
+from .arguments import take_overrides
 from .exits import EXIT_CODES, FAILED, INTERRUPTED, OK, PIPE_CLOSED
 from .output import printable
-from .overriding import take_overrides
 
-# Each adds its commands to the parser; what a command needs is imported when it runs.
+# Each adds its commands to the parser; a command imports its dependencies when it runs.
 GROUPS = (
-    *(init, check, train, sweep, evaluate, predict, config, finders),
+    *(init, check, train, sweep, evaluate, config, finders),
     *(runs, show, diff, plot, export, checkpoint, doctor, completion),
 )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code."""
+    """Run a command and return its exit code, as `loopwright` in a shell does.
+
+    Args:
+        arguments: The words after `loopwright`; None takes them from `sys.argv`.
+
+    Returns:
+        The exit code: 0 done, 1 done and the answer is no, 2 failed (the reason is on stderr), 130 interrupted.
+        Arguments that cannot be parsed raise SystemExit, as argparse does.
+
+    >>> import io
+    >>> from contextlib import redirect_stdout
+    >>> from loopwright.cli import main
+    >>> with redirect_stdout(io.StringIO()) as printed:
+    ...     code = main(["completion", "bash"])
+    >>> code, "complete -F _loopwright loopwright" in printed.getvalue()
+    (0, True)
+    """
     parser = build_parser()
     options, others = parser.parse_known_args(arguments)
     if unknown := take_overrides(options, others):
@@ -55,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line."""
+    """The parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="loopwright",
         description="Train, look at and compare runs.",
@@ -74,7 +89,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def show_help(parser: argparse.ArgumentParser) -> int:
-    """What the command can do, for somebody who named no command."""
+    """Print the help; used where no command is named."""
     parser.print_help()
     return OK
 
@@ -99,5 +114,5 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _drop_output() -> None:
-    """Send what is still buffered nowhere, or the interpreter would complain about the pipe when it exits."""
+    """Discard buffered output: the interpreter would report the closed pipe when it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,13 +1,12 @@
-"""`loopwright completion bash|zsh|fish`: a script made from the parser itself, so that it knows every command."""
+"""`loopwright completion bash|zsh|fish|tcsh`: a script that shtab makes from the parser itself."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
-from .adding import add_command
+from .arguments import add_command
 from .exits import OK
 
 MORE = """\
@@ -16,13 +15,14 @@ It completes commands, options and their choices, run directories below runs/, Y
   bash  loopwright completion bash > ~/.local/share/bash-completion/completions/loopwright
   zsh   loopwright completion zsh > ~/.zfunc/_loopwright     (with fpath+=~/.zfunc before compinit in .zshrc)
   fish  loopwright completion fish > ~/.config/fish/completions/loopwright.fish
+  tcsh  loopwright completion tcsh > ~/.loopwright.tcsh      (with source ~/.loopwright.tcsh in .tcshrc)
 
-or, for this shell only, as in the example."""
+or, for this shell only, as in the example; in zsh: eval "$(loopwright completion zsh)"."""
 EXAMPLE = """\
 completion bash
 completion bash > loopwright.bash && source loopwright.bash"""
-SHELLS = ("bash", "zsh", "fish")
-KINDS = {  # what an argument is, by its name in the help
+SHELLS = ("bash", "zsh", "fish", "tcsh")
+KINDS = {  # what completes an argument, by its name in the help
     "RUN": "run",
     "CHECKPOINT": "run",
     "FIRST": "run",
@@ -34,26 +34,54 @@ KINDS = {  # what an argument is, by its name in the help
     "PROGRAM": "file",
 }
 
-
-@dataclass(frozen=True, slots=True)
-class Argument:
-    """An option (with its names) or a place in the command line: what completes it, "" where nothing does."""
-
-    names: tuple[str, ...]
-    kind: str  # run, yaml, folder, file, words, flag or ""
-    words: tuple[str, ...]
-    help: str
-    is_repeated: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A command, the commands in it, its options and its places."""
-
-    path: tuple[str, ...]
-    commands: dict[str, str]  # with what they do
-    options: tuple[Argument, ...]
-    places: tuple[Argument, ...]
+# Names of files are only compared and printed, never expanded: a folder may be called `$(rm -r .)`.
+FIND_RUNS = r"find -L runs -maxdepth 5 -name run.json 2>/dev/null"
+BASH_RUNS = rf"""
+_loopwright_run_dirs() {{  # runs that begin with $1; folders, where none does
+  local run found=""
+  while IFS= read -r run; do
+    if [[ $run == "$1"* ]]; then printf '%s\n' "$run"; found=1; fi
+  done < <(echo last; {FIND_RUNS} | sed 's|/run\.json$||')
+  if [[ -z $found ]]; then compgen -d -- "$1"; fi
+}}
+"""
+ZSH_RUNS = rf"""
+_loopwright_run_dirs() {{
+  local -a found
+  found=(last ${{(f)"$({FIND_RUNS} | sed 's|/run\.json$||')"}})
+  compadd -a found
+  _files -/
+}}
+"""
+FISH_RUNS = rf"""
+function __loopwright_run_dirs
+  echo last
+  {FIND_RUNS} | string replace -r '/run\.json$' ''
+  __fish_complete_directories (commandline -ct)
+end
+"""
+RUNS: dict[str, Any] = {
+    "bash": "_loopwright_run_dirs",
+    "zsh": "_loopwright_run_dirs",
+    "fish": "(__loopwright_run_dirs)",
+    "tcsh": "d",  # has no functions: folders only
+    "preamble": {"bash": BASH_RUNS, "zsh": ZSH_RUNS, "fish": FISH_RUNS},
+}
+BASH_EQUALS = r"""
+_loopwright() {  # bash makes three words of --option=value, of which shtab's function is to see two
+  local -a words=()
+  local i
+  for ((i = 0; i < COMP_CWORD; i++)); do
+    if [[ ${COMP_WORDS[i]} != "=" ]]; then words+=("${COMP_WORDS[i]}"); fi
+  done
+  local last="${COMP_WORDS[COMP_CWORD]}"
+  if [[ $last == "=" ]]; then last=""; fi
+  local -a COMP_WORDS=("${words[@]}" "$last")
+  local COMP_CWORD=${#words[@]}
+  _shtab_loopwright
+}
+complete -F _loopwright loopwright
+"""
 
 
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
@@ -64,36 +92,32 @@ def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
 
 
 def completion_command(options: argparse.Namespace) -> int:
-    from .app import build_parser
-    from .completion_scripts import bash_script, fish_script, zsh_script
+    import shtab
 
-    write = {"bash": bash_script, "zsh": zsh_script, "fish": fish_script}[options.shell]
-    print(write(list(commands_of(build_parser()))), end="")
+    from .app import build_parser
+
+    parser = build_parser()
+    completers = {"run": RUNS, "yaml": shtab.glob("*.yaml", "*.yml"), "folder": shtab.DIRECTORY, "file": shtab.FILE}
+    for _, action in actions_of(parser):
+        if kind := kind_of(action):
+            action.complete = completers[kind]  # type: ignore[attr-defined]  # where shtab looks for it
+    print(shtab.complete(parser, options.shell))
+    if options.shell == "bash":
+        print(BASH_EQUALS, end="")
     return OK
 
 
-def commands_of(parser: argparse.ArgumentParser, path: tuple[str, ...] = ()) -> Iterator[Command]:
-    """A parser and all parsers in it, as what can be completed."""
-    actions = [action for action in parser._actions if action.help != argparse.SUPPRESS]
-    inner = [action for action in actions if isinstance(action, argparse._SubParsersAction)]
-    helps = {choice.dest: choice.help or "" for action in inner for choice in action._choices_actions}
-    children = {name: child for action in inner for name, child in action.choices.items()}
-    plain = [_argument(action) for action in actions if action not in inner]
-    yield Command(
-        path,
-        {name: helps.get(name, "") for name in children},
-        tuple(argument for argument in plain if argument.names),
-        tuple(argument for argument in plain if not argument.names),
-    )
-    for name, child in children.items():
-        yield from commands_of(child, (*path, name))
+def actions_of(
+    parser: argparse.ArgumentParser, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], argparse.Action]]:
+    """All arguments of a parser and its commands, each with the path of its command."""
+    for action in parser._actions:
+        yield path, action
+        if isinstance(action, argparse._SubParsersAction):
+            for name, command in action.choices.items():
+                yield from actions_of(command, (*path, name))
 
 
-def _argument(action: argparse.Action) -> Argument:
-    words = tuple(map(str, action.choices or ()))
-    kind = "words" if words else KINDS.get(str(action.metavar), "")
-    names = tuple(action.option_strings)
-    is_flag = bool(names) and action.nargs == 0
-    return Argument(
-        names, "flag" if is_flag else kind, words, (action.help or "").replace("%%", "%"), action.nargs in ("+", "*")
-    )
+def kind_of(action: argparse.Action) -> str | None:
+    """What completes an argument: a key of KINDS; None where its choices do, or nothing does."""
+    return None if action.choices else KINDS.get(str(action.metavar))

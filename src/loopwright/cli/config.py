@@ -1,19 +1,22 @@
-"""`loopwright config show|schema|validate`: what a run file says, what it may say, and what is wrong with it."""
+"""`loopwright config show|schema|validate`: print a run file resolved, its JSON schema, or its mistakes."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError, LoopwrightError
-from .adding import add_command
+from .arguments import OVERRIDES, add_command, add_config, is_override
 from .exits import EXIT_CODES, FOUND, OK
 from .output import RED, print_json, printable, styled
-from .overriding import OVERRIDES, add_config, is_override
 
 if TYPE_CHECKING:
+    import yaml
+
     from ..config import Config, Problem
+
 
 SHOW_MORE = """\
 Includes (`defaults:`), variables and KEY=VALUE are worked in; what comes from the environment stays ${env:NAME}. What
@@ -31,6 +34,7 @@ Every mistake in every file: unknown keys with the nearest known ones, wrong typ
 be used; also in the runs of a sweep. Modules that a file names are imported, and nothing is built.
 Exit code 1: there are mistakes."""
 MAX_RUNS = 500
+MAX_COLUMN = 60
 
 
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
@@ -77,7 +81,6 @@ def add_validate(commands: Any, common: argparse.ArgumentParser) -> None:
 
 def show_command(options: argparse.Namespace) -> int:
     from ..config import load_config
-    from .config_text import with_origins
 
     config = load_config(options.config, options.overrides)
     text = with_origins(config) if options.origins else config.to_yaml()
@@ -138,7 +141,7 @@ def mistakes_in(file: str, overrides: list[str]) -> list[Problem]:
 
 
 def _configs_of(file: str, overrides: list[str]) -> list[Config]:
-    """The run of a file, or those of its sweep; of one that a search chooses the values of, the first."""
+    """The configs of a file: one, or one for each run of its sweep (of an Optuna sweep, the first)."""
     from ..config import Interval, expand_sweep, load_config, load_variant, read_sweep
 
     sweep = read_sweep(file, overrides)
@@ -163,3 +166,46 @@ def _print_report(found: dict[str, list[Problem]]) -> None:
 
 def _as_dict(problem: Problem) -> dict[str, Any]:
     return {"file": problem.file, "line": problem.line, "key": problem.key, "message": problem.message}
+
+
+def with_origins(config: Config) -> str:
+    """The text of `config.to_yaml()`, with `# file:line` behind the lines whose value comes from there."""
+    import yaml
+
+    text = config.to_yaml()
+    lines = text.splitlines()
+    origins: dict[int, str] = {}
+    for line, key in _keys(yaml.compose(text, Loader=yaml.SafeLoader), ""):
+        origins[line] = origin_text(*config.place(key))
+    column = min(max((len(lines[line]) for line in origins), default=0), MAX_COLUMN)
+    for line, origin in origins.items():
+        lines[line] = f"{lines[line]:<{column}}  # {origin}"
+    return "\n".join(lines) + "\n"
+
+
+def origin_text(file: str, line: int | None) -> str:
+    path = Path(file)
+    shown = path.relative_to(Path.cwd()) if path.is_absolute() and path.is_relative_to(Path.cwd()) else path
+    return str(shown) if line is None else f"{shown}:{line}"
+
+
+def _keys(node: yaml.Node | None, prefix: str) -> Iterator[tuple[int, str]]:
+    """The line and dotted key of each value that ends on the line it begins on, so that a comment can follow it."""
+    import yaml
+
+    if isinstance(node, yaml.MappingNode) and not node.flow_style:
+        for key, value in node.value:
+            yield from _entry(value, f"{prefix}.{key.value}" if prefix else str(key.value))
+    elif isinstance(node, yaml.SequenceNode) and not node.flow_style:
+        for number, item in enumerate(node.value):
+            yield from _entry(item, f"{prefix}.{number}")
+
+
+def _entry(value: yaml.Node, key: str) -> Iterator[tuple[int, str]]:
+    import yaml
+
+    is_block = isinstance(value, yaml.CollectionNode) and not value.flow_style
+    if is_block:
+        yield from _keys(value, key)
+    elif value.start_mark.line == value.end_mark.line:
+        yield value.start_mark.line, key

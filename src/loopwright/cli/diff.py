@@ -1,4 +1,4 @@
-"""`loopwright diff RUN RUN`: what two runs were made of, and where their metrics part."""
+"""`loopwright diff RUN RUN`: differences in config, code, packages and data, and the first metric that differs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Any
 
 from ..run.changes import Change, values_text
 from ..run.compare import Divergence, RunDiff, compare_runs
-from .adding import add_command
+from .arguments import RUN, add_command, add_root, find_run
 from .exits import FOUND, OK
-from .finding import RUN, add_root, find_run
 from .output import BOLD, print_json, printable, styled
 
 MORE = """\

@@ -1,20 +1,19 @@
-"""`loopwright doctor`: what this machine can do, and what to make of it."""
+"""`loopwright doctor`: measure this machine, and give advice."""
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .adding import add_command
+from .arguments import add_command
 from .exits import FOUND, OK
 from .output import BOLD, print_json, printable, size_text, styled
 
 if TYPE_CHECKING:
-    from .doctor_advice import Findings
-    from .doctor_disk import Disk
-    from .doctor_probes import Compilation, Device
+    from .doctor_probes import Compilation, Device, Disk, Machine, Workers
 
 MORE = """\
 Versions, devices, the speed of each precision, whether torch.compile works, what workers have to live with, how fast
@@ -24,6 +23,11 @@ EXAMPLE = """\
 doctor
 doctor --quick --folder /scratch/runs"""
 SIZES = {"10 M": 120_000_000, "100 M": 1_200_000_000, "1 G": 12_000_000_000}  # bytes with Adam, in float32
+NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph", "fuse.sshfs", "9p", "glusterfs")
+LITTLE_SHM, LITTLE_SPACE = 1 << 30, 5 << 30
+FEW_FILES = 1024
+SLOW_DISK = 50e6
+TYPICAL = 1_200_000_000  # bytes: 100 M parameters with Adam
 
 
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
@@ -41,7 +45,6 @@ def doctor_command(options: argparse.Namespace) -> int:
         from ..errors import ConfigurationError
 
         raise ConfigurationError(f"--folder {options.folder} is no folder: create it, or name another.")
-    from .doctor_advice import advise
 
     found = examine(folder, quick=options.quick)
     advice = advise(found)
@@ -56,10 +59,9 @@ def doctor_command(options: argparse.Namespace) -> int:
 
 
 def examine(folder: Path, *, quick: bool) -> Findings:
-    """Try everything out."""
+    """Run all probes."""
     from . import doctor_probes as probes
-    from .doctor_advice import Findings
-    from .doctor_disk import probe_disk, probe_workers
+    from .doctor_probes import probe_disk, probe_workers
 
     return Findings(
         machine=probes.probe_machine(),
@@ -76,26 +78,28 @@ def _print_findings(found: Findings) -> None:
     machine, workers = found.machine, found.workers
     memory = "" if machine.memory is None else f", {size_text(machine.memory)} of memory"
     shared = "-" if workers.shared_memory is None else size_text(workers.shared_memory)
-    _say("versions", f"loopwright {machine.loopwright}, torch {machine.torch}, python {machine.python}")
-    _say("machine", f"{machine.platform}, {machine.cpus} processors ({machine.usable_cpus} usable){memory}")
+    _print_line("versions", f"loopwright {machine.loopwright}, torch {machine.torch}, python {machine.python}")
+    _print_line("machine", f"{machine.platform}, {machine.cpus} processors ({machine.usable_cpus} usable){memory}")
     for device in found.devices:
-        _say(device.name, _device_text(device))
-    _say("compile", _compilation_text(found.compilation))
-    _say("workers", f"start by {workers.start_method}, {shared} of shared memory free, {workers.open_files} open files")
-    _say("disk", _disk_text(found.disk))
+        _print_line(device.name, _device_text(device))
+    _print_line("compile", _compilation_text(found.compilation))
+    _print_line(
+        "workers", f"start by {workers.start_method}, {shared} of shared memory free, {workers.open_files} open files"
+    )
+    _print_line("disk", _disk_text(found.disk))
     for name, size in SIZES.items():
-        _say("", _checkpoint_text(found.disk, name, size))
-    _say("processes", f"torch.distributed with {', '.join(found.backends)}" if found.backends else "one only")
+        _print_line("", _checkpoint_text(found.disk, name, size))
+    _print_line("processes", f"torch.distributed with {', '.join(found.backends)}" if found.backends else "one only")
     for number, (extra, packages) in enumerate(found.extras.items()):
         missing = [name for name, version in packages.items() if version is None]
         has = ", ".join(f"{name} {version}" for name, version in packages.items() if version is not None)
         text = (
             f"{extra}: {has}" if not missing else f"{extra}: no {', '.join(missing)}: pip install 'loopwright[{extra}]'"
         )
-        _say("extras" if number == 0 else "", text)
+        _print_line("extras" if number == 0 else "", text)
 
 
-def _say(title: str, text: str) -> None:
+def _print_line(title: str, text: str) -> None:
     print(f"{styled(f'{title:<9}', BOLD)}  {printable(text)}")
 
 
@@ -132,3 +136,88 @@ def _checkpoint_text(disk: Disk, name: str, size: int) -> str:
     behind = "" if written is None else f", and {written:.2g} s behind it until it is on disk"
     stall = disk.stall_seconds(size)
     return f"checkpoint of {name} parameters with Adam ({size_text(size)}): a step waits {stall:.2g} s{behind}"
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """The results of all probes."""
+
+    machine: Machine
+    devices: Sequence[Device]
+    compilation: Compilation
+    workers: Workers
+    disk: Disk
+    backends: Sequence[str]
+    extras: dict[str, dict[str, str | None]]
+
+
+def advise(found: Findings) -> list[str]:
+    """Lines of advice, the most important first."""
+    parts = (_on_disk(found.disk), _on_devices(found), _on_compilation(found.compilation), _on_workers(found))
+    return [line for part in parts for line in part]
+
+
+def _on_disk(disk: Disk) -> Iterator[str]:
+    if disk.problem is not None:
+        yield f"Nothing can be written to {disk.folder} ({disk.problem}): give runs another folder with `run_dir`."
+        return
+    if disk.free < LITTLE_SPACE:
+        yield f"Only {size_text(disk.free)} are free in {disk.folder}: keep few checkpoints, or use another folder."
+    if disk.write_speed is not None and disk.write_speed < SLOW_DISK:
+        seconds = TYPICAL / disk.write_speed
+        yield (
+            f"This disk is slow: 100 M parameters take {seconds:.0f} s to be written. Save by time, as "
+            f"Checkpoints(every_epochs=None, every_minutes={max(round(seconds / 60) * 10, 5)})."
+        )
+    if disk.file_system in NETWORK:
+        yield (
+            f"{disk.folder} is on a network file system ({disk.file_system}): metrics are written with SQLite, which "
+            "needs its locks to work. Prefer a local disk for runs."
+        )
+    if disk.file_system in ("tmpfs", "ramfs"):
+        yield f"{disk.folder} is in memory ({disk.file_system}): runs there do not survive a restart of the machine."
+
+
+def _on_devices(found: Findings) -> Iterator[str]:
+    if all(device.name == "cpu" for device in found.devices):
+        yield f"There is no accelerator: training computes on {found.machine.threads} threads of the processor."
+    for device in found.devices:
+        speeds = {name: speed for name, speed in device.speeds.items() if speed is not None}
+        if "fp32" not in speeds:
+            continue
+        fastest = max(speeds, key=lambda name: (speeds[name], name == "bf16"))
+        gain = speeds[fastest] / speeds["fp32"]
+        if fastest == "fp32" or gain < 1.2:
+            yield f"On {device.name} use precision='fp32': no other is faster in large matrix products."
+        else:
+            safe = "bf16" if speeds.get("bf16", 0.0) > 0.8 * speeds[fastest] else fastest
+            factor = speeds[safe] / speeds["fp32"]
+            yield f"On {device.name} precision={safe!r} makes large matrix products {factor:.1f} times as fast."
+    if found.machine.threads > found.machine.usable_cpus:
+        yield (
+            f"torch uses {found.machine.threads} threads, but only {found.machine.usable_cpus} processors may be used: "
+            f"set OMP_NUM_THREADS={found.machine.usable_cpus}."
+        )
+
+
+def _on_compilation(compilation: Compilation) -> Iterator[str]:
+    if compilation.compiler is None:
+        yield "There is no C++ compiler, which torch.compile needs on the CPU: install g++ or clang++."
+    elif compilation.works is False:
+        yield f"torch.compile does not work here ({compilation.problem}): leave it off."
+
+
+def _on_workers(found: Findings) -> Iterator[str]:
+    most = max(found.machine.usable_cpus - 1, 0)
+    if most == 0:
+        yield "One processor: leave num_workers at 0."
+    else:
+        yield f"Up to num_workers={most} makes sense for data that is slow to load; data in tensors needs none."
+    shared = found.workers.shared_memory
+    if most and shared is not None and shared < LITTLE_SHM:
+        yield (
+            f"Only {size_text(shared)} of shared memory are free, and workers pass batches through it: start the "
+            "container with --shm-size=2g, or use num_workers=0."
+        )
+    if found.workers.open_files < FEW_FILES:
+        yield f"Only {found.workers.open_files} files may be open at once: raise that (ulimit -n 4096) for workers."

@@ -1,15 +1,19 @@
-"""What `loopwright doctor` finds out by trying: devices, precisions, compilation, distributed backends."""
+"""What `loopwright doctor` measures: devices, precisions, compilation, backends, files and memory."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import platform
+import resource
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -24,6 +28,7 @@ x = torch.linspace(-1, 1, 1000)
 expected = torch.nn.functional.gelu(x * 2 + 1).sum()
 assert torch.allclose(function(x), expected), (function(x), expected)
 """
+SHM = Path("/dev/shm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Something to compute on; speeds of matrix products in GFLOP/s by precision, None where it is not supported."""
+    """A device, and the speed of its matrix products in GFLOP/s by precision; None where it is not supported."""
 
     name: str
     model: str
@@ -76,7 +81,7 @@ def probe_machine() -> Machine:
 
 
 def usable_cpus(quota_file: str = "/sys/fs/cgroup/cpu.max") -> int:
-    """How many processors this process may use."""
+    """The number of processors that this process may use."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         with open(quota_file) as file:
@@ -129,7 +134,7 @@ def probe_compilation(*, quick: bool) -> Compilation:
 
 
 def distributed_backends() -> list[str]:
-    """The backends that torch can bring several processes together with."""
+    """The backends of `torch.distributed` that are available."""
     import torch.distributed as dist
 
     if not dist.is_available():
@@ -138,7 +143,7 @@ def distributed_backends() -> list[str]:
 
 
 def installed_extras() -> dict[str, dict[str, str | None]]:
-    """The versions of the packages of each extra, None for those that are missing."""
+    """The versions of the packages of each extra; None for a missing package."""
     try:
         required = metadata.requires("loopwright") or []
     except metadata.PackageNotFoundError:  # run from a source tree
@@ -183,7 +188,7 @@ def _speed(device: torch.device, dtype: torch.dtype, size: int) -> float | None:
         left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
         _product(left, right)
         seconds = min(_product(left, right) for _ in range(3))
-    except RuntimeError:  # how torch says that a device does not have a type
+    except RuntimeError:  # raised by torch for a dtype that the device does not support
         return None
     return 2 * size**3 / max(seconds, 1e-9) / 1e9
 
@@ -201,3 +206,83 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
     elif device.type == "mps":
         torch.mps.synchronize()
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """The folder that a run would be written to; speeds in bytes per second."""
+
+    folder: str
+    file_system: str | None
+    free: int
+    write_speed: float | None  # with fsync; None where nothing can be written
+    sync_seconds: float | None  # of a small file
+    copy_speed: float  # of memory, which is what a step waits for when a checkpoint is saved
+    problem: str | None = None
+
+    def write_seconds(self, size: int) -> float | None:
+        """Seconds until a checkpoint is on disk."""
+        return None if self.write_speed is None else size / self.write_speed
+
+    def stall_seconds(self, size: int) -> float:
+        """Seconds that a step waits for a checkpoint that is written in the background."""
+        return size / self.copy_speed
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """Limits for worker processes that load data."""
+
+    start_method: str
+    shared_memory: int | None  # bytes free in /dev/shm
+    open_files: int
+
+
+def probe_disk(folder: Path, *, quick: bool) -> Disk:
+    """Write and sync a file in the folder, and remove it."""
+    size = (4 if quick else 64) << 20
+    speed = seconds = problem = None
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".loopwright-doctor-") as file:
+            seconds = _write(file.fileno(), b"x" * 4096)
+            speed = size / max(_write(file.fileno(), os.urandom(1 << 20) * (size >> 20)), 1e-9)
+    except OSError as error:
+        problem = str(error)
+    free = shutil.disk_usage(folder).free
+    return Disk(str(folder), file_system_of(folder), free, speed, seconds, _copy_speed(size), problem)
+
+
+def probe_workers() -> Workers:
+    free = shutil.disk_usage(SHM).free if SHM.is_dir() else None
+    method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+    return Workers(method, free, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+def file_system_of(folder: Path, table: str = "/proc/self/mounts") -> str | None:
+    """The kind of file system a folder is on, where the system lists them."""
+    try:
+        lines = Path(table).read_text(errors="replace").splitlines()
+    except OSError:
+        return None
+    mounts = [words for line in lines if len(words := line.split()) > 2]
+    where = folder.resolve()
+    around = [words for words in mounts if where.is_relative_to(words[1].replace("\\040", " "))]
+    return max(around, key=lambda words: len(words[1]))[2] if around else None
+
+
+def _write(descriptor: int, data: bytes) -> float:
+    start = time.perf_counter()
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+    os.fsync(descriptor)
+    return time.perf_counter() - start
+
+
+def _copy_speed(size: int) -> float:
+    source = torch.ones(size // 4)
+    target = torch.empty_like(source)
+    target.copy_(source)
+    start = time.perf_counter()
+    target.copy_(source)
+    return size / max(time.perf_counter() - start, 1e-9)

@@ -1,4 +1,14 @@
-"""The exit codes of all commands, and the paragraph of `--help` that documents them."""
+"""Exit codes of all commands, and how a command reports an error of the user's own code."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..errors import LoopwrightError
 
 OK = 0
 FOUND = 1
@@ -10,3 +20,56 @@ EXIT_CODES = """\
 exit codes: 0 done and all well; 1 done, and the answer is no (each command says what that means);
 2 not done, the reason is on stderr; 130 interrupted (Ctrl-C); 141 the reader of the output went away;
 143 ended by SIGTERM (130 and 143 of `train`: saved, and the same command continues)"""
+LOG = "log.txt"
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+class ProgramError(LoopwrightError):
+    """Code that a config names has raised an error, which is the cause."""
+
+
+@contextmanager
+def explained(run: Callable[[], Path | None] = lambda: None) -> Iterator[None]:
+    """Turn an error of the user's model, data or trainer into a ProgramError that says where it was raised.
+
+    `run` returns the run directory, if there is one by then; its log has the traceback too.
+    """
+    try:
+        yield
+    except BrokenPipeError:  # the reader of the output closed it: no error
+        raise
+    except LoopwrightError as error:
+        if notes_of(error):
+            raise ProgramError("\n".join([str(error), *notes_of(error)])) from error
+        raise
+    except Exception as error:
+        log = None if (directory := run()) is None else directory / LOG
+        kept = f", and {log} has it" if log is not None and log.is_file() else ""
+        raise ProgramError("\n".join([*described(error), f"(--debug shows the traceback{kept}.)"])) from error
+
+
+def described(error: BaseException) -> list[str]:
+    """The error in a line, the place in the user's code, and the notes added to it."""
+    place = own_place(error)
+    head = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return [head, *([] if place is None else [f"  {place}"]), *notes_of(error)]
+
+
+def notes_of(error: BaseException) -> list[str]:
+    return list(getattr(error, "__notes__", ()))
+
+
+def own_place(error: BaseException) -> str | None:
+    """The innermost line of code that is neither ours nor an installed package's."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if _is_own(Path(frame.filename)):
+            line = f": {frame.line}" if frame.line else ""
+            return f"{frame.filename}:{frame.lineno}, in {frame.name}{line}"
+    return None
+
+
+def _is_own(path: Path) -> bool:
+    if not path.is_file() or path.resolve().is_relative_to(PACKAGE):
+        return False
+    is_installed = "site-packages" in path.parts or "dist-packages" in path.parts
+    return not is_installed and not path.resolve().is_relative_to(Path(sys.base_prefix, "lib").resolve())

@@ -1,21 +1,25 @@
-"""`loopwright export RUN --format safetensors|onnx|torch`: what a run trained, as other programs read it."""
+"""`loopwright export RUN --format safetensors|onnx|torch`: the model of a run in a format for other programs."""
 
 from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError
-from ..run.reading import RunView
-from .adding import add_command
+from ..run.reading import CONFIG, RunView
+from .arguments import RUN, add_command, add_root, find_run
 from .exits import FOUND, OK
-from .finding import RUN, add_root, find_run
 from .output import number_text, printable, size_text
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
+
     from ..checkpoint import CheckpointInfo
+    from ..trainer import Trainer
+
 
 MORE = """\
 The weights come from the best kept model of the run, or from its newest resume point if it kept none; whatever is
@@ -26,6 +30,7 @@ EXAMPLE = """\
 export last --format safetensors
 export runs/digits --format onnx --checkpoint newest --output digits.onnx"""
 SUFFIXES = {"safetensors": (".safetensors",), "torch": (".pt", ".pth", ".bin"), "onnx": (".onnx",)}
+BATCH_SIZE = 4
 
 
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
@@ -61,7 +66,7 @@ def export_command(options: argparse.Namespace) -> int:
 
 
 def pick_checkpoint(run: RunView, which: str | None) -> CheckpointInfo:
-    """The checkpoint that is meant: the best kept model, the newest resume point, or one by its name."""
+    """Choose a checkpoint: the best kept model, the newest resume point, or one by name."""
     found = run.checkpoints()
     sound = [info for info in found if info.is_sound]
     kept = [info for info in sound if info.kind == "kept"]
@@ -110,7 +115,6 @@ def _destination(run: RunView, options: argparse.Namespace) -> Path:
 
 def _export_onnx(run: RunView, weights: Any, out: Path, options: argparse.Namespace, source: str) -> int:
     from ..checkpoint.onnx import check_onnx_packages, export_module
-    from .export_parts import model_and_inputs
 
     check_onnx_packages()
     module, inputs = model_and_inputs(run, weights, options.model)
@@ -123,3 +127,54 @@ def _export_onnx(run: RunView, weights: Any, out: Path, options: argparse.Namesp
         f"{report.largest:.3g}."
     )
     return OK if report.is_close else FOUND
+
+
+def model_and_inputs(run: RunView, weights: Mapping[str, Tensor], name: str | None) -> tuple[nn.Module, Any]:
+    """The model with these weights, and inputs from the run's own data."""
+    if run.config is None:
+        raise ConfigurationError(
+            f"{run.path} has no {CONFIG}, and weights alone do not say how they are computed with: the run was not "
+            "started from a config. Build the model in Python, load the weights with "
+            "loopwright.checkpoint.load_weights, and call torch.onnx.export."
+        )
+    from ..config import beside
+    from ..doors.configured.experiment import Experiment
+
+    experiment = Experiment.from_run(run.path, progress="silent")
+    experiment.build()
+    assert experiment.trainer is not None
+    trainer = experiment.trainer.engine
+    trainer.setup()
+    module = _module(trainer.models, name)
+    module.load_state_dict(dict(weights))
+    with beside(experiment.config.folder):
+        return module, example_inputs(trainer, trainer.dataset("train"))
+
+
+def example_inputs(trainer: Trainer, data: Any) -> Any:
+    """The inputs of the model for the first few samples, on the CPU."""
+    import torch
+
+    size = BATCH_SIZE if isinstance(data, torch.utils.data.Dataset) else None
+    stream = trainer.open(data, size, shuffle=False)
+    try:
+        stream.begin(0)
+        for batch, _, _ in stream.take(1):
+            inputs, _ = trainer.split_batch(trainer.prepare_batch(batch))
+            if isinstance(inputs, Mapping) and not inputs:
+                raise ConfigurationError(
+                    "trainer.forward_properties is empty, so it is not known what the model is called with: name the "
+                    "keys of a batch that it gets, or override `_split_batch`."
+                )
+            return torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, inputs)
+    finally:
+        stream.close()
+    raise ConfigurationError("The training data of the run is empty, so there is nothing to try the model on.")
+
+
+def _module(models: Mapping[str, nn.Module], name: str | None) -> nn.Module:
+    if name is None and len(models) == 1:
+        return next(iter(models.values()))
+    if name is None or name not in models:
+        raise ConfigurationError(f"The run trains the models {', '.join(models)}: say which with --model.")
+    return models[name]

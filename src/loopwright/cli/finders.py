@@ -1,4 +1,4 @@
-"""`loopwright lr-find CONFIG` and `loopwright batch-size-find CONFIG`: what a run should be like, tried out first."""
+"""`loopwright lr-find CONFIG` and `loopwright batch-size-find CONFIG`: find a learning rate or batch size for a run."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..training.progress import counted
-from .adding import add_command
+from .arguments import add_command, add_config
 from .exits import FOUND, OK
 from .output import number_text, print_json, printable, size_text
-from .overriding import add_config
 
 if TYPE_CHECKING:
     from ..doors.configured.engine import Engine
@@ -71,10 +70,10 @@ def parse_bytes(text: str) -> int:
 
 @contextmanager
 def built(options: argparse.Namespace) -> Iterator[Engine]:
-    """The trainer of a config, which has no run directory."""
+    """Build the trainer of a config, without a run directory."""
     from ..config import beside
     from ..doors.configured.experiment import Experiment
-    from .failing import explained
+    from .exits import explained
     from .train import load_single
 
     config = load_single(options.config, options.overrides)
@@ -107,7 +106,7 @@ def lr_command(options: argparse.Namespace) -> int:
 
 
 def _print_rates(scan: LearningRateScan) -> None:
-    from .tables import print_fitted
+    from .output import print_fitted
 
     count = len(scan.rates)
     shown = (
@@ -142,7 +141,7 @@ def batch_size_command(options: argparse.Namespace) -> int:
 
 
 def _print_sizes(scan: BatchSizeScan) -> None:
-    from .tables import print_fitted
+    from .output import print_fitted
 
     rows = [_row(trial) for trial in sorted(scan.trials, key=lambda trial: trial.size)]
     print_fitted(["SIZE", "FITS", "SAMPLES/S", "MEMORY", "WHY NOT"], rows, right="023", fold="4")

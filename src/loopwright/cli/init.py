@@ -1,4 +1,4 @@
-"""`loopwright init [FOLDER] --door DOOR`: a project that trains at once, to be changed into one's own."""
+"""`loopwright init [FOLDER] --door DOOR`: write a small project that trains at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigurationError
-from .adding import add_command
+from .arguments import add_command
 from .exits import OK
 from .output import printable
 
@@ -33,7 +33,7 @@ are ways to say the same thing:
 EXAMPLE = """\
 init
 init circles --door modular"""
-LEFT_OUT = ("__init__.py", "__pycache__")
+LEFT_OUT = ("__pycache__",)
 OPTIONAL = ("README.md", ".gitignore")
 
 
@@ -68,7 +68,7 @@ def init_command(options: argparse.Namespace) -> int:
 
 
 def _missing_extra(door: str) -> str | None:
-    """The command that installs what this door's program imports, where it is not installed."""
+    """The command that installs a missing package of this door's program; None where none is missing."""
     module, extra = EXTRAS.get(door, ("", ""))
     return f"pip install 'loopwright[{extra}]'" if module and find_spec(module) is None else None
 
@@ -78,7 +78,7 @@ def _is_there(path: Path) -> bool:
 
 
 def _is_kept(path: Path) -> bool:
-    """Whether it is a file that a project may well have, and the skeleton does without."""
+    """Whether it is an optional file of the skeleton that the project already has."""
     return path.name in OPTIONAL and _is_there(path)
 
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import math
 import re
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigurationError
 from ..run.reading import RunView
-from .adding import add_command
+from .arguments import RUN, add_command, add_root, find_run, short_path
 from .exits import OK
-from .finding import RUN, add_root, find_run, short_path
 from .output import number_text, printable
-from .plot_text import Curve, draw_text
 
 MORE = """\
 Of several metrics, each has a panel of its own, with a curve for every run. A metric that is measured both in steps
@@ -24,6 +25,9 @@ EXAMPLE = """\
 plot last --metric loss --text
 plot runs/first runs/second --metric eval_loss --metric loss --by steps --log --output curves.svg"""
 FORMATS = (".png", ".svg", ".pdf")
+MARKS = "*o+x#@%&"
+HEIGHT = 15
+MOST_WIDE, LEAST_WIDE = 120, 30
 
 
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
@@ -66,7 +70,7 @@ def plot_command(options: argparse.Namespace) -> int:
 
 
 def collect(runs: Sequence[RunView], name: str, by: str | None, smooth: int, root: str) -> list[Curve]:
-    """The values of a metric of each run, over the epochs if all have some; an error names the metrics there are."""
+    """The values of a metric of each run, over epochs if all runs have some; an error lists the known metrics."""
     along = by or ("epochs" if all(run.metrics.epochs(name) for run in runs) else "steps")
     curves = []
     for run in runs:
@@ -90,7 +94,7 @@ def _missing(run: RunView, name: str, by: str | None, root: str) -> str:
 
 
 def _smoothed(values: Sequence[float], window: int) -> list[float]:
-    """The averages of the last few; the first ones of those there are."""
+    """Moving averages over `window` values; the first ones over the values so far."""
     if window == 1:
         return list(values)
     return [sum(part) / len(part) for end in range(1, len(values) + 1) if (part := values[max(end - window, 0) : end])]
@@ -121,5 +125,66 @@ def draw_picture(path: Path, panels: dict[str, list[Curve]], *, is_log: bool) ->
 
 
 def _plain(text: str) -> str:
-    """Text that matplotlib takes as it stands: a dollar sign would begin a formula, an underscore hide a label."""
+    """Escape text for matplotlib: a dollar sign would begin a formula, an underscore hide a label."""
     return printable(text).replace("$", r"\$").removeprefix("_")
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Values of one run along its epochs, steps or updates."""
+
+    label: str
+    along: str
+    places: tuple[int, ...]
+    values: tuple[float, ...]
+
+
+def draw_text(title: str, curves: Sequence[Curve], *, is_log: bool = False, width: int | None = None) -> list[str]:
+    """The lines of a chart as wide as the terminal."""
+    shown = [_shown(curve, is_log=is_log) for curve in curves]
+    every = [point for points in shown for point in points]
+    if not every:
+        raise ConfigurationError(f"No value of {title} can be drawn: none is finite{' and above 0' if is_log else ''}.")
+    low, high = min(value for _, value in every), max(value for _, value in every)
+    first, last = min(place for place, _ in every), max(place for place, _ in every)
+    labels = [_label(value, is_log) for value in (high, (low + high) / 2, low)]
+    gutter = max(map(len, labels))
+    columns = max(min(width or shutil.get_terminal_size().columns, MOST_WIDE) - gutter - 3, LEAST_WIDE)
+    grid = [[" "] * columns for _ in range(HEIGHT)]
+    for points, mark in reversed(list(zip(shown, _marks(), strict=False))):  # the first run lies on top
+        for place, value in points:
+            row = round((high - value) / (high - low) * (HEIGHT - 1)) if high > low else HEIGHT // 2
+            column = round((place - first) / (last - first) * (columns - 1)) if last > first else columns // 2
+            grid[row][column] = mark
+    beside = {0: labels[0], HEIGHT // 2: labels[1], HEIGHT - 1: labels[2]}
+    lines = [f"{beside.get(at, ''):>{gutter}} | {''.join(row).rstrip()}" for at, row in enumerate(grid)]
+    return [
+        f"{title} over {curves[0].along}{', logarithmic' if is_log else ''}",
+        *(line.rstrip() for line in lines),
+        f"{'':>{gutter}} +{'-' * (columns + 1)}",
+        f"{'':>{gutter}}   {first}{last:>{columns - len(str(first))}}",
+        *_legend(curves, shown),
+    ]
+
+
+def _legend(curves: Sequence[Curve], shown: Sequence[Sequence[object]]) -> Iterator[str]:
+    for curve, points, mark in zip(curves, shown, _marks(), strict=False):
+        left_out = len(curve.values) - len(points)
+        more = f" ({left_out} not drawn: not finite, or not above 0)" if left_out else ""
+        yield f"  {mark} {curve.label}: {curve.values[-1]:.6g}{more}"
+
+
+def _marks() -> Iterator[str]:
+    while True:
+        yield from MARKS
+
+
+def _shown(curve: Curve, *, is_log: bool) -> list[tuple[int, float]]:
+    points = zip(curve.places, curve.values, strict=True)
+    if is_log:
+        return [(place, math.log10(value)) for place, value in points if math.isfinite(value) and value > 0]
+    return [(place, value) for place, value in points if math.isfinite(value)]
+
+
+def _label(value: float, is_log: bool) -> str:
+    return f"{10**value if is_log else value:.4g}"

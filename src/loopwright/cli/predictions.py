@@ -1,4 +1,4 @@
-"""Outputs of a model for all samples of a data set: put together, and written as the name of a file says."""
+"""Outputs of a model for all samples of a data set: concatenated, and written in the format of a file's suffix."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .output import strict_json
 
 
 def joined(batches: Sequence[Any]) -> dict[str, Any]:
-    """Every output under its name, over all batches: a tensor where they can be put together, else a list."""
+    """Concatenate each output over all batches: to a tensor where the shapes allow it, else to a list."""
     parts: dict[str, list[Any]] = {}
     for batch in batches:
         for name, value in _named(batch, ""):
@@ -37,7 +37,7 @@ def _named(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def _one(values: list[Any]) -> Any:
-    """Along the first dimension, which is samples."""
+    """Concatenate along the first dimension, the samples."""
     first = values[0]
     if all(isinstance(value, Tensor) and value.dim() and value.shape[1:] == first.shape[1:] for value in values):
         return torch.cat(values)
@@ -105,7 +105,7 @@ def _tensors(outputs: Mapping[str, Any], suffix: str) -> dict[str, Tensor]:
 
 
 def _arrays(outputs: Mapping[str, Any], suffix: str) -> dict[str, Any]:
-    """As numpy has them; it has no bfloat16, which float32 holds exactly."""
+    """Convert to numpy; bfloat16, which it does not have, becomes float32."""
     tensors = _tensors(outputs, suffix)
     return {n: (v.float() if v.dtype == torch.bfloat16 else v).resolve_conj().numpy() for n, v in tensors.items()}
 

@@ -16,14 +16,12 @@ from ..errors import ConfigurationError
 from ..metrics.best import Mode, ranked
 from ..run.metrics_store import BestValue
 from ..run.reading import STATES, RunView
-from .adding import add_command
+from .arguments import ROOT, add_command, all_runs, short_path
 from .exits import OK
-from .finding import ROOT, all_runs, short_path
-from .output import age_text, print_json, printable
-from .run_text import age_of, best_text, progress_text, run_as_json, time_text
+from .output import age_of, age_text, best_text, print_json, printable, progress_text, run_as_json, time_text
 
 MORE = """\
-The folder is searched with all folders in it. A run is running (its process holds its lock), crashed (nobody holds
+The folder is searched with all folders in it. A run is running (its process holds its lock), crashed (no process holds
 it and no end was noted), finished, stopped (by a callback or by the program), interrupted (by a signal) or failed.
 The metric is the best of all epochs. Whether that is the smallest or the largest is what the run noted (a callback's
 mode, a loss), or what the metric's name says; --best says otherwise. Where neither does, the last value is shown."""
@@ -40,15 +38,15 @@ def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     parser = add_command(parsers, common, "runs", run=runs_command, what="List runs.", more=MORE, example=EXAMPLE)
     parser.add_argument("root", metavar="DIR", nargs="?", default=ROOT, help=f"the folder (default: {ROOT})")
     choose = parser.add_argument_group("which")
-    choose.add_argument("--state", metavar="STATE,...", help=f"only those that are {', '.join(STATES)}")
-    choose.add_argument("--name", metavar="TEXT", help="only those whose name or path holds this, or fits it (*, ?)")
-    choose.add_argument("--tag", metavar="TAG", action="append", default=[], help="only those with this tag (repeat)")
+    choose.add_argument("--state", metavar="STATE,...", help=f"only runs that are {', '.join(STATES)}")
+    choose.add_argument("--name", metavar="TEXT", help="only runs whose name or path holds this, or fits it (*, ?)")
+    choose.add_argument("--tag", metavar="TAG", action="append", default=[], help="only runs with this tag (repeat)")
     choose.add_argument(
         "--where",
         metavar="CONDITION",
         action="append",
         default=[],
-        help="only those whose best value fits, as in 'eval_loss<0.5' (repeat)",
+        help="only runs whose best value fits, as in 'eval_loss<0.5' (repeat)",
     )
     choose.add_argument("--limit", metavar="N", type=int, help="only the first N")
     parser.add_argument("--metric", metavar="NAME", help="the metric to show (default: each run's evaluation loss)")
@@ -167,7 +165,7 @@ ORDERS: dict[str, Callable[[list[RunView], argparse.Namespace], list[RunView]]] 
 
 
 def _print_runs(runs: list[RunView], root: Path, options: argparse.Namespace) -> None:
-    from .tables import print_fitted
+    from .output import print_fitted
 
     has_tags = any(run.tags for run in runs)
     header = ["RUN", "STATE", "PROGRESS", "BEST @EPOCH", "TIME", "AGE", *(["TAGS"] if has_tags else [])]
@@ -176,8 +174,8 @@ def _print_runs(runs: list[RunView], root: Path, options: argparse.Namespace) ->
     for run in runs:
         tags = [" ".join(run.tags) or "-"] if has_tags else []
         best = best_text(run, options.metric, options.best)
-        told = [run.state, progress_text(run.progress), best, time_text(run.seconds)]
-        rows.append([short_path(run, root), *told, age_text(age_of(run)), *tags])
+        cells = [run.state, progress_text(run.progress), best, time_text(run.seconds)]
+        rows.append([short_path(run, root), *cells, age_text(age_of(run)), *tags])
         problems += [f"{short_path(run, root)}: {problem}" for problem in run.problems]
     print_fitted(header, rows, right="45", fold="0236")
     for problem in problems:

@@ -1,4 +1,4 @@
-"""`loopwright show RUN`: everything a run directory tells about a run."""
+"""`loopwright show RUN`: the facts, metrics and checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -8,11 +8,22 @@ from datetime import datetime
 from typing import Any
 
 from ..run.reading import CONFIG, RunView
-from .adding import add_command
+from .arguments import RUN, add_command, add_root, find_run
 from .exits import FOUND, OK
-from .finding import RUN, add_root, find_run
-from .output import BOLD, RED, age_text, number_text, print_json, printable, size_text, styled
-from .run_text import age_of, progress_text, run_as_json, time_text
+from .output import (
+    BOLD,
+    RED,
+    age_of,
+    age_text,
+    number_text,
+    print_json,
+    printable,
+    progress_text,
+    run_as_json,
+    size_text,
+    styled,
+    time_text,
+)
 
 MORE = """\
 What ran, on what, from which code, how far it got, its metrics, and what it saved. Exit code 1: the run failed or
@@ -21,23 +32,21 @@ EXAMPLE = """\
 show last
 show runs/digits --config
 show digits --json"""
-TOLD = {
+FACTS = {  # entries of the manifest that have a line of their own
+    *("id", "name", "tags", "created", "updated", "state", "reason", "progress", "command", "format", "seed"),
     *(
-        "id",
-        "name",
-        "tags",
-        "created",
-        "updated",
-        "state",
-        "reason",
-        "progress",
-        "command",
-        "format",
-        "seed",
         "changes",
         "watched",
+        "metric_modes",
+        "eval_keys",
+        "git_commit",
+        "git_dirty",
+        "device",
+        "platform",
+        "python",
+        "torch",
     ),
-    *("metric_modes", "eval_keys", "git_commit", "git_dirty", "device", "platform", "python", "torch", "loopwright"),
+    "loopwright",
 }
 MAX_TEXT = 200
 LOG = "log.txt"
@@ -107,10 +116,10 @@ def _print_facts(run: RunView, *, is_full: bool) -> None:
         "config": f"{CONFIG} (--config prints it)" if (run.path / CONFIG).is_file() else None,
         "log": LOG if (run.path / LOG).is_file() else None,
     }
-    others = {key: _short(value) for key, value in manifest.items() if key not in TOLD}
-    told = {key: value for key, value in {**facts, **others}.items() if value is not None}
-    width = max(map(len, told))
-    for key, value in told.items():
+    others = {key: _short(value) for key, value in manifest.items() if key not in FACTS}
+    lines = {key: value for key, value in {**facts, **others}.items() if value is not None}
+    width = max(map(len, lines))
+    for key, value in lines.items():
         text = value if is_full or len(value) <= MAX_TEXT else f"{value[:MAX_TEXT]}... (--all)"
         print(printable(f"  {key:<{width}}  {text}"))
     if is_full:
@@ -127,7 +136,7 @@ def _print_entries(entries: Mapping[str, Any]) -> None:
 
 
 def _print_metrics(run: RunView) -> None:
-    from .tables import print_fitted
+    from .output import print_fitted
 
     rows, unknown = [], []
     for name in run.epoch_names:
@@ -147,7 +156,7 @@ def _print_checkpoints(run: RunView) -> None:
     found = run.checkpoints()
     if not found:
         return
-    from .tables import print_fitted
+    from .output import print_fitted
 
     rows = []
     for info in found:
@@ -188,7 +197,7 @@ def _code_text(manifest: Mapping[str, Any]) -> str | None:
 
 
 def _changes_text(noted: object) -> str | None:
-    """What the program changed in the run while it was under way: "at update 96: optimizer.lr 0.01 -> 0.003"."""
+    """Changes that the program made in the middle of the run: "at update 96: optimizer.lr 0.01 -> 0.003"."""
     changes = [change for change in noted if isinstance(change, dict)] if isinstance(noted, list) else []
     return (
         "; ".join(f"at update {change.get('update')}: {_pairs_text(change.get('values'))}" for change in changes)

@@ -1,4 +1,4 @@
-"""`loopwright train CONFIG [KEY=VALUE ...]`: the run that a file describes, from its beginning or where it was left."""
+"""`loopwright train CONFIG [KEY=VALUE ...]`: train the run that a file describes, or continue it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError, Interrupted, LoopwrightError
-from .adding import add_command
+from .arguments import add_command, add_config, add_root, find_run, is_override
 from .exits import FAILED, OK
-from .finding import add_root, find_run
 from .output import printable
-from .overriding import add_config, is_override
 
 if TYPE_CHECKING:
     from ..doors.configured import Experiment
@@ -60,9 +58,9 @@ def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
 
 
 def train_command(options: argparse.Namespace) -> int:
-    from .failing import explained
+    from .exits import explained
 
-    with told_once(is_debugging=options.debug):
+    with reported_once(is_debugging=options.debug):
         experiment, resume = _described(options)
     with explained(lambda: experiment.run):
         experiment.build()
@@ -74,12 +72,12 @@ def train_command(options: argparse.Namespace) -> int:
         except Interrupted as left:
             return int(left.code or OK)
     if options.progress != "silent" and is_first_process():
-        _tell_end(experiment)
+        _print_end(experiment)
     return OK
 
 
 def load_single(path: str, overrides: list[str]) -> Any:
-    """The config of one run; one that describes several is refused."""
+    """Load the config of one run; a config of several runs is refused."""
     from ..config import load_config, read_sweep
 
     space = read_sweep(path, overrides).space
@@ -92,7 +90,7 @@ def load_single(path: str, overrides: list[str]) -> Any:
 
 
 def is_first_process() -> bool:
-    """Whether this process is the one that speaks, of those that were started together."""
+    """Whether this is rank 0, the only rank that prints."""
     from ..runtime.environment import Launch
 
     launch = Launch.from_environment()
@@ -100,8 +98,8 @@ def is_first_process() -> bool:
 
 
 @contextmanager
-def told_once(*, is_debugging: bool) -> Iterator[None]:
-    """Let only the first process tell of mistakes that all of them find."""
+def reported_once(*, is_debugging: bool) -> Iterator[None]:
+    """Let only rank 0 report a mistake that all ranks find."""
     try:
         yield
     except LoopwrightError:
@@ -111,7 +109,7 @@ def told_once(*, is_debugging: bool) -> Iterator[None]:
 
 
 def _described(options: argparse.Namespace) -> tuple[Experiment, bool | str | Path]:
-    """The run, and what it goes on from."""
+    """The run, and the checkpoint or run to resume from."""
     from ..doors.configured import Experiment
 
     config, overrides = options.config, options.overrides
@@ -125,7 +123,7 @@ def _described(options: argparse.Namespace) -> tuple[Experiment, bool | str | Pa
 
 
 def _earlier(text: str, root: str) -> Path:
-    """The run or checkpoint to go on from."""
+    """Look up the run or checkpoint to resume from."""
     from ..checkpoint import list_checkpoints
 
     path = Path(text)
@@ -150,16 +148,16 @@ def _again(run: Path | None, overrides: list[str], progress: str) -> Experiment:
     return experiment
 
 
-def _tell_end(experiment: Experiment) -> None:
-    """How it ended, in a line."""
+def _print_end(experiment: Experiment) -> None:
+    """Print in a line how the run ended."""
     from ..run.directory import shown
     from ..run.reading import RunView
-    from .run_text import best_text, progress_text
+    from .output import best_text, progress_text
 
     if experiment.run is None:
         return
     run = RunView(experiment.run)
     best = best_text(run)
     named = [] if best == "-" else [best if best.endswith("(last)") else f"best {best}"]
-    told = [run.state, progress_text(run.progress), *named]
-    print(printable(f"{shown(run.path)}: {', '.join(told)}"))
+    texts = [run.state, progress_text(run.progress), *named]
+    print(printable(f"{shown(run.path)}: {', '.join(texts)}"))

@@ -1,0 +1,132 @@
+"""`loopwright check ...`: a run file tried out on a few samples, or a program for several processes on one."""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from ...errors import ConfigurationError, LoopwrightError
+from ..arguments import add_command
+from ..exits import FOUND, OK, described
+
+__all__ = ["add_to"]
+MORE = """\
+CONFIG (.yaml, .yml, .json): everything that `train` would do is done once on a few samples of the real data, in a
+temporary folder and in seconds: the config is checked, all objects are built, updates are taken with accumulation,
+every data set is evaluated and predicted, every callback is called for every event, a checkpoint is saved, loaded into
+fresh objects and compared, a resumed run is compared with one in one piece, and the schedule is followed to the end.
+All mistakes are reported at once, then what the run will need. KEY=VALUE changes the config; --json prints JSON.
+
+PROGRAM (.py): the program is run as the first of several processes, the others simulated, up to and with the
+first update of its first `train` call, on the CPU and with few samples. Its callbacks are not called and its run
+directory is not touched. Then the mesh is printed, which process holds which parameters, bytes per process, and
+how a batch is divided.
+Exit code 1: a mistake was found, or the program failed before its first update was over."""
+EXAMPLE = """\
+check run.yaml trainer.max_updates=500
+check run.yaml --json
+check --processes 8 --runtime fsdp train.py --epochs 3"""
+SUFFIXES = (".yaml", ".yml", ".json")
+
+
+def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
+    """Add the command."""
+    what = "Try out a run file on a few samples, or a program for several processes on one."
+    parser = add_command(parsers, common, "check", run=check_command, what=what, more=MORE, example=EXAMPLE)
+    parser.add_argument(
+        "--processes", type=int, metavar="N", help="how many (default: as the mesh or `launch` say, or 2)"
+    )
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--runtime", choices=("ddp", "fsdp"), help="instead of what the program says")
+    instead.add_argument("--mesh", metavar="AXES", help="the same as a mesh: replicate=2,shard=4 (tensor=2)")
+    parser.add_argument("--all", action="store_true", help="list every parameter, and every process by itself")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "program", metavar="PROGRAM", help="a run file, or a Python program as for torchrun (CONFIG | PROGRAM)"
+    )
+    parser.add_argument(
+        "arguments",
+        nargs=argparse.REMAINDER,
+        metavar="...",
+        help="KEY=VALUE and --json, or the arguments of the program",
+    )
+
+
+def check_command(options: argparse.Namespace) -> int:
+    program = Path(options.program)
+    if program.suffix in SUFFIXES:
+        from .config import check_config_command
+
+        return check_config_command(program, options.arguments, as_json=options.json)
+    return _check_program(program, options)
+
+
+def _check_program(program: Path, options: argparse.Namespace) -> int:
+    from ...runtime.dry_run import DryRun
+    from .dry_run import DryRunProbe, add_facts
+    from .report import Report, print_report
+
+    if not program.is_file():
+        raise ConfigurationError(f"{program} is no file: name the Python program that trains.")
+    report = Report("program", str(program))
+    probe = DryRunProbe(report)
+    strategy = parse_mesh(options.mesh) if options.mesh else options.runtime
+    dry_run = DryRun(probe.watch, world=options.processes, strategy=strategy)
+    with dry_run.running(), redirect_stdout(sys.stderr) if options.json else nullcontext():
+        error = _run_dry(program, options.arguments)
+    if error is not None:
+        is_own = isinstance(error, LoopwrightError)  # its message says all that matters, without a traceback
+        if options.debug or not is_own:
+            traceback.print_exception(error)
+        report.mistake("", str(error) if is_own else "\n  ".join(described(error)))
+    add_facts(report, probe.layout, is_full=options.all)
+    print_report(report, as_json=options.json)
+    return FOUND if report.mistakes else OK
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """The sizes that `replicate=2,shard=4` names."""
+    from ...runtime.dry_run import AXES
+
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, number = part.partition("=")
+        if name.strip() not in AXES or not number.strip().isdecimal() or name.strip() in sizes:
+            raise ConfigurationError(f"--mesh {text}: {part!r} is none of {'=N, '.join(AXES)}=N, each at most once.")
+        sizes[name.strip()] = int(number)
+    return sizes
+
+
+def _run_dry(program: Path, arguments: Sequence[str]) -> Exception | None:
+    """Run the program up to its first update; the exception that it raised, if any."""
+    from ...runtime.dry_run import DryRunDone
+
+    try:
+        with _as_main(program, arguments):
+            runpy.run_path(str(program), run_name="__main__")
+    except DryRunDone:
+        return None
+    except SystemExit as left:
+        raise ConfigurationError(
+            f"{program} ended with exit code {left.code} before it trained: its arguments come after its name."
+        ) from None
+    except Exception as error:
+        return error
+    raise ConfigurationError(f"{program} ended without a call of `train`: there was nothing to check.")
+
+
+@contextmanager
+def _as_main(program: Path, arguments: Sequence[str]) -> Iterator[None]:
+    """Set `sys.argv` and `sys.path` as `python program arguments` would."""
+    argv, path = sys.argv, sys.path
+    sys.argv, sys.path = [str(program), *arguments], [str(program.parent.absolute()), *path]
+    try:
+        yield
+    finally:
+        sys.argv, sys.path = argv, path

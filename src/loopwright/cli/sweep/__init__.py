@@ -1,0 +1,289 @@
+"""`loopwright sweep CONFIG [KEY=A,B,C ...]`: train a run for each combination of values, and compare them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...checkpoint.destination import local_path
+from ...errors import ConfigurationError
+from ...metrics.best import Mode, direction_of, ranked
+from ..arguments import add_command, add_config
+from ..exits import FOUND, INTERRUPTED, OK
+from ..output import RED, number_text, print_json, printable, progress_text, styled, time_text
+
+if TYPE_CHECKING:
+    from ...config import Config, Sweep
+    from .runs import Result, Search, Task
+
+
+__all__ = ["add_to"]
+MORE = """\
+What is varied is said in the file, under `sweep:`, or here with several values: model.width=8,16,32 or n=range(1,5).
+Methods: grid (all combinations), random (`num` of them), optuna (which chooses by the results of earlier runs and ends
+runs that do worse than others at the same update). Each run is a process of its own, with a run directory of its own
+in runs/<name>/sweep, or in the folder that `output_path` or --output names.
+
+The same command again continues: finished runs are not trained again, unfinished ones go on where they were left,
+failed ones are tried again. Ctrl-C lets the runs save and end. Exit code 1: at least one run failed."""
+EXAMPLE = """\
+sweep run.yaml model.width=8,16,32 model.optimizer.lr=0.1,0.01 --jobs 2
+sweep run.yaml --metric test_loss --json
+sweep run.yaml --optuna --num 30 --jobs 4"""
+DEFAULT_NUM = 20
+MODES: dict[str, Mode] = {"minimize": "min", "maximize": "max"}
+
+
+def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
+    """Add the command."""
+    what = "Train one run for each combination of values, and compare them."
+    parser = add_command(parsers, common, "sweep", run=sweep_command, what=what, more=MORE, example=EXAMPLE)
+    add_config(parser)
+    parser.add_argument("--jobs", metavar="N", type=int, default=1, help="how many run at a time (default: 1)")
+    parser.add_argument(
+        "--metric", metavar="NAME", help="what is compared (default: the loss of an evaluation, or loss)"
+    )
+    parser.add_argument("--direction", choices=tuple(MODES), help="which values are better, where names do not say it")
+    parser.add_argument("--optuna", action="store_true", help="let Optuna choose the values")
+    parser.add_argument("--num", metavar="N", type=int, help=f"runs that Optuna may have (default: {DEFAULT_NUM})")
+    parser.add_argument("--no-pruning", action="store_true", help="let Optuna end no run early")
+    parser.add_argument("-o", "--output", metavar="DIR", help="the folder of the runs")
+    parser.add_argument("--list", action="store_true", help="only list the runs of a grid or random sweep")
+    parser.add_argument("--json", action="store_true", help="print JSON; progress goes to stderr")
+
+
+def sweep_command(options: argparse.Namespace) -> int:
+    from ...config import load_config, read_sweep
+
+    if options.jobs < 1:
+        raise ConfigurationError(f"--jobs {options.jobs}: use 1 or more.")
+    sweep = read_sweep(options.config, options.overrides)
+    if not sweep.space:
+        raise ConfigurationError(
+            f"{options.config} has nothing to vary: give several values, as in model.width=8,16, or a `sweep:` block."
+        )
+    fixed = [text for text in options.overrides if text.lstrip("+").partition("=")[0] not in sweep.space]
+    config = load_config(options.config, fixed)
+    job = SweepJob(options, sweep, config)
+    return job.list() if options.list else job.run()
+
+
+class SweepJob:
+    """A sweep: chooses the runs, trains them, and prints the results."""
+
+    def __init__(self, options: argparse.Namespace, sweep: Sweep, config: Config) -> None:
+        self.options, self.sweep, self.config = options, sweep, config
+        self.method = "optuna" if options.optuna else sweep.method
+        self.metric: str = options.metric or sweep.metric or default_metric(config)
+        self.direction: str | None = options.direction or sweep.direction
+        self.mode = mode_of(self.metric, self.direction, config)
+        self.folder = folder_of(config, options.output)
+        self.results: list[Result] = []
+
+    def list(self) -> int:
+        if self.method == "optuna":
+            raise ConfigurationError("Optuna chooses values while it runs: there is no list beforehand.")
+        print_tasks([task for task, _ in self._tasks()], as_json=self.options.json)
+        return OK
+
+    def run(self) -> int:
+        search, total = self._search()
+        for result in self.results:
+            self._check_direction(result)
+        better = "smaller is better" if self.mode == "min" else "larger is better"
+        if total:
+            self._print_line(
+                f"{total} {'run' if total == 1 else 'runs'} in {self.folder}, compared by {self.metric} ({better})"
+            )
+        is_interrupted = self._train(search, total)
+        print_results(self.results, self.metric, self.mode, self.folder, as_json=self.options.json)
+        if is_interrupted:
+            self._print_line("Interrupted: the same command continues.")
+            return INTERRUPTED
+        return OK if all(result.is_done for result in self.results) else FOUND
+
+    def _train(self, search: Search, total: int) -> bool:
+        """Train all runs; return whether the sweep was interrupted."""
+        from .runs import Pool, read_result
+
+        options = self.options
+        config = str(Path(options.config).absolute())
+        pool = Pool(config, options.overrides, self.metric, self.mode, options.jobs, self.folder / "output")
+        try:
+            with closing(pool.run(search)) as results:
+                for result in results:
+                    self._check_direction(result)
+                    self.results.append(result)
+                    self._print_line(self._line(result, total))
+        except KeyboardInterrupt:
+            self.results += [read_result(task, self.metric, self.mode) for task in pool.ended]
+            return True
+        return any(result.state == "interrupted" for result in self.results)
+
+    def _check_direction(self, result: Result) -> None:
+        """Raise an error where a run recorded the opposite direction, as for a loss that is called `score`."""
+        from ...run.reading import RunView
+
+        if self.direction is not None or not (result.task.path / "run.json").is_file():
+            return
+        noted = RunView(result.task.path).metric_modes.get(self.metric, self.mode)
+        if noted != self.mode:
+            better = "smaller" if noted == "min" else "larger"
+            raise ConfigurationError(
+                f"{result.task.path} notes that {better} values of {self.metric!r} are better, and this sweep goes by "
+                "its name, which says the opposite: add --direction minimize or --direction maximize. Runs that are "
+                "finished are not trained again."
+            )
+
+    def _search(self) -> tuple[Search, int]:
+        """The runs to train and their total number; finished runs are added to the results."""
+        from .runs import is_finished, read_result
+        from .search import Listed, Optuna
+
+        if self.method == "optuna":
+            num = self.options.num or self.sweep.num or DEFAULT_NUM
+            found = Optuna(self.sweep, self.folder, self.mode, num=num, prunes=not self.options.no_pruning)
+            self.results += [read_result(task, self.metric, self.mode) for task, _ in found.tasks_before()]
+            return found, num
+        tasks = self._tasks()
+        finished = [task for task, config in tasks if is_finished(task.path, config)]
+        self.results += [read_result(task, self.metric, self.mode) for task in finished]
+        if finished:
+            self._print_line(f"{len(finished)} of {len(tasks)} finished before.")
+        return Listed([task for task, _ in tasks if task not in finished]), len(tasks)
+
+    def _tasks(self) -> Sequence[tuple[Task, Config]]:
+        """All runs of a grid or random sweep; all configs are checked before the first run is trained."""
+        from ...config import ConfigError, check, expand_sweep
+        from ...doors.configured.places import schema
+        from .runs import Task, place_for
+
+        variants = expand_sweep(self.options.config, self.options.overrides)
+        problems = [problem for variant in variants for problem in check(variant.config, schema())]
+        if problems:
+            raise ConfigError(problems)
+        return [
+            (Task(v.name, dict(v.chosen), place_for(self.folder, v.name, v.config)), v.config)
+            for v in {variant.name: variant for variant in variants}.values()
+        ]
+
+    def _line(self, result: Result, total: int) -> str:
+        outcome = f"{self.metric} {number_text(result.value)}" if result.error is None else result.error.splitlines()[0]
+        head = f"[{len(self.results)}/{total}] {chosen_text(result.task.chosen)}"
+        return f"{head}: {result.state}, {outcome}, {time_text(result.seconds)}"
+
+    def _print_line(self, line: str) -> None:
+        print(printable(line), file=sys.stderr if self.options.json else sys.stdout, flush=True)
+
+
+def mode_of(metric: str, direction: str | None, config: Config) -> Mode:
+    """The direction of a metric: from the sweep, from a callback of the config, or from the metric's name."""
+    if direction is not None:
+        return MODES[direction]
+    callbacks = [entry for entry in config.get("trainer.callbacks") or [] if isinstance(entry, dict)]
+    said = (entry.get("mode") for entry in callbacks if entry.get("metric") == metric)
+    mode: Mode | None = next((mode for mode in said if mode in ("min", "max")), None) or direction_of(metric)
+    if mode is None:
+        raise ConfigurationError(
+            f"The sweep compares {metric!r}, a name that does not say whether smaller or larger values are better: add "
+            "--direction minimize or --direction maximize (or `direction:` under `sweep:`)."
+        )
+    return mode
+
+
+def default_metric(config: Config) -> str:
+    """The loss on the first data set that a callback evaluates, or the training loss."""
+    for callback in config.get("trainer.callbacks") or []:
+        if isinstance(callback, dict) and str(callback.get("kind")).rpartition(".")[2] == "OfflineLoss":
+            return f"{callback.get('prefix') or callback.get('dataset_key', 'eval')}_loss"
+    return "loss"
+
+
+def folder_of(config: Config, given: str | None) -> Path:
+    output_path = given or config.get("output_path")
+    if output_path is not None:
+        return local_path(output_path, "output_path")
+    name = config.get("name") or Path(config.place("")[0]).stem
+    return Path("runs") / name / "sweep"
+
+
+def print_results(results: Sequence[Result], metric: str, mode: Mode, folder: Path, *, as_json: bool) -> None:
+    """Print all runs, best first, runs without a value last; then the errors of failed runs."""
+    ordered = ranked(results, lambda result: result.value, mode)
+    if as_json:
+        print_json(_as_dict(ordered, metric, mode, folder))
+        return
+    if not ordered:
+        print("No run has ended yet.")
+        return
+    from ..output import print_fitted
+
+    titles = short_keys(ordered[0].task.chosen)
+    header = [*(title.upper() for title in titles.values()), metric.upper(), "STATE", "PROGRESS", "TIME", "RUN"]
+    rows = [
+        [
+            *(number_text(result.task.chosen.get(key)) for key in titles),
+            number_text(result.value),
+            result.state,
+            "-" if result.progress is None else progress_text(result.progress),
+            time_text(result.seconds),
+            str(result.task.path),
+        ]
+        for result in ordered
+    ]
+    print()
+    print_fitted(header, rows, right=str(len(titles)), fold=str(len(titles) + 4))
+    for result in ordered:
+        if result.error is not None:
+            more = f"\n  (its output: {folder / 'output' / result.task.path.name}.txt)"
+            print(styled(printable(f"{chosen_text(result.task.chosen)}: {result.error}{more}", keep="\n"), RED))
+
+
+def print_tasks(tasks: Sequence[Task], *, as_json: bool) -> None:
+    """Print the runs that would be trained."""
+    if as_json:
+        print_json([{"name": task.name, "chosen": task.chosen, "path": str(task.path)} for task in tasks])
+        return
+    from ..output import print_fitted
+
+    titles = short_keys(tasks[0].chosen)
+    rows = [[*(number_text(task.chosen[key]) for key in titles), str(task.path)] for task in tasks]
+    print_fitted([*(title.upper() for title in titles.values()), "RUN"], rows, fold=str(len(titles)))
+
+
+def chosen_text(chosen: Mapping[str, Any]) -> str:
+    titles = short_keys(chosen)
+    return " ".join(f"{titles[key]}={number_text(value)}" for key, value in chosen.items())
+
+
+def short_keys(keys: Iterable[str]) -> dict[str, str]:
+    """Abbreviate each key to its last parts, as many as make it unique."""
+    known = list(keys)
+    short: dict[str, str] = {}
+    for key in known:
+        parts = key.lstrip("+").split(".")
+        endings = (".".join(parts[-count:]) for count in range(1, len(parts) + 1))
+        others = [other.lstrip("+") for other in known if other != key]
+        short[key] = next((end for end in endings if not any(f".{other}".endswith(f".{end}") for other in others)), key)
+    return short
+
+
+def _as_dict(ordered: Sequence[Result], metric: str, mode: Mode, folder: Path) -> dict[str, Any]:
+    runs = [
+        {
+            "name": result.task.name,
+            "chosen": result.task.chosen,
+            "path": str(result.task.path),
+            "state": result.state,
+            "value": result.value,
+            "error": result.error,
+            "seconds": result.seconds,
+        }
+        for result in ordered
+    ]
+    best = next((run for run in runs if run["value"] is not None), None)
+    return {"folder": str(folder), "metric": metric, "mode": mode, "best": best, "runs": runs}

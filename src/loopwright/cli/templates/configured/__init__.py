@@ -1,1 +1,0 @@
-"""The skeleton of a project for the configured door; this file stays here."""

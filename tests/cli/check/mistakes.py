@@ -1,0 +1,194 @@
+"""What can be wrong with the config of the checked project, and what is well: overrides, the place, the words."""
+
+from __future__ import annotations
+
+
+def callback(kind: str, *arguments: str) -> tuple[str, ...]:
+    """Overrides that add a callback."""
+    return (f"+trainer.callbacks.1.kind={kind}", *(f"+trainer.callbacks.1.{argument}" for argument in arguments))
+
+
+def scheduler(kind: str, *arguments: str) -> tuple[str, ...]:
+    return (f"+model.scheduler.kind={kind}", *(f"+model.scheduler.{argument}" for argument in arguments))
+
+
+MISTAKES: dict[str, tuple[tuple[str, ...], str, str]] = {
+    # what is wrong: (overrides, the key that is named, words of the message)
+    "shapes that do not fit": (("+model.inputs=5",), "trainer", r"shapes cannot be multiplied.*\n(.*\n)*-> The sizes"),
+    "a target that is not there": (
+        ("trainer.target_properties=[labels]",),
+        "trainer.target_properties.0",
+        "'labels' is not in the samples of data set 'train', which have: x, y",
+    ),
+    "a misspelt input": (("trainer.forward_properties=[xx]",), "trainer.forward_properties.0", "Did you mean 'x'"),
+    "inputs the model does not take": (
+        ("trainer.forward_properties=[x,y]",),
+        "trainer",
+        r"unexpected keyword argument 'y'",
+    ),
+    "a loss for every sample": (("trainer.kind=checked.Unreduced",), "trainer", "reduce it to one number"),
+    "a loss without gradient": (
+        ("trainer.kind=checked.Detached",),
+        "trainer",
+        r"has no graph.*\n(.*\n)*-> The loss",
+    ),
+    "a loss that is nan": (("trainer.kind=checked.Nan",), "trainer", "is nan in update 1"),
+    "a loss that is nan and skipped": (
+        ("trainer.kind=checked.Nan", "+trainer.skip_nan_loss=true"),
+        "trainer",
+        "the loss of step 1 is nan",
+    ),
+    "no loss": (("trainer.kind=checked.Nothing",), "trainer", "No losses computed"),
+    "everything frozen": (("model.kind=checked.Frozen", "~model.width"), "trainer", "Nothing to train"),
+    "an optimizer without parameters": (("model.kind=checked.Empty", "~model.width"), "trainer", "Nothing to train"),
+    "a learning rate of zero": (("model.optimizer.lr=0.0",), "model", "no weight has changed"),
+    "a learning rate that explodes": (("model.optimizer.lr=1e60",), "", "not finite|is nan|inf"),
+    "an option the optimizer refuses": (("+model.optimizer.betas=[0.9,1.5]",), "model.optimizer", "Invalid beta"),
+    "a metric that is not measured": (
+        callback("EarlyStopping", "metric=test_los"),
+        "trainer.callbacks.1",
+        "watches 'test_los'",
+    ),
+    "a metric that is not measured, by updates": (
+        callback("BestMetric", "metric=test_accuracy", "every_n_updates=10"),
+        "trainer.callbacks.1",
+        "watches 'test_accuracy'",
+    ),
+    "a data set without samples": (("datasets.train.n=0",), "datasets.train", "has no samples"),
+    "an evaluation set without samples": (("datasets.test.n=0",), "datasets.test", "has no samples"),
+    "too few samples for what is dropped": (
+        ("datasets.train.kind=checked.Windows", "datasets.train.n=5"),
+        "trainer",
+        "The training data is empty",
+    ),
+    "a misspelt data set": (
+        ("trainer.callbacks.0.dataset_key=tset",),
+        "trainer.callbacks.0.dataset_key",
+        "there is no data set 'tset'; did you mean test?",
+    ),
+    "a warm-up longer than the run": (
+        scheduler("WarmupCosine", "warmup_updates=500"),
+        "model.scheduler",
+        "a warm-up of 500 updates, and the run has 40: it never ends",
+    ),
+    "a schedule longer than the run": (
+        scheduler("CosineAnnealingLR", "T_max=1000", "every=update"),
+        "model.scheduler",
+        r"CosineAnnealingLR\(T_max=1000\) counts updates, and the run has 40",
+    ),
+    "a schedule shorter than the run": (
+        scheduler("OneCycleLR", "max_lr=0.1", "total_steps=30"),
+        "model.scheduler",
+        "the schedule fails in step 31 of 40",
+    ),
+    "a schedule that is never stepped": (
+        (*scheduler("StepLR", "step_size=1"), "trainer.max_updates=7", "trainer.callbacks.0.every_n_updates=2"),
+        "model.scheduler",
+        "the run has only 0.875 of one: it would never be stepped",
+    ),
+    "an interval longer than the run": (
+        ("trainer.callbacks.0.every_n_updates=1000",),
+        "trainer.callbacks.0",
+        "acts every 1000 updates, and the run has 40: it would never act",
+    ),
+    "state that cannot be saved": (callback("checked.Unsavable"), "trainer.callbacks.1", "cannot be saved"),
+    "state that cannot be taken back": (
+        callback("checked.OneWay"),
+        "trainer.callbacks.1",
+        "cannot take back its state",
+    ),
+    "weights that a fresh model does not have": (
+        ("model.kind=checked.Growing",),
+        "model",
+        "cannot be loaded into fresh objects",
+    ),
+    "a callback that forgets": (callback("checked.Forgetful"), "trainer", "Resuming after 3 updates is not exact"),
+    "a model that forgets": (("model.kind=checked.Counting", "~model.width"), "trainer", r"models\.model\.calls"),
+    "a callback that breaks late": (
+        callback("checked.Late", "every_n_updates=39"),
+        "trainer.callbacks.1",
+        "ZeroDivision",
+    ),
+    "a metric that is no number": (
+        callback("checked.Text"),
+        "trainer.callbacks.1",
+        "could not convert string to float",
+    ),
+    "a misspelt hook": (callback("checked.Misspelt"), "", "on_epoch_edn is not an event"),
+    "more samples in a batch than there are": (
+        ("trainer.effective_batch_size=128",),
+        "trainer.effective_batch_size",
+        "128 samples, and the data set `train` has 64",
+    ),
+    "labels of the wrong type": (
+        ("datasets.train.kind=checked.FloatLabels",),
+        "trainer",
+        r"Long(.|\n)*-> Numbers are of the wrong type",
+    ),
+    "tensors on another device": (("model.kind=checked.Elsewhere",), "trainer", r"-> Tensors are on different devices"),
+    "a last sample of another shape": (
+        ("datasets.train.kind=checked.OddLast",),
+        "datasets.train",
+        "samples 54 and 63 cannot be put into one batch",
+    ),
+    "a length that is too long": (
+        ("datasets.test.kind=checked.Short",),
+        "datasets.test",
+        r"sample 32 \(of 33\) cannot be",
+    ),
+    "samples that are no dicts": (
+        ("datasets.test.kind=checked.Pairs",),
+        "datasets.test",
+        "let the data set give dicts",
+    ),
+    "outputs that evaluation lacks": (
+        ("model.kind=checked.OtherKeys", "trainer.kind=checked.Auxiliary"),
+        "datasets.train",
+        "cannot be evaluated: KeyError: 'auxiliary'",
+    ),
+    "a loss that evaluation lacks": (
+        ("model.kind=checked.OtherKeys", "trainer.kind=checked.Softer"),
+        "model",
+        "and not auxiliary as training does",
+    ),
+    "data that reading changes": (
+        ("datasets.train.kind=checked.Spoiling",),
+        "datasets.train",
+        "is another when it is read",
+    ),
+    "inputs that the model changes": (
+        ("model.kind=checked.Greedy",),
+        "model",
+        r"gives the losses .*\n.*in place \(x\)",
+    ),
+    "a model that cannot be built": (("model.kind=checked.Failing", "~model.width"), "model", "weights are nowhere"),
+    "a file where the runs go": (("output_path=checked.py/out",), "output_path", "is a file, so"),
+    "an initial checkpoint that is not there": (
+        ("+initializer.kind=FromCheckpoint", "+initializer.path=nowhere.safetensors"),
+        "initializer",
+        "nowhere.safetensors",
+    ),
+}
+
+WELL: dict[str, tuple[str, ...]] = {
+    "batch norm, averages and a curve": (
+        *("model.kind=checked.Normed", "~model.width", "+trainer.num_workers=2"),
+        *scheduler("WarmupCosine", "warmup=0.1"),
+        *callback("EMA", "decay=0.9"),
+        "+trainer.callbacks.2={kind: BestCheckpoint, metric: test_ema_loss, every_n_updates: 10}",
+        "+trainer.callbacks.3={kind: Checkpoints, every_updates: 100}",
+    ),
+    "random data, clocks and a schedule of torch's": (
+        *("datasets.train.kind=checked.Noisy", "~trainer.max_updates", "+trainer.max_samples=303"),
+        *scheduler("OneCycleLR", "max_lr=0.1", "total_steps=38"),
+        "+trainer.callbacks.1={kind: TrainTime}",
+        "+trainer.callbacks.2={kind: Throughput}",
+        "+trainer.callbacks.3={kind: PeakMemory, every_n_updates: 5}",
+        "+trainer.log_every_n_updates=2",
+    ),
+    "epochs, a plateau and a metric of the epoch": (
+        *("~trainer.max_updates", "+trainer.max_epochs=3", "+trainer.precision=bf16"),
+        *scheduler("ReduceLROnPlateau", "patience=1"),
+        *callback("EarlyStopping", "metric=test_loss", "patience=1"),
+    ),
+}

@@ -1,0 +1,289 @@
+"""`loopwright checkpoint ...` as processes: with a terminal and without, on sound, damaged and hostile checkpoints."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from pkgutil import resolve_name
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from loopwright.checkpoint import load_weights, write_checkpoint
+from loopwright.cli import main
+from tests.cli.helpers import LOOPWRIGHT, cut, flip, remove, run, run_on_terminal
+
+NEWEST = "checkpoints/update-00000015"
+FILES = ("manifest.json", "state.json", "state.safetensors", "model.safetensors")
+COMMANDS = ("list", "verify", "show", "diff", "export")
+
+
+def test_list_prints_one_aligned_row_for_each_checkpoint(finished):
+    result = run("list", finished / "first")
+    header, *rows = result.stdout.splitlines()
+    assert (result.returncode, result.stderr) == (0, "")
+    assert header.split() == ["KIND", "NAME", "EPOCH", "STEP", "UPDATE", "METRIC", "AGE", "SIZE", "STATE"]
+    assert [row.split()[:5] for row in rows[:3]] == [
+        ["resume", f"update-{5 * epoch:08d}", str(epoch), str(5 * epoch), str(5 * epoch)] for epoch in (1, 2, 3)
+    ]
+    assert [row.split()[0] for row in rows[3:]] == ["kept", "kept"]
+    assert {row.index("ok") for row in rows} == {header.index("STATE")}
+
+
+def test_list_shows_the_metric_that_a_model_was_kept_for(finished):
+    rows = json.loads(run("list", finished / "first", "--json").stdout)
+    kept = json.loads((finished / "first/kept/update-00000015/manifest.json").read_text())["meta"]
+    assert rows[-1]["metric"] == {"name": "eval_loss", "value": kept["metrics"]["eval_loss"]}
+
+
+def test_list_as_json_says_everything_that_the_table_does(finished):
+    rows = json.loads(run("list", finished / "first", "--json", "--verify").stdout)
+    first = rows[0]
+    path = finished / "first/checkpoints/update-00000005"
+    assert {name: first[name] for name in ("kind", "name", "path", "epoch", "step", "update", "metric")} == {
+        "kind": "resume",
+        "name": "update-00000005",
+        "path": str(path),
+        "epoch": 1,
+        "step": 5,
+        "update": 5,
+        "metric": None,
+    }
+    assert first["size"] == sum(file.stat().st_size for file in path.iterdir())
+    assert first["age_seconds"] > 0
+    assert (first["is_sound"], first["is_verified"], first["problems"]) == (True, True, [])
+
+
+def test_list_on_a_terminal_marks_what_is_damaged_in_red(own_run):
+    cut(own_run / NEWEST / "state.safetensors")
+    code, shown = run_on_terminal("list", own_run)
+    assert code == 0
+    assert shown.startswith("\x1b[1mKIND")
+    assert "\x1b[31mupdate-00000015: state.safetensors has" in shown
+
+
+def test_list_without_a_terminal_has_no_colours(own_run):
+    cut(own_run / NEWEST / "state.safetensors")
+    result = run("list", own_run)
+    assert "\x1b" not in result.stdout
+    assert "update-00000015: state.safetensors has" in result.stdout
+
+
+def test_list_of_a_run_without_checkpoints_says_so(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    result = run("list", tmp_path)
+    assert (result.returncode, result.stdout) == (0, f"No checkpoints in {tmp_path} yet.\n")
+
+
+def test_verify_has_one_line_for_each_checkpoint_and_exits_with_0(finished):
+    result = run("verify", finished / "first")
+    assert result.returncode == 0
+    assert [line.split()[0] for line in result.stdout.splitlines()] == ["verified"] * 5
+
+
+def test_verify_of_nothing_is_not_a_success(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    assert run("verify", tmp_path).returncode == 1
+
+
+@pytest.mark.parametrize("damage", [flip, cut, remove])
+@pytest.mark.parametrize("file", FILES)
+def test_verify_names_the_damaged_file_in_one_line_and_exits_with_1(own_run, file, damage):
+    damage(own_run / NEWEST / file)
+    result = run("verify", own_run)
+    damaged = [line for line in result.stdout.splitlines() if line.startswith("damaged")]
+    assert (result.returncode, result.stderr) == (1, "")
+    assert len(damaged) == 1
+    assert "update-00000015" in damaged[0]
+    assert file in damaged[0]
+
+
+@pytest.mark.parametrize("damage", [cut, remove])
+@pytest.mark.parametrize("file", FILES)
+def test_list_goes_on_past_a_damaged_checkpoint(own_run, file, damage):
+    damage(own_run / NEWEST / file)
+    result = run("list", own_run, "--json")
+    states = {row["name"]: row["is_sound"] for row in json.loads(result.stdout) if row["kind"] == "resume"}
+    assert (result.returncode, result.stderr) == (0, "")
+    assert states == {"update-00000005": True, "update-00000010": True, "update-00000015": False}
+
+
+@pytest.mark.parametrize(("file", "code"), list(zip(FILES, (2, 1, 1, 1), strict=True)))
+def test_show_of_a_damaged_checkpoint_says_what_is_wrong(own_run, file, code):
+    cut(own_run / NEWEST / file)
+    result = run("show", own_run / NEWEST, "--tensors")
+    assert result.returncode == code
+    assert file in (result.stdout.splitlines()[-1] if code == 1 else result.stderr)
+    assert "Traceback" not in result.stderr
+
+
+def test_show_prints_metadata_files_and_totals(finished):
+    result = run("show", finished / "first")
+    assert result.returncode == 0
+    assert result.stdout.splitlines()[0].startswith(f"{finished / 'first' / NEWEST}: resume, ")
+    assert "  update: 15\n" in result.stdout
+    assert {line.split()[0] for line in result.stdout.splitlines()} >= {"FILE", *FILES[1:]}
+    assert "exp_avg" not in result.stdout
+
+
+def test_show_tensors_gives_type_shape_and_bytes(finished):
+    lines = run("show", finished / "first", "--tensors").stdout.splitlines()
+    assert ["0.weight", "F32", "[16,", "6]", "384", "B"] in [line.split() for line in lines]
+
+
+def test_show_as_json_has_the_tensors_only_when_asked(finished):
+    short = json.loads(run("show", finished / "first", "--json").stdout)
+    long = json.loads(run("show", finished / "first", "--json", "--tensors").stdout)
+    assert short["meta"] == {"epoch": 3, "step": 15, "update": 15, "sample": 111}
+    assert short["num_tensors"] == sum(map(len, long.pop("tensors").values()))
+    assert short.keys() == long.keys()
+
+
+def test_diff_of_two_equal_runs_exits_with_0(finished, capsys):
+    assert main(["checkpoint", "diff", str(finished / "first"), str(finished / "again")]) == 0
+    assert capsys.readouterr().out.endswith("They are the same.\n")
+
+
+def test_diff_as_json_has_the_first_tensor_and_every_difference(finished, capsys):
+    assert main(["checkpoint", "diff", str(finished / "first"), str(finished / "other"), "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert (report["equal"], report["first_tensor"], report["meta"]) == (False, "models/model/0.weight", [])
+    assert report["state"][0]["path"] == "models/model/0.weight"
+    assert report["state"][0]["max_abs"] > 0
+
+
+def test_diff_of_different_runs_names_the_first_tensor_and_exits_with_1(finished):
+    result = run("diff", finished / "first", finished / "other")
+    own, other = (load_weights(finished / name / NEWEST)["0.weight"] for name in ("first", "other"))
+    largest = (own.double() - other.double()).abs().max().item()
+    expected = f"models/model/0.weight: float32 [16, 6]: 96 of 96 values differ, max abs difference {largest:.6g}"
+    assert result.returncode == 1
+    assert f"First tensor that differs: {expected}" in result.stdout.splitlines()
+
+
+@pytest.mark.parametrize("out", ["weights.safetensors", "weights.pt"])
+def test_export_writes_the_weights_as_others_read_them(finished, tmp_path, out):
+    assert main(["checkpoint", "export", str(finished / "first" / NEWEST), str(tmp_path / out)]) == 0
+    path = tmp_path / out
+    written = load_file(path) if path.suffix == ".safetensors" else torch.load(path, weights_only=True)
+    expected = load_weights(finished / "first" / NEWEST)
+    assert written.keys() == expected.keys()
+    assert all(torch.equal(written[name], expected[name]) for name in expected)
+
+
+def test_export_replaces_a_file_only_when_told_to(finished, tmp_path):
+    out = tmp_path / "weights.pt"
+    out.write_text("mine")
+    refused = run("export", finished / "first", out)
+    assert (refused.returncode, out.read_text()) == (2, "mine")
+    assert "--force" in refused.stderr
+    assert run("export", finished / "first", out, "--force").returncode == 0
+    assert torch.load(out, weights_only=True).keys() == load_weights(finished / "first" / NEWEST).keys()
+
+
+def test_export_asks_which_of_several_models(tmp_path, capsys):
+    models = {name: {"w": torch.full((2,), float(i))} for i, name in enumerate(("generator", "critic"))}
+    write_checkpoint(tmp_path / "both", {"models": models})
+    both, out = str(tmp_path / "both"), str(tmp_path / "w.safetensors")
+    assert main(["checkpoint", "export", both, out]) == 2
+    assert "['critic', 'generator']" in capsys.readouterr().err
+    assert main(["checkpoint", "export", both, out, "--model", "critic"]) == 0
+    assert torch.equal(load_file(out)["w"], torch.ones(2))
+
+
+@pytest.mark.parametrize("command", ["diff", "export"])
+@pytest.mark.parametrize("damage", [flip, cut, remove])
+@pytest.mark.parametrize("file", FILES)
+def test_damaged_weights_are_neither_compared_nor_exported(own_run, finished, tmp_path, capsys, file, damage, command):
+    damage(own_run / NEWEST / file)
+    second = finished / "first" / NEWEST if command == "diff" else tmp_path / "out.pt"
+    code = main(["checkpoint", command, str(own_run / NEWEST), str(second)])
+    salvaged = command == "export" and file.startswith("state")  # the weights themselves still verify
+    assert code == (0 if salvaged else 2)
+    assert salvaged or file in capsys.readouterr().err
+
+
+def test_an_error_is_a_line_on_stderr_and_exit_code_2(tmp_path):
+    result = run("list", tmp_path / "nowhere")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == (
+        f"loopwright: {tmp_path / 'nowhere'} does not exist: name a run directory or a checkpoint.\n"
+    )
+
+
+@pytest.mark.parametrize("place", [0, 3])
+def test_debug_before_or_after_the_command_shows_the_traceback(tmp_path, capsys, place):
+    arguments = ["checkpoint", "list", str(tmp_path / "nowhere")]
+    assert main([*arguments[:place], "--debug", *arguments[place:]]) == 2
+    assert capsys.readouterr().err.startswith("Traceback")
+
+
+def test_a_reader_that_goes_away_is_no_error(finished):
+    read, write = os.pipe()
+    os.close(read)
+    command = [*LOOPWRIGHT, "list", str(finished / "first")]
+    result = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, timeout=300, check=False)
+    os.close(write)
+    assert (result.returncode, result.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_an_example_and_the_exit_codes(command, capsys):
+    with pytest.raises(SystemExit) as leaving:
+        main(["checkpoint", command, "--help"])
+    text = capsys.readouterr().out
+    assert leaving.value.code == 0
+    assert f"example: loopwright checkpoint {command} " in text
+    assert "exit codes: 0 " in text
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["list", "RUN"], ["verify", "RUN"], ["show", "RUN", "--tensors"]])
+def test_torch_is_not_imported_to_look_at_a_run(finished, arguments):
+    arguments = [str(finished / "first") if argument == "RUN" else argument for argument in arguments]
+    code = (
+        "import sys\nfrom loopwright.cli import main\n"
+        f"try: main(['checkpoint', *{arguments!r}])\nexcept SystemExit: pass\n"
+        "sys.exit('torch was imported' if 'torch' in sys.modules else 0)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+def test_text_from_a_checkpoint_cannot_control_the_terminal(tmp_path):
+    meta = {"update": 1, "note\x1b[2J": "\x1b]0;title\x07", "metric": {"name": "\x1b[31mloss", "value": 0.5}}
+    write_checkpoint(tmp_path / "run/kept/hostile", {"models": {"\x1b[2J": {"\x1b[2Jw": torch.zeros(1)}}}, meta)
+    for arguments in (["list", tmp_path / "run"], ["show", tmp_path / "run/kept/hostile", "--tensors"]):
+        result = run(*arguments)
+        assert result.returncode == 0
+        assert "\x1b" not in result.stdout
+        assert r"\x1b[31mloss" in result.stdout
+
+
+def test_a_pickle_in_place_of_any_file_is_never_loaded(own_run, tmp_path, capsys):
+    class Bomb:
+        def __reduce__(self) -> tuple[object, tuple[str, str]]:
+            return Path.write_text, (tmp_path / "exploded", "boom")  # type: ignore[return-value]
+
+    torch.save({"weight": Bomb()}, tmp_path / "bomb.pt")
+    for file in FILES:
+        (own_run / NEWEST / file).write_bytes((tmp_path / "bomb.pt").read_bytes())
+    for arguments in (
+        ["list", own_run, "--verify"],
+        ["show", own_run / NEWEST],
+        ["diff", own_run / NEWEST, tmp_path / "bomb.pt"],
+        ["diff", tmp_path / "bomb.pt", own_run],
+        ["export", tmp_path / "bomb.pt", tmp_path / "out.safetensors"],
+    ):
+        main(["checkpoint", *map(str, arguments)])
+    assert "bomb.pt was refused" in capsys.readouterr().err
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_the_command_loopwright_is_this_one():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert resolve_name(project["scripts"]["loopwright"]) is main

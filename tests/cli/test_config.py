@@ -1,0 +1,115 @@
+"""`loopwright config`: what a file comes to, what files may hold, and all mistakes in one report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from loopwright.config import load_config
+from tests.cli.projects import CONFIG, Project, Shell
+
+# show
+
+
+def test_show_prints_a_config_that_loads_to_the_same(project: Project, shell: Shell):
+    assert shell("config", "show", "run.yaml", "model.width=5", "+tags=[a, b]") == 0
+    again = project.write("again.yaml", shell.out)
+    assert load_config(again).tree == load_config("run.yaml", ["model.width=5", "+tags=[a, b]"]).tree
+
+
+def test_show_keeps_what_comes_from_the_environment_secret(
+    project: Project, shell: Shell, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("SECRET_WORD", "sesame")
+    assert shell("config", "show", "run.yaml", "+vars.word=${env:SECRET_WORD}", "--origins") == 0
+    assert "${env:SECRET_WORD}" in shell.out
+    assert "sesame" not in shell.out
+
+
+def test_origins_name_file_and_line_and_the_text_stays_the_same_config(project: Project, shell: Shell):
+    project.write("base.yaml", CONFIG)
+    long = " ".join(["word"] * 60)
+    project.write("run.yaml", f"defaults: [base.yaml]\nseed: 7\nvars: {{note: '{long}', list: [1, [2, 3]]}}\n")
+    assert shell("config", "show", "run.yaml", "model.width=5", "--origins") == 0
+    lines = {line.split(":")[0].strip(): line for line in shell.out.splitlines()}
+    assert lines["seed"].endswith("# run.yaml:2")
+    assert lines["name"].endswith("# base.yaml:2")
+    assert [line for line in shell.out.splitlines() if line.endswith("# command line")] == [
+        line for line in shell.out.splitlines() if line.strip().startswith("width: 5")
+    ]
+    assert yaml.safe_load(shell.out) == load_config("run.yaml", ["model.width=5"]).tree
+
+
+# schema
+
+
+def test_schema_describes_the_kinds_that_a_config_names(project: Project, shell: Shell):
+    assert shell("config", "schema", "run.yaml", "--output", "run.schema.json") == 0
+    schema = json.loads(Path("run.schema.json").read_text())
+    assert schema["$schema"].startswith("https://json-schema.org/")
+    assert {"model", "datasets", "trainer"} <= schema["properties"].keys()
+    assert "cli_project.Net" in json.dumps(schema)
+
+
+def test_schema_without_a_config_goes_to_the_output(shell: Shell):
+    found = shell.json("config", "schema")
+    assert "AdamW" in json.dumps(found)
+
+
+def test_help_of_schema_says_how_to_tell_an_editor(shell: Shell, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        shell("config", "schema", "--help")
+    text = capsys.readouterr().out
+    assert "yaml-language-server: $schema=run.schema.json" in text
+    assert "exit codes:" in text
+
+
+# validate
+
+
+def test_a_sound_file_has_no_mistakes(project: Project, shell: Shell):
+    assert shell("config", "validate", "run.yaml") == 0
+    assert shell.out == "run.yaml: no mistakes\n"
+
+
+def test_all_mistakes_of_several_files_are_in_one_report(project: Project, shell: Shell):
+    bad = CONFIG.replace("max_epochs: 2", "max_epochs: two").replace("width: ${vars.width}", "wdth: 3")
+    project.write("bad.yaml", bad)
+    project.write("broken.yaml", "model: [")
+    assert shell("config", "validate", "run.yaml", "bad.yaml", "broken.yaml", "nowhere.yaml") == 1
+    assert "run.yaml: no mistakes" in shell.out
+    assert "bad.yaml: 2 mistakes" in shell.out
+    assert "bad.yaml:14: trainer.max_epochs" in shell.out
+    assert "did you mean width?" in shell.out
+    assert "broken.yaml: 1 mistake" in shell.out
+    assert "nowhere.yaml: 1 mistake" in shell.out
+    assert "Traceback" not in shell.out + shell.err
+    assert not (project.folder / "runs").exists()
+
+
+def test_overrides_are_checked_with_the_files(project: Project, shell: Shell):
+    assert shell("config", "validate", "run.yaml", "trainer.max_epochs=-1") == 1
+    assert "trainer.max_epochs" in shell.out
+
+
+def test_mistakes_as_json_have_their_places(project: Project, shell: Shell):
+    project.write("bad.yaml", CONFIG + "sed: 1\n")
+    assert shell("config", "validate", "bad.yaml", "--json") == 1
+    (file,) = json.loads(shell.out)
+    (problem,) = file["problems"]
+    assert (file["file"], problem["key"], problem["line"]) == ("bad.yaml", "sed", 18)
+    assert "seed" in problem["message"]
+
+
+@pytest.mark.parametrize("method", ["grid", "optuna"])
+def test_the_runs_of_a_sweep_are_checked_too(project: Project, shell: Shell, method: str):
+    block = f"sweep: {{method: {method}, metric: test_loss, space: {{model.width: [%s]}}}}\n"
+    project.write("good.yaml", CONFIG + block % "4, 8")
+    project.write("bad.yaml", CONFIG + block % "wide, 8")
+    assert shell("config", "validate", "good.yaml", "bad.yaml") == 1
+    assert "good.yaml: no mistakes" in shell.out
+    assert "model.width" in shell.out
+    assert "bad.yaml: 1 mistake" in shell.out

@@ -1,0 +1,177 @@
+"""`loopwright doctor`: what it finds here, and what it makes of other machines."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+
+from loopwright.cli import doctor_probes as probes
+from loopwright.cli import main
+from loopwright.cli.doctor import Findings, advise
+from loopwright.cli.doctor_probes import Compilation, Device, Disk, Machine, Workers, file_system_of, probe_disk
+
+
+def findings(**changes: object) -> Findings:
+    """A machine about which there is little to say."""
+    found = Findings(
+        machine=Machine("3.12", "1", "2.9", "Linux", cpus=8, usable_cpus=8, threads=8, memory=1 << 34),
+        devices=[Device("cpu", "x", None, {"fp32": 100.0, "bf16": 10.0, "fp16": None})],
+        compilation=Compilation("/usr/bin/c++", True, 5.0),
+        workers=Workers("fork", 8 << 30, 4096),
+        disk=Disk("/here", "ext4", 1 << 40, 500e6, 0.001, 5e9),
+        backends=["gloo"],
+        extras={"plots": {"matplotlib": None}},
+    )
+    return replace(found, **changes)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory) -> dict:
+    """What a quick look at this machine says."""
+    from contextlib import redirect_stdout
+    from io import StringIO
+
+    out = StringIO()
+    folder = tmp_path_factory.mktemp("disk")
+    with redirect_stdout(out):
+        assert main(["doctor", "--quick", "--json", "--folder", str(folder)]) == 0
+    assert list(folder.iterdir()) == []
+    return json.loads(out.getvalue())
+
+
+def test_versions_and_devices_are_those_of_this_machine(found):
+    assert found["machine"]["torch"] == torch.__version__
+    assert found["machine"]["cpus"] == os.cpu_count()
+    assert found["devices"][0]["name"] == "cpu"
+    assert found["devices"][0]["speeds"]["fp32"] > 0
+
+
+def test_disk_and_backends_are_measured(found):
+    assert found["disk"]["write_speed"] > 0
+    assert found["disk"]["sync_seconds"] > 0
+    assert ("gloo" in found["backends"]) == torch.distributed.is_gloo_available()
+
+
+def test_quick_does_not_compile(found):
+    assert found["compilation"]["works"] is None
+
+
+def test_extras_are_listed_with_their_versions(found):
+    assert found["extras"]["plots"]["matplotlib"].count(".") >= 1
+    assert "dev" not in found["extras"]
+
+
+def test_text_names_what_is_missing_with_the_pip_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(probes, "installed_extras", lambda: {"onnx": {"onnx": "1.2", "onnxscript": None}})
+    assert main(["doctor", "--quick", "--folder", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "onnx: no onnxscript: pip install 'loopwright[onnx]'" in printed
+    assert "checkpoint of 100 M parameters with Adam (1.2 GB): a step waits" in printed
+    assert "\nadvice\n  - " in printed
+
+
+def test_a_folder_that_cannot_be_written_is_exit_code_1(tmp_path, capsys):
+    assert main(["doctor", "--quick", "--folder", "/proc"]) == 1
+    assert "Nothing can be written to /proc" in capsys.readouterr().out
+    assert main(["doctor", "--quick", "--folder", str(tmp_path / "nowhere")]) == 2
+
+
+def test_compiling_is_tried_in_a_process_of_its_own(monkeypatch):
+    monkeypatch.setattr(probes, "COMPILE_PROBE", "import os; os.abort()")
+    broken = probes.probe_compilation(quick=False)
+    assert broken.works is False
+    assert broken.problem
+    monkeypatch.setattr(probes, "COMPILE_PROBE", "raise RuntimeError('no compiler at all')")
+    assert probes.probe_compilation(quick=False).problem == "RuntimeError: no compiler at all"
+    monkeypatch.setattr(probes, "COMPILE_PROBE", "pass")
+    assert probes.probe_compilation(quick=False).works is True
+
+
+def test_compiling_that_hangs_is_given_up(monkeypatch):
+    monkeypatch.setattr(probes, "COMPILE_PROBE", "import sys; sys.stdin.read(); import signal; signal.pause()")
+    monkeypatch.setattr(probes, "SECONDS_FOR_COMPILE", 0.5)
+    assert probes.probe_compilation(quick=False).problem == "it took more than 0.5 s"
+
+
+def test_a_device_without_a_precision_has_none(monkeypatch):
+    def refuse(left, right):
+        if left.dtype == torch.float16:
+            raise RuntimeError("not implemented for 'Half'")
+        return 0.5
+
+    monkeypatch.setattr(probes, "_product", refuse)
+    speeds = probes.measure_speeds(torch.device("cpu"), quick=True)
+    assert speeds["fp16"] is None
+    assert speeds["fp32"] == pytest.approx(2 * 256**3 / 0.5 / 1e9)
+
+
+@pytest.mark.parametrize(("text", "expected"), [("200000 100000", 2), ("50000 100000", 1), ("max 100000", None)])
+def test_the_quota_of_a_container_counts(tmp_path, text, expected):
+    (tmp_path / "cpu.max").write_text(text)
+    allowed = len(os.sched_getaffinity(0))
+    assert probes.usable_cpus(str(tmp_path / "cpu.max")) == min(expected or allowed, allowed)
+
+
+def test_file_system_is_that_of_the_closest_mount(tmp_path):
+    (tmp_path / "my runs").mkdir()
+    here = str(tmp_path.resolve())
+    table = tmp_path / "mounts"
+    table.write_text(f"/dev/a / ext4 rw 0 0\nserver:/x {here} nfs4 rw 0 0\n/dev/b {here}/my\\040runs tmpfs rw 0 0\n")
+    assert file_system_of(tmp_path, str(table)) == "nfs4"
+    assert file_system_of(tmp_path / "my runs", str(table)) == "tmpfs"
+
+
+def test_probing_the_disk_leaves_no_file(tmp_path):
+    disk = probe_disk(tmp_path, quick=True)
+    assert disk.problem is None
+    assert disk.write_seconds(10**9) == pytest.approx(10**9 / disk.write_speed)
+    assert list(tmp_path.iterdir()) == []
+
+
+ADVICE = {
+    "fp32 where nothing is faster": ({}, "On cpu use precision='fp32': no other is faster"),
+    "no accelerator": ({}, "There is no accelerator: training computes on 8 threads"),
+    "bf16 where it is faster": (
+        {"devices": [Device("cuda:0", "x", 1, {"fp32": 100.0, "bf16": 450.0, "fp16": 500.0})]},
+        "On cuda:0 precision='bf16' makes large matrix products 4.5 times as fast.",
+    ),
+    "fp16 where bf16 is slow": (
+        {"devices": [Device("cuda:0", "x", 1, {"fp32": 100.0, "bf16": 50.0, "fp16": 500.0})]},
+        "precision='fp16'",
+    ),
+    "no compiler": ({"compilation": Compilation(None, None)}, "There is no C++ compiler"),
+    "compile fails": (
+        {"compilation": Compilation("c++", False, 1.0, "boom")},
+        "torch.compile does not work here (b",
+    ),
+    "little shared memory": ({"workers": Workers("fork", 64 << 20, 4096)}, "Only 67.1 MB of shared memory are free"),
+    "few files": ({"workers": Workers("fork", 8 << 30, 256)}, "Only 256 files may be open at once"),
+    "slow disk": (
+        {"disk": Disk("/here", "ext4", 1 << 40, 10e6, 0.1, 5e9)},
+        "100 M parameters take 120 s to be",
+    ),
+    "network disk": ({"disk": Disk("/here", "nfs4", 1 << 40, 500e6, 0.1, 5e9)}, "on a network file system (nfs4)"),
+    "full disk": ({"disk": Disk("/here", "ext4", 1 << 30, 500e6, 0.1, 5e9)}, "Only 1.07 GB are free in /here"),
+    "memory disk": ({"disk": Disk("/here", "tmpfs", 1 << 40, 500e6, 0.1, 5e9)}, "is in memory (tmpfs)"),
+    "too many threads": (
+        {"machine": Machine("3", "1", "2", "L", cpus=64, usable_cpus=2, threads=64, memory=None)},
+        "set OMP_NUM_THREADS=2",
+    ),
+    "one processor": (
+        {"machine": Machine("3", "1", "2", "L", cpus=1, usable_cpus=1, threads=1, memory=None)},
+        "leave num_workers at 0",
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "line"), ADVICE.values(), ids=ADVICE.keys())
+def test_advice_about(changes, line):
+    assert any(line in advice for advice in advise(findings(**changes)))
+
+
+def test_a_good_machine_gets_no_warnings():
+    assert len(advise(findings())) == 3

@@ -1,0 +1,262 @@
+"""Reports and everything else that ranks runs and models goes by the mode that a run noted, or says that it cannot."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from loopwright import Callback, ConfigurationError, Trainer
+from loopwright.callbacks import BestModel, OfflineLoss
+from loopwright.checkpoint import load_weights
+from loopwright.cli import main
+from loopwright.cli.sweep import mode_of
+from loopwright.cli.sweep.child import placed
+from loopwright.cli.sweep.search import Optuna
+from loopwright.config import Sweep, load_config
+from loopwright.doors.configured.experiment import Experiment
+from loopwright.optim.initialize import read_weights
+from loopwright.run import RunView, update_manifest
+from loopwright.run.experiment import load_for_use
+from tests.cli.sweep.projects import write_project
+
+
+class Script(Callback):
+    """Logs what is written down for each epoch, and remembers the weights."""
+
+    def __init__(self, rows: Sequence[dict[str, float]]) -> None:
+        self.rows = rows
+        self.weights: list[Tensor] = []
+
+    def metric_names(self, known: set[str]) -> set[str]:
+        return set(self.rows[0])
+
+    def on_train_epoch_end(self, trainer: Trainer) -> None:
+        trainer.log(self.rows[trainer.progress.epoch])
+        self.weights.append(trainer.model.weight.detach().clone())
+
+
+DATA = TensorDataset(torch.ones(4, 2), torch.ones(4, 1))
+
+
+def run_with(folder: Path, callbacks: Sequence[Any] = (), **series: Sequence[float]) -> list[Tensor]:
+    """Train a run whose epochs log these values, and give the weights of each of them."""
+    rows = [dict(zip(series, values, strict=True)) for values in zip(*series.values(), strict=True)]
+    torch.manual_seed(0)
+    model = nn.Linear(2, 1)
+    script = Script(rows)
+    trainer = Trainer(
+        model,
+        torch.optim.SGD(model.parameters(), 0.1),
+        nn.functional.mse_loss,
+        callbacks=[script, *callbacks],
+        run_dir=folder,
+        progress="silent",
+    )
+    trainer.train(DATA, len(rows), batch_size=4)
+    return script.weights
+
+
+def forget_modes(run: Path) -> None:
+    """Make a run one of before its modes were noted."""
+    content = json.loads((run / "run.json").read_text())
+    del content["metric_modes"], content["eval_keys"], content["watched"]
+    (run / "run.json").write_text(json.dumps(content))
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *command: str) -> Any:
+    assert main([*command, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_an_rmse_is_ranked_with_the_smallest_first(here, capsys):
+    run_with(here / "runs/good", rmse=[3.0, 1.0, 2.0])
+    run_with(here / "runs/bad", rmse=[9.0, 7.0, 8.0])
+    listed = as_json(capsys, "runs", "--metric", "rmse", "--sort", "metric")
+    assert [run["metric"] for run in listed] == [
+        {"name": "rmse", "value": 1.0, "epoch": 2, "mode": "min"},
+        {"name": "rmse", "value": 7.0, "epoch": 2, "mode": "min"},
+    ]
+    assert [run["name"] for run in as_json(capsys, "runs", "--where", "rmse<5")] == ["good"]
+    assert main(["show", "runs/good"]) == 0
+    assert "1 (min)" in capsys.readouterr().out
+
+
+def test_an_explicit_mode_reaches_every_report(here, capsys):
+    weights = run_with(here / "runs/one", [BestModel("foo", mode="min")], foo=[3.0, 1.0, 2.0])
+    (listed,) = as_json(capsys, "runs")
+    assert listed["metric"] == {"name": "foo", "value": 1.0, "epoch": 2, "mode": "min"}
+    assert as_json(capsys, "show", "runs/one")["best"]["foo"] == {"value": 1.0, "epoch": 2, "mode": "min"}
+    assert main(["runs"]) == 0
+    assert "foo 1 @2" in capsys.readouterr().out
+    assert main(["export", "runs/one", "--output", "one.safetensors"]) == 0
+    assert "foo 1 written" in capsys.readouterr().out
+    assert torch.equal(load_weights("one.safetensors")["weight"], weights[1])
+
+
+def test_an_explicit_mode_wins_over_the_name(here, capsys):
+    run_with(here / "runs/one", [BestModel("accuracy", mode="min")], accuracy=[3.0, 1.0, 2.0])
+    assert as_json(capsys, "runs")[0]["metric"]["value"] == 1.0
+    assert as_json(capsys, "show", "runs/one")["best"]["accuracy"]["mode"] == "min"
+
+
+def test_a_metric_about_which_nobody_said_anything_is_shown_with_its_last_value(here, capsys, mistake):
+    run_with(here / "runs/one", foo=[3.0, 1.0, 2.0])
+    (listed,) = as_json(capsys, "runs", "--metric", "foo")
+    assert listed["metric"] == {"name": "foo", "value": 2.0, "epoch": 3, "mode": None}
+    assert "foo" not in listed["best"]
+    assert main(["runs", "--metric", "foo"]) == 0
+    assert "foo 2 @3 (last)" in capsys.readouterr().out
+    assert main(["show", "runs/one"]) == 0
+    shown = capsys.readouterr().out
+    assert next(line for line in shown.splitlines() if line.startswith("foo")).split() == ["foo", "2", "-", "-", "3"]
+    line = next(line for line in shown.splitlines() if line.startswith("No best"))
+    mistake.said("Up or down", "`loopwright show RUN`, where nothing says whether `foo` is to fall or to rise", line)
+    assert as_json(capsys, "show", "runs/one")["metrics"]["foo"][0] == {"epoch": 1, "update": 1, "value": 3.0}
+    assert as_json(capsys, "runs", "--metric", "foo", "--best", "min")[0]["metric"]["value"] == 1.0
+
+
+def test_best_is_about_the_metric_that_is_shown_and_no_other(here, capsys):
+    run_with(here / "runs/one", foo=[3.0, 1.0, 2.0], accuracy=[0.1, 0.9, 0.5])
+    (listed,) = as_json(capsys, "runs", "--metric", "foo", "--best", "max")
+    assert (listed["best"]["foo"]["value"], listed["best"]["accuracy"]["value"]) == (3.0, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (["--where", "foo<2"], "`loopwright runs --where 'foo<2'`, and nothing says which values are better"),
+        (
+            ["--metric", "foo", "--sort", "metric"],
+            "`loopwright runs --metric foo --sort metric`, and nothing says which values are better",
+        ),
+    ],
+)
+def test_runs_are_not_compared_by_a_metric_about_which_nobody_said_anything(here, capsys, mistake, options, what):
+    run_with(here / "runs/one", foo=[3.0, 1.0])
+    assert main(["runs", *options]) == 2
+    said = capsys.readouterr().err
+    assert "add --best min or --best max" in said
+    mistake.said("Up or down", what, said)
+    assert main(["runs", *options, "--best", "min"]) == 0
+
+
+def test_runs_that_note_opposite_modes_are_not_sorted_together(here, capsys, mistake):
+    run_with(here / "runs/one", [BestModel("foo", mode="min")], foo=[3.0, 1.0])
+    run_with(here / "runs/two", [BestModel("foo", mode="max")], foo=[3.0, 1.0])
+    assert main(["runs", "--metric", "foo", "--sort", "metric"]) == 2
+    said = capsys.readouterr().err
+    mistake.said("Up or down", "`loopwright runs --metric foo --sort metric` over runs with opposite modes", said)
+    assert "some that larger ones are" in said
+
+
+def test_one_rule_says_which_kept_model_is_the_best(here, capsys):
+    """Whatever came first or last: an evaluation's loss, here."""
+    series = {"test_loss": [1.0, 2.0, 3.0], "accuracy": [0.1, 0.9, 0.2], "eval_f1": [0.1, 0.2, 0.9]}
+    keeping = [BestModel(name) for name in ("accuracy", "eval_f1", "test_loss")]
+    weights = run_with(here / "runs/one", keeping, **series)
+    assert torch.equal(read_weights("runs/one", use="best")["weight"], weights[0])
+    model = nn.Linear(2, 1)
+    loading = Trainer(model, torch.optim.SGD(model.parameters(), 0.1), progress="silent")
+    assert load_for_use(loading, here / "runs/one", "best").name.endswith("test_loss")
+    assert torch.equal(model.weight.detach(), weights[0])
+    assert main(["export", "runs/one", "--output", "one.safetensors"]) == 0
+    assert "test_loss 1 written" in capsys.readouterr().out
+    assert RunView(here / "runs/one").main_metric == "test_loss"
+
+
+@pytest.mark.parametrize(
+    ("series", "expected"),
+    [
+        (("test_loss", "accuracy"), "test_loss"),
+        (("val_accuracy",), "val_accuracy"),
+        (("val/loss", "val/f1"), "val/loss"),
+        (("D_real", "G_L1"), "loss"),
+    ],
+)
+def test_an_evaluation_stands_for_a_run_where_there_is_one(here, series, expected):
+    run_with(here / "run", **{name: [1.0] for name in series})
+    assert RunView(here / "run").main_metric == expected
+
+
+def test_the_data_set_of_a_callback_stands_for_a_run(here):
+    run_with(here / "run", [OfflineLoss("night", datasets={"night": DATA}, batch_size=4)], grade=[1.0])
+    assert RunView(here / "run").main_metric == "night_loss"
+
+
+def test_a_run_of_before_modes_were_noted_goes_by_names_and_kept_models(here):
+    run_with(here / "run", [BestModel("foo", mode="min")], foo=[3.0, 1.0], rmse=[2.0, 1.0], bar=[1.0, 2.0])
+    forget_modes(here / "run")
+    run = RunView(here / "run")
+    assert (run.mode_of("foo"), run.mode_of("rmse"), run.mode_of("bar")) == ("min", "min", None)
+    update_manifest(here / "run/run.json", metric_modes={"bar": "max"})
+    assert RunView(here / "run").mode_of("bar") == "max"
+
+
+@pytest.fixture
+def project(here: Path) -> Path:
+    return write_project(here)
+
+
+def test_a_sweep_asks_which_way_before_it_starts(project, capsys, mistake):
+    assert main(["sweep", "run.yaml", "model.width=4,8", "--metric", "foo"]) == 2
+    said = capsys.readouterr().err
+    assert "--direction minimize" in said
+    mistake.said("Up or down", "`loopwright sweep run.yaml model.width=4,8 --metric foo`", said)
+    assert not (project / "runs").exists()
+
+
+def test_a_sweep_goes_by_the_mode_of_a_callback_then_by_the_name(project):
+    (project / "run.yaml").write_text(
+        (project / "run.yaml").read_text() + "    - {kind: EarlyStopping, metric: test_foo, mode: min}\n"
+    )
+    config = load_config("run.yaml", [])
+    assert mode_of("test_foo", None, config) == "min"
+    assert mode_of("test_foo", "maximize", config) == "max"
+    assert (mode_of("test_rmse", None, config), mode_of("test_accuracy", None, config)) == ("min", "max")
+
+
+NAMED = """
+
+class Named(PointTrainer):
+    def loss_compute(self, forward_output, targets):
+        return {"score": super().loss_compute(forward_output, targets)["mse"]}
+"""
+
+
+def test_a_sweep_does_not_go_by_a_name_where_its_runs_know_better(project, capsys, mistake):
+    """Of a sweep whose only run is finished, so that no process is started."""
+    with (project / "cli_project.py").open("a") as module:
+        module.write(NAMED)
+    overrides = ["trainer.kind=cli_project.Named", "model.width=4"]
+    config = placed(load_config("run.yaml", overrides), "runs/points/sweep/width=4")
+    Experiment.from_config(config, progress="silent").train()
+    command = ["sweep", "run.yaml", overrides[0], "++sweep={model.width: [4]}", "--metric", "test_score"]
+    assert main(command) == 2
+    said = capsys.readouterr().err
+    mistake.said("Up or down", "`loopwright sweep ... --metric test_score`, where `score` is one of the losses", said)
+    assert "smaller values of 'test_score' are better" in said
+    assert main([*command, "--direction", "minimize", "--json"]) == 0
+    measured = RunView("runs/points/sweep/width=4").metrics
+    values = [point.value for point in (*measured.steps("test_score"), *measured.epochs("test_score"))]
+    assert json.loads(capsys.readouterr().out)["best"]["value"] == min(values) < max(values)
+
+
+def test_a_sweep_that_goes_on_does_not_turn_round(here, mistake):
+    sweep = Sweep(space={"model.width": [4, 8]}, method="optuna")
+    Optuna(sweep, here / "sweep", "max", num=2, prunes=False)
+    with mistake("Up or down", "A sweep of Optuna that went on with the opposite direction", ConfigurationError,
+                 match="the opposite"):  # fmt: skip
+        Optuna(sweep, here / "sweep", "min", num=2, prunes=False)

@@ -1,0 +1,234 @@
+"""`loopwright runs`, and which run a person means by a word."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from loopwright import ConfigurationError
+from loopwright.cli import main
+from loopwright.cli.arguments import find_run
+from loopwright.run import RunView
+from tests.cli.gallery import ROOT
+from tests.cli.helpers import run_on_terminal
+
+ALL = {"finished", "stopped", "failed", "interrupted", "killed", "deep/twin"}
+
+
+@pytest.fixture
+def runs(in_gallery, capsys):
+    """The runs that a command lists, in its order."""
+
+    def listed(*options: str) -> list[str]:
+        assert main(["runs", *options, "--json"]) == 0
+        rows = json.loads(capsys.readouterr().out)
+        return [str(Path(row["path"]).relative_to(in_gallery / "runs")) for row in rows]
+
+    return listed
+
+
+def test_table_has_a_row_for_each_run_with_state_progress_and_best_metric(in_gallery, capsys):
+    assert main(["runs"]) == 0
+    header, *rows = capsys.readouterr().out.splitlines()
+    assert header.split() == ["RUN", "STATE", "PROGRESS", "BEST", "@EPOCH", "TIME", "AGE"]
+    table = {row.split()[0]: row for row in rows}
+    best = RunView("runs/finished").best["eval_loss"]
+    assert set(table) == ALL
+    assert f" finished     3 epochs, 12 updates  eval_loss {best.value:.6g} @3  " in table["finished"]
+    assert "crashed      1 epoch, 8 updates" in table["killed"]
+
+
+def test_newest_comes_first(runs):
+    listed = runs()
+    assert (listed[0], listed[1], listed[-1]) == ("killed", "deep/twin", "finished")
+    assert runs("--reverse") == listed[::-1]
+
+
+def test_states_are_filtered(runs):
+    assert set(runs("--state", "failed,crashed")) == {"failed", "killed"}
+
+
+def test_names_are_filtered_by_a_part_or_a_pattern(runs):
+    assert runs("--name", "twi") == ["deep/twin"]
+    assert set(runs("--name", "f*")) == {"finished", "failed"}
+    assert runs("--name", "deep/*") == ["deep/twin"]
+
+
+def test_metrics_are_filtered_by_their_best_value(runs):
+    best = RunView("runs/finished").best["eval_loss"].value
+    others = {name for name in ALL if RunView(Path("runs") / name).best["eval_loss"].value <= best}
+    assert set(runs("--where", f"eval_loss<={best!r}")) == others
+    assert runs("--where", "eval_loss<0") == []
+    assert runs("--where", "nothing>0") == []
+
+
+def test_best_first_when_sorted_by_metric(runs):
+    values = [RunView(Path("runs") / name).best["loss"].value for name in runs("--sort", "metric", "--metric", "loss")]
+    assert values == sorted(values)
+
+
+def test_what_is_better_may_be_said(in_gallery, capsys):
+    assert main(["runs", "--metric", "loss", "--best", "max", "--json"]) == 0
+    row = next(row for row in json.loads(capsys.readouterr().out) if row["path"].endswith("/finished"))
+    values = [point.value for point in RunView("runs/finished").metrics.epochs("loss")]
+    assert row["metric"] == {"name": "loss", "value": max(values), "epoch": 1, "mode": "max"}
+
+
+@pytest.mark.parametrize(("order", "first"), [("name", "failed"), ("state", "killed"), ("progress", "deep/twin")])
+def test_other_orders(runs, order, first):
+    assert runs("--sort", order, "--limit", "1") == [first]
+
+
+def test_tags_are_shown_and_filtered(configured, capsys):
+    root = str(configured / "runs")
+    assert main(["runs", root, "--tag", "demo"]) == 0
+    header, *rows = capsys.readouterr().out.splitlines()
+    assert header.endswith("TAGS")
+    assert [row.endswith("small demo") for row in rows] == [True, True]
+    assert main(["runs", root, "--tag", "demo", "--tag", "large"]) == 0
+    assert capsys.readouterr().out == f"No runs in {root} that fit.\n"
+
+
+def test_json_says_everything_that_the_table_does(in_gallery, capsys):
+    assert main(["runs", "--json", "--name", "killed"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    best = RunView("runs/killed").best["eval_loss"]
+    assert row["state"] == "crashed"
+    assert row["progress"] == {"epoch": 1, "step": 8, "update": 8, "sample": 32, "limit": None, "fraction": None}
+    assert row["metric"] == {"name": "eval_loss", "value": best.value, "epoch": 1, "mode": "min"}
+    assert row["age_seconds"] > 0
+
+
+def test_a_damaged_run_is_listed_with_its_problem_and_so_are_the_others(gallery, tmp_path, capsys):
+    for name in ("finished", "failed", "stopped"):
+        shutil.copytree(gallery / "runs" / name, tmp_path / name)
+    (tmp_path / "finished/metrics.sqlite").write_bytes(b"\0" * 1000)
+    (tmp_path / "failed/run.json").write_text("{")
+    (tmp_path / "stopped/config.yaml").write_text("a: [")
+    assert main(["runs", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "unreadable" in printed
+    for part in ("finished: The metrics in", "failed: ", "stopped: "):
+        assert any(line.startswith(part) for line in printed.splitlines()[4:])
+
+
+def test_text_of_a_run_cannot_control_the_terminal(tmp_path, capsys):
+    (tmp_path / "run").mkdir()
+    hostile = {"id": "\x1b[2J", "name": "\x1b[31mred", "state": "finished", "tags": ["\x1b]0;t\x07"], "created": "?"}
+    (tmp_path / "run/run.json").write_text(json.dumps({**hostile, "command": ["\x1b[2J"], "other": "\x1b[1m"}))
+    for command in (["runs", str(tmp_path)], ["show", str(tmp_path / "run"), "--all"]):
+        assert main(command) == 0
+        assert "\x1b" not in capsys.readouterr().out
+
+
+def test_no_folder_is_an_error_that_says_what_to_do(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["runs"]) == 2
+    assert "There is no folder runs: name the one that runs are in" in capsys.readouterr().err
+
+
+def test_an_empty_folder_is_none(tmp_path, capsys):
+    assert main(["runs", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"No runs in {tmp_path} yet.\n"
+
+
+MISTAKES = {
+    "an unknown state": (["--state", "done"], "--state done: a run is one of running, crashed"),
+    "a condition without a number": (["--where", "loss<low"], "write a metric, one of < > <= >=, and a number"),
+    "a condition without a comparison": (["--where", "loss"], "write a metric"),
+}
+
+
+@pytest.mark.parametrize(("options", "message"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_a_filter_that_means_nothing_is_refused(in_gallery, capsys, options, message):
+    assert main(["runs", *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_table_fits_a_narrow_terminal(gallery):
+    code, shown = run_on_terminal("runs", gallery / "runs", columns=70, group=())
+    plain = [line for line in strip_styles(shown).splitlines() if line]
+    assert code == 0
+    assert max(map(len, plain)) <= 70
+    assert "\x1b[31mcrashed" in shown
+    assert all(word in strip_styles(shown) for word in ("RUN", "STATE", "AGE", "interrupted"))
+
+
+def strip_styles(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", text).replace("\r", "")
+
+
+# Which run is meant
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "runs/deep/twin",
+        "deep/twin",
+        "deep/twin/",
+        "runs/deep/twin/run.json",
+        "twin",
+        "twi",
+        "deep",
+        "-2",
+        str(ROOT / ".." / "ABSOLUTE"),
+    ],
+)
+def test_a_run_is_found_by(in_gallery, text):
+    text = text.replace(str(ROOT / ".." / "ABSOLUTE"), str(in_gallery / "runs/deep/twin"))
+    assert find_run(text).path == in_gallery / "runs/deep/twin"
+
+
+def test_a_run_is_found_by_its_id_and_the_beginning_of_it(in_gallery):
+    run = RunView("runs/stopped")
+    others = [RunView(Path("runs") / name).id for name in ALL - {"stopped"}]
+    length = next(n for n in range(1, 30) if not any(other.startswith(run.id[:n]) for other in others))
+    assert find_run(run.id).path == run.path
+    assert find_run(run.id[:length]).path == run.path
+
+
+@pytest.mark.parametrize("text", ["last", "-1"])
+def test_last_is_the_newest(in_gallery, text):
+    assert find_run(text).path == in_gallery / "runs/killed"
+
+
+def test_a_run_here_that_is_called_last_has_a_path(in_gallery, tmp_path, monkeypatch):
+    shutil.copytree(in_gallery / "runs/finished", tmp_path / "last")
+    monkeypatch.chdir(tmp_path)
+    assert find_run("./last").path == tmp_path / "last"
+
+
+ERRORS = {
+    "stoped": "There is no run 'stoped' below runs/. Near it:\n  stopped  (stopped, id ",
+    "f": "'f' may be any of 2 runs:\n  failed  (failed, id ",
+    "qqqqqqqq": "There is no run 'qqqqqqqq' below runs/. The newest:\n  killed  (crashed, id ",
+    "-7": "There are 6 runs below runs/, so none is '-7'",
+}
+
+
+@pytest.mark.parametrize(("text", "message"), ERRORS.items(), ids=ERRORS.keys())
+def test_a_run_that_is_not_found_is_answered_with_candidates(in_gallery, text, message):
+    with pytest.raises(ConfigurationError) as caught:
+        find_run(text)
+    assert str(caught.value).startswith(message)
+
+
+def test_without_any_runs_the_error_says_where_was_looked(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match="There is no run 'x', and runs/ is no help"):
+        find_run("x")
+    os.mkdir("runs")
+    with pytest.raises(ConfigurationError, match="There is no run below runs/"):
+        find_run("last")
+
+
+def test_root_says_where_to_look(gallery, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["show", "twin", "--root", str(gallery / "runs")]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == str(gallery / "runs/deep/twin")

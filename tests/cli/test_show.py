@@ -1,0 +1,82 @@
+"""`loopwright show`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from loopwright.cli import main
+from loopwright.run import RunView, find_runs
+
+
+def facts(printed: str) -> dict[str, str]:
+    """The indented lines of a run, by their first word."""
+    lines = [line.split(None, 1) for line in printed.splitlines() if line.startswith("  ")]
+    return {words[0]: words[1] for words in lines if len(words) == 2}
+
+
+def test_show_prints_what_ran_and_how_it_ended(in_gallery, capsys):
+    assert main(["show", "finished"]) == 0
+    found = facts(capsys.readouterr().out)
+    assert (found["state"], found["progress"], found["seed"]) == ("finished", "3 epochs, 12 updates", "0")
+    assert found["id"] == RunView("runs/finished").id
+
+
+@pytest.mark.parametrize(
+    ("run", "code", "state"),
+    [
+        ("stopped", 0, "stopped: enough"),
+        ("interrupted", 0, "interrupted: SIGTERM"),
+        ("failed", 1, "failed: RuntimeError: boom"),
+        ("killed", 1, "crashed: its process is gone; the same program or command continues it"),
+    ],
+)
+def test_show_says_why_a_run_ended_and_exits_with_1_if_it_broke(in_gallery, capsys, run, code, state):
+    assert main(["show", run]) == code
+    assert facts(capsys.readouterr().out)["state"] == state
+
+
+def test_show_lists_metrics_and_checkpoints(in_gallery, capsys):
+    main(["show", "finished"])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    best = RunView("runs/finished").best["eval_loss"]
+    assert ["eval_loss", f"{best.value:.6g}", f"{best.value:.6g}", "(min)", "3", "3"] in lines
+    assert [line[0] for line in lines if line and line[-1] == "ok"] == [
+        "checkpoints/update-00000008",
+        "checkpoints/update-00000012",
+        "kept/update-00000012",
+    ]
+
+
+def test_show_as_json_has_every_epoch_and_the_manifest(in_gallery, capsys):
+    assert main(["show", "finished", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    run = RunView("runs/finished")
+    assert found["metrics"]["loss"] == [
+        {"epoch": point.at, "update": point.update, "value": point.value} for point in run.metrics.epochs("loss")
+    ]
+    assert found["manifest"] == run.manifest
+    assert found["config"] is None
+
+
+def test_show_prints_the_config_as_it_stands(configured, capsys):
+    path = find_runs(configured / "runs")[0]
+    assert main(["show", str(path), "--config"]) == 0
+    assert capsys.readouterr().out == (path / "config.yaml").read_text()
+
+
+def test_show_says_that_there_is_no_config(in_gallery, capsys):
+    assert main(["show", "finished", "--config"]) == 1
+    assert "has no config.yaml: the run was not started from one" in capsys.readouterr().out
+
+
+def test_show_all_lists_the_packages(configured, capsys):
+    path = find_runs(configured / "runs")[0]
+    main(["show", str(path)])
+    assert "  torch: " not in capsys.readouterr().out
+    main(["show", str(path), "--all"])
+    printed = capsys.readouterr().out
+    assert f"  torch: {RunView(path).manifest['packages']['torch']}\n" in printed
+    assert "\n\npackages\n" in printed
+    assert "\\n" not in printed

@@ -1,0 +1,253 @@
+"""`loopwright train`: a run from a file, again from where it was left, and mistakes without tracebacks."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from loopwright.checkpoint import load_weights
+from loopwright.cli import main
+from loopwright.run.reading import RunView
+from tests.cli.helpers import run_on_terminal
+from tests.cli.projects import CONFIG, Project, Shell
+from tests.forked import call_forked
+from tests.mistakes import Mistakes
+
+SIGNAL = "  callbacks: [{kind: cli_project.Signal, number: %d, update: 4}]\n"
+QUIET = ("--progress", "silent")
+ID = r"\d{8}T\d{6}-[0-9a-f]{6}"
+
+
+def newest_weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_weights(RunView(run).checkpoints()[-1].path)
+
+
+def assert_same_weights(first: Path, second: Path) -> None:
+    one, other = newest_weights(first), newest_weights(second)
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_train_says_where_the_run_is_and_how_it_ended(project: Project, shell: Shell):
+    assert shell("train", "run.yaml") == 0
+    (run,) = project.runs()
+    first, *_, last = shell.out.splitlines()
+    assert first == f"New run in runs/points/{run.name}: cpu, 49 parameters."
+    assert "epoch 2/2" in shell.out
+    assert last.startswith(f"runs/points/{run.name}: finished, 2 of 2 epochs, 100%, best loss ")
+    assert shell.err == ""
+
+
+def test_overrides_may_stand_before_and_after_options(project: Project, shell: Shell):
+    assert shell("train", "run.yaml", "model.width=5", "--progress", "silent", "trainer.max_epochs=1") == 0
+    config = RunView(project.runs()[0]).config
+    assert (config["model"]["width"], config["trainer"]["max_epochs"]) == (5, 1)
+    assert shell.out == ""
+
+
+def test_an_unknown_option_is_refused(project: Project, shell: Shell):
+    with pytest.raises(SystemExit) as left:
+        shell("train", "run.yaml", "--nwe")
+    assert left.value.code == 2
+
+
+def test_a_finished_run_stays_and_a_new_one_is_started(project: Project, shell: Shell):
+    assert shell("train", "run.yaml", *QUIET) == 0
+    assert shell("train", "run.yaml", *QUIET) == 0
+    first, second = project.runs()
+    assert_same_weights(first, second)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_the_same_command_goes_on_exactly(project: Project, shell: Shell, number: int, code: int):
+    project.write("run.yaml", CONFIG + SIGNAL % number)
+    assert shell("train", "run.yaml") == code
+    assert "after update 4: saved" in shell.out
+    (run,) = project.runs()
+    assert RunView(run).state == "interrupted"
+    assert shell("train", "run.yaml") == 0
+    assert f"Resuming runs/points/{run.name} at epoch 2, update 4 (" in shell.out
+    assert project.runs() == [run]
+    assert shell("train", "run.yaml", "--new", *QUIET) == 0
+    assert_same_weights(*project.runs())
+
+
+def test_another_config_is_a_new_run_unless_its_changes_are_accepted(
+    project: Project, shell: Shell, mistake: Mistakes
+) -> None:
+    project.write("run.yaml", CONFIG + SIGNAL % signal.SIGINT)
+    assert shell("train", "run.yaml") == 130
+    (run,) = project.runs()
+    before = (run / "run.json").read_bytes(), (run / "config.yaml").read_bytes()
+    project.write("run.yaml", CONFIG.replace("lr: 0.01", "lr: 0.1") + SIGNAL % signal.SIGINT)
+    assert shell("train", "run.yaml") == 0
+    said, new = shell.out.partition("\nNew run in")[0], project.runs()[-1]
+    assert "model.optimizer.lr: 0.01 -> 0.1" in said
+    mistake.said(
+        "Door: configured", "`loopwright train run.yaml` after the learning rate in it was changed", said, hide=ID
+    )
+    assert new != run
+    shutil.rmtree(new)
+    assert shell("train", "--resume", str(run), "model.optimizer.lr=0.1") == 2
+    assert "config.model.optimizer.lr: 0.01 -> 0.1" in shell.err
+    assert "--accept-changes" in shell.err
+    assert ((run / "run.json").read_bytes(), (run / "config.yaml").read_bytes()) == before
+    mistake.said("Door: configured", "`train --resume RUN model.optimizer.lr=0.1`", shell.err, hide=ID)
+    assert shell("train", "run.yaml", "--accept-changes") == 0
+    assert project.runs() == [run]
+    view = RunView(run)
+    assert view.config["model"]["optimizer"]["lr"] == 0.1
+    (noted,) = view.manifest["changes"]
+    assert noted["update"] == 4
+    assert noted["values"]["optimizer.lr"] == [0.01, 0.1]
+
+
+def test_ctrl_c_in_a_process_without_a_terminal_exits_with_130_and_the_command_continues(
+    project: Project, shell: Shell
+):
+    project.write("run.yaml", CONFIG + SIGNAL % signal.SIGINT)
+    done = call_forked(lambda: main(["train", "run.yaml"]), project.folder)
+    assert done.code == 130, done.err
+    assert "\x1b" not in done.out
+    assert "epoch 1/2" in done.out
+    assert done.err == ""
+    assert shell("train", "run.yaml") == 0
+    assert "Resuming runs/points/" in shell.out
+    assert RunView(project.runs()[0]).state == "finished"
+
+
+def test_on_a_terminal_there_is_a_bar(project: Project):
+    code, shown = run_on_terminal("run.yaml", group=("train",))
+    assert code == 0, shown
+    assert "━" in shown
+    assert "epoch 2/2" in shown
+    assert "finished, 2 of 2 epochs" in shown
+
+
+@pytest.mark.long
+def test_several_processes_train_one_run(project: Project):
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*launcher, "-m", "loopwright", "train", "run.yaml"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    (run,) = project.runs()
+    assert RunView(run).state == "finished"
+    assert done.stdout.count("New run in") == 1
+    assert done.stdout.count(": finished") == 1
+
+
+def test_only_the_first_of_several_processes_reports_a_mistake(
+    project: Project, shell: Shell, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(SystemExit) as left:
+        shell("train", "run.yaml", "model.wdth=3")
+    assert left.value.code == 2
+
+
+# Going on
+
+
+def test_new_starts_a_run_although_there_is_an_unfinished_one(project: Project, shell: Shell):
+    project.write("run.yaml", CONFIG + SIGNAL % signal.SIGINT)
+    assert shell("train", "run.yaml", *QUIET) == 130
+    assert shell("train", "run.yaml", "--new", *QUIET) == 0
+    assert [RunView(run).state for run in project.runs()] == ["interrupted", "finished"]
+
+
+def test_resume_goes_on_with_a_run_from_its_own_config(project: Project, shell: Shell):
+    assert shell("train", "run.yaml", "model.width=5", *QUIET) == 0
+    assert shell("train", "--resume", "last", "trainer.max_epochs=3") == 0
+    (run,) = project.runs()
+    assert RunView(run).progress.epoch == 3
+    assert "epoch 3/3" in shell.out
+
+
+def test_resume_with_a_config_continues_the_named_run(project: Project, shell: Shell):
+    for _ in range(2):
+        assert shell("train", "run.yaml", *QUIET) == 0
+    first, second = project.runs()
+    assert shell("train", "run.yaml", "--resume", first.name, "trainer.max_epochs=3", *QUIET) == 0
+    assert [RunView(run).progress.epoch for run in (first, second)] == [3, 2]
+
+
+def test_resume_from_a_checkpoint_is_a_run_of_its_own(project: Project, shell: Shell):
+    assert shell("train", "run.yaml", *QUIET) == 0
+    (first,) = project.runs()
+    checkpoint = RunView(first).checkpoints()[-1].path
+    assert shell("train", "run.yaml", "--resume", checkpoint, "trainer.max_epochs=3", *QUIET) == 0
+    second = next(run for run in project.runs() if run != first)
+    assert RunView(second).progress.epoch == 3
+    assert RunView(first).progress.epoch == 2
+
+
+def test_train_without_a_config_or_a_run_says_what_to_name(project: Project, shell: Shell):
+    assert shell("train", "trainer.max_epochs=3") == 2
+    assert "--resume RUN" in shell.err
+
+
+# Mistakes
+
+
+def test_mistakes_in_the_config_are_one_report_without_a_traceback(project: Project, shell: Shell):
+    assert shell("train", "run.yaml", "+model.wdth=3", "trainer.effective_batch_size=many") == 2
+    assert "2 mistakes" in shell.err
+    assert "did you mean width?" in shell.err
+    assert "Traceback" not in shell.err
+    assert not project.runs()
+
+
+@pytest.mark.parametrize("varied", ["model.width=4,8", "+sweep.model.width=[4,8]"])
+def test_a_sweep_is_refused_with_the_command_to_use(project: Project, shell: Shell, varied: str):
+    if varied.startswith("+"):
+        project.write("run.yaml", CONFIG + "sweep: {model.width: [4, 8]}\n")
+        assert shell("train", "run.yaml") == 2
+    else:
+        assert shell("train", "run.yaml", varied) == 2
+    assert "model.width: use `loopwright sweep`" in shell.err
+
+
+def test_an_error_in_own_code_is_told_with_its_place_and_no_traceback(project: Project, shell: Shell):
+    assert shell("train", "run.yaml", "+model.is_broken=true", *QUIET) == 2
+    head, place, *_ = shell.err.splitlines()
+    assert head == "loopwright: ZeroDivisionError: no luck today"
+    assert f"{project.folder / 'cli_project.py'}:" in place
+    assert "in forward: raise ZeroDivisionError" in place
+    assert "Traceback" not in shell.err
+    (run,) = project.runs()
+    assert str(run / "log.txt") in shell.err
+    assert "Traceback" in (run / "log.txt").read_text()
+
+
+def test_debug_shows_the_traceback_of_an_error_in_own_code(project: Project, shell: Shell):
+    assert shell("train", "run.yaml", "+model.is_broken=true", "--debug", *QUIET) == 2
+    assert "Traceback" in shell.err
+    assert "cli_project.py" in shell.err
+
+
+def test_a_missing_file_is_one_line(project: Project, shell: Shell):
+    assert shell("train", "nowhere.yaml") == 2
+    assert "nowhere.yaml" in shell.err
+    assert "Traceback" not in shell.err
+
+
+def test_help_has_an_example_and_the_exit_codes(shell: Shell, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as left:
+        shell("train", "--help")
+    assert left.value.code == 0
+    text = capsys.readouterr().out
+    for words in ("example: loopwright train run.yaml", "exit codes:", "130 or 143", "torchrun"):
+        assert words in text
+
+
+def test_a_finished_run_says_how_a_command_starts_over(project: Project, shell: Shell):
+    assert shell("train", "run.yaml", "--progress", "silent") == 0
+    assert shell("train", "--resume", "last") == 0
+    assert "Raise the limit to go on, or pass --new to start over." in shell.out
+    assert "resume=False" not in shell.out
