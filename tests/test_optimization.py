@@ -150,7 +150,7 @@ def test_each_optimizer_counts_its_own_updates(reals):
 
     trainer = Twice(progress="silent")
     trainer.train(reals, num_updates=3, batch_size=8)
-    lanes = trainer.optimization.lanes
+    lanes = trainer.run.optimization.lanes
     assert trainer.progress.update == 3
     assert (lanes["generator_optimizer"].updates, lanes["discriminator_optimizer"].updates) == (3, 6)
 

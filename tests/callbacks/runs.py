@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 from loopwright import Callback, Trainer
 from loopwright.callbacks import Checkpoints
-from loopwright.checkpoint.state import capture
+from loopwright.training.state import capture
 
 from ..loops import build_net
 

@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 from loopwright import Callback, Trainer
 from loopwright.callbacks import EMA, BestModel, EarlyStopping
 from loopwright.checkpoint import read_checkpoint, write_checkpoint
-from loopwright.checkpoint.state import capture
+from loopwright.training.state import capture
 from loopwright.errors import CheckpointError, LoopwrightError
 
 DATA = TensorDataset(torch.arange(64.0).reshape(16, 4) / 64, torch.arange(16.0).reshape(16, 1))

@@ -303,7 +303,7 @@ def bad_sample_skipped(runtime: Any) -> dict[str, Any]:
     trainer, result = fit(runtime, data=poisoned(), callbacks=[guard], accumulate=2)
     result["steps"] = [value == value for value in result["steps"]]  # the others' parts of that batch are numbers
     result["epochs"] = [row["eval_loss"] for row in result["epochs"]]
-    return result | {"skipped": guard.num_skipped, "own": trainer.optimization.lanes["optimizer"].updates}
+    return result | {"skipped": guard.num_skipped, "own": trainer.run.optimization.lanes["optimizer"].updates}
 
 
 @scenario

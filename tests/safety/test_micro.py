@@ -64,7 +64,7 @@ class Recorder(Callback):
         self.events.append(("start", len(batch[0])))
 
     def on_train_step_end(self, trainer: Trainer, batch: Any, result: StepResult) -> None:
-        self.events.append(("end", len(batch[0]), trainer.window.size, trainer.window.is_last))
+        self.events.append(("end", len(batch[0]), trainer.run.window.size, trainer.run.window.is_last))
         self.results.append(result)
 
     def on_optimizer_start(self, trainer: Trainer, optimizer: str) -> None:
@@ -95,7 +95,7 @@ def assert_same_mathematics(trainer: Trainer, other: Trainer) -> None:
     assert {k: v for k, v in own.items() if "seconds" not in k} == {
         k: v for k, v in whole_progress.items() if "seconds" not in k
     }
-    assert trainer.optimization.lanes["optimizer"].updates == other.optimization.lanes["optimizer"].updates
+    assert trainer.run.optimization.lanes["optimizer"].updates == other.optimization.lanes["optimizer"].updates
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -122,19 +122,19 @@ def test_steps_in_pieces_are_the_same_mathematics(settings, capacity, kind, in_b
 
 def test_it_is_remembered_so_that_memory_runs_out_only_while_pieces_get_smaller():
     trainer, _ = run(2, build_batches(8, 8, 8, 8))
-    assert trainer.num_pieces == 4
+    assert trainer.run.num_micro_batches == 4
     assert trainer.model.num_failures == 2
 
 
 def test_a_larger_batch_later_halves_the_pieces_again():
     trainer, _ = run(4, build_batches(4, 8, 16, 8))
-    assert trainer.num_pieces == 4
+    assert trainer.run.num_micro_batches == 4
     assert trainer.model.num_failures == 2
 
 
 def test_nothing_is_said_or_changed_where_memory_is_enough(capsys):
     trainer, _ = run(8, build_batches(8, 8), progress="lines")
-    assert trainer.num_pieces == 1
+    assert trainer.run.num_micro_batches == 1
     assert "memory" not in capsys.readouterr().out
 
 

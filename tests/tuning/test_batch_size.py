@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from loopwright import Trainer
 from loopwright.checkpoint import snapshot
 from loopwright.checkpoint.compare import compare_trees
-from loopwright.checkpoint.state import capture
+from loopwright.training.state import capture
 from loopwright.errors import ConfigurationError
 from loopwright.tuning import BatchSizeScan, Trial, find_batch_size
 from loopwright.tuning.memory import SavedBytes, is_out_of_memory
@@ -114,7 +114,7 @@ def test_trainer_is_left_exactly_as_it_was(many):
     before = snapshot(capture(trainer))
     find_batch_size(trainer, many)
     assert compare_trees(before, snapshot(capture(trainer))) == ()
-    assert (trainer.accumulate, trainer.num_pieces) == (2, 1)
+    assert (trainer.accumulate, trainer.run.num_micro_batches) == (2, 1)
 
 
 def test_an_error_that_is_not_about_memory_surfaces(many):

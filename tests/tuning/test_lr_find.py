@@ -14,7 +14,7 @@ from loopwright import Callback, Trainer
 from loopwright.callbacks import EMA, Freeze
 from loopwright.checkpoint import snapshot
 from loopwright.checkpoint.compare import compare_trees
-from loopwright.checkpoint.state import capture
+from loopwright.training.state import capture
 from loopwright.data.random import rng_state
 from loopwright.debug.unsaved_state import observe
 from loopwright.errors import ConfigurationError

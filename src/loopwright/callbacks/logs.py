@@ -96,7 +96,7 @@ class GradientNormLog(Callback):
         return {"grad_norm"}
 
     def on_optimizer_start(self, trainer: Trainer, optimizer: str) -> None:
-        lane = trainer.optimization.lanes[optimizer]
+        lane = trainer.run.optimization.lanes[optimizer]
         if lane.clip_norm is not None and lane.clip_value is None:
             self._norms[optimizer] = None
             return
@@ -104,7 +104,7 @@ class GradientNormLog(Callback):
         self._norms[optimizer] = torch.nn.utils.get_total_norm(grads)
 
     def on_update_end(self, trainer: Trainer) -> None:
-        lanes = trainer.optimization.lanes
+        lanes = trainer.run.optimization.lanes
         values = {name: lanes[name].norm if norm is None else norm for name, norm in self._norms.items()}
         self._norms = {}
         is_only = len(lanes) == 1

@@ -34,7 +34,7 @@ class Scheduled(Callback):
 
     def on_train_start(self, trainer: Trainer) -> None:
         owner = type(self).__name__
-        if not is_limited(trainer.until):
+        if not is_limited(trainer.run.limits):
             raise ConfigurationError(
                 f"{owner} needs to know how long the run is: pass `num_epochs`, `num_updates` or `num_samples`."
             )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..callback import Callback
 from ..data.stream import LimitedStream
 from ..errors import ConfigurationError, public
-from ..training.progress import seconds_of
+from ..metrics.progress import seconds_of
 from .interval import Watching
 
 if TYPE_CHECKING:

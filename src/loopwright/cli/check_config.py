@@ -201,7 +201,7 @@ class ConfigCheck:
         with self.findings.collecting("trainer", "the optimizer or the schedule cannot be built"):
             engine = factory.build()
             length = length_of(engine)
-            check_intervals(self.findings, engine.active_callbacks, length)
+            check_intervals(self.findings, engine.run.callbacks, length)
             engine.setup()
             check_curves(self.findings, engine, length)
             check_schedulers(self.findings, engine, length)

@@ -18,6 +18,7 @@ from ..training.required_metrics import check_required_metrics
 
 if TYPE_CHECKING:
     from ..trainer import Trainer
+    from ..training.program import Program
 
 SAMPLES = 2  # of each process in the update that is taken: batch norm needs two, and memory is not what is tried
 
@@ -84,7 +85,7 @@ class Rehearsal(Callback):
         self._gradients: dict[int, Tensor] = {}
         self._stepped: set[str] = set()
 
-    def watch(self, trainer: Trainer) -> list[Callback]:
+    def watch(self, trainer: Program) -> list[Callback]:
         """Look at a trainer whose models are built, and be its only callback."""
         report, runtime = self.report, trainer.runtime
         self._others = with_defaults(trainer)
@@ -144,15 +145,15 @@ class Rehearsal(Callback):
         report.split = Split(total, sizes, how, stream.num_batches)
 
     def on_train_start(self, trainer: Trainer) -> None:
-        own, trainer.active_callbacks = trainer.active_callbacks, list(self._others)
+        own, trainer.run.callbacks = trainer.run.callbacks, list(self._others)
         try:
-            check_required_metrics(trainer)
+            check_required_metrics(trainer.run)
         finally:
-            trainer.active_callbacks = own
+            trainer.run.callbacks = own
 
     def on_optimizer_start(self, trainer: Trainer, optimizer: str) -> None:
         self._stepped.add(optimizer)
-        lane = trainer.optimization.lanes[optimizer]
+        lane = trainer.run.optimization.lanes[optimizer]
         self._gradients |= {id(param): param.grad for param in lane.params if param.grad is not None}
 
     def on_update_end(self, trainer: Trainer) -> None:
@@ -169,7 +170,7 @@ class Rehearsal(Callback):
             report.notes.append(f"No gradient in the first update: {listed}. That is allowed, if it is meant.")
         raise DryRunDone
 
-    def _memory(self, trainer: Trainer, mesh: Mesh) -> list[Memory]:
+    def _memory(self, trainer: Program, mesh: Mesh) -> list[Memory]:
         modules = trainer.modules.values()
         parameters = _unique(param for module in modules for param in module.parameters())
         buffers = _unique(buffer for module in modules for buffer in module.buffers())

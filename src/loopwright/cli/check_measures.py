@@ -81,13 +81,13 @@ def _train(factory: Factory, size: int) -> tuple[Engine, StepWatch]:
     engine.accumulate = 1
     watch.begin(size, max((_num_samples(engine) or 0) // size, 1), counts=engine.runtime.device.type == "cpu")
     engine.callbacks = [watch]
-    engine.bind_hooks(engine.callbacks)
+    engine.run.bind(engine.callbacks)
     engine.train(engine.training_data(), num_updates=NUM_UPDATES, batch_size=size, resume=False)
     return engine, watch
 
 
 def _num_samples(engine: Engine) -> int | None:
-    stream = engine.open(engine.training_data(), None, shuffle=True)
+    stream = engine._open(engine.training_data(), None, shuffle=True)
     count = stream.num_samples
     stream.close()
     return count

@@ -15,8 +15,8 @@ from ..checkpoint import read_checkpoint, write_checkpoint
 from .check_data import finite, leaves, same
 
 if TYPE_CHECKING:
+    from ..metrics.result import StepResult
     from ..trainer import Trainer
-    from ..training.result import StepResult
 
 
 class Probe(Callback):
@@ -79,7 +79,7 @@ class SavesEach(Callback):
         if self._is_done:
             return
         self._is_done = True
-        for number, callback in enumerate(trainer.active_callbacks):
+        for number, callback in enumerate(trainer.run.callbacks):
             self._save(callback, self._folder / str(number))
 
     def _save(self, callback: Callback, path: Path) -> None:
@@ -105,13 +105,13 @@ def repeated_loss(trainer: Trainer, batch: Any) -> tuple[float, float]:
     import torch
 
     from ..data.random import preserved_rng
-    from ..training.result import StepResult
+    from ..metrics.result import StepResult
 
     batch = deepcopy(batch)
     losses = []
     for _ in range(2):
-        with trainer.eval_mode(), torch.no_grad(), preserved_rng(), trainer.runtime.autocast:
-            result = StepResult.of(trainer.eval_step(batch), trainer.window.size)
+        with trainer._eval_mode(), torch.no_grad(), preserved_rng(), trainer.runtime.autocast:
+            result = StepResult.of(trainer.eval_step(batch), trainer.run.window.size)
         losses.append(float(result.loss.sum()) if isinstance(result.loss, Tensor) else math.nan)
     return losses[0], losses[1]
 

@@ -10,8 +10,8 @@ from ..callback import Callback
 from ..callbacks import BestCheckpoint, BestModel, Checkpoints, PeakMemory, Throughput, TrainTime
 from ..checkpoint import snapshot
 from ..checkpoint.compare import compare_trees
-from ..checkpoint.state import capture
 from ..debug.resume_check import check_resume
+from ..training.state import capture
 from .check_findings import Findings, culprit, key_of_callback
 from .check_tiny import Factory
 
@@ -29,11 +29,11 @@ def check_saving(findings: Findings, factory: Factory, engine: Engine, dropped: 
     if not saved:
         return None
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    callbacks = factory.build().active_callbacks
+    callbacks = factory.build().run.callbacks
     for _ in range(len(callbacks) + 1):
         fresh = factory.build_tiny(dropped)
         places = [number for number in range(len(callbacks)) if number not in dropped]
-        own = fresh.active_callbacks[1:]
+        own = fresh.run.callbacks[1:]
         try:
             fresh.load(path)
         except Exception as error:
@@ -52,7 +52,7 @@ def check_saving(findings: Findings, factory: Factory, engine: Engine, dropped: 
 
 
 def _compare(findings: Findings, engine: Engine, fresh: Engine) -> None:
-    first, second = snapshot(capture(engine)), snapshot(capture(fresh))
+    first, second = snapshot(capture(engine.run)), snapshot(capture(fresh.run))
     known = first["callbacks"].keys() & second["callbacks"].keys()
     for state in (first, second):
         state["callbacks"] = {name: state["callbacks"][name] for name in sorted(known)}

@@ -88,7 +88,7 @@ class Factory:
         if not self._shares_data:
             datasets = {key: self.experiment.build_dataset(str(key)) for key in datasets}
         engine = self.experiment.build_trainer(datasets).engine
-        engine.progress_style = "silent"
+        engine.run.progress_style = "silent"
         engine.config.num_workers = min(engine.config.num_workers, 1)
         return engine
 
@@ -99,11 +99,11 @@ class Factory:
         engine = self.build()
         engine.run_dir = run_dir
         engine.accumulate = min(engine.accumulate, WINDOW)
-        own = [callback for number, callback in enumerate(engine.active_callbacks) if number not in dropped]
+        own = [callback for number, callback in enumerate(engine.run.callbacks) if number not in dropped]
         for callback in own:
             if isinstance(callback, Periodic | Watching):
                 callback.interval.n = 1
         tiny = Tiny(UPDATES * engine.accumulate, min(SAMPLES, engine.config.batch_size))
         engine.callbacks = [tiny, *own, *added]
-        engine.bind_hooks(engine.callbacks)
+        engine.run.bind(engine.callbacks)
         return engine

@@ -26,7 +26,7 @@ def check_steps(findings: Findings, factory: Factory) -> bool:
     """Updates, evaluations and predictions without callbacks; whether training works."""
     probe = Probe()
     with findings.collecting("trainer", "a tiny run cannot be put together") as built:
-        callbacks = factory.build().active_callbacks
+        callbacks = factory.build().run.callbacks
         extra = {i for i, callback in enumerate(callbacks) if not isinstance(callback, ESSENTIAL)}
         engine = factory.build_tiny(extra, [probe])
     if not built:
@@ -103,13 +103,13 @@ def _evaluated(findings: Findings, engine: Engine, dataset: Any, place: str) -> 
 
 def _check_inputs(findings: Findings, engine: Engine, probe: Probe) -> None:
     """Whether a step changes its batch, and with that what the next one gives for it."""
-    stream = engine.open(engine.datasets["train"], None, shuffle=False)
+    stream = engine._open(engine.datasets["train"], None, shuffle=False)
     stream.begin(0)
     batches = stream.take(1, SAMPLES)
     stream.close()
     if not batches:
         return
-    engine.window.size = batches[0].size
+    engine.run.window.size = batches[0].size
     first, second = repeated_loss(engine, engine.prepare_batch(batches[0].value))
     if first != second and first == first:
         what = f" ({', '.join(probe.changed_inputs)})" if probe.changed_inputs else ""
@@ -130,11 +130,11 @@ def check_callbacks(findings: Findings, factory: Factory, folder: Path) -> tuple
 
     Returns the places of those that fail, and the engine that went through.
     """
-    callbacks = factory.build().active_callbacks
+    callbacks = factory.build().run.callbacks
     dropped: set[int] = set()
     for attempt in range(len(callbacks) + 1):
         engine = factory.build_tiny(dropped, [SavesEach(folder / f"states-{attempt}")], folder / f"run-{attempt}")
-        own = [c for c in engine.active_callbacks if type(c).__module__ != Factory.__module__]
+        own = [c for c in engine.run.callbacks if type(c).__module__ != Factory.__module__]
         places = [number for number in range(len(callbacks)) if number not in dropped]
         try:
             engine.train(engine.training_data(), 2, resume=False)
@@ -177,11 +177,11 @@ def _check_watched(findings: Findings, engine: Engine, callbacks: list[Callback]
 
 def _check_record(findings: Findings, engine: Engine) -> None:
     """What the run wrote down can be read back."""
-    assert engine.run is not None
+    assert engine.run.directory is not None
     with findings.collecting("trainer", "the metrics of the run cannot be read back"):
         import json
 
-        run = RunView(engine.run.path)
+        run = RunView(engine.run.directory.path)
         names = run.metrics.names()
         json.dumps(strict_json({name: [point.value for point in run.metrics.steps(name)] for name in names}))
         if not names:

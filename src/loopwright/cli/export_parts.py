@@ -42,7 +42,7 @@ def model_and_inputs(run: RunView, weights: Mapping[str, Tensor], name: str | No
 def example_inputs(trainer: Trainer, data: Any) -> Any:
     """What the model is called with for the first few samples, on the CPU."""
     size = BATCH_SIZE if isinstance(data, torch.utils.data.Dataset) else None
-    stream = trainer.open(data, size, shuffle=False)
+    stream = trainer._open(data, size, shuffle=False)
     try:
         stream.begin(0)
         for batch, _, _ in stream.take(1):

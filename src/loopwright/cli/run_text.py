@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..metrics.direction import Mode
+from ..metrics.progress import counted
 from ..run.metrics_store import Point
 from ..run.reading import COUNTS, RunProgress, RunView
-from ..training.progress import counted
 from .output import number_text
 
 

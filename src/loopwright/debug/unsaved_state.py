@@ -38,7 +38,7 @@ def observe(trainer: Trainer, data: Any) -> dict[str, Any]:
 
 def _own_callbacks(trainer: Trainer) -> dict[str, Callback]:
     """Those the user wrote; ours know what they have to save."""
-    own = [callback for callback in trainer.active_callbacks if not _is_ours(type(callback))]
+    own = [callback for callback in trainer.run.callbacks if not _is_ours(type(callback))]
     return {f"{type(c).__name__}{f'-{i}' if i else ''}": c for i, c in enumerate(own)}
 
 

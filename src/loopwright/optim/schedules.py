@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Literal
 from ..errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from ..metrics.progress import Limits, Progress
     from ..trainer import Trainer
-    from ..training.progress import Limits, Progress
 
 
 DecayShape = Literal["inverse", "sqrt", "linear"]
@@ -103,7 +103,7 @@ class Extent:
 
 def extent_of(trainer: Trainer) -> Extent:
     """The length of the call under way, by the limit that is reached first; a limit of time is none that is known."""
-    progress, until = trainer.progress, trainer.until
+    progress, until = trainer.progress, trainer.run.limits
     limits = {
         "epoch": (until.epochs, progress.call_epoch),
         "update": (until.updates, progress.call_update),
@@ -128,14 +128,14 @@ def extent_of(trainer: Trainer) -> Extent:
 
 def _per_epoch(trainer: Trainer) -> dict[str, float]:
     """What an epoch consists of, 0 where that is not known."""
-    stream = trainer.train_stream
+    stream = trainer.run.train_stream
     batches, samples = (None, None) if stream is None else (stream.num_batches, stream.num_samples)
     return {"epoch": 1, "update": -(-(batches or 0) // trainer.accumulate), "sample": samples or 0}
 
 
 def done_of(trainer: Trainer) -> float | None:
     """The part of the call under way that is done, from 0 to 1, by the limit that is nearest; None without any."""
-    progress, until = trainer.progress, trainer.until
+    progress, until = trainer.progress, trainer.run.limits
     parts = []
     if until.epochs is not None:
         inside = _inside_epoch(trainer, progress)
@@ -153,7 +153,7 @@ def _part(amount: float, whole: float) -> float:
 
 def _inside_epoch(trainer: Trainer, progress: Progress) -> float:
     """The part of the epoch that is done; of data without a length, nothing until it ends."""
-    stream = trainer.train_stream
+    stream = trainer.run.train_stream
     if stream is None:
         return 0.0
     if stream.num_samples:

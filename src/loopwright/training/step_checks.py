@@ -11,8 +11,9 @@ from torch.utils.hooks import RemovableHandle
 from ..errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from ..trainer import Trainer
-    from .result import StepResult
+    from ..metrics.result import StepResult
+    from .program import Program
+    from .run import TrainingRun
     from .update import Lane
 
 Versions = list[tuple[int, int]]  # of gradients
@@ -24,11 +25,11 @@ class StepWatch:
     Such a step is counted and followed by the optimizer's schedulers, unless the trainer refuses it.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
-        self.trainer, self.optimization = trainer, trainer.optimization
-        self.lanes = list(trainer.optimization.lanes.values())
+    def __init__(self, trainer: Program) -> None:
+        self.trainer, self.optimization = trainer, trainer.run.optimization
+        self.lanes = list(trainer.run.optimization.lanes.values())
         self._is_whole = trainer.progress.epoch_step == 0
-        self._calls = trainer.optimization.calls
+        self._calls = trainer.run.optimization.calls
         self._is_first = True
         self._is_accumulating = trainer.accumulate > 1
         self._before = [lane.calls for lane in self.lanes]
@@ -61,15 +62,15 @@ class StepWatch:
         if is_whole and self.lanes and self.optimization.calls == self._calls:
             raise ConfigurationError(
                 f"Nothing was trained: {progress.epoch_step} steps of epoch {progress.epoch + 1} are over, and "
-                f"`{self.trainer.step_name}` updated none of the optimizers ({', '.join(self.optimization.lanes)}). "
-                f"Call `{self.trainer.update_call}` in it."
+                f"`{self.trainer.words.step}` updated none of the optimizers ({', '.join(self.optimization.lanes)}). "
+                f"Call `{self.trainer.words.update}` in it."
             )
 
     def _check_first(self, result: StepResult) -> None:
         self._is_first = False
         if self.optimization.calls != self._calls:
             return
-        step, call = self.trainer.step_name, self.trainer.update_call
+        step, call = self.trainer.words.step, self.trainer.words.update
         if any(param.grad is not None for lane in self.lanes for param in lane.params):
             raise ConfigurationError(
                 f"`{step}` called backward() and no optimizer was stepped, so nothing was trained. Call `{call}` "
@@ -90,7 +91,7 @@ class StepWatch:
         if position == 1:
             self._taking_part = [count > 0 for count in counts]
         for lane, count, takes_part in zip(self.lanes, counts, self._taking_part, strict=True):
-            if count != takes_part and self.trainer.num_pieces == 1:
+            if count != takes_part and self.trainer.run.num_micro_batches == 1:
                 self._refuse_window(lane, position, count)
 
     def _refuse_window(self, lane: Lane, position: int, count: int) -> None:
@@ -108,20 +109,20 @@ class StepWatch:
         )
 
     def _before_own_step(self, lane: Lane) -> None:
-        self.trainer.check_own_step(lane)
+        self.trainer._check_own_step(lane)
         self._positions[lane.name] = scheduler_positions(lane)
 
     def _after_own_step(self, lane: Lane) -> None:
         self.optimization.calls += 1
         lane.own_steps += 1
         lane.updates += 1
-        self.trainer.window.is_spent = True
+        self.trainer.run.window.is_spent = True
 
     def _schedule(self) -> None:
         """Step the schedulers of optimizers that took a step of their own, but for those that the user stepped."""
         for name, before in self._positions.items():
             lane = self.optimization.lanes[name]
-            self.trainer.check_own_step(lane)  # `update` may have followed
+            self.trainer._check_own_step(lane)  # `update` may have followed
             if scheduler_positions(lane) == before:
                 lane.schedule()
         self._positions = {}
@@ -147,15 +148,15 @@ def watch_own_steps(
     return handles if after is None else [*handles, lane.optimizer.register_step_post_hook(leave)]
 
 
-def check_trained(trainer: Trainer) -> None:
+def check_trained(run: TrainingRun) -> None:
     """At the end of the first epoch: an error if no optimizer had a gradient, a line about each that had none."""
-    lanes = trainer.optimization.lanes.values()
+    lanes = run.optimization.lanes.values()
     told = {lane.name: text for lane in lanes if (text := _untrained_text(lane))}
     if told and len(told) == len(lanes) and any(lane.updates for lane in lanes):
         raise ConfigurationError(f"Nothing was trained in epoch 1: {'; '.join(told.values())}.")
     if len(told) < len(lanes):
         for text in told.values():
-            trainer.say(f"Epoch 1 did not train everything: {text}.")
+            run.say(f"Epoch 1 did not train everything: {text}.")
 
 
 def _untrained_text(lane: Lane) -> str | None:
@@ -169,17 +170,17 @@ def _untrained_text(lane: Lane) -> str | None:
     return None
 
 
-def refuse_own_step(trainer: Trainer, lane: Lane) -> None:
+def refuse_own_step(trainer: Program, lane: Lane) -> None:
     """Raise where an optimizer step that is none of `update` would be a wrong one."""
     if (obstacle := own_step_obstacle(trainer, lane)) is not None:
         raise ConfigurationError(
-            f"`{trainer.step_name}` called step() of optimizer {lane.name!r} itself, which {obstacle}: call "
-            f"`{trainer.update_call}` in place of backward() and step()."
+            f"`{trainer.words.step}` called step() of optimizer {lane.name!r} itself, which {obstacle}: call "
+            f"`{trainer.words.update}` in place of backward() and step()."
         )
 
 
 def own_step_obstacle(
-    trainer: Trainer, lane: Lane, *, is_averaged: bool = False, is_clipped: bool = False
+    trainer: Program, lane: Lane, *, is_averaged: bool = False, is_clipped: bool = False
 ) -> str | None:
     """Why an optimizer must not be stepped by anything but `update`, or None.
 
@@ -188,8 +189,10 @@ def own_step_obstacle(
     if lane.peers is not None and not is_averaged:
         return "would go by the gradients of this process's part of the batch, and the processes' weights would differ"
     if trainer.accumulate > 1:
-        return f"would come after every batch, not after {trainer.accumulate} of them as {trainer.accumulate_name} says"
-    if trainer.num_pieces > 1:
+        return (
+            f"would come after every batch, not after {trainer.accumulate} of them as {trainer.words.accumulate} says"
+        )
+    if trainer.run.num_micro_batches > 1:
         return "would come after a part of the batch, since memory ran out and batches are taken in pieces"
     if not is_clipped and (lane.clip_norm is not None or lane.clip_value is not None):
         name, value = ("clip_norm", lane.clip_norm) if lane.clip_norm is not None else ("clip_value", lane.clip_value)
@@ -199,15 +202,15 @@ def own_step_obstacle(
     return "`update` has done as well, so that it would be stepped twice" if lane.calls else None
 
 
-def refuse_update(trainer: Trainer, loss: Any, count: Any) -> None:
+def refuse_update(trainer: Program, loss: Any, count: Any) -> None:
     """Raise where an update is made in an evaluation, or with something that is no loss."""
-    if trainer.is_evaluating:
+    if trainer.run.is_evaluating:
         raise ConfigurationError(
-            f"An update during an evaluation would train on its data: `{trainer.eval_name}`, and what else runs in an "
-            f"evaluation or prediction, only measures. Update in `{trainer.step_name}`."
+            f"An update during an evaluation would train on its data: `{trainer.words.eval_step}`, and what else runs "
+            f"in an evaluation or prediction, only measures. Update in `{trainer.words.step}`."
         )
-    if (mistake := mistake_in_loss(loss, count, trainer.takes_count)) is not None:
-        raise ConfigurationError(f"The loss trained in `{trainer.step_name}` {mistake}.") from None
+    if (mistake := mistake_in_loss(loss, count, trainer.words.takes_count)) is not None:
+        raise ConfigurationError(f"The loss trained in `{trainer.words.step}` {mistake}.") from None
 
 
 def mistake_in_loss(loss: Any, count: Any, takes_count: bool = True) -> str | None:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from loopwright.checkpoint import list_checkpoints, read_checkpoint
-from loopwright.checkpoint.state import capture
+from loopwright.training.state import capture
 from loopwright.data.random import rng_state
 from loopwright.run import MetricsStore
 from loopwright.trainer import Trainer

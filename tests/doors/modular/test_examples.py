@@ -110,7 +110,7 @@ def test_the_gan_is_that_of_a_loop_by_hand() -> None:
     generator, discriminator = gan_by_hand()
     assert_same(trainer.generator, generator)
     assert_same(trainer.discriminator, discriminator)
-    lanes = trainer._engine.optimization.lanes
+    lanes = trainer._engine.run.optimization.lanes
     assert (lanes["g_optimizer"].updates, lanes["d_optimizer"].updates) == (3, 6)
 
 

@@ -22,7 +22,8 @@ from ...run import RunDirectory, RunManifest
 from ...run.directory import logging_to
 from ...runtime import dry_run
 from ...runtime.base import move_to
-from ...training.steps import predict as predict_batches
+from ...training.evaluate import predict as predict_batches
+from ...training.program import Changes, Display
 from .config import INITIALIZER
 from .data import describe_dataset
 from .engine import Engine
@@ -51,7 +52,7 @@ class Experiment:
     `trainer` is the trainer once it is built, and `run` the run directory once there is one.
     """
 
-    def __init__(self, config: Config, *, run: str | Path | None = None, progress: str = "auto") -> None:
+    def __init__(self, config: Config, *, run: str | Path | None = None, progress: Display = "auto") -> None:
         self.config = config
         self.run = None if run is None else Path(run)
         self.progress = progress
@@ -62,7 +63,7 @@ class Experiment:
         self._reader: tuple[str, BaseTrainer] | None = None  # with the weights of a checkpoint
 
     @classmethod
-    def from_config(cls, config: Config, *, progress: str = "auto") -> Self:
+    def from_config(cls, config: Config, *, progress: Display = "auto") -> Self:
         """The run of a config; every mistake in it is in one ConfigError."""
         problems = [*check(config, schema()), *_other_problems(config)]
         if problems:
@@ -70,7 +71,7 @@ class Experiment:
         return cls(config, progress=progress)
 
     @classmethod
-    def from_run(cls, run: str | Path, *, progress: str = "auto") -> Self:
+    def from_run(cls, run: str | Path, *, progress: Display = "auto") -> Self:
         """The run in a directory, from the config and the code that were kept there."""
         directory = RunDirectory.open(run)
         if not directory.config_path.is_file():
@@ -83,7 +84,7 @@ class Experiment:
         """Build the data sets, the model and the trainer."""
         self.trainer, self._has_trained = self._build(), False
 
-    def train(self, *, resume: bool | str | Path = "auto", changes: str = "refuse") -> History:
+    def train(self, *, resume: bool | str | Path = "auto", changes: Changes = "refuse") -> History:
         """Train, in a run directory. An unfinished run of the same name and config is continued.
 
         `resume=False` starts a run of its own; a path goes on from that run, or from that checkpoint in a new run.
@@ -129,8 +130,8 @@ class Experiment:
         with beside(self.config.folder):
             engine = trainer.engine
             engine.setup()
-            stream = engine.open(engine.dataset(dataset_key), None, shuffle=False)
-            return [move_to(output, torch.device("cpu")) for output in predict_batches(engine, stream)]
+            stream = engine._open(engine.dataset(dataset_key), None, shuffle=False)
+            return [move_to(output, torch.device("cpu")) for output in predict_batches(engine.run, stream)]
 
     def ready(self, checkpoint: str | Path) -> BaseTrainer:
         """A trainer with the weights of the run, for use: the one that trained, or one that loads a checkpoint."""
@@ -210,7 +211,7 @@ class Experiment:
         return destination
 
     def _add_log(self, engine: Engine, destination: Destination) -> RunLog:
-        log = next((callback for callback in engine.active_callbacks if isinstance(callback, RunLog)), None)
+        log = next((callback for callback in engine.run.callbacks if isinstance(callback, RunLog)), None)
         if log is None:
             log = RunLog()
             engine.add_callback(log)
@@ -230,10 +231,10 @@ class Experiment:
             tags=_words(config.get("tags")),
             data=data,
         )
-        accept = None if accepts else engine.accept_changes
+        accept = None if accepts else engine.words.accept_changes
         destination = self._destination(text, manifest.id, resume, accept)
         if destination.remark is not None:
-            engine.say(destination.remark)
+            engine.run.say(destination.remark)
         if not destination.is_new:
             return destination
         run = RunDirectory.fresh(destination.path)

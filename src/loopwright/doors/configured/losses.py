@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ...errors import ConfigurationError
-from ...training.result import StepResult
+from ...metrics.result import StepResult
 from ...training.step_checks import scheduler_positions
 from ...training.supervised import describe
 from ...training.update import Lane
@@ -122,7 +122,7 @@ class OwnScheduling:
     def step(self) -> Iterator[None]:
         """A step of the user's own, and the update with its total loss."""
         epochs = self._positions_of_epochs()
-        self._before = {name: scheduler_positions(lane) for name, lane in self.engine.optimization.lanes.items()}
+        self._before = {name: scheduler_positions(lane) for name, lane in self.engine.run.optimization.lanes.items()}
         self._due, self._is_in_step = {}, True
         try:
             yield
@@ -151,7 +151,7 @@ class OwnScheduling:
             self._due[lane.name] = lane
 
     def _lane(self, optimizer: Optimizer | str | None) -> Lane | None:
-        lanes = self.engine.optimization.lanes.values()
+        lanes = self.engine.run.optimization.lanes.values()
         return next((lane for lane in lanes if optimizer in (None, lane.name) or optimizer is lane.optimizer), None)
 
     def _follow(self, lane: Lane) -> None:

@@ -180,7 +180,7 @@ class RunLog(Callback):
     def on_train_start(self, trainer: Trainer) -> None:
         record, self.record = self.record, None
         for remark in record() if record is not None else ():
-            trainer.say(remark)
+            trainer.run.say(remark)
         progress = trainer.progress
         logger.info("Training from epoch %d, update %d, sample %d.", progress.epoch, progress.update, progress.sample)
 

@@ -86,8 +86,8 @@ def _unclear(names: frozenset[str], other: frozenset[str]) -> ConfigurationError
 def check_own_step(trainer: Engine, lane: Lane, *, is_ours: bool) -> None:
     """Refuse `optimizer.step()` where it would be a wrong step; `is_ours` says that gradients come from `backward`."""
     name = lane.name
-    if trainer.is_evaluating:
-        trainer.check_update(None)
+    if trainer.run.is_evaluating:
+        trainer._check_update(None)
     obstacle = own_step_obstacle(trainer, lane, is_averaged=is_ours, is_clipped=True)
     if obstacle is None and not is_ours and lane.clip_norm is not None and not has_gradients(lane):
         obstacle = f"has no gradients yet that gradient_clip_val={lane.clip_norm} could clip, as with a closure"
@@ -239,7 +239,7 @@ def two_uses() -> ConfigurationError:
 
 def nothing_trained(trainer: Engine) -> ConfigurationError:
     """An epoch is over in which there was neither a `backward` nor a step."""
-    progress, lanes = trainer.progress, trainer.optimization.lanes
+    progress, lanes = trainer.progress, trainer.run.optimization.lanes
     raw = [name for name, lane in lanes.items() if has_gradients(lane)]
     what = "called `loss.backward()`, and no optimizer was stepped" if raw else "trained none of the optimizers"
     advice = (
