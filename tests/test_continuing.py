@@ -17,7 +17,7 @@ def test_a_finished_run_is_not_trained_again_and_says_so(points, tmp_path, capsy
     first = build_trainer(tmp_path)
     history = first.train(points, 2, batch_size=8)
     second = build_trainer(tmp_path)
-    second.progress_style = "lines"
+    second.run.progress_style = "lines"
     again = second.train(points, 2, batch_size=8)
     assert again.epochs == history.epochs
     assert second.progress.update == 10
@@ -104,7 +104,7 @@ def test_a_loaded_trainer_trains_on_exactly(points, tmp_path, stop_at):
     second.load(tmp_path / "copied")
     second.train(points, num_updates=10 - stop_at, batch_size=8)
     assert_same_run(second, whole)
-    assert second.optimization.lanes["optimizer"].state_dict() == whole.optimization.lanes["optimizer"].state_dict()
+    assert second.run.optimization.lanes["optimizer"].state_dict() == whole.run.optimization.lanes["optimizer"].state_dict()
 
 
 def test_a_loaded_trainer_may_train_on_other_data(points, tmp_path):

@@ -107,7 +107,7 @@ def test_mixed_precision_goes_on_exactly_scaler_included(points, tmp_path, preci
     second = build_trainer(tmp_path, [KillAt(-1)], **options)
     second.train(points, 3, batch_size=8)
     assert_same_run(second, whole)
-    lane, other = second.optimization.lanes["optimizer"], whole.optimization.lanes["optimizer"]
+    lane, other = second.run.optimization.lanes["optimizer"], whole.run.optimization.lanes["optimizer"]
     assert lane.state_dict() == other.state_dict()
 
 

@@ -74,7 +74,7 @@ def test_time_spent_in_a_part_is_counted_there(points, monkeypatch, accumulate, 
 def test_measuring_the_time_changes_nothing_and_leaves_nothing_behind(points):
     plain, timed = train(build_trainer(), points), train(build_trainer([TrainTime()]), points)
     assert_same_model(plain.model, timed.model)
-    for lane in timed.optimization.lanes.values():
+    for lane in timed.run.optimization.lanes.values():
         assert isinstance(lane, Lane)
         assert not {"backward", "finish"} & vars(lane).keys()
 

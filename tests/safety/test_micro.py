@@ -95,7 +95,7 @@ def assert_same_mathematics(trainer: Trainer, other: Trainer) -> None:
     assert {k: v for k, v in own.items() if "seconds" not in k} == {
         k: v for k, v in whole_progress.items() if "seconds" not in k
     }
-    assert trainer.run.optimization.lanes["optimizer"].updates == other.optimization.lanes["optimizer"].updates
+    assert trainer.run.optimization.lanes["optimizer"].updates == other.run.optimization.lanes["optimizer"].updates
 
 
 SETTINGS: dict[str, dict[str, Any]] = {

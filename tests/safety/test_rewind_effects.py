@@ -123,7 +123,7 @@ def test_a_run_that_is_killed_after_it_went_back_resumes_exactly(tmp_path, monke
     resumed, straight = start("run"), start("straight")
     for trainer in (resumed, straight):
         trainer.train(batches, num_epochs=2)
-    assert compare_trees(capture(resumed), capture(straight)) == ()
+    assert compare_trees(capture(resumed.run), capture(straight.run)) == ()
     clean = build()
     clean.train(good_batches(), num_epochs=2)
     assert_same_run(resumed, clean)

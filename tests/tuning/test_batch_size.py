@@ -111,9 +111,9 @@ def test_every_size_that_fits_has_a_speed_and_all_batches_are_full(many):
 def test_trainer_is_left_exactly_as_it_was(many):
     trainer = make_trainer(Limited(21), accumulate=2)
     trainer.train(many, num_updates=3, batch_size=8)
-    before = snapshot(capture(trainer))
+    before = snapshot(capture(trainer.run))
     find_batch_size(trainer, many)
-    assert compare_trees(before, snapshot(capture(trainer))) == ()
+    assert compare_trees(before, snapshot(capture(trainer.run))) == ()
     assert (trainer.accumulate, trainer.run.num_micro_batches) == (2, 1)
 
 

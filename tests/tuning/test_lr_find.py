@@ -76,7 +76,7 @@ class Counting(nn.Module):
 def everything(trainer: Trainer, data) -> dict:
     return snapshot(
         {
-            "state": capture(trainer),
+            "state": capture(trainer.run),
             "seen": {key: str(value) for key, value in flatten(observe(trainer, data)).items()},
             "modes": {name: module.training for name, module in trainer.model.named_modules()},
             "grads": {name: param.grad for name, param in trainer.model.named_parameters()},

@@ -148,11 +148,10 @@ class BestCheckpoint(Watching):
 
     def _open(self, trainer: Trainer, run: RunDirectory) -> None:
         from ..checkpoint import AsyncWriter, KeepPolicy, KeptModels
-        from ..training.state import group_of
 
         for tolerance in () if self._kept else (None, *self.tolerances):
             policy = KeepPolicy(self._label(tolerance), self.mode)
-            writer = AsyncWriter(self.on_error, group=group_of(trainer.run))
+            writer = AsyncWriter(self.on_error, group=trainer.run.writing_group())
             self._kept[tolerance] = KeptModels(run.kept, policy, writer=writer, resume_points=run.checkpoints)
 
     def _check_alone(self, trainer: Trainer) -> None:
@@ -208,13 +207,16 @@ class BestCheckpoint(Watching):
     def _save(self, trainer: Trainer, kept: KeptModels, value: float, metrics: Mapping[str, float]) -> None:
         from ..checkpoint import update_name
         from ..checkpoint.kept import metric_label
-        from ..training.state import capture_models, meta_of, token_of
 
         label = metric_label(kept.policy.metric)
-        meta = meta_of(trainer.run) | {"metrics": dict(metrics)}
-        tree = {"models": capture_models(trainer.run)}
+        meta = trainer.run.checkpoint_meta() | {"metrics": dict(metrics)}
+        tree = {"models": trainer.run.capture_models()}
         kept.save(
-            f"{update_name(trainer.progress.update)}-{label}", tree, meta, value=value, token=token_of(trainer.run)
+            f"{update_name(trainer.progress.update)}-{label}",
+            tree,
+            meta,
+            value=value,
+            token=trainer.run.writing_token(),
         )
 
     def _label(self, tolerance: int | None) -> str:

@@ -109,34 +109,33 @@ class Checkpoints(Callback):
     def _open(self, trainer: Trainer) -> CheckpointStore:
         """The store of the run, which the first step need not wait for."""
         from ..checkpoint import AsyncWriter, CheckpointStore
-        from ..training.state import group_of
 
         assert trainer.run.directory is not None
-        writer = AsyncWriter(self.on_error, group=group_of(trainer.run))
+        writer = AsyncWriter(self.on_error, group=trainer.run.writing_group())
         self._store = CheckpointStore(trainer.run.directory.checkpoints, self.policy.keep, writer=writer)
         return self._store
 
     def _prepare(self, trainer: Trainer) -> None:
         """Let memory for the state be taken behind the training, so that the first save is as quick as the others."""
-        from ..training.state import capture
 
         assert self._store is not None
         self._is_prepared = True
-        self._store.writer.prepare(capture(trainer.run, has_history=False))
+        self._store.writer.prepare(trainer.run.capture(has_history=False))
 
     def save(self, trainer: Trainer, *, wait: bool = False) -> None:
         """Write a resume point now; what other callbacks keep of this moment is on disk before it is complete."""
         from ..checkpoint import update_name
-        from ..training.state import capture, meta_of, token_of
 
         trainer = cast("Trainer", trainer._core)
         store = self._store or self._open(trainer)
         wait = wait or not self.asynchronous
-        name, token = update_name(trainer.progress.update), token_of(trainer.run)
-        tree = capture(trainer.run, has_history=False)
+        name, token = update_name(trainer.progress.update), trainer.run.writing_token()
+        tree = trainer.run.capture(has_history=False)
         callbacks = [(callback, trainer._trainer_for(callback)) for callback in trainer.run.callbacks]
         after = [writer for callback, given in callbacks for writer in callback.write_before_save(given)]
-        store.save(name, tree, meta_of(trainer.run), wait=wait, token=token, history=trainer.history, after=after)
+        store.save(
+            name, tree, trainer.run.checkpoint_meta(), wait=wait, token=token, history=trainer.history, after=after
+        )
         self._saved_at, self._written_at = trainer.progress.seconds, monotonic()
 
 
@@ -200,19 +199,17 @@ class BestModel(Callback):
         """The kept models of a run; two that keep them by one metric would each remove the other's."""
         from ..checkpoint import AsyncWriter, KeptModels
         from ..checkpoint.kept import metric_label
-        from ..training.state import group_of
 
         metric = self.metric
         others = [c for c in trainer.run.callbacks if isinstance(c, BestModel) and c is not self]
         if any(other.metric == metric for other in others):
             raise ConfigurationError(f"Two BestModel callbacks keep models by {metric!r}: pass one of them.")
         self._label = f"-{metric_label(metric)}" if others else ""
-        writer = AsyncWriter(self.on_error, group=group_of(trainer.run))
+        writer = AsyncWriter(self.on_error, group=trainer.run.writing_group())
         return KeptModels(run.kept, self.policy, writer=writer, resume_points=run.checkpoints)
 
     def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         from ..checkpoint import snapshot
-        from ..training.state import capture_models
 
         if not self.required and self.metric not in metrics:
             return
@@ -223,12 +220,11 @@ class BestModel(Callback):
         if self._kept is not None:
             self._offer(trainer, metrics, value)
         elif is_best:
-            self._weights = snapshot(capture_models(trainer.run))
+            self._weights = snapshot(trainer.run.capture_models())
 
     def _offer(self, trainer: Trainer, metrics: Mapping[str, float], value: float) -> None:
         """Save the model if it is one of the best; with several processes the first says so, and all save."""
         from ..checkpoint import update_name
-        from ..training.state import capture_models, meta_of, token_of
 
         assert self._kept is not None
         name = f"{update_name(trainer.progress.update)}{self._label}"
@@ -236,9 +232,9 @@ class BestModel(Callback):
         is_time = monotonic() - self._written_at >= MIN_SECONDS
         wants, is_time = trainer.runtime.broadcast_object((wants, is_time))
         if wants:
-            tree = {"models": capture_models(trainer.run)}
-            meta = meta_of(trainer.run) | {"metrics": dict(metrics)}
-            self._kept.hold(name, tree, meta, value=value, token=token_of(trainer.run))
+            tree = {"models": trainer.run.capture_models()}
+            meta = trainer.run.checkpoint_meta() | {"metrics": dict(metrics)}
+            self._kept.hold(name, tree, meta, value=value, token=trainer.run.writing_token())
         if is_time:
             self._start()
 

@@ -157,13 +157,12 @@ class Rewind(NonFiniteGuard):
 
     def _keep(self, trainer: Trainer) -> None:
         from ..checkpoint import SnapshotBuffers
-        from ..training.state import capture
 
         assert trainer.run.train_stream is not None
         if self._buffers is None:
             self._buffers = SnapshotBuffers()
         data = trainer.run.train_stream.state_dict()  # also before the first batch
-        self._snapshot = self._buffers.take(capture(trainer.run, has_history=False) | {"data": data})
+        self._snapshot = self._buffers.take(trainer.run.capture(has_history=False) | {"data": data})
         self._history.take(trainer.history)
         self._taken_at = trainer.progress.update
         self._is_searching = False
@@ -185,18 +184,13 @@ class Rewind(NonFiniteGuard):
 
     def _undo(self, trainer: Trainer, reason: str, skipped: Mapping[int, int]) -> None:
         from ..checkpoint import snapshot
-        from ..training.state import restore
 
         trainer = cast("Trainer", trainer._core)
         assert self._stream is not None
-        assert trainer.run.train_stream is not None
         num_rewinds, seconds = self.num_rewinds, trainer.progress.seconds
         trainer.run.optimization.reset()
         state = snapshot(self._snapshot)  # a copy: optimizers work on what they are given
-        restore(trainer.run, state | {"history": self._history.state_dict()}, "in memory")
-        assert trainer.run.pending is not None
-        trainer.run.pending.enter(trainer.run.train_stream)
-        trainer.run.pending = None
+        trainer.run.return_to(state | {"history": self._history.state_dict()}, "in memory")
         self._stream.skip(skipped)
         trainer.progress.seconds = seconds  # time is not given back
         self.num_rewinds, self._refused = num_rewinds, None

@@ -18,8 +18,8 @@ from .output import printable
 from .overriding import add_config, is_override
 
 if TYPE_CHECKING:
-    from ..training.program import Display
     from ..doors.configured import Experiment
+    from ..training.program import Display
 
 MORE = """\
 Everything is checked before anything is built. The run goes to runs/<name>/<id>, or where `output_path` says. If there

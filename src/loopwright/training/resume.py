@@ -22,22 +22,34 @@ if TYPE_CHECKING:
     from ..training.run import TrainingRun
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PendingRestore:
-    """What of a checkpoint has to wait for the `train` call that goes on from it, which has the data and the lanes."""
+    """What of a checkpoint waits for the `train` call that continues from it, which has the data and the optimizers."""
 
     data: dict[str, Any] | None
-    rng: dict[str, Any]
-    lanes: dict[str, Any]
-    eval_data: dict[str, Any] | None = None
-    fingerprint: dict[str, Any] | None = None
+    eval_data: dict[str, Any] | None
+    rng: dict[str, Any] | None
+    updates: dict[str, Any] | None  # of each optimizer; None where they were restored with the components
+    fingerprint: dict[str, Any] | None
 
-    def enter(self, stream: Stream, eval_stream: Stream | None = None) -> None:
+    def restore_updates(self, run: TrainingRun) -> None:
+        """Let each optimizer count on from where it was."""
+        if self.updates is not None:
+            run.optimization.load_state_dict(self.updates)
+            self.updates = None
+
+    def restore_rng(self) -> None:
+        """Let the random generators go on from where they were."""
+        if self.rng is not None:
+            set_rng_state(self.rng)
+
+    def place(self, stream: Stream, eval_stream: Stream | None) -> None:
+        """Take up the positions in the data, and then the random generators, which opening data may have used."""
         if self.data is not None:
             seek(stream, self.data)
         if self.eval_data is not None and eval_stream is not None:
             seek(eval_stream, self.eval_data)
-        set_rng_state(self.rng)
+        self.restore_rng()
 
 
 def seek(stream: Stream, state: dict[str, Any]) -> None:

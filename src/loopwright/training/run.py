@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from .components import Components
 from .update import Optimization, Window
 
 if TYPE_CHECKING:
+    from ..checkpoint.pieces import Group
     from ..data.stream import Stream
     from ..run import RunDirectory
     from ..run.changes import Change
@@ -168,3 +169,41 @@ class TrainingRun:
     def epoch_length(self) -> int | None:
         """Batches in an epoch, where that is known."""
         return None if self.train_stream is None else self.train_stream.num_batches
+
+    # Checkpoints
+
+    def capture(self, *, has_history: bool = True) -> dict[str, Any]:
+        """Everything that the run needs in order to continue exactly from here; perhaps without the history."""
+        from .state import capture
+
+        return capture(self, has_history=has_history)
+
+    def capture_models(self) -> dict[str, Any]:
+        """The state dicts of the models by name."""
+        from .state import capture_models
+
+        return capture_models(self)
+
+    def return_to(self, state: Mapping[str, Any], source: str) -> None:
+        """Go to another moment of this run, whose state `capture` gave; `source` names it in errors."""
+        from .state import return_to
+
+        return_to(self, state, source)
+
+    def checkpoint_meta(self) -> dict[str, Any]:
+        """What a listing shows of a checkpoint without reading it."""
+        from .state import meta_of
+
+        return meta_of(self)
+
+    def writing_group(self) -> Group:
+        """This process as one of those that write a checkpoint together."""
+        from .state import group_of
+
+        return group_of(self)
+
+    def writing_token(self) -> str:
+        """The name of the directory in which the processes write the next checkpoint together."""
+        from .state import token_of
+
+        return token_of(self)

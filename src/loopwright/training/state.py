@@ -64,8 +64,8 @@ def capture(run: TrainingRun, *, has_history: bool = True) -> dict[str, Tree]:
     data, eval_data = capture_data(run)
     program = run.fingerprint
     if run.pending is not None:  # loaded and not trained since
-        lanes, data, eval_data = run.pending.lanes, run.pending.data, run.pending.eval_data
-        program = run.pending.fingerprint
+        lanes = lanes if run.pending.updates is None else run.pending.updates
+        data, eval_data, program = run.pending.data, run.pending.eval_data, run.pending.fingerprint
     return {
         "models": capture_models(run),
         "optimizers": {name: optimizer.state_dict() for name, optimizer in run.components.optimizers.items()},
@@ -130,7 +130,6 @@ def restore(run: TrainingRun, tree: Any, source: str, *, kept: Kept = NOTHING_KE
             "models, optimizers and callbacks as the run that wrote it, or start a new run "
             f"({run.words.start_over})."
         )
-    rng = own_rng(small["rng"], run)
     measured = own_process(run, small.get("metrics", {}))
     progress = Progress()
     progress.load_state_dict(small["progress"])
@@ -155,14 +154,34 @@ def restore(run: TrainingRun, tree: Any, source: str, *, kept: Kept = NOTHING_KE
         at.part = "models"
         for name, model in run.components.models.items():
             load_model(model, tree["models"][name])
-    run.progress.load_state_dict(small["progress"])
-    run.history.load_state_dict(small["history"])
-    load_meter(run, small["meter"])
+    restore_position(run, small)
     load_computed(run, small.get("computed", {}))
-    run.stop_reason = small["stop_reason"]
-    run.num_micro_batches = max(run.num_micro_batches, small.get("num_pieces", 1))  # what did not fit will not fit
-    run.pending = PendingRestore(small["data"], rng, small["lanes"], small.get("eval_data"), small.get("fingerprint"))
-    set_rng_state(rng)
+
+
+def restore_position(run: TrainingRun, saved: Mapping[str, Any]) -> None:
+    """Put the counters of a run where they were; the position in the data and the generators wait in `run.pending`."""
+    run.progress.load_state_dict(saved["progress"])
+    run.history.load_state_dict(saved["history"])
+    load_meter(run, saved["meter"])
+    note_steps(run, run.progress.update)
+    run.stop_reason = saved["stop_reason"]
+    run.num_micro_batches = max(run.num_micro_batches, saved.get("num_pieces", 1))  # what did not fit will not fit
+    run.pending = PendingRestore(
+        data=saved["data"],
+        eval_data=saved.get("eval_data"),
+        rng=own_rng(saved["rng"], run),
+        updates=None if run.optimization.lanes else saved["lanes"],
+        fingerprint=saved.get("fingerprint"),
+    )
+
+
+def return_to(run: TrainingRun, tree: Any, source: str) -> None:
+    """Go back (or on) to another moment of a run whose data is open, at once."""
+    restore(run, tree, source)
+    pending, run.pending = run.pending, None
+    assert pending is not None
+    pending.restore_updates(run)
+    pending.place(run.opened_stream, run.eval_stream)
 
 
 def _compare(run: TrainingRun, tree: Mapping[str, Any], small: Mapping[str, Any], kept: Kept) -> list[str]:
@@ -256,6 +275,9 @@ def write_together(
 def load_trainer(run: TrainingRun, path: str | Path) -> None:
     """Load for use: evaluation, or a new `train` call that counts its limits from here."""
     restore(run, read_checkpoint(path, lazy=run.runtime.world > 1).tree, str(path))
+    assert run.pending is not None
+    run.pending.restore_rng()
+    run.pending.rng = None  # what the program draws from now on is its own
     run.num_calls = run.progress.call
 
 

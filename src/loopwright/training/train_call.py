@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from ..data.open import Stream
 from ..data.order import derive_seed
-from ..data.random import seed_everything, set_rng_state
+from ..data.random import seed_everything
 from ..errors import ConfigurationError, DataError, Interrupted
 from ..metrics.history import History
 from ..metrics.progress import Limits, counted
@@ -95,27 +95,31 @@ def _begin(run: TrainingRun, stream: Stream, data: Any, limits: Limits, origin: 
     except BaseException:
         run.num_calls -= 1  # a call that never began; the next one is to look for the run again
         raise
-    mark, run.pending = run.pending, None
-    if mark is not None:
-        run.optimization.load_state_dict(mark.lanes)
+    pending, run.pending = run.pending, None
+    if pending is not None:
+        pending.restore_updates(run)
     if origin.accepts_changes and run.num_calls == progress.call:
         run.stop_reason = None  # what ended the run before is not to end it again
     if run.num_calls > progress.call:
         run.stop_reason = None
-        _continue_epoch(run, stream, data, mark)
+        _continue_epoch(run, stream, data, pending)
+        if pending is not None:
+            pending.restore_rng()
         progress.next_call()
         if progress.step == 0 and run.program.seed is not None:
             rank = run.runtime.sample_rank
             seed_everything(run.program.seed if rank == 0 else derive_seed(run.program.seed, rank))
     elif run.num_calls < progress.call or _is_finished(run, limits):
         run.say(_finished_line(run))
-        run.pending = mark
+        run.pending = pending
+        if pending is not None:
+            pending.restore_rng()
         if run.num_calls == progress.call:
             for callback in run.callbacks:
                 callback.finish_again(run.program._trainer_for(callback))
         return False
-    elif mark is not None:
-        _enter(run, stream, mark, is_changed=resumed is not None and resumed.is_changed)
+    elif pending is not None:
+        _place(run, stream, pending, is_changed=resumed is not None and resumed.is_changed)
     if (is_start or resumed is not None) and dry_run.current is None:
         run.say(starting_line(run, resumed))
     run.train_data, run.train_stream = data, stream
@@ -138,16 +142,16 @@ def _finished_line(run: TrainingRun) -> str:
     return f"{start}. Raise the limit to go on, or pass {run.words.start_over} to start over."
 
 
-def _enter(run: TrainingRun, stream: Stream, mark: PendingRestore, *, is_changed: bool) -> None:
+def _place(run: TrainingRun, stream: Stream, pending: PendingRestore, *, is_changed: bool) -> None:
     """Take up the position in the data; in data that was changed on purpose there may be none."""
     try:
-        mark.enter(stream, run.eval_stream)
+        pending.place(stream, run.eval_stream)
     except DataError as error:
         if not is_changed:
             raise
         run.say(f"The rest of epoch {run.progress.epoch + 1} is left out: {error}")
         run.progress.next_epoch()
-        set_rng_state(mark.rng)
+        pending.restore_rng()
 
 
 def _is_finished(run: TrainingRun, limits: Limits) -> bool:
@@ -156,17 +160,17 @@ def _is_finished(run: TrainingRun, limits: Limits) -> bool:
     return progress.call_finished and (reached is not None or run.stop_reason is not None)
 
 
-def _continue_epoch(run: TrainingRun, stream: Stream, data: Any, mark: PendingRestore | None) -> None:
+def _continue_epoch(run: TrainingRun, stream: Stream, data: Any, pending: PendingRestore | None) -> None:
     """Go on in the epoch that an earlier call stopped in; on other data, or where one cannot seek, it is over."""
-    if mark is not None and mark.eval_data is not None and run.eval_stream is not None:
-        _can_seek(run.eval_stream, mark.eval_data)
+    if pending is not None and pending.eval_data is not None and run.eval_stream is not None:
+        _can_seek(run.eval_stream, pending.eval_data)
     if not run.progress.in_epoch:
-        if mark is not None and mark.data is not None:  # data that goes on from one epoch to the next
-            _can_seek(stream, mark.data)
+        if pending is not None and pending.data is not None:  # data that goes on from one epoch to the next
+            _can_seek(stream, pending.data)
         return
     state = None
-    if mark is not None:
-        state = mark.data
+    if pending is not None:
+        state = pending.data
     elif data is run.train_data and run.train_stream is not None:
         state = run.train_stream.state_dict()
     if state is None or not _can_seek(stream, state):

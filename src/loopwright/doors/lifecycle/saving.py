@@ -11,7 +11,7 @@ from ...checkpoint.fitting import differing_kinds, listed
 from ...checkpoint.parts import Parts, load_parts, read_parts
 from ...data.random import set_rng_state
 from ...errors import CheckpointError
-from ...training.state import capture, meta_of, own_rng, restore, write_together
+from ...training.state import capture, meta_of, own_rng, return_to, write_together
 from .core import Core
 
 if TYPE_CHECKING:
@@ -79,12 +79,7 @@ def load_run(door: Trainer, directory: str | Path) -> dict[str, Any]:
     core.order_seed = own["seed"]
     core.close_streams()
     core.prepare_loaders()
-    restore(core.run, tree, str(directory))
-    mark, core.run.pending = core.run.pending, None
-    assert mark is not None
-    assert core.run.train_stream is not None
-    core.run.optimization.load_state_dict(mark.lanes)
-    mark.enter(core.run.train_stream, core.run.eval_stream)
+    return_to(core.run, tree, str(directory))
     core.stage, core.resumed_event = own["stage"], own["event"]
     door.run_history.load_state_dict(own["history"])
     return tree

@@ -11,14 +11,13 @@ from torch import nn
 
 from ...callbacks.interval import metric_of
 from ...callbacks.progress import ProgressDisplay
-from ...data.random import preserved_rng, set_rng_state
+from ...data.random import preserved_rng
 from ...errors import ConfigurationError, Interrupted
 from ...metrics.progress import Limits
 from ...trainer import Trainer as CoreTrainer
 from ...training import steps as loop
 from ...training.components import start_training_mode
 from ...training.program import Words
-from ...training.resume import PendingRestore
 from ...training.step_checks import StepWatch, Versions, gradient_versions, watch_own_steps
 from ...training.update import Lane
 from .checks import as_numbers, as_pair, check_loss_value, check_outputs, check_step_result
@@ -175,18 +174,13 @@ class Engine(Components):
 
     def continue_from(self, state: Mapping[str, Any]) -> None:
         """Go on exactly from a checkpoint, inside its epoch too; not while training, whose own count decides."""
-        from ...training.state import load_meter, note_steps, own_rng
+        from ...training.state import restore_position
 
-        self.progress.load_state_dict(state["progress"])
-        self.history.load_state_dict(state["history"])
-        load_meter(self.run, state["meter"])
-        note_steps(self.run, self.progress.update)
+        restore_position(self.run, state)
+        assert self.run.pending is not None
         self.run.num_calls = self.progress.call
-        self.run.stop_reason = state["stop_reason"]
-        self.run.fingerprint = state.get("fingerprint")  # the run that goes on is the one that was saved
-        rng, program = own_rng(state["rng"], self.run), self.run.fingerprint
-        self.run.pending = PendingRestore(state["data"], rng, state["lanes"], state.get("eval_data"), program)
-        set_rng_state(self.run.pending.rng)
+        self.run.fingerprint = self.run.pending.fingerprint  # the run that goes on is the one that was saved
+        self.run.pending.restore_rng()
 
     def single_eval_mode(self) -> AbstractContextManager[None]:
         """Eval mode for one batch; inside an evaluation of the loop, which already has it, nothing."""
