@@ -98,6 +98,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
         monkeypatch.setattr("loopwright.training.steps.monotonic", lambda: self.now)
+        monkeypatch.setattr("loopwright.training.evaluate.monotonic", lambda: self.now)
 
 
 class Timed(Trainer):

@@ -103,7 +103,7 @@ def _begin(run: TrainingRun, stream: Stream, data: Any, limits: Limits, origin: 
     if run.num_calls > progress.call:
         run.stop_reason = None
         _continue_epoch(run, stream, data, pending)
-        if pending is not None:
+        if pending is not None and resumed is not None:  # else the program may have drawn numbers since
             pending.restore_rng()
         progress.next_call()
         if progress.step == 0 and run.program.seed is not None:
