@@ -17,7 +17,7 @@ def test_a_finished_run_is_not_trained_again_and_says_so(points, tmp_path, capsy
     first = build_trainer(tmp_path)
     history = first.train(points, 2, batch_size=8)
     second = build_trainer(tmp_path)
-    second.progress_style = "lines"
+    second.run.progress_style = "lines"
     again = second.train(points, 2, batch_size=8)
     assert again.epochs == history.epochs
     assert second.progress.update == 10

@@ -278,6 +278,7 @@ def test_a_limit_of_time_can_have_units(points, monkeypatch, given, seconds):
     """A clock that goes on by a minute at every look: it is over after the update in which the limit is reached."""
     clock = iter(range(100_000))
     monkeypatch.setattr("loopwright.training.steps.monotonic", lambda: next(clock) * 60.0)
+    monkeypatch.setattr("loopwright.training.evaluate.monotonic", lambda: next(clock) * 60.0)
     trainer = build()
     trainer.train(points, batch_size=8, max_time=given)
     assert trainer.progress.update == -(-seconds // 60)

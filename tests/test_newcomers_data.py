@@ -255,6 +255,7 @@ def test_all_frames_are_there_on_request_and_the_traceback_says_how(points, monk
 def test_an_error_inside_the_package_that_is_none_of_its_own_keeps_every_frame(points, monkeypatch):
     """It may be our mistake, and then the frames are what is needed."""
     monkeypatch.setattr("loopwright.training.steps.monotonic", None)
+    monkeypatch.setattr("loopwright.training.evaluate.monotonic", None)
     with pytest.raises(TypeError) as caught:
         build().train(points, 1)
     assert len(ours(frames_of(caught.value))) > 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from loopwright import Progress
-from loopwright.training.progress import Limits
+from loopwright.metrics.progress import Limits
 
 
 def test_steps_updates_and_epochs_are_counted_apart():

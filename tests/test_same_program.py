@@ -254,7 +254,7 @@ def test_layers_that_another_version_of_torch_describes_in_other_words_are_no_ch
 
 def test_looking_at_samples_leaves_no_trace() -> None:
     data = Noisy(own=True)
-    stream = Trainer(build_net(), adam, F.cross_entropy).open(data, 8, shuffle=True)
+    stream = Trainer(build_net(), adam, F.cross_entropy)._open(data, 8, shuffle=True)
     position = stream.state_dict()
     before = torch.get_rng_state(), random.getstate(), data.own.bit_generator.state
     assert len(peek_samples(stream._source.fetcher)) == 4

@@ -78,6 +78,7 @@ def test_a_limit_in_samples_cuts_a_window_short(points):
 def test_time_is_up_after_the_update_that_took_too_long(points, monkeypatch):
     clock = iter(range(1000))
     monkeypatch.setattr("loopwright.training.steps.monotonic", lambda: next(clock) * 10.0)
+    monkeypatch.setattr("loopwright.training.evaluate.monotonic", lambda: next(clock) * 10.0)
     trainer = build_trainer()
     trainer.train(points, batch_size=8, max_time=25)
     assert trainer.progress.seconds == 30

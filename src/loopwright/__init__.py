@@ -20,14 +20,14 @@ if TYPE_CHECKING:
         NonFiniteLossError,
     )
     from .metrics.history import History
+    from .metrics.progress import Progress
+    from .metrics.result import StepResult
     from .optim.build import Schedule
     from .run.best import load_weights
     from .runtime import Mesh, Runtime
     from .runtime.distributed import DistributedRuntime
     from .runtime.launch import launch
     from .trainer import Trainer
-    from .training.progress import Progress
-    from .training.result import StepResult
 
 __all__ = [
     "Callback",
@@ -64,10 +64,10 @@ _HOMES = {
     "Mesh": "runtime",
     "MissingExtraError": "errors",
     "NonFiniteLossError": "errors",
-    "Progress": "training.progress",
+    "Progress": "metrics.progress",
     "Runtime": "runtime",
     "Schedule": "optim.build",
-    "StepResult": "training.result",
+    "StepResult": "metrics.result",
     "Trainer": "trainer",
     "launch": "runtime.launch",
     "seed_everything": "data.random",

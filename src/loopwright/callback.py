@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from .checkpoint import AsyncWriter
     from .data.open import Stream
     from .metrics.best import WatchedMetric
+    from .metrics.result import StepResult
     from .trainer import Trainer
-    from .training.result import StepResult
 
 Hook = Callable[..., None]
 COUNTS = frozenset(("epoch", "step", "batch_idx", "epoch_idx", "iteration"))  # of other frameworks, in front

@@ -1,62 +1,93 @@
-"""The trainer: components and override points. How batches are iterated is in `loop`."""
+"""The trainer: what users construct, call and override. The state of a run is in `training.run`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from .callback import Callback, Dispatch, TrainerHooks, as_callbacks, check_hooks
-from .data.open import Stream, as_dataset, open_stream, refuse_shuffled
+from .callback import Callback, TrainerHooks, as_callbacks, check_hooks
+from .data.open import as_dataset, refuse_shuffled
+from .data.stream import Stream
 from .errors import ConfigurationError, public
-from .metrics.best import Directions
-from .metrics.history import History
-from .metrics.meter import Meter, average_rows
-from .optim.build import Schedule, build_optimizer, build_schedule, check_given, named
-from .runtime import Runtime, Signals, resolve_runtime
-from .training import assembly, components, steps
-from .training.door_points import DoorPoints
-from .training.progress import Limits, Progress
-from .training.result import StepResult
+from .metrics.progress import Limits
+from .metrics.result import StepResult
+from .optim.build import build_optimizer, build_schedule, check_given, named
+from .runtime import Runtime, resolve_runtime
+from .training import components, evaluate
+from .training.components import Components
+from .training.program import Changes, Display, Precision, Program
+from .training.run import TrainingRun
 from .training.supervised import call_model, checked_pair, loss_of, split_supervised, stack_outputs
-from .training.update import Window
-from .training.updates import OptimizerChoice, Updates
+from .training.updates import OptimizerChoice
 
 if TYPE_CHECKING:
-    from .run import RunDirectory
-    from .run.changes import Change
-    from .training.consensus import Accord
-    from .training.resume import Mark
+    from .metrics.history import History
+    from .optim.build import LossFunction, OptimizerLike, SchedulerLike
+    from .runtime import Mesh
 
 
-class Trainer(DoorPoints):
-    """Trains one or several models. Constructor arguments are the default `configure_*`; override what differs."""
+class Trainer(Program):
+    """Train one or several models. Constructor arguments are the default `configure_*`; override what differs.
+
+    Example:
+        >>> import torch
+        >>> from loopwright import Trainer
+        >>> x = torch.randn(64, 3)
+        >>> model = torch.nn.Linear(3, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> trainer = Trainer(model, optimizer, torch.nn.functional.mse_loss, progress="silent")
+        >>> history = trainer.train((x, x.sum(1, keepdim=True)), num_epochs=5, batch_size=16)
+        >>> history["loss"][-1] < history["loss"][0]
+        True
+    """
 
     @public
     def __init__(
         self,
         model: nn.Module | Mapping[str, nn.Module] | None = None,
-        optimizer: Any = None,
-        loss_fn: Any = None,
+        optimizer: OptimizerLike | Mapping[str, OptimizerLike] | None = None,
+        loss_fn: LossFunction | None = None,
         *,
-        scheduler: Any = None,
-        callbacks: Any = (),
+        scheduler: SchedulerLike | Mapping[str, SchedulerLike] | None = None,
+        callbacks: Callback | Iterable[Any] = (),
         accumulate: int = 1,
         clip_norm: float | None = None,
         clip_value: float | None = None,
-        precision: str = "fp32",
+        precision: Precision = "fp32",
         device: str | torch.device | None = None,
-        runtime: Runtime | str | torch.device | None = None,
+        runtime: Runtime | Mesh | str | torch.device | None = None,
         seed: int | None = 0,
         run_dir: str | Path | None = None,
-        progress: str = "auto",
+        progress: Display = "auto",
     ) -> None:
+        """Keep what the run is made of; nothing is built or moved to a device before `train`, `evaluate` or `setup`.
+
+        Args:
+            model: A module, or several by name. Not needed where `configure_models` is overridden.
+            optimizer: A torch optimizer, a function of the parameters that makes one
+                (`functools.partial(torch.optim.AdamW, lr=1e-3)`), or several of either by name.
+            loss_fn: A function or module of (outputs, targets) that returns a tensor, a dict of named losses, or
+                `(sum, count)`. Not needed where the model returns its loss or `compute_loss` is overridden.
+            scheduler: A torch scheduler, a function of the optimizer that makes one, a curve of
+                `loopwright.schedules`, or a `Schedule` that says how often it is stepped; or several by name.
+            callbacks: `Callback` objects, or functions of (trainer, metrics), called after every epoch.
+            accumulate: Batches per update. The gradient is that of one batch of all their samples.
+            clip_norm: Largest norm of the gradients of an update; None for no clipping.
+            clip_value: Largest absolute value of a gradient's entry; None for no clipping.
+            precision: "fp32", or autocast to "bf16" or "fp16" (with loss scaling).
+            device: "cpu", "cuda", "cuda:1", "mps" or a `torch.device`. Default: the best that there is.
+            runtime: "ddp", "fsdp", a `Mesh`, a `Runtime`, or a device. Default: DDP where the program was started as
+                one of several processes, else one device.
+            seed: Of weights that `configure_models` makes, of the order of samples and of randomness in data.
+                None for another one in every run.
+            run_dir: Where the run is recorded and resumed from; without one nothing is written.
+            progress: "bar", "lines" or "silent". Default: a bar on a terminal, lines elsewhere.
+        """
         check_hooks(self, TrainerHooks, allow_other=True)
         if type(self) is not Trainer:
             from ._other_frameworks import check_subclass
@@ -66,7 +97,7 @@ class Trainer(DoorPoints):
         components.check_accumulation(accumulate)
         components.check_clipping("clip_norm", clip_norm)
         components.check_clipping("clip_value", clip_value)
-        self._given = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+        self._given: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
         if isinstance(model, nn.Module):
             self.model: nn.Module = model
         self.loss_fn = loss_fn
@@ -75,42 +106,11 @@ class Trainer(DoorPoints):
         self.clip_norm, self.clip_value = clip_norm, clip_value
         self.runtime = resolve_runtime(runtime, precision, device)
         self.seed = seed
-        self.run_dir = None if run_dir is None else components.checked_directory(run_dir)
-        self.progress_style = progress
-        self.models: dict[str, nn.Module] = {}
-        self.modules: dict[str, nn.Module] = {}
-        self.optimizers: dict[str, Optimizer] = {}
-        self.schedules: dict[str, Schedule] = {}
-        self.progress, self.history, self.meter = Progress(), History(), Meter()
-        self.directions = Directions()
-        self.window = Window()
-        self.optimization = Updates({}, self.window)
-        self.eval_stream: Stream | None = None
-        self.stop_reason: str | None = None
-        self.signals = Signals()
-        self.skips_nonfinite = False
-        self.num_calls = 0
-        self.eval_seconds = 0.0  # spent in evaluations, which the clock of training leaves out
-        self.num_pieces = 1  # that a step is taken in, since memory ran out
-        self.run: RunDirectory | None = None
-        self.until = Limits()
-        self.train_data: Any = None
         self.datasets: Mapping[str, Any] = {}  # by name, for callbacks that look at more than the evaluation data
-        self.train_stream: Stream | None = None
-        self.mark: Mark | None = None
-        self.structure: dict[str, Any] = {}  # of the models, before they are wrapped
-        self.fingerprint: dict[str, Any] | None = None  # what the program gave this run to be
-        self.accepted: list[Change] = []  # in which the program differs from the run that it goes on with
-        self.token = ""  # what processes that write a checkpoint together call the place
-        self._phases: list[Meter] = []
-        self._replaced: dict[int, nn.Parameter] = {}
-        self.known_optimizers: dict[str, Optimizer] = {}  # as they were when they were last looked at
-        self.trained: dict[str, Any] = {}  # what the `train` call under way trains
-        self.is_evaluating = False
-        self.accord: Accord | None = None
-        self.signals.is_shared = self.runtime.world > 1
-        self._is_set_up = False
-        self.bind_hooks(self.callbacks)
+        self._components = Components()
+        directory = None if run_dir is None else components.checked_directory(run_dir)
+        self.run = TrainingRun(self, self.runtime, self._components, run_dir=directory, progress_style=progress)
+        self.run.bind(self.callbacks)
 
     # Components
 
@@ -130,7 +130,7 @@ class Trainer(DoorPoints):
             self.optimizers[name] = build_optimizer(given, params, name, models=models)
             if not hasattr(self, name):
                 setattr(self, name, self.optimizers[name])
-        only = next(iter(self.optimizers.values())) if len(self.optimizers) == 1 else None
+        only = self._components.only_optimizer
         for name, given in named(self._given["scheduler"], "scheduler").items():
             self.schedules[name] = build_schedule(given, self.optimizers.get(name, only))
 
@@ -140,7 +140,7 @@ class Trainer(DoorPoints):
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """The parameters of all models, each once, that can be trained."""
-        return components.trainable_parameters(self.modules.values())
+        return self._components.parameters()
 
     # One step, in its parts
 
@@ -161,20 +161,31 @@ class Trainer(DoorPoints):
         return loss_of(outputs, targets, self.loss_fn)
 
     def train_step(self, batch: Any) -> Any:
-        """One batch: forward, loss, and one `update` of all optimizers; override it where each has its own loss."""
+        """Train on one batch: forward, loss, one `update` of all optimizers. Override it where each has its own loss.
+
+        Args:
+            batch: What `prepare_batch` returned.
+
+        Returns:
+            What is reported: a loss, a dict of named values, a `StepResult`, or None.
+        """
         pair = self.split_batch(batch)
         inputs, targets = pair if type(pair) is tuple and len(pair) == 2 else checked_pair(pair)
         outputs = self.forward(inputs)
-        result = StepResult.of_loss(self.compute_loss(outputs, targets), self.window.size, outputs)
-        self.update(result.loss, self.optimization.all_names, count=result.count)  # type: ignore[arg-type]
+        result = StepResult.of_loss(self.compute_loss(outputs, targets), self.run.window.size, outputs)
+        self.update(result.loss, self.run.optimization.all_names, count=result.count)  # type: ignore[arg-type]
         return result
 
     def eval_step(self, batch: Any) -> Any:
-        """One batch in eval mode, without gradients; what it returns is averaged over all samples."""
+        """Measure one batch in eval mode, without gradients; what it returns is averaged over all samples."""
         pair = self.split_batch(batch)
         inputs, targets = pair if type(pair) is tuple and len(pair) == 2 else checked_pair(pair)
         outputs = self.forward(inputs)
-        return StepResult.of_loss(self.compute_loss(outputs, targets), self.window.size, outputs)
+        return StepResult.of_loss(self.compute_loss(outputs, targets), self.run.window.size, outputs)
+
+    def predict_step(self, batch: Any) -> Any:
+        """What `predict` gives for a batch, in eval mode and without gradients: the model's outputs."""
+        return self.forward(self.split_batch(batch)[0])
 
     def update(
         self,
@@ -188,12 +199,12 @@ class Trainer(DoorPoints):
 
         Gradients go to their parameters only. With `count`, `loss` is a sum over that number of items.
         """
-        if self.is_evaluating:
-            self.check_update(loss, count)
+        if self.run.is_evaluating:
+            self._check_update(loss, count)
         try:
-            self.optimization.update(loss, optimizer, count=count, retain_graph=retain_graph)
+            self.run.optimization.update(loss, optimizer, count=count, retain_graph=retain_graph)
         except (AttributeError, RuntimeError, TypeError, ValueError):
-            self.check_update(loss, count)
+            self._check_update(loss, count)
             raise
 
     # Running
@@ -209,66 +220,87 @@ class Trainer(DoorPoints):
         num_samples: int | None = None,
         max_time: float | str | timedelta | None = None,
         batch_size: int | None = None,
-        resume: bool | str | Path = "auto",
-        changes: str = "refuse",
+        resume: bool | Literal["auto"] | str | Path = "auto",
+        changes: Changes = "refuse",
     ) -> History:
-        """Train until the first limit is reached (one epoch, if none is given) and return the history.
+        """Train until the first limit is reached (one epoch, if none is given).
 
-        `data` is a data set, a DataLoader, inputs and targets as one argument `(x, y)`, or a list of batches.
-        `max_time` is in seconds of training, without evaluations: a number, a text such as "1h30m", or a `timedelta`.
-        A run in `run_dir` goes on where it was. If the program is not the one it was started with, that is an error;
-        `changes="accept"` goes on with the new values.
+        A run in `run_dir` continues where it was. If the program is not the one it was started with, that is an error.
+
+        Args:
+            data: A data set, a DataLoader, inputs and targets as one argument `(x, y)`, or a list of batches. Default:
+                what `configure_data` returns.
+            num_epochs: Passes over the data, counted from this call.
+            eval_data: Evaluated after every epoch; of the same kinds as `data`.
+            num_updates: Optimizer updates, counted from this call.
+            num_samples: Samples, counted from this call; the last batch is cut where it would be too many.
+            max_time: Of training without evaluations: seconds, a text such as "1h30m", or a `timedelta`.
+            batch_size: Samples per batch, of all processes together, where the data does not come in batches.
+                Default: 32.
+            resume: "auto" continues the run in `run_dir`; False starts a new one; a path continues that checkpoint.
+            changes: "accept" continues a run although the program has changed, with the new values.
+
+        Returns:
+            The history of the run: `history["loss"]` has a value per epoch, `history.steps("loss")` one per step.
         """
         from .training.train_call import run_training
 
         data, eval_data = as_dataset(data), as_dataset(eval_data)
         limits = Limits.given(num_epochs, num_updates, num_samples, max_time)
-        return run_training(self, data, eval_data, limits, batch_size=batch_size, resume=resume, changes=changes)
+        return run_training(self.run, data, eval_data, limits, batch_size=batch_size, resume=resume, changes=changes)
 
     @public
     def evaluate(self, data: Any, *, batch_size: int | None = None) -> dict[str, float]:
-        """The averages of what `eval_step` returns, over every sample once."""
+        """Average what `eval_step` returns over every sample once, in eval mode and without gradients.
+
+        Args:
+            data: A data set, a DataLoader, `(x, y)`, or a list of batches.
+            batch_size: Samples per batch, where the data does not come in batches. Default: 32.
+
+        Returns:
+            The averages by name, such as `{"loss": 0.31, "accuracy": 0.9}`.
+        """
         self.setup()
-        stream = data if isinstance(data, Stream) else self.open(data, batch_size, shuffle=False)
-        return steps.evaluate(self, stream)
+        stream = data if isinstance(data, Stream) else self._open(data, batch_size, shuffle=False)
+        return evaluate.evaluate(self.run, stream)
 
     @public
     def predict(self, data: Any, *, batch_size: int | None = None) -> Any:
         """The model's outputs for all samples, in order: concatenated if they are tensors, else a list of batches."""
         refuse_shuffled(data)
         self.setup()
-        return stack_outputs(steps.predict(self, self.open(data, batch_size, shuffle=False)))
+        return stack_outputs(evaluate.predict(self.run, self._open(data, batch_size, shuffle=False)))
 
     def stop(self, reason: str = "stop() was called") -> None:
-        """Ask for the end of training after the current update."""
-        self.stop_reason = self.stop_reason or reason
+        """Request the end of training after the current update."""
+        self.run.stop(reason)
 
     @public
     def log(self, values: Mapping[str, Any]) -> None:
         """Add metrics to the evaluation or epoch under way: numbers, or objects with `compute` and `reset`."""
-        (self._phases[-1] if self._phases else self.meter).log(values)
+        self.run.current_meter.log(values)
 
     def log_step(self, values: Mapping[str, Any]) -> None:
         """Add metrics to the training step that has just ended; tensors are read at the next log point."""
-        self.meter.add_to_last(values)
+        self.run.meter.add_to_last(values)
 
     # Files
 
     @public
     def save(self, path: str | Path) -> None:
         """Write the complete state of this trainer to a checkpoint directory."""
-        from .checkpoint.state import save_trainer
+        from .training.state import save_trainer
 
         self.setup()
-        save_trainer(self, path)
+        save_trainer(self.run, path)
 
     @public
     def load(self, path: str | Path) -> None:
         """Take the complete state from a checkpoint; whatever does not fit is listed and nothing is changed."""
-        from .checkpoint.state import load_trainer
+        from .training.state import load_trainer
 
         self.setup()
-        load_trainer(self, path)
+        load_trainer(self.run, path)
 
     @public
     def load_weights(self, path: str | Path, *, model: str | None = None) -> None:
@@ -276,7 +308,7 @@ class Trainer(DoorPoints):
 
         Everything has to fit, and a line says what was loaded. `model` names the one to load where there are several.
         """
-        from .initializers import FromCheckpoint
+        from .optim.initialize import FromCheckpoint
 
         self.setup()
         FromCheckpoint(path, use="any", model=model, source_model=model).initialize(self)
@@ -284,117 +316,28 @@ class Trainer(DoorPoints):
     @public
     def export(self, path: str | Path) -> None:
         """Write the weights alone, as safetensors (or `.pt`)."""
-        from .checkpoint.state import export_weights
+        from .training.state import export_weights
 
         self.setup()
-        export_weights(self, path)
+        export_weights(self.run, path)
 
-    # What the loop needs
-
-    def setup(self) -> None:
-        """Build what `configure_*` describe, once: models first, then optimizers, which need their parameters."""
-        if not self._is_set_up:
-            self._replaced = assembly.assemble_models(self)
-            self._is_set_up = True
-        assembly.adopt_replaced(self)
-        if not self.optimizers and any(True for _ in self.parameters()):  # a frozen model can still be evaluated
-            assembly.assemble_optimizers(self, self._replaced)
-
-    def setup_training(self) -> None:
-        """Everything that is worked out once per `train` call."""
-        self.setup()
-        components.check_defaults(self, Trainer)
-        assembly.assemble_training(self)
-
-    def adopt_replaced(self) -> None:
-        """Go on with what a hook has put in the place of a model or optimizer, or say why that cannot be."""
-        (assembly.adopt_replaced if self.is_evaluating or not self.trained else assembly.adopt_in_training)(self)
+    # What the defaults above are
 
     @property
-    def has_default_step(self) -> bool:
+    def _has_default_step(self) -> bool:
         return getattr(self.train_step, "__func__", None) is Trainer.train_step
 
+    def _measure_as_default(self, batch: Any) -> Any:
+        return Trainer.eval_step(self, batch)
+
     @property
-    def builds_models(self) -> bool:
+    def _builds_models(self) -> bool:
         return type(self).configure_models is not Trainer.configure_models
 
-    def run_epoch(self, stream: Stream, until: Limits) -> None:
-        """One epoch as the loop runs it; a door puts around it what its document has there."""
-        steps.train_epoch(self, stream, until)
-
-    def epoch_length(self) -> int | None:
-        """Batches in an epoch, where that is known."""
-        return None if self.train_stream is None else self.train_stream.num_batches
-
-    def schedule_epoch(self, row: Mapping[str, float]) -> None:
-        """Step the schedulers that count epochs."""
-        for schedule in self.schedules.values():
-            if schedule.interval == "epoch":
-                schedule.step(row)
-
-    def open(self, data: Any, batch_size: int | None, *, shuffle: bool) -> Stream:
-        seed = self.runtime.broadcast_object(torch.initial_seed()) if self.seed is None else self.seed
-        stream = open_stream(data, batch_size=batch_size, seed=seed, shuffle=shuffle, shard=self.runtime.shard)
-        for callback in self.active_callbacks:
-            stream = callback.adapt_stream(stream, is_training=shuffle)
-        return stream
-
-    def flush(self) -> None:
-        """A log point: read the pending step metrics from the device and pass them on."""
-        first = self.progress.step - self.meter.num_pending + 1
-        rows = self.meter.flush()
-        self.directions.losses |= self.meter.losses
-        if self.runtime.world > 1:
-            rows = average_rows(rows, self.meter.weights, self.runtime.sum_table)
-        self.optimization.check()
-        self.adopt_replaced()
-        if rows:
-            self.history.add_steps(first, rows)
-            self.emit("on_log", rows)
-
-    @property
-    def is_interrupted(self) -> bool:
-        """Whether a signal asked for the end of training."""
-        return self.signals.stop is not None
-
-    def is_done(self, until: Limits) -> bool:
-        """Whether a signal, someone's wish or a limit ends training; with several processes, once all of them know."""
-        is_stopping = self.stop_reason is not None and (self.accord is None or self.accord.has_stop)
-        return self.signals.stop is not None or is_stopping or until.reached(self.progress) is not None
-
-    def say(self, line: str) -> None:
-        """A line for the person at the terminal, unless silence was asked for."""
-        if self.progress_style != "silent" and self.runtime.is_main:
-            print(line.encode(errors="backslashreplace").decode(), flush=True)  # paths need not be Unicode
-
-    @contextmanager
-    def phase(self, meter: Meter) -> Iterator[None]:
-        """Make a meter the one that `log` writes to."""
-        size = self.window.size  # an evaluation may be nested in a step
-        self._phases.append(meter)
-        try:
-            yield
-        finally:
-            self._phases.pop()
-            self.window.size = size
-
-    @contextmanager
-    def eval_mode(self) -> Iterator[None]:
-        """Eval mode for the models, and everything as it was afterwards."""
-        assembly.adopt_replaced(self)
-        before, self.is_evaluating = self.is_evaluating, True
-        try:
-            with components.evaluating(self.modules.values(), self.optimizers.values()):
-                yield
-                assembly.adopt_replaced(self)  # a model put in for the evaluation alone is out again
-        finally:
-            self.is_evaluating = before
-        self.runtime.settle()
-
-    def bind_hooks(self, callbacks: Iterable[Callback]) -> None:
-        self.active_callbacks = list(callbacks)
-        self.hooks = Dispatch(Callback, self, self.active_callbacks, TrainerHooks, self.trainer_for).hooks
-
-    def emit(self, event: str, *args: Any) -> None:
-        for hook in self.hooks[event]:
-            hook(*args)
+    def _check_defaults(self) -> None:
+        if self._has_default_step and type(self).forward is Trainer.forward:
+            components.check_default_model(self, self.models)
+            if type(self).compute_loss is Trainer.compute_loss and len(self.optimizers) > 1:
+                components.check_default_optimizers(self.model, self.loss_fn, self.optimizers)
+        if type(self).compute_loss is Trainer.compute_loss:
+            components.check_reduction(self.loss_fn, self.accumulate, self.runtime.world)

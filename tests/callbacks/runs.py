@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 from loopwright import Callback, Trainer
 from loopwright.callbacks import Checkpoints
-from loopwright.checkpoint.state import capture
+from loopwright.training.state import capture
 
 from ..loops import build_net
 
@@ -69,7 +69,7 @@ def assert_same_after_crash(
 
 def state_of(trainer: Trainer) -> dict[str, Any]:
     """All of a trainer's state but its clock."""
-    tree = capture(trainer)
+    tree = capture(trainer.run.directory)
     clocks = ("seconds", "call_seconds")
     tree["progress"] = {name: value for name, value in tree["progress"].items() if name not in clocks}
     return tree
@@ -98,6 +98,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
         monkeypatch.setattr("loopwright.training.steps.monotonic", lambda: self.now)
+        monkeypatch.setattr("loopwright.training.evaluate.monotonic", lambda: self.now)
 
 
 class Timed(Trainer):

@@ -129,7 +129,7 @@ def test_the_best_after_updates_is_kept(tmp_path, points):
 def test_it_takes_the_place_of_the_default(tmp_path, points):
     trainer = build_trainer([BestCheckpoint("eval_loss")], run_dir=tmp_path)
     train(trainer, points, 2)
-    assert not any(isinstance(callback, BestModel) for callback in trainer.active_callbacks)
+    assert not any(isinstance(callback, BestModel) for callback in trainer.run.callbacks)
     assert list(kept(tmp_path)) == ["eval_loss"]
 
 

@@ -64,8 +64,10 @@ class Evaluations(Callback):
         self.seen: list[list[str]] = []
 
     def on_epoch_start(self, trainer: Trainer) -> None:
-        assert trainer.run is not None
-        self.seen.append([name[-2:] for name in sorted(os.listdir(trainer.run.checkpoints)) if name[0] != "."])
+        assert trainer.run.directory is not None
+        self.seen.append(
+            [name[-2:] for name in sorted(os.listdir(trainer.run.directory.checkpoints)) if name[0] != "."]
+        )
 
     def on_eval_end(self, trainer: Trainer, data: Any) -> None:
         self.clock.now += self.seconds

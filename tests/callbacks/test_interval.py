@@ -96,8 +96,8 @@ def test_an_interval_that_is_no_number_is_refused(n):
 
 def test_by_epochs_nothing_is_called_after_updates(points):
     trainer = build_trainer([Clock(), LearningRateLog(every_n_epochs=1)])
-    assert trainer.hooks["on_update_end"] == []
-    assert len(build_trainer([Clock(every_n_updates=5)]).hooks["on_update_end"]) == 1
+    assert trainer.run.hooks["on_update_end"] == []
+    assert len(build_trainer([Clock(every_n_updates=5)]).run.hooks["on_update_end"]) == 1
 
 
 def test_an_interval_knows_its_place_on_the_clock(points):

@@ -83,7 +83,7 @@ def test_an_exception_leaves_nothing_behind_either(points):
     trainer = build_trainer([TrainTime()])
     with pytest.raises(RuntimeError):
         trainer.train(TensorDataset(torch.zeros(8, 5), torch.zeros(8).long()), 1)
-    assert all("backward" not in vars(update) for update in trainer.optimization.by_name.values())
+    assert all("backward" not in vars(update) for update in trainer.run.optimization.by_name.values())
 
 
 def test_peak_memory_is_that_of_the_process_and_never_falls(points):

@@ -142,7 +142,7 @@ def test_the_trainers_own_hook_runs_first_then_callbacks_in_their_order(points):
 def test_checkpoints_come_after_all_observers_and_defaults_only_where_the_user_brought_none(tmp_path, points):
     mine = [Checkpoints(), NonFiniteGuard("skip"), ProgressDisplay("silent")]
     trainer = train(build_trainer(mine, run_dir=tmp_path), points, num_epochs=1)
-    kinds = [type(callback).__name__ for callback in trainer.active_callbacks]
+    kinds = [type(callback).__name__ for callback in trainer.run.callbacks]
     kinds.remove("NonFiniteGuard")
     assert kinds == ["ProgressDisplay", "RunRecorder", "BestModel", "Checkpoints"]
 

@@ -12,8 +12,8 @@ from torch.optim.lr_scheduler import LinearLR
 from loopwright import Callback, ConfigurationError, DataError, NonFiniteLossError, Trainer
 from loopwright.callbacks import EMA, Checkpoints, LimitBatches, NonFiniteGuard, Rewind
 from loopwright.checkpoint.compare import compare_trees
-from loopwright.checkpoint.state import capture
 from loopwright.run import MetricsStore
+from loopwright.training.state import capture
 
 from .rewinding import assert_same_run, build, good_batches, poisoned
 
@@ -123,7 +123,7 @@ def test_a_run_that_is_killed_after_it_went_back_resumes_exactly(tmp_path, monke
     resumed, straight = start("run"), start("straight")
     for trainer in (resumed, straight):
         trainer.train(batches, num_epochs=2)
-    assert compare_trees(capture(resumed), capture(straight)) == ()
+    assert compare_trees(capture(resumed.run), capture(straight.run)) == ()
     clean = build()
     clean.train(good_batches(), num_epochs=2)
     assert_same_run(resumed, clean)
@@ -139,7 +139,7 @@ def test_checkpoints_of_undone_updates_are_removed(tmp_path):
 
         def on_train_step_start(self, trainer: Trainer, batch: Any) -> None:
             if self.has_rewound:
-                names = (path.name for path in trainer.run.checkpoints.iterdir() if path.is_dir())
+                names = (path.name for path in trainer.run.directory.checkpoints.iterdir() if path.is_dir())
                 self.found, self.has_rewound = (trainer.progress.update, sorted(names)), False
 
     noting = Noting()

@@ -19,8 +19,8 @@ from torch.utils.data import TensorDataset
 from loopwright import Callback, Trainer
 from loopwright.callbacks import EMA, BestModel, EarlyStopping
 from loopwright.checkpoint import read_checkpoint, write_checkpoint
-from loopwright.checkpoint.state import capture
 from loopwright.errors import CheckpointError, LoopwrightError
+from loopwright.training.state import capture
 
 DATA = TensorDataset(torch.arange(64.0).reshape(16, 4) / 64, torch.arange(16.0).reshape(16, 1))
 NUM_MUTATIONS = 100
@@ -97,11 +97,11 @@ def mutated(tree: Any, chance: random.Random) -> tuple[Any, str]:
 
 
 def state_of(trainer: Trainer) -> Any:
-    return copy.deepcopy(capture(trainer))
+    return copy.deepcopy(capture(trainer.run.directory))
 
 
 def assert_as_before(trainer: Trainer, before: Any) -> None:
-    after = capture(trainer)
+    after = capture(trainer.run.directory)
     assert [part for part in before if not same(before[part], after[part])] == []
 
 

@@ -61,8 +61,8 @@ def test_looking_at_a_run_of_this_process_does_not_give_its_lock_away(tmp_path):
 
     class Look(Callback):
         def on_epoch_end(self, trainer: Trainer, metrics) -> None:
-            seen.append(RunView(trainer.run.path).state)
-            command = [sys.executable, "-c", ASK, str(trainer.run.path / ".lock")]
+            seen.append(RunView(trainer.run.directory.path).state)
+            command = [sys.executable, "-c", ASK, str(trainer.run.directory.path / ".lock")]
             seen.append(subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout)
 
     data = TensorDataset(torch.zeros(8, 1), torch.zeros(8, 1))

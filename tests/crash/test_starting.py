@@ -136,7 +136,7 @@ def test_a_run_in_a_folder_whose_name_is_not_utf8_is_resumed(
     assert resumed.num_steps < whole.num_steps
     assert_same_run(resumed, whole)
     again = build(run_dir)
-    again.progress_style = "lines"
+    again.run.progress_style = "lines"
     again.train(points, 3, batch_size=8)
     assert "caf\\udce9 is finished" in capfd.readouterr().out
     assert main(["show", str(run_dir)]) == 0

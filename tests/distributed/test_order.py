@@ -49,7 +49,7 @@ class Noting(Trainer):
 
     def train_step(self, batch: Any) -> Tensor:
         rows = batch[0] if isinstance(batch, list) else batch
-        self.seen.append(rows.tolist() if self.window.size else [])
+        self.seen.append(rows.tolist() if self.run.window.size else [])
         loss = self.model(rows).mean()
         self.update(loss)
         return loss

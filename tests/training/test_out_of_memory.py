@@ -64,7 +64,7 @@ class Recorder(Callback):
         self.events.append(("start", len(batch[0])))
 
     def on_train_step_end(self, trainer: Trainer, batch: Any, result: StepResult) -> None:
-        self.events.append(("end", len(batch[0]), trainer.window.size, trainer.window.is_last))
+        self.events.append(("end", len(batch[0]), trainer.run.window.size, trainer.run.window.is_last))
         self.results.append(result)
 
     def on_optimizer_start(self, trainer: Trainer, optimizer: str) -> None:
@@ -95,7 +95,9 @@ def assert_same_mathematics(trainer: Trainer, other: Trainer) -> None:
     assert {k: v for k, v in own.items() if "seconds" not in k} == {
         k: v for k, v in whole_progress.items() if "seconds" not in k
     }
-    assert trainer.optimization.by_name["optimizer"].num_updates == other.optimization.by_name["optimizer"].num_updates
+    assert (
+        trainer.run.optimization.by_name["optimizer"].num_updates == other.optimization.by_name["optimizer"].num_updates
+    )
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -122,19 +124,19 @@ def test_steps_in_micro_batches_are_the_same_mathematics(settings, capacity, kin
 
 def test_it_is_remembered_so_that_memory_runs_out_only_while_micro_batches_get_smaller():
     trainer, _ = run(2, build_batches(8, 8, 8, 8))
-    assert trainer.num_pieces == 4
+    assert trainer.run.num_micro_batches == 4
     assert trainer.model.num_failures == 2
 
 
 def test_a_larger_batch_later_halves_the_micro_batches_again():
     trainer, _ = run(4, build_batches(4, 8, 16, 8))
-    assert trainer.num_pieces == 4
+    assert trainer.run.num_micro_batches == 4
     assert trainer.model.num_failures == 2
 
 
 def test_nothing_is_said_or_changed_where_memory_is_enough(capsys):
     trainer, _ = run(8, build_batches(8, 8), progress="lines")
-    assert trainer.num_pieces == 1
+    assert trainer.run.num_micro_batches == 1
     assert "memory" not in capsys.readouterr().out
 
 
@@ -250,7 +252,7 @@ def test_several_optimizers_that_are_updated_together_are_taken_in_micro_batches
         options = {"accumulate": 2, "clip_norm": 0.1, "progress": "silent"}
         trainers.append(Together(model, loss_fn=nn.functional.cross_entropy, **options))
         trainers[-1].train(batches, num_epochs=2)
-    assert [trainer.num_pieces for trainer in trainers] == [4, 1]
+    assert [trainer.run.num_micro_batches for trainer in trainers] == [4, 1]
     for param, whole in zip(trainers[0].model.parameters(), trainers[1].model.parameters(), strict=True):
         torch.testing.assert_close(param, whole, rtol=0, atol=1e-12)
     assert [update.num_updates for update in trainers[0].optimization.by_name.values()] == [4, 4]

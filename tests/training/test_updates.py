@@ -77,7 +77,7 @@ def test_muon_and_adamw_on_one_model_are_the_hand_written_loop(points, options, 
     for name, optimizer in own.items():
         assert_same_optimizer(optimizer, other[name])
     if scaler is not None:
-        assert trainer.optimization.by_name["muon"].scaler.state_dict() == scaler.state_dict()
+        assert trainer.run.optimization.by_name["muon"].scaler.state_dict() == scaler.state_dict()
 
 
 WAYS = {
@@ -132,7 +132,7 @@ def test_each_optimizer_follows_its_own_schedule_and_counts_its_own_updates(poin
 
     train_by_hand(theirs, list(other.values()), points, epochs=2, accumulate=2, every_update=Both())
     assert_same_model(ours, theirs)
-    assert [update.num_updates for update in trainer.optimization.by_name.values()] == [6, 6]
+    assert [update.num_updates for update in trainer.run.optimization.by_name.values()] == [6, 6]
     assert trainer.progress.update == 6
 
 
@@ -304,7 +304,7 @@ def test_the_time_of_backward_passes_and_updates_is_measured(points):
     history = trainer.train(points, 1, batch_size=8)
     assert history.last("backward_seconds") > 0
     assert history.last("update_seconds") > 0
-    assert not trainer.optimization.on_joint
+    assert not trainer.run.optimization.on_joint
 
 
 def test_the_default_step_trains_two_models_that_one_loss_goes_through(points):

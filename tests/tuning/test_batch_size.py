@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from loopwright import Trainer
 from loopwright.checkpoint import snapshot
 from loopwright.checkpoint.compare import compare_trees
-from loopwright.checkpoint.state import capture
 from loopwright.errors import ConfigurationError
+from loopwright.training.state import capture
 from loopwright.tuning import BatchSizeScan, Trial, find_batch_size
 from loopwright.tuning.memory import SavedBytes, is_out_of_memory
 from tests.loops import build_linear
@@ -111,10 +111,10 @@ def test_every_size_that_fits_has_a_speed_and_all_batches_are_full(many):
 def test_trainer_is_left_exactly_as_it_was(many):
     trainer = make_trainer(Limited(21), accumulate=2)
     trainer.train(many, num_updates=3, batch_size=8)
-    before = snapshot(capture(trainer))
+    before = snapshot(capture(trainer.run))
     find_batch_size(trainer, many)
-    assert compare_trees(before, snapshot(capture(trainer))) == ()
-    assert (trainer.accumulate, trainer.num_pieces) == (2, 1)
+    assert compare_trees(before, snapshot(capture(trainer.run))) == ()
+    assert (trainer.accumulate, trainer.run.num_micro_batches) == (2, 1)
 
 
 def test_an_error_that_is_not_about_memory_surfaces(many):

@@ -14,11 +14,11 @@ from loopwright import Callback, Trainer
 from loopwright.callbacks import EMA, Freeze
 from loopwright.checkpoint import snapshot
 from loopwright.checkpoint.compare import compare_trees
-from loopwright.checkpoint.state import capture
 from loopwright.data.random import rng_state
 from loopwright.debug.unsaved_state import unsaved_state
 from loopwright.errors import ConfigurationError
 from loopwright.schedules import Cosine
+from loopwright.training.state import capture
 from loopwright.tuning import LearningRateScan, find_learning_rate
 from tests.loops import assert_same_model, batches, build_linear, build_net
 
@@ -76,7 +76,7 @@ class Counting(nn.Module):
 def everything(trainer: Trainer, data) -> dict:
     return snapshot(
         {
-            "state": capture(trainer),
+            "state": capture(trainer.run),
             "seen": {key: str(value) for key, value in flatten(unsaved_state(trainer, data)).items()},
             "modes": {name: module.training for name, module in trainer.model.named_modules()},
             "grads": {name: param.grad for name, param in trainer.model.named_parameters()},

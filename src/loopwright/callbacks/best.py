@@ -85,7 +85,7 @@ class BestMetric(Watching):
 
     def on_train_end(self, trainer: Trainer) -> None:
         if self.best is not None:
-            trainer.say(f"Best {self.metric}: {self.best:.6g} after {self.interval.unit} {self.best_at}")
+            trainer.run.say(f"Best {self.metric}: {self.best:.6g} after {self.interval.unit} {self.best_at}")
 
     def _note(self, trainer: Trainer, value: float, metrics: Mapping[str, float], epoch: int | None = None) -> None:
         if is_better(value, self.best, self.mode):
@@ -165,10 +165,10 @@ class BestCheckpoint(Watching):
 
     def on_train_start(self, trainer: Trainer) -> None:
         super().on_train_start(trainer)
-        if trainer.run is None:
+        if trainer.run.directory is None:
             raise ConfigurationError("BestCheckpoint needs a place to write to: pass `run_dir=` to the trainer.")
         self._check_alone(trainer)
-        self._open(trainer, trainer.run)
+        self._open(trainer, trainer.run.directory)
         if trainer.runtime.is_main:
             for kept in self._kept.values():
                 kept.discard(after_update=trainer.progress.update)
@@ -183,7 +183,7 @@ class BestCheckpoint(Watching):
 
     def _check_alone(self, trainer: Trainer) -> None:
         """Refuse two callbacks that keep models by one metric: each would remove the models of the other."""
-        for other in trainer.active_callbacks:
+        for other in trainer.run.callbacks:
             is_twin = isinstance(other, BestCheckpoint) and other is not self and other.metric == self.metric
             if is_twin or (isinstance(other, BestModel) and other.metric == self.metric):
                 raise ConfigurationError(
@@ -220,9 +220,9 @@ class BestCheckpoint(Watching):
             kept.prune()
 
     def finish_again(self, trainer: Trainer) -> None:
-        if trainer.run is not None:
+        if trainer.run.directory is not None:
             recall_mode(trainer, self.watched)
-            self._open(trainer, trainer.run)
+            self._open(trainer, trainer.run.directory)
             self.on_train_end(trainer)
 
     def on_exception(self, trainer: Trainer, error: BaseException) -> None:
@@ -232,11 +232,13 @@ class BestCheckpoint(Watching):
     def _save(self, trainer: Trainer, kept: KeptModels, value: float, metrics: Mapping[str, float]) -> None:
         from ..checkpoint import update_name
         from ..checkpoint.kept import metric_label
-        from ..checkpoint.state import token_of
+        from ..training.state import token_of
 
         label = metric_label(kept.policy.metric)
         tree, meta = state_to_keep(trainer, metrics)
-        kept.save(f"{update_name(trainer.progress.update)}-{label}", tree, meta, value=value, token=token_of(trainer))
+        kept.save(
+            f"{update_name(trainer.progress.update)}-{label}", tree, meta, value=value, token=token_of(trainer.run)
+        )
 
     def _label(self, tolerance: int | None) -> str:
         return self.metric if tolerance is None else f"{self.metric} tolerance {tolerance}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from ..callback import Callback
 from ..errors import ConfigurationError, public
@@ -73,7 +73,7 @@ class Checkpoints(Callback):
         self._is_prepared = not asynchronous
 
     def on_train_start(self, trainer: Trainer) -> None:
-        if trainer.run is None:
+        if trainer.run.directory is None:
             raise ConfigurationError("Checkpoints needs a place to write to: pass `run_dir=` to the trainer.")
         self._saved_at, self._written_at = trainer.progress.seconds, monotonic()
 
@@ -88,7 +88,7 @@ class Checkpoints(Callback):
             self.policy.is_due(update=trainer.progress.update)
             and not self._is_early(trainer, self.policy.min_seconds_updates)
         )
-        if trainer.signals.take_save() or is_due:
+        if trainer.run.signals.take_save() or is_due:
             self.save(trainer)
 
     def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
@@ -118,34 +118,39 @@ class Checkpoints(Callback):
     def _open(self, trainer: Trainer) -> CheckpointStore:
         """The store of the run, opened at the first save, so that the first step does not wait for it."""
         from ..checkpoint import AsyncWriter, CheckpointStore
-        from ..checkpoint.state import group_of
 
-        assert trainer.run is not None
-        writer = AsyncWriter(self.on_error, group=group_of(trainer))
-        self._store = CheckpointStore(trainer.run.checkpoints, self.policy.keep, writer=writer)
+        assert trainer.run.directory is not None
+        writer = AsyncWriter(self.on_error, group=trainer.run.writing_group())
+        self._store = CheckpointStore(trainer.run.directory.checkpoints, self.policy.keep, writer=writer)
         return self._store
 
     def _prepare(self, trainer: Trainer) -> None:
         """Allocate memory for a copy of the state in the writer's thread, before the first save needs it."""
-        from ..checkpoint.state import capture
 
         assert self._store is not None
         self._is_prepared = True
-        self._store.writer.prepare(capture(trainer, has_history=False))
+        self._store.writer.prepare(trainer.run.capture(has_history=False))
 
     def save(self, trainer: Trainer, *, wait: bool = False) -> None:
         """Write a resume point now; models that callbacks keep of this update are on disk before it is complete."""
         from ..checkpoint import update_name
-        from ..checkpoint.state import capture, meta_of, token_of
 
-        trainer = trainer.core
+        trainer = cast("Trainer", trainer._core)
         store = self._store or self._open(trainer)
         wait = wait or not self.asynchronous
-        name, token = update_name(trainer.progress.update), token_of(trainer)
-        tree = capture(trainer, has_history=False)
-        callbacks = [(callback, trainer.trainer_for(callback)) for callback in trainer.active_callbacks]
+        name, token = update_name(trainer.progress.update), trainer.run.writing_token()
+        tree = trainer.run.capture(has_history=False)
+        callbacks = [(callback, trainer._trainer_for(callback)) for callback in trainer.run.callbacks]
         after = [writer for callback, given in callbacks for writer in callback.write_before_save(given)]
-        store.save(name, tree, meta_of(trainer), wait=wait, token=token, history=trainer.history, after=after)
+        store.save(
+            name,
+            tree,
+            trainer.run.checkpoint_meta(),
+            wait=wait,
+            token=token,
+            history=trainer.history,
+            after=after,
+        )
         self._saved_at, self._written_at = trainer.progress.seconds, monotonic()
 
 
@@ -209,8 +214,8 @@ class BestModel(Callback):
         return {self.metric} if self.required else set()
 
     def on_train_start(self, trainer: Trainer) -> None:
-        if trainer.run is not None and self._kept is None:
-            self._kept = self._open(trainer, trainer.run)
+        if trainer.run.directory is not None and self._kept is None:
+            self._kept = self._open(trainer, trainer.run.directory)
             if trainer.runtime.is_main:
                 self._kept.clean()
                 self._kept.discard(after_update=trainer.progress.update)
@@ -221,7 +226,7 @@ class BestModel(Callback):
         from ..checkpoint.kept import metric_label
 
         metric = self.metric
-        others = [c for c in trainer.active_callbacks if isinstance(c, BestModel) and c is not self]
+        others = [c for c in trainer.run.callbacks if isinstance(c, BestModel) and c is not self]
         if any(other.metric == metric for other in others):
             raise ConfigurationError(f"Two BestModel callbacks keep models by {metric!r}: pass one of them.")
         self._label = f"-{metric_label(metric)}" if others else ""
@@ -229,7 +234,6 @@ class BestModel(Callback):
 
     def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         from ..checkpoint import snapshot
-        from ..checkpoint.state import capture_models
 
         if not self.required and self.metric not in metrics:
             return
@@ -240,12 +244,11 @@ class BestModel(Callback):
         if self._kept is not None:
             self._offer(trainer, metrics, value)
         elif is_best:
-            self._weights = snapshot(capture_models(trainer))
+            self._weights = snapshot(trainer.run.capture_models())
 
     def _offer(self, trainer: Trainer, metrics: Mapping[str, float], value: float) -> None:
         """Save the model if it is one of the best; rank 0 decides that, and every rank saves."""
         from ..checkpoint import update_name
-        from ..checkpoint.state import token_of
 
         assert self._kept is not None
         name = f"{update_name(trainer.progress.update)}{self._label}"
@@ -254,7 +257,7 @@ class BestModel(Callback):
         wants, is_time = trainer.runtime.broadcast_object((wants, is_time))
         if wants:
             tree, meta = state_to_keep(trainer, metrics)
-            self._kept.hold(name, tree, meta, value=value, token=token_of(trainer))
+            self._kept.hold(name, tree, meta, value=value, token=trainer.run.writing_token())
         if is_time:
             self._start()
 
@@ -281,13 +284,13 @@ class BestModel(Callback):
 
     def finish_again(self, trainer: Trainer) -> None:
         recall_mode(trainer, self.watched)
-        if trainer.run is not None and self._kept is None:
-            self._kept = self._open(trainer, trainer.run)
+        if trainer.run.directory is not None and self._kept is None:
+            self._kept = self._open(trainer, trainer.run.directory)
         self._put_back(trainer)
 
     def _put_back(self, trainer: Trainer) -> None:
         """Wait for the writer, and with `restore` load the best weights into the models."""
-        from ..checkpoint.state import load_model
+        from ..training.state import load_model
 
         weights = self._weights
         if self._kept is not None:
@@ -312,17 +315,17 @@ def open_kept(
 ) -> KeptModels:
     """The kept models of a run by one metric, with a writer of their own."""
     from ..checkpoint import AsyncWriter, KeptModels
-    from ..checkpoint.state import group_of
+    from ..training.state import group_of
 
-    writer = AsyncWriter(on_error, group=group_of(trainer))
+    writer = AsyncWriter(on_error, group=group_of(trainer.run))
     return KeptModels(run.kept, policy, writer=writer, resume_points=run.checkpoints)
 
 
 def state_to_keep(trainer: Trainer, metrics: Mapping[str, float]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The tree and the metadata of a kept model: the weights, and the metrics of this moment."""
-    from ..checkpoint.state import capture_models, meta_of
+    from ..training.state import capture_models, meta_of
 
-    return {"models": capture_models(trainer)}, meta_of(trainer) | {"metrics": dict(metrics)}
+    return {"models": capture_models(trainer.run)}, meta_of(trainer.run) | {"metrics": dict(metrics)}
 
 
 def finish_writing(trainer: Trainer, writer: AsyncWriter) -> None:

@@ -12,25 +12,25 @@ from .progress import ProgressDisplay
 from .recorder import RunRecorder
 
 if TYPE_CHECKING:
-    from ..trainer import Trainer
+    from ..training.program import Program
 
 
-def with_defaults(trainer: Trainer) -> list[Callback]:
+def with_defaults(trainer: Program) -> list[Callback]:
     """Return the user's callbacks and the missing defaults, in the order of their precedence.
 
     Default callbacks that write files treat a failing write as the user's `Checkpoints` does.
     """
-    callbacks = list(trainer.active_callbacks or trainer.callbacks)
+    callbacks = list(trainer.run.callbacks or trainer.callbacks)
     on_error: Literal["raise", "warn"] = "raise"
     for callback in callbacks:
         on_error = callback.on_error if isinstance(callback, Checkpoints) else on_error
     defaults: list[Callback] = [NonFiniteGuard()]
     if trainer.runtime.is_main:
-        defaults.append(ProgressDisplay(trainer.progress_style))
+        defaults.append(ProgressDisplay(trainer.run.progress_style))
     if trainer.run_dir is not None:
         if trainer.runtime.is_main:
             defaults.append(RunRecorder(on_error))
-        if trainer.eval_stream is not None and not _keeps_best(callbacks):
+        if trainer.run.eval_stream is not None and not _keeps_best(callbacks):
             defaults.append(BestModel(required=False, on_error=on_error))
         defaults.append(Checkpoints())
     callbacks += _for_curves(trainer, callbacks)
@@ -46,7 +46,7 @@ def _keeps_best(callbacks: list[Callback]) -> bool:
     return any(isinstance(callback, BestCheckpoint) for callback in callbacks)
 
 
-def _for_curves(trainer: Trainer, callbacks: list[Callback]) -> list[Callback]:
+def _for_curves(trainer: Program, callbacks: list[Callback]) -> list[Callback]:
     """Return callbacks that set the learning rates of curves, for curves that no callback sets yet."""
     curves = [s.scheduler for s in trainer.schedules.values() if isinstance(s.scheduler, CurveSchedule)]
     if not curves:

@@ -118,7 +118,7 @@ class EMA(Callback):
         return {f"eval_{prefix}_{name}" for prefix in self.decays for name in names}
 
     def on_train_start(self, trainer: Trainer) -> None:
-        for other in trainer.active_callbacks:
+        for other in trainer.run.callbacks:
             if isinstance(other, EMA) and other is not self and other.decays.keys() & self.decays.keys():
                 raise ConfigurationError(
                     f"Two EMA callbacks are both named {self.prefix!r}: give each its own, as in "
@@ -134,9 +134,9 @@ class EMA(Callback):
         from .checkpoints import BestModel
 
         starts = tuple(f"eval_{prefix}_" for prefix in self.decays)
-        for other in trainer.active_callbacks:
+        for other in trainer.run.callbacks:
             if isinstance(other, (BestModel, BestCheckpoint)) and other.metric.startswith(starts):
-                trainer.say(
+                trainer.run.say(
                     f"{type(other).__name__} keeps the model's own weights by {other.metric!r}, which is measured with "
                     "averaged ones: for those use `with ema.weights(trainer): trainer.export(path)`."
                 )
@@ -317,4 +317,4 @@ def _put_back(kept: list[tuple[Tensor, Tensor]]) -> None:
 
 def _is_averaged(trainer: Trainer) -> bool:
     """Whether averages are in place already, so that the current evaluation is one of averages."""
-    return any(isinstance(callback, EMA) and callback.is_in_place for callback in trainer.active_callbacks)
+    return any(isinstance(callback, EMA) and callback.is_in_place for callback in trainer.run.callbacks)

@@ -74,13 +74,13 @@ class Freeze(Callback):
 
     def _apply(self, trainer: Trainer) -> None:
         self.is_frozen = self.until_epoch is None or trainer.progress.epoch < self.until_epoch
-        others = [c for c in trainer.active_callbacks if isinstance(c, Freeze) and c is not self]
+        others = [c for c in trainer.run.callbacks if isinstance(c, Freeze) and c is not self]
         for param in self._found.params.values():
             param.requires_grad_(not self.is_frozen and not any(other.holds(param) for other in others))
         if self.norm_in_eval:
             for norm in self._found.norms.values():
                 norm.training = not self.is_frozen and not any(other.holds(norm) for other in others)
-        trainer.optimization.refresh(trainer.modules.values())
+        trainer.run.optimization.refresh(trainer.modules.values())
 
     def _check_held(self, trainer: Trainer) -> None:
         held = {id(p) for o in trainer.optimizers.values() for group in o.param_groups for p in group["params"]}

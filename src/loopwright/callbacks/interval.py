@@ -10,8 +10,8 @@ from ..errors import ConfigurationError
 from ..metrics.best import Mode, WatchedMetric
 
 if TYPE_CHECKING:
+    from ..metrics.progress import Progress
     from ..trainer import Trainer
-    from ..training.progress import Progress
 
 
 def metric_of(metrics: Mapping[str, float], name: str, watcher: str) -> float:
@@ -23,11 +23,11 @@ def metric_of(metrics: Mapping[str, float], name: str, watcher: str) -> float:
 
 def recall_mode(trainer: Trainer, watched: WatchedMetric) -> None:
     """Settle a metric of a finished run by what the run noted when it was trained."""
-    if trainer.run is not None and trainer.run.has_run:
+    if trainer.run.directory is not None and trainer.run.directory.has_run:
         from ..run.reading import RunView
 
-        trainer.directions.given |= RunView(trainer.run.path).metric_modes
-    watched.settle(trainer.directions)
+        trainer.run.directions.given |= RunView(trainer.run.directory.path).metric_modes
+    watched.settle(trainer.run.directions)
 
 
 Unit = Literal["epoch", "update", "sample"]
@@ -136,7 +136,7 @@ class Periodic(Callback):
     def on_update_end(self, trainer: Trainer) -> None:
         """Measure if it is due; a stop by a signal waits, so that a resumed run does not lack the values."""
         if self.interval.is_due_after_update(trainer.progress):
-            with trainer.signals.deferred():
+            with trainer.run.signals.deferred():
                 self.fire(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
@@ -145,10 +145,10 @@ class Periodic(Callback):
 
     def _warn_of_same_names(self, trainer: Trainer) -> None:
         """Print a line where two callbacks log under the same names: the value of the later one stays."""
-        callbacks = trainer.active_callbacks
+        callbacks = trainer.run.callbacks
         for other in callbacks[: callbacks.index(self)]:
             if self.prefix and isinstance(other, Periodic) and other.prefix == self.prefix:
-                trainer.say(
+                trainer.run.say(
                     f"{type(other).__name__} and {type(self).__name__} log under the same names ({self.prefix}): where "
                     "they meet, the value of the later one stays. Give one of them another `prefix`, or leave it out."
                 )
@@ -211,5 +211,5 @@ class Watching(Callback):
 
 def logged_metrics(trainer: Trainer) -> dict[str, float]:
     """The metrics that callbacks have logged for the epoch under way, each with its latest value."""
-    logged: dict[str, Any] = trainer.meter.state_dict()["logged"]
+    logged: dict[str, Any] = trainer.run.meter.state_dict()["logged"]
     return logged

@@ -12,9 +12,9 @@ from .interval import Periodic
 
 if TYPE_CHECKING:
     from ..data.open import Stream
+    from ..metrics.result import StepResult
     from ..runtime import Runtime
     from ..trainer import Trainer
-    from ..training.result import StepResult
 
 FLUSH_STEPS = 512  # losses that wait on the device for the next reading, at most
 
@@ -79,13 +79,13 @@ class OfflineLoss(Periodic):
 
     def _open(self, trainer: Trainer) -> Stream:
         if self.dataset_key != "train":
-            trainer.directions.eval_keys.add(self.prefix)
+            trainer.run.directions.eval_keys.add(self.prefix)
         if self._stream is None:
             data = named_data(trainer, self.dataset_key, type(self).__name__, self.datasets)
             if data is None:
-                assert trainer.eval_stream is not None
-                return trainer.eval_stream
-            self._stream = trainer.open(data, self.batch_size, shuffle=False)
+                assert trainer.run.eval_stream is not None
+                return trainer.run.eval_stream
+            self._stream = trainer._open(data, self.batch_size, shuffle=False)
             if self._position is not None:
                 self._stream.load_state_dict(self._position)
         return self._stream
@@ -102,11 +102,13 @@ def named_data(trainer: Trainer, key: str, owner: str, datasets: Mapping[str, An
     known = dict(trainer.datasets) | dict(datasets or {})
     if key in known:
         return known[key]
-    if key == "eval" and trainer.eval_stream is not None:
+    if key == "eval" and trainer.run.eval_stream is not None:
         return None
-    if key == "train" and trainer.train_data is not None:
-        trainer.open(trainer.train_data, None, shuffle=False).check_resumable()  # reading it twice must be possible
-        return trainer.train_data
+    if key == "train" and trainer.run.train_data is not None:
+        trainer._open(
+            trainer.run.train_data, None, shuffle=False
+        ).check_resumable()  # reading it twice must be possible
+        return trainer.run.train_data
     near = difflib.get_close_matches(key, known, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     raise ConfigurationError(
@@ -143,13 +145,13 @@ class OnlineLoss(Periodic):
     def on_train_start(self, trainer: Trainer) -> None:
         super().on_train_start(trainer)
         self._runtime = trainer.runtime
-        self._meter.ignores_nonfinite = trainer.skips_nonfinite
+        self._meter.ignores_nonfinite = trainer.run.skips_nonfinite
         loaded, self._loaded = self._loaded, []
         if loaded:
             self._take(loaded)
 
     def on_train_step_end(self, trainer: Trainer, batch: Any, result: StepResult) -> None:
-        if trainer.window.size:  # else a process that had no sample of this batch
+        if trainer.run.window.size:  # else a process that had no sample of this batch
             self._meter.add(result)
         if self._meter.num_pending >= FLUSH_STEPS:
             self._meter.flush()
@@ -157,7 +159,7 @@ class OnlineLoss(Periodic):
     def measure(self, trainer: Trainer) -> Mapping[str, float]:
         """Nothing, where no step was taken since the last time, as when the end of an epoch is repeated."""
         means = self._meter.compute(trainer.runtime.sum_table, is_final=False)  # metrics go on measuring the epoch
-        self._meter = Meter(ignores_nonfinite=trainer.skips_nonfinite)
+        self._meter = Meter(ignores_nonfinite=trainer.run.skips_nonfinite)
         return {f"{self.prefix}_{name}": value for name, value in means.items()}
 
     def state_dict(self) -> dict[str, Any]:

@@ -55,9 +55,9 @@ class TrainTime(Periodic):
     def on_train_start(self, trainer: Trainer) -> None:
         super().on_train_start(trainer)
         self._waits = self.is_exact and trainer.runtime.device.type == "cuda"
-        for update in trainer.optimization.every():
+        for update in trainer.run.optimization.every():
             self._wrap(update)
-        self._on_joint = trainer.optimization.on_joint
+        self._on_joint = trainer.run.optimization.on_joint
         self._on_joint.append(self._wrap)
         self._mark(None)
 
@@ -150,12 +150,12 @@ class ProgressLine(Periodic):
 
     def on_train_start(self, trainer: Trainer) -> None:
         super().on_train_start(trainer)
-        self._seconds, self._eval_seconds = trainer.progress.seconds, trainer.eval_seconds
+        self._seconds, self._eval_seconds = trainer.progress.seconds, trainer.run.eval_seconds
 
     def fire(self, trainer: Trainer) -> None:
         from .scheduling import done_of
 
-        progress, until = trainer.progress, trainer.until
+        progress, until = trainer.progress, trainer.run.limits
         parts = [
             _place("epoch", progress.epoch + 1, until.epochs),
             _place("update", progress.update, until.updates),
@@ -169,12 +169,12 @@ class ProgressLine(Periodic):
         if done:
             rest = timedelta(seconds=round(seconds * self._share_of_training(trainer) * (1 - done) / done))
             parts.append(f"{done:.1%} done, {rest} to go")
-        trainer.say("  ".join(parts))
+        trainer.run.say("  ".join(parts))
 
     def _share_of_training(self, trainer: Trainer) -> float:
         """How many seconds a second of training takes, with the evaluations between."""
         trained = trainer.progress.seconds - self._seconds
-        return 1 + (trainer.eval_seconds - self._eval_seconds) / trained if trained > 0 else 1.0
+        return 1 + (trainer.run.eval_seconds - self._eval_seconds) / trained if trained > 0 else 1.0
 
 
 def _place(unit: str, now: int, limit: int | None) -> str:

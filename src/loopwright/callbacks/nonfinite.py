@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..callback import Callback
 from ..errors import ConfigurationError, NonFiniteLossError
-from ..training.progress import counted
+from ..metrics.progress import counted
 
 if TYPE_CHECKING:
     from ..trainer import Trainer
@@ -60,7 +60,7 @@ class NonFiniteGuard(Callback):
             self._trainer.stop(f"{what} {where}")
             return
         raise NonFiniteLossError(
-            f"{what[0].upper()}{what[1:]} {where}; that optimizer step was not taken. {self._trainer.nonfinite_advice}"
+            f"{what[0].upper()}{what[1:]} {where}; that optimizer step was not taken. {self._trainer.words.nonfinite}"
         )
 
     def state_dict(self) -> dict[str, Any]:

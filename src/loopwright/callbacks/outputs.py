@@ -11,8 +11,8 @@ from torch import Tensor
 from .interval import Periodic
 
 if TYPE_CHECKING:
+    from ..metrics.result import StepResult
     from ..trainer import Trainer
-    from ..training.result import StepResult
 
 
 class AdditionalOutputs(Periodic):
@@ -49,8 +49,8 @@ class AdditionalOutputs(Periodic):
         self._size = 0
 
     def on_train_step_end(self, trainer: Trainer, batch: Any, result: StepResult) -> None:
-        self._result = result if trainer.window.is_last else None
-        self._size = trainer.window.size
+        self._result = result if trainer.run.window.is_last else None
+        self._size = trainer.run.window.size
 
     def on_update_end(self, trainer: Trainer) -> None:
         super().on_update_end(trainer)
@@ -68,7 +68,7 @@ class AdditionalOutputs(Periodic):
         if not parts:
             return {}
         numbers, self.latest = _joined(parts)
-        if self.latest and trainer.run is not None and trainer.runtime.is_main:
+        if self.latest and trainer.run.directory is not None and trainer.runtime.is_main:
             self._write(trainer)
         return numbers
 
@@ -81,8 +81,8 @@ class AdditionalOutputs(Periodic):
     def _write(self, trainer: Trainer) -> None:
         from ..checkpoint import save_weights, update_name
 
-        assert trainer.run is not None
-        folder = trainer.run.artifacts / "outputs"
+        assert trainer.run.directory is not None
+        folder = trainer.run.directory.artifacts / "outputs"
         folder.mkdir(exist_ok=True)
         save_weights(folder / f"{update_name(trainer.progress.update)}.safetensors", self.latest)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..callback import Callback
 from ..errors import ConfigurationError
-from ..training.progress import counted
+from ..metrics.progress import counted
 
 if TYPE_CHECKING:
     from ..trainer import Trainer
@@ -48,7 +48,7 @@ class ProgressDisplay(Callback):
     def on_epoch_start(self, trainer: Trainer) -> None:
         self._begin_epoch(trainer)
         if self._bar is not None:
-            self._bar.reset(self._task, total=trainer.epoch_length(), description=self._epoch_label(trainer))
+            self._bar.reset(self._task, total=trainer.run.epoch_length(), description=self._epoch_label(trainer))
 
     def on_log(self, trainer: Trainer, rows: list[dict[str, float]]) -> None:
         self._metrics = rows[-1]
@@ -57,7 +57,7 @@ class ProgressDisplay(Callback):
             self._bar.update(self._task, completed=trainer.progress.epoch_step, text=_text(self._metrics))
             self._bar.refresh()
         elif self._style == "lines" and monotonic() - self._spoken >= self.interval:
-            total = trainer.epoch_length()
+            total = trainer.run.epoch_length()
             at = f"step {trainer.progress.epoch_step}" + (f"/{total}" if total else "")
             self._line(f"{self._epoch_label(trainer)}  {at}  {_text(self._metrics)}  {self._speed}")
 
@@ -74,7 +74,7 @@ class ProgressDisplay(Callback):
         self._close()
 
     def _epoch_label(self, trainer: Trainer, ended: bool = False) -> str:
-        total = trainer.until.epochs
+        total = trainer.run.limits.epochs
         epoch = trainer.progress.epoch + (not ended)
         return f"epoch {epoch}" + (f"/{total}" if total is not None else "")
 
@@ -110,7 +110,7 @@ class ProgressDisplay(Callback):
         )
         self._task = self._bar.add_task(
             self._epoch_label(trainer),
-            total=trainer.epoch_length(),
+            total=trainer.run.epoch_length(),
             completed=trainer.progress.epoch_step,
             text="",
         )

@@ -38,13 +38,13 @@ class RunRecorder(Callback):
         from ..run import MetricsStore, RunManifest, update_manifest
         from ..run.manifest import WorkTree
 
-        assert trainer.run is not None
-        with trainer.run.starting():
-            if trainer.run.has_run:
+        assert trainer.run.directory is not None
+        with trainer.run.directory.starting():
+            if trainer.run.directory.has_run:
                 update_manifest(
-                    trainer.run.manifest_path,
+                    trainer.run.directory.manifest_path,
                     state="running",
-                    fingerprint=trainer.fingerprint,
+                    fingerprint=trainer.run.fingerprint,
                     change=_accepted(trainer),
                 )
             else:
@@ -53,12 +53,12 @@ class RunRecorder(Callback):
                     device=str(trainer.runtime.device),
                     seed=trainer.seed,
                     tree=self._tree,
-                    fingerprint=trainer.fingerprint,
+                    fingerprint=trainer.run.fingerprint,
                 )
-                manifest.write(trainer.run.manifest_path)
+                manifest.write(trainer.run.directory.manifest_path)
         self._waiting = []
-        self._metrics = MetricsStore(trainer.run.metrics_path)
-        if trainer.run.metrics_path.exists():
+        self._metrics = MetricsStore(trainer.run.directory.metrics_path)
+        if trainer.run.directory.metrics_path.exists():
             self._metrics.truncate(step=trainer.progress.step, epoch=trainer.progress.epoch)
         self._tell_of_gap(trainer, self._metrics)
 
@@ -86,8 +86,8 @@ class RunRecorder(Callback):
             for name, value in row.items()
         ]
         self._write(partial(self._metrics.add_steps, cells))
-        if self._tree is not None and self._tree.is_answered and trainer.run is not None:
-            self._write(partial(_note, trainer.run.manifest_path, **self._found_by_git()))
+        if self._tree is not None and self._tree.is_answered and trainer.run.directory is not None:
+            self._write(partial(_note, trainer.run.directory.manifest_path, **self._found_by_git()))
 
     def on_rewind(self, trainer: Trainer) -> None:
         assert self._metrics is not None
@@ -97,12 +97,12 @@ class RunRecorder(Callback):
         assert self._metrics is not None
         self._write(partial(self._metrics.add_epoch, trainer.progress.epoch, trainer.progress.update, dict(metrics)))
         if not metrics.keys() <= self._modes.keys():
-            assert trainer.run is not None
-            self._write(partial(_note, trainer.run.manifest_path, **self._directions(trainer, metrics)))
+            assert trainer.run.directory is not None
+            self._write(partial(_note, trainer.run.directory.manifest_path, **self._directions(trainer, metrics)))
 
     def _directions(self, trainer: Trainer, metrics: Iterable[str]) -> dict[str, Any]:
         """What readers have to know to rank by these metrics: which values are better, and what evaluations are."""
-        directions = trainer.directions
+        directions = trainer.run.directions
         self._modes |= {name: directions.of(name) for name in (*directions.given, *metrics)}
         known = {name: mode for name, mode in self._modes.items() if mode is not None}
         return {"metric_modes": known, "eval_keys": sorted(directions.eval_keys), "watched": directions.watched}
@@ -116,7 +116,7 @@ class RunRecorder(Callback):
 
     def on_exception(self, trainer: Trainer, error: BaseException) -> None:
         if isinstance(error, (KeyboardInterrupt, Interrupted)):
-            self._close(trainer, "interrupted", trainer.signals.name)
+            self._close(trainer, "interrupted", trainer.run.signals.name)
         else:
             self._close(trainer, "failed", f"{type(error).__name__}: {error}")
 
@@ -145,23 +145,23 @@ class RunRecorder(Callback):
         state: State,
         reason: str | None,
     ) -> None:
-        assert trainer.run is not None
+        assert trainer.run.directory is not None
         found = self._found_by_git()
-        if trainer.run.has_run:
+        if trainer.run.directory.has_run:
             progress = {
                 name: getattr(trainer.progress, name) for name in ("epoch", "step", "update", "sample", "seconds")
             }
             names = trainer.history.epochs[-1] if trainer.history.epochs else ()
             found |= self._directions(trainer, names)
             changes = {"state": state, "reason": reason, "progress": progress, **found}
-            self._write(partial(_note, trainer.run.manifest_path, **changes))
+            self._write(partial(_note, trainer.run.directory.manifest_path, **changes))
         if self._metrics is not None:
             self._metrics.close()
 
 
 def _accepted(trainer: Trainer) -> dict[str, Any] | None:
     """What the program has changed in the run since it was last started, once, and from which update on."""
-    changes, trainer.accepted = trainer.accepted, []
+    changes, trainer.run.accepted = trainer.run.accepted, []
     values = {change.key: [change.first, change.second] for change in changes}
     return {"update": trainer.progress.update, "values": values} if values else None
 

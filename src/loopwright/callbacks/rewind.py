@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -21,8 +21,8 @@ from .nonfinite import NonFiniteGuard
 if TYPE_CHECKING:
     from ..checkpoint import SnapshotBuffers
     from ..data.open import Stream
+    from ..metrics.result import StepResult
     from ..trainer import Trainer
-    from ..training.result import StepResult
 
 
 class Rewind(NonFiniteGuard):
@@ -79,7 +79,7 @@ class Rewind(NonFiniteGuard):
 
     def on_train_start(self, trainer: Trainer) -> None:
         super().on_train_start(trainer)
-        if any(isinstance(other, NonFiniteGuard) and other is not self for other in trainer.active_callbacks):
+        if any(isinstance(other, NonFiniteGuard) and other is not self for other in trainer.run.callbacks):
             raise ConfigurationError("Rewind takes the place of NonFiniteGuard: pass only one of them.")
         if trainer.runtime.world > 1:
             raise ConfigurationError("Rewind works in one process only: use NonFiniteGuard('skip') with several.")
@@ -101,8 +101,8 @@ class Rewind(NonFiniteGuard):
             self._search(trainer, optimizer)
 
     def on_train_step_end(self, trainer: Trainer, batch: Any, result: StepResult) -> None:
-        if self._is_searching and not trainer.window.is_last:
-            for name in trainer.optimization.by_name:
+        if self._is_searching and not trainer.run.window.is_last:
+            for name in trainer.run.optimization.by_name:
                 self._search(trainer, name)
         value = _loss_of(result)
         reason = self._refused or self._judge(value)
@@ -116,7 +116,7 @@ class Rewind(NonFiniteGuard):
         """Copy the state when due, if all weights are finite: the loss only depends on the weights before the step."""
         progress = trainer.progress
         is_due = progress.update - self._taken_at >= self.every_updates
-        if not is_due and progress.epoch_step != trainer.epoch_length():
+        if not is_due and progress.epoch_step != trainer.run.epoch_length():
             return
         if not _are_finite(trainer.parameters()):
             self._go_back(trainer, "the weights are not finite", blame=self._is_searching)
@@ -159,19 +159,18 @@ class Rewind(NonFiniteGuard):
 
     def _search(self, trainer: Trainer, optimizer: str) -> None:
         """Find the step with a finite loss and gradients that are not; a loss scaler skips such steps itself."""
-        update = trainer.optimization.by_name[optimizer]
+        update = trainer.run.optimization.by_name[optimizer]
         if update.scaler is None and not _are_finite(p.grad for p in update.params if p.grad is not None):
             self.refuse(f"a gradient of optimizer {optimizer!r} is not finite")
 
     def _keep(self, trainer: Trainer) -> None:
         from ..checkpoint import SnapshotBuffers
-        from ..checkpoint.state import capture
 
-        assert trainer.train_stream is not None
+        assert trainer.run.train_stream is not None
         if self._buffers is None:
             self._buffers = SnapshotBuffers()
-        data = trainer.train_stream.state_dict()  # also before the first batch
-        self._snapshot = self._buffers.take(capture(trainer, has_history=False) | {"data": data})
+        data = trainer.run.train_stream.state_dict()  # also before the first batch
+        self._snapshot = self._buffers.take(trainer.run.capture(has_history=False) | {"data": data})
         self._history.take(trainer.history)
         self._taken_at = trainer.progress.update
         self._is_searching = False
@@ -193,29 +192,24 @@ class Rewind(NonFiniteGuard):
 
     def _undo(self, trainer: Trainer, reason: str, skipped: Mapping[int, int]) -> None:
         from ..checkpoint import snapshot
-        from ..checkpoint.state import restore
 
-        trainer = trainer.core
+        trainer = cast("Trainer", trainer._core)
         assert self._stream is not None
-        assert trainer.train_stream is not None
         num_rewinds, seconds = self.num_rewinds, trainer.progress.seconds
-        trainer.optimization.reset()
-        state = snapshot(self._snapshot)  # a copy: optimizers change the tensors that they load
-        restore(trainer, state | {"history": self._history.state_dict()}, "in memory")
-        assert trainer.mark is not None
-        trainer.mark.enter(trainer.train_stream)
-        trainer.mark = None
+        trainer.run.optimization.reset()
+        state = snapshot(self._snapshot)  # a copy: optimizers work on what they are given
+        trainer.run.return_to(state | {"history": self._history.state_dict()}, "in memory")
         self._stream.skip(skipped)
         trainer.progress.seconds = seconds  # the time of undone updates counts
         self.num_rewinds, self._refused = num_rewinds, None
         reason = f"{reason[0].upper()}{reason[1:]}"
         if self._is_searching:
-            trainer.say(f"{reason}; taking the updates since {self._taken_at} again to find the batch that did it.")
+            trainer.run.say(f"{reason}; taking the updates since {self._taken_at} again to find the batch that did it.")
         else:
             self.num_rewinds += 1
             count = f"rewind {self.num_rewinds} of {self.max_rewinds}"
-            trainer.say(f"{reason}; back to update {self._taken_at}, to go on without it ({count}).")
-        trainer.emit("on_rewind")
+            trainer.run.say(f"{reason}; back to update {self._taken_at}, to go on without it ({count}).")
+        trainer.run.emit("on_rewind")
 
     def _release(self) -> None:
         """Free the copies."""

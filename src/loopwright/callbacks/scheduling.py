@@ -12,8 +12,8 @@ from ..errors import ConfigurationError
 from ..optim.schedules import Curve, Extent
 
 if TYPE_CHECKING:
+    from ..metrics.progress import Limits, Progress
     from ..trainer import Trainer
-    from ..training.progress import Limits, Progress
 
 
 class Scheduled(Callback):
@@ -33,7 +33,7 @@ class Scheduled(Callback):
 
     def on_train_start(self, trainer: Trainer) -> None:
         owner = type(self).__name__
-        if not is_limited(trainer.until):
+        if not is_limited(trainer.run.limits):
             raise ConfigurationError(
                 f"{owner} needs to know how long the run is: pass `num_epochs`, `num_updates` or `num_samples`."
             )
@@ -122,7 +122,7 @@ def _copied(value: Any) -> Any:
 
 def extent_of(trainer: Trainer) -> Extent:
     """Return the length of the current `train` call, by the limit that is reached first; time limits do not count."""
-    progress, until = trainer.progress, trainer.until
+    progress, until = trainer.progress, trainer.run.limits
     limits = {
         "epoch": (until.epochs, progress.call_epoch),
         "update": (until.updates, progress.call_update),
@@ -147,14 +147,14 @@ def extent_of(trainer: Trainer) -> Extent:
 
 def _per_epoch(trainer: Trainer) -> dict[str, float]:
     """Return the number of updates and samples of an epoch, 0 where unknown."""
-    stream = trainer.train_stream
+    stream = trainer.run.train_stream
     batches, samples = (None, None) if stream is None else (stream.num_batches, stream.num_samples)
     return {"epoch": 1, "update": -(-(batches or 0) // trainer.accumulate), "sample": samples or 0}
 
 
 def done_of(trainer: Trainer) -> float | None:
     """Return the completed fraction of the current `train` call, by the nearest limit; None without a limit."""
-    progress, until = trainer.progress, trainer.until
+    progress, until = trainer.progress, trainer.run.limits
     parts = []
     if until.epochs is not None:
         inside = _inside_epoch(trainer, progress)
@@ -172,7 +172,7 @@ def _part(amount: float, whole: float) -> float:
 
 def _inside_epoch(trainer: Trainer, progress: Progress) -> float:
     """Return the completed fraction of the epoch; 0 for data without a length."""
-    stream = trainer.train_stream
+    stream = trainer.run.train_stream
     if stream is None:
         return 0.0
     if stream.num_samples:

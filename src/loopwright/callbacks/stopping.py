@@ -12,7 +12,7 @@ from ..callback import Callback
 from ..data.stream import LimitedStream
 from ..errors import ConfigurationError, public
 from ..metrics.best import BestSoFar
-from ..training.progress import seconds_of
+from ..metrics.progress import seconds_of
 from .interval import Watching
 
 if TYPE_CHECKING:

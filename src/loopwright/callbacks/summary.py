@@ -41,7 +41,7 @@ class ModelSummary(Callback):
 
     def on_train_start(self, trainer: Trainer) -> None:
         for name, model in trainer.models.items():
-            trainer.say(summarize(model, self.max_depth, name=name))
+            trainer.run.say(summarize(model, self.max_depth, name=name))
 
 
 def summarize(model: nn.Module, max_depth: int = 1, *, name: str = "model") -> str:
@@ -113,7 +113,7 @@ class ParameterCount(Callback):
         for name, model in trainer.models.items():
             total, trained = count_parameters(model)
             self.counts[name] = {"total": total, "trained": trained}
-            trainer.say(f"{name}: {total:,} parameters, {trained:,} of them trained")
+            trainer.run.say(f"{name}: {total:,} parameters, {trained:,} of them trained")
         _write(trainer, "parameters.json", self.counts)
 
 
@@ -186,7 +186,7 @@ class DatasetStatistics(Callback):
             return
         self.measure(trainer)
         for name, found in self.statistics.items():
-            trainer.say(
+            trainer.run.say(
                 f"{self.dataset_key}.{name}: mean {found.mean:.6g}  std {found.std:.6g}  "
                 f"min {found.min:.6g}  max {found.max:.6g}  ({found.count:,} values)"
             )
@@ -196,7 +196,7 @@ class DatasetStatistics(Callback):
     def measure(self, trainer: Trainer) -> dict[str, FieldStatistics]:
         """Read the data now and return the statistics; random generators are restored afterwards."""
         data = named_data(trainer, self.dataset_key, type(self).__name__, self.datasets)
-        stream = trainer.eval_stream if data is None else trainer.open(data, self.batch_size, shuffle=False)
+        stream = trainer.run.eval_stream if data is None else trainer._open(data, self.batch_size, shuffle=False)
         assert stream is not None
         self.statistics, seen = {}, 0
         with preserved_rng():
@@ -224,5 +224,5 @@ def _fields(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def _write(trainer: Trainer, name: str, content: Any) -> None:
-    if trainer.run is not None and trainer.runtime.is_main:
-        (trainer.run.artifacts / name).write_text(json.dumps(content, indent=2) + "\n")
+    if trainer.run.directory is not None and trainer.runtime.is_main:
+        (trainer.run.directory.artifacts / name).write_text(json.dumps(content, indent=2) + "\n")

@@ -17,9 +17,9 @@ from ..metrics.metric_objects import Gather, compute_together, merge_copies
 
 if TYPE_CHECKING:
     from ..data.open import Stream
+    from ..metrics.result import StepResult
     from ..runtime import Runtime
     from ..trainer import Trainer
-    from ..training.result import StepResult
 
 
 PROCESSES = "processes"  # in a state: a list of all processes' states
@@ -83,7 +83,7 @@ class TorchMetrics(Callback):
         self._running = []
         self._runtime = trainer.runtime
         if self.on != "eval":
-            if trainer.run is not None:
+            if trainer.run.directory is not None:
                 _check_stateful(self._train)
             self._take_loaded()
             _move(self._train, trainer.runtime.device)
@@ -93,7 +93,7 @@ class TorchMetrics(Callback):
             _reset(self._train)
 
     def on_train_step_end(self, trainer: Trainer, batch: Any, result: StepResult) -> None:
-        if self.on != "eval" and trainer.window.size:
+        if self.on != "eval" and trainer.run.window.size:
             self._update(self._train, trainer, batch, result)
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:

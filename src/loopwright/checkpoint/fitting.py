@@ -15,13 +15,13 @@ from torch.optim import Optimizer
 from ..data.random import preserved_rng
 from ..metrics.history import History
 from ..metrics.meter import Meter
-from ..training.progress import Progress
+from ..metrics.progress import Progress
 from ..training.resume import NOTHING_KEPT, Kept
 from .stored import StoredTensor
 
 if TYPE_CHECKING:
     from ..callback import Callback
-    from ..trainer import Trainer
+    from ..training.components import Components
 
 LISTED = 20
 # What torch's optimizers keep for a parameter: the entries that have its shape, and those that are one number.
@@ -51,7 +51,7 @@ def listed(problems: Sequence[str]) -> str:
 
 
 def compare_components(
-    trainer: Trainer, models: Any, optimizers: Any, schedules: Any, *, partly: bool = False, kept: Kept = NOTHING_KEPT
+    own: Components, models: Any, optimizers: Any, schedules: Any, *, partly: bool = False, kept: Kept = NOTHING_KEPT
 ) -> list[str]:
     """Where models, optimizers and schedules disagree with what was saved of them, but for what is `kept`.
 
@@ -59,21 +59,27 @@ def compare_components(
     """
     problems: list[str] = []
     compared: tuple[tuple[str, Any, Any, Collection[str], Callable[[Any, Any], list[str]]], ...] = (
-        ("models", trainer.models, models, (), compare_model),
-        ("optimizers", trainer.optimizers, optimizers, kept.optimizers, compare_groups),
-        ("schedules", trainer.schedules, schedules, kept.schedules, lambda own, s: compare_schedule(own.scheduler, s)),
+        ("models", own.models, models, (), compare_model),
+        ("optimizers", own.optimizers, optimizers, kept.optimizers, compare_groups),
+        (
+            "schedules",
+            own.schedules,
+            schedules,
+            kept.schedules,
+            lambda schedule, s: compare_schedule(schedule.scheduler, s),
+        ),
     )
     for part, components, states, left, compare in compared:
         if not isinstance(states, Mapping):
             problems.append(f"{part}: the checkpoint has {_kind(states)} instead of a state for each of them")
             continue
-        own, saved = ({n: value for n, value in named.items() if n not in left} for named in (components, states))
+        held, saved = ({n: value for n, value in named.items() if n not in left} for named in (components, states))
         if not partly:
-            problems += [f"{part}: {name!r} is not in the checkpoint" for name in own if name not in saved]
-            problems += [f"{part}: the checkpoint has {n!r}, the trainer has not" for n in saved if n not in own]
-        for name in own:
+            problems += [f"{part}: {name!r} is not in the checkpoint" for name in held if name not in saved]
+            problems += [f"{part}: the checkpoint has {n!r}, the trainer has not" for n in saved if n not in held]
+        for name in held:
             if name in saved:
-                problems += [f"{part}: {name}: {problem}" for problem in compare(own[name], saved[name])]
+                problems += [f"{part}: {name}: {problem}" for problem in compare(held[name], saved[name])]
     return problems
 
 

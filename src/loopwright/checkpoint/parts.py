@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckpointError
+from ..training.state import load_optimizer
+from ..training.undo import undone_on_error
 from .files import read_checkpoint
 from .fitting import compare_components, listed
-from .state import load_optimizer
-from .undoing import undone_on_error
 from .weights import is_safetensors, load_weights, read_pickle, state_dict_in
 
 if TYPE_CHECKING:
@@ -69,10 +69,10 @@ def load_parts(trainer: Trainer, parts: Parts, *, optimizers: bool = True, sched
     schedulers = parts.schedules if schedules else {}
     models = parts.models if isinstance(parts.models, Mapping) else {}
     problems = [f"the trainer has no model {name!r}" for name in models if name not in trainer.models]
-    problems += compare_components(trainer, parts.models, states, schedulers, partly=True)
+    problems += compare_components(trainer._components, parts.models, states, schedulers, partly=True)
     if problems:
         raise CheckpointError(f"{parts.path} does not fit this trainer; nothing was loaded:{listed(problems)}")
-    with undone_on_error(trainer, str(parts.path)) as at:
+    with undone_on_error(trainer.run, str(parts.path)) as at:
         for name, optimizer in trainer.optimizers.items():
             if name in states:
                 at.part = f"optimizers: {name}"

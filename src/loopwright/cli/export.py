@@ -156,7 +156,7 @@ def example_inputs(trainer: Trainer, data: Any) -> Any:
     import torch
 
     size = BATCH_SIZE if isinstance(data, torch.utils.data.Dataset) else None
-    stream = trainer.open(data, size, shuffle=False)
+    stream = trainer._open(data, size, shuffle=False)
     try:
         stream.begin(0)
         for batch, _, _ in stream.take(1):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..training.progress import counted
+from ..metrics.progress import counted
 from .arguments import add_command, add_config
 from .exits import FOUND, OK
 from .output import number_text, print_json, printable, size_text

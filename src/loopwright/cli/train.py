@@ -6,6 +6,7 @@ import argparse
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from .output import printable
 
 if TYPE_CHECKING:
     from ..doors.configured import Experiment
+    from ..training.program import Display
 
 MORE = """\
 Everything is checked before anything is built. The run goes to runs/<name>/<id>, or where `output_path` says. If there
@@ -65,8 +67,8 @@ def train_command(options: argparse.Namespace) -> int:
     with explained(lambda: experiment.run):
         experiment.build()
         assert experiment.trainer is not None
-        experiment.trainer.engine.start_over = "--new"
-        experiment.trainer.engine.accept_changes = "--accept-changes"
+        engine = experiment.trainer.engine
+        engine.words = replace(engine.words, start_over="--new", accept_changes="--accept-changes")
         try:
             experiment.train(resume=resume, changes="accept" if options.accept_changes else "refuse")
         except Interrupted as left:
@@ -133,7 +135,7 @@ def _earlier(text: str, root: str) -> Path:
     return find_run(text, root).path
 
 
-def _again(run: Path | None, overrides: list[str], progress: str) -> Experiment:
+def _again(run: Path | None, overrides: list[str], progress: Display) -> Experiment:
     """A run with the config and the code that were kept in its directory."""
     from ..config import load_config
     from ..doors.configured import Experiment

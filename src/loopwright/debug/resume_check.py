@@ -20,11 +20,11 @@ import torch
 from ..callback import Callback
 from ..checkpoint import Difference, snapshot
 from ..checkpoint.compare import compare_trees
-from ..checkpoint.state import capture, save_trainer
 from ..data.random import rng_state, set_rng_state
 from ..errors import ConfigurationError
+from ..metrics.progress import counted
 from ..trainer import Trainer
-from ..training.progress import counted
+from ..training.state import capture, save_trainer
 from .unsaved_state import unsaved_state
 
 MOST_LINES = 8
@@ -147,11 +147,11 @@ class _Check:
         trainer = self.build()
         if not isinstance(trainer, Trainer):
             raise ConfigurationError(f"build() returned a {type(trainer).__name__}: return a loopwright.Trainer.")
-        trainer.progress_style = "silent"
+        trainer.run.progress_style = "silent"
         trainer.run_dir = self.folder / name if trainer.run_dir is not None else None
         probe = _Probe(run, data, self.num_updates, path if is_saved else None)
         trainer.callbacks.append(probe)
-        trainer.active_callbacks.append(probe)
+        trainer.run.callbacks.append(probe)
         resume = path if is_resumed else False
         limit = 2 * self.num_updates  # the same for all runs: schedules depend on it
         trainer.train(data, eval_data=eval_data, num_updates=limit, batch_size=self.batch_size, resume=resume)
@@ -176,7 +176,7 @@ class _Probe(Callback):
         if trainer.progress.update == self._num_updates:
             self._record(trainer)
             if self._save_to is not None:
-                save_trainer(trainer, self._save_to)
+                save_trainer(trainer.run, self._save_to)
                 trainer.stop("saved")
 
     def on_loop_end(self, trainer: Trainer) -> None:
@@ -189,7 +189,7 @@ class _Probe(Callback):
 
 
 def _state_of(trainer: Trainer) -> Any:
-    state = snapshot(capture(trainer))
+    state = snapshot(capture(trainer.run))
     state["callbacks"].pop(_Probe.__name__, None)
     return state
 

@@ -61,7 +61,7 @@ def _library_attributes(kind: type, callback: Callback) -> frozenset[str]:
 
 def _user_callbacks(trainer: Trainer) -> dict[str, Callback]:
     """The callbacks of classes that the user wrote, by class name; shipped callbacks save their state themselves."""
-    own = [callback for callback in trainer.active_callbacks if not _is_shipped(type(callback))]
+    own = [callback for callback in trainer.run.callbacks if not _is_shipped(type(callback))]
     return {f"{type(c).__name__}{f'-{i}' if i else ''}": c for i, c in enumerate(own)}
 
 

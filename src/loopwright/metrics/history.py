@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import ConfigurationError, MissingExtraError
-from ..training.progress import counted
+from .progress import counted
 
 if TYPE_CHECKING:
     import pandas as pd

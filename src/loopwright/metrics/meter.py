@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigurationError
-from ..training.result import StepResult
+from .result import StepResult
 
 AddUp = Callable[[Mapping[str, tuple[float, float]]], Mapping[str, tuple[float, float]]]
 Gather = Callable[[Any], list[Any]]

@@ -21,7 +21,7 @@ from ..errors import CheckpointError, ConfigurationError
 from .meter import ComputedMetric
 
 if TYPE_CHECKING:
-    from ..trainer import Trainer
+    from ..training.run import TrainingRun
 
 
 Gather = Callable[[Any], list[Any]]
@@ -187,41 +187,41 @@ def _metrics(modules: Mapping[str, nn.Module]) -> dict[str, _Metric]:
     return found
 
 
-def object_states(trainer: Trainer) -> dict[str, Tree]:
+def object_states(run: TrainingRun) -> dict[str, Tree]:
     """What every object with `compute`, `reset` and a `state_dict` has measured so far, by where it is."""
-    return {path: {"state": deepcopy(metric.state_dict())} for path, metric in _plain(trainer).items()}
+    return {path: {"state": deepcopy(metric.state_dict())} for path, metric in _plain(run).items()}
 
 
-def load_object_states(trainer: Trainer, states: Sequence[Mapping[str, Any]], *, is_in_epoch: bool) -> None:
+def load_object_states(run: TrainingRun, states: Sequence[Mapping[str, Any]], *, is_in_epoch: bool) -> None:
     """Put back what `object_states` gave; of several processes only between epochs, where nothing is measured."""
-    for path, metric in _plain(trainer).items():
+    for path, metric in _plain(run).items():
         saved = [state[path]["state"] for state in states if path in state]
         if len(saved) > 1 and is_in_epoch:
             raise CheckpointError(
                 f"{path} was measuring an epoch on {len(saved)} processes, and what they had measured cannot be joined "
-                f"on {trainer.runtime.num_shares}: resume on {len(saved)} processes, or use a torchmetrics metric."
+                f"on {run.runtime.num_shares}: resume on {len(saved)} processes, or use a torchmetrics metric."
             )
         if saved:
             metric.load_state_dict(deepcopy(saved[0]))
 
 
-def computed_paths(trainer: Trainer) -> dict[str, str]:
+def computed_paths(run: TrainingRun) -> dict[str, str]:
     """Where the metrics are that the epoch under way computes, by the names they were logged under."""
-    paths = {id(metric): path for path, metric in _all(trainer).items()}
-    return {name: paths[id(m)] for name, m in trainer.meter.computed.items() if id(m) in paths}
+    paths = {id(metric): path for path, metric in _all(run).items()}
+    return {name: paths[id(m)] for name, m in run.meter.computed.items() if id(m) in paths}
 
 
-def load_computed(trainer: Trainer, saved: Mapping[str, str]) -> None:
+def load_computed(run: TrainingRun, saved: Mapping[str, str]) -> None:
     """Let the epoch compute what it did before, also where a metric was logged in its first steps only."""
-    found = _all(trainer)
-    trainer.meter.computed = {name: found[path] for name, path in saved.items() if path in found}
+    found = _all(run)
+    run.meter.computed = {name: found[path] for name, path in saved.items() if path in found}
 
 
-def check_saved(trainer: Trainer, name: str, metric: ComputedMetric) -> None:
+def check_saved(run: TrainingRun, name: str, metric: ComputedMetric) -> None:
     """Refuse a metric whose state no checkpoint would have, since a run resumed inside an epoch would lose it."""
     kind = type(metric).__name__
     lost = "so a run that is resumed inside an epoch would lose what it has measured"
-    if not any(metric is known for known in _all(trainer).values()):
+    if not any(metric is known for known in _all(run).values()):
         raise ConfigurationError(
             f"The metric {name!r} ({kind}) is no attribute of the trainer or of a callback, {lost}: keep it in one, as "
             f"in `self.{name} = {kind}()`, or train without `run_dir`."
@@ -233,28 +233,28 @@ def check_saved(trainer: Trainer, name: str, metric: ComputedMetric) -> None:
         )
 
 
-def modules_with_metrics(trainer: Trainer) -> dict[str, nn.Module]:
+def modules_with_metrics(run: TrainingRun) -> dict[str, nn.Module]:
     """The trainer's modules, and metrics that are modules and that callbacks hold."""
-    held = {path: metric for path, metric in _objects(trainer).items() if isinstance(metric, nn.Module)}
-    return trainer.modules | held
+    held = {path: metric for path, metric in _objects(run).items() if isinstance(metric, nn.Module)}
+    return run.components.modules | held
 
 
-def _plain(trainer: Trainer) -> dict[str, Stateful]:
-    found = _objects(trainer).items()
+def _plain(run: TrainingRun) -> dict[str, Stateful]:
+    found = _objects(run).items()
     return {path: m for path, m in found if isinstance(m, Stateful) and not isinstance(m, nn.Module)}
 
 
-def _all(trainer: Trainer) -> dict[str, Any]:
+def _all(run: TrainingRun) -> dict[str, Any]:
     """Every metric on the trainer and its callbacks, with those that are modules."""
-    parts = {path: part for name, m in trainer.modules.items() for path, part in m.named_modules(prefix=name)}
-    return {path: part for path, part in parts.items() if isinstance(part, ComputedMetric)} | _objects(trainer)
+    parts = {path: part for name, m in run.components.modules.items() for path, part in m.named_modules(prefix=name)}
+    return {path: part for path, part in parts.items() if isinstance(part, ComputedMetric)} | _objects(run)
 
 
-def _objects(trainer: Trainer) -> dict[str, Any]:
-    """Metrics that are no modules of the trainer, by where they are: `acc`, `scores.acc`, `Watching.acc`."""
-    known = {id(part) for module in trainer.modules.values() for part in module.modules()}
+def _objects(run: TrainingRun) -> dict[str, Any]:
+    """Metrics that are no modules of the run, by where they are: `acc`, `scores.acc`, `Watching.acc`."""
+    known = {id(part) for module in run.components.modules.values() for part in module.modules()}
     found: dict[str, Any] = {}
-    for prefix, owner in _owners(trainer):
+    for prefix, owner in _owners(run):
         for path, value in _attributes(owner):
             if isinstance(value, ComputedMetric) and not isinstance(value, type) and id(value) not in known:
                 known.add(id(value))
@@ -262,10 +262,10 @@ def _objects(trainer: Trainer) -> dict[str, Any]:
     return found
 
 
-def _owners(trainer: Trainer) -> Iterator[tuple[str, object]]:
-    """The trainer, and the callbacks that do not save their own state."""
-    yield "", trainer
-    for number, callback in enumerate(trainer.active_callbacks):
+def _owners(run: TrainingRun) -> Iterator[tuple[str, object]]:
+    """The run, and the callbacks that do not save their own state."""
+    yield "", run.program
+    for number, callback in enumerate(run.callbacks):
         if type(callback).state_dict is Callback.state_dict:
             yield f"{type(callback).__name__}-{number}.", callback
 

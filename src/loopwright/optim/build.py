@@ -51,6 +51,8 @@ class CurveSchedule:
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 SchedulerFactory = Callable[[Optimizer], Any]
+OptimizerLike = Optimizer | OptimizerFactory | NamedFactory
+LossFunction = Callable[..., Any]
 Interval = Literal["update", "epoch"]
 ORDER = "The order is `Trainer(model, optimizer, loss_fn)`."
 
@@ -104,6 +106,9 @@ class Schedule:
                 f"{', '.join(metrics)}. Say `Schedule(scheduler, metric=...)`."
             )
         self.scheduler.step(metrics[name])
+
+
+SchedulerLike = LRScheduler | ReduceLROnPlateau | SchedulerFactory | CurveLike | Schedule
 
 
 def build_optimizer(

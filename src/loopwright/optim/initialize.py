@@ -304,7 +304,7 @@ class FromCheckpoint(Initializer):
         return self.report
 
     def initialize(self, trainer: Trainer) -> None:
-        trainer.say(str(self.apply(self._target(trainer))))
+        trainer.run.say(str(self.apply(self._target(trainer))))
 
     def _target(self, trainer: Trainer) -> nn.Module:
         models = {n: m for n, m in trainer.models.items() if any(True for _ in m.parameters())}

@@ -27,8 +27,9 @@ from ..metrics.history import History
 from ..runtime import dry_run
 from ..runtime.base import move_to
 from ..trainer import Trainer
+from ..training.evaluate import predict as predict_batches
 from ..training.fingerprint import describe_dataset
-from ..training.steps import predict as predict_batches
+from ..training.program import Changes, Display
 from .best import choose
 from .changes import Change
 from .directory import RunDirectory, logging_to
@@ -54,7 +55,7 @@ class DoorTrainer(Protocol):
     def engine(self) -> Trainer: ...
     @property
     def datasets(self) -> Mapping[str, Any]: ...
-    def train(self, *, resume: bool | str | Path = ..., changes: str = ...) -> History: ...
+    def train(self, *, resume: bool | str | Path = ..., changes: Changes = ...) -> History: ...
     def evaluate(self, dataset_key: str) -> dict[str, float]: ...
     def eval(self) -> dict[str, float]: ...
 
@@ -70,7 +71,7 @@ class Experiment(ABC, Generic[DoorTrainerT]):
 
     changeable: ClassVar[Collection[str]] = ()  # keys of the config that may differ in a run that is continued
 
-    def __init__(self, config: Config, *, run: str | Path | None = None, progress: str = "auto") -> None:
+    def __init__(self, config: Config, *, run: str | Path | None = None, progress: Display = "auto") -> None:
         self.config = config
         self.run = None if run is None else Path(run)
         self.progress = progress
@@ -81,7 +82,7 @@ class Experiment(ABC, Generic[DoorTrainerT]):
         self._reader: tuple[str, DoorTrainerT] | None = None  # with the weights of a checkpoint
 
     @classmethod
-    def from_config(cls, config: Config, *, progress: str = "auto") -> Self:
+    def from_config(cls, config: Config, *, progress: Display = "auto") -> Self:
         """The run of a config; one ConfigError names every mistake in it.
 
         Args:
@@ -93,7 +94,7 @@ class Experiment(ABC, Generic[DoorTrainerT]):
         return cls(config, progress=progress)
 
     @classmethod
-    def from_run(cls, run: str | Path, *, progress: str = "auto") -> Self:
+    def from_run(cls, run: str | Path, *, progress: Display = "auto") -> Self:
         """The run in a run directory, from the config and the code that were kept there."""
         directory = RunDirectory.open(run)
         if not directory.config_path.is_file():
@@ -111,7 +112,7 @@ class Experiment(ABC, Generic[DoorTrainerT]):
         """Build the data sets, the model and the trainer."""
         self.trainer, self._has_trained = self._build(), False
 
-    def train(self, *, resume: bool | str | Path = "auto", changes: str = "refuse") -> History:
+    def train(self, *, resume: bool | str | Path = "auto", changes: Changes = "refuse") -> History:
         """Train, in a run directory. An unfinished run of the same name and config is continued.
 
         Args:
@@ -167,8 +168,8 @@ class Experiment(ABC, Generic[DoorTrainerT]):
         with beside(self.config.folder):
             engine = trainer.engine
             engine.setup()
-            stream = engine.open(self.dataset_of(trainer, dataset_key), None, shuffle=False)
-            return [move_to(output, torch.device("cpu")) for output in predict_batches(engine, stream)]
+            stream = engine._open(self.dataset_of(trainer, dataset_key), None, shuffle=False)
+            return [move_to(output, torch.device("cpu")) for output in predict_batches(engine.run, stream)]
 
     def ready(self, checkpoint: str | Path) -> DoorTrainerT:
         """A trainer with the weights of the run, for use: the one that trained, or one that loads a checkpoint."""
@@ -228,10 +229,10 @@ class Experiment(ABC, Generic[DoorTrainerT]):
         return destination
 
     def _add_log(self, engine: Trainer, destination: Destination) -> RunLog:
-        log = next((callback for callback in engine.active_callbacks if isinstance(callback, RunLog)), None)
+        log = next((callback for callback in engine.run.callbacks if isinstance(callback, RunLog)), None)
         if log is None:
             log = RunLog()
-            engine.bind_hooks([*engine.active_callbacks, log])
+            engine.run.bind([*engine.run.callbacks, log])
         if not destination.is_new:
             run, text = RunDirectory.open(destination.path), config_text(self.config, self.name)
             log.record = partial(record_continuation, run, self.config.folder, text)
@@ -248,10 +249,10 @@ class Experiment(ABC, Generic[DoorTrainerT]):
             tags=_words(config.get("tags")),
             data=data,
         )
-        accept = None if accepts else engine.accept_changes
+        accept = None if accepts else engine.words.accept_changes
         destination = self._destination(text, manifest.id, resume, accept)
         if destination.remark is not None:
-            engine.say(destination.remark)
+            engine.run.say(destination.remark)
         if not destination.is_new:
             return destination
         run = RunDirectory.fresh(destination.path)
@@ -295,7 +296,7 @@ class RunLog(Callback):
     def on_train_start(self, trainer: Trainer) -> None:
         record, self.record = self.record, None
         for remark in record() if record is not None else ():
-            trainer.say(remark)
+            trainer.run.say(remark)
         progress = trainer.progress
         logger.info("Training from epoch %d, update %d, sample %d.", progress.epoch, progress.update, progress.sample)
 

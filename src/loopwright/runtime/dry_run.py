@@ -20,8 +20,7 @@ from ..errors import ConfigurationError
 from .dtensor import Mesh
 
 if TYPE_CHECKING:
-    from ..callback import Callback
-    from ..trainer import Trainer
+    pass
 
 
 current: DryRun | None = None
@@ -41,7 +40,7 @@ class DryRun:
 
     def __init__(
         self,
-        watch: Callable[[Trainer], Sequence[Callback]],
+        watch: Callable[[Any], Sequence[Any]],
         *,
         world: int | None = None,
         strategy: str | Mapping[str, int] | None = None,

@@ -16,7 +16,7 @@ from .resume import Kept
 
 if TYPE_CHECKING:
     from ..run.changes import Change
-    from ..trainer import Trainer
+    from ..training.run import TrainingRun
 
 SWITCHES = ("amsgrad", "centered", "momentum")  # options that decide what state an optimizer has
 CLOSED = (LambdaLR, OneCycleLR, CyclicLR, CosineAnnealingWarmRestarts)  # whose `get_lr` needs no rate before it
@@ -26,34 +26,34 @@ Group = dict[str, Any]
 class NewValues:
     """The options that optimizers and schedulers have before a checkpoint is loaded; made before, applied after."""
 
-    def __init__(self, trainer: Trainer, tree: Mapping[str, Any], changed: Mapping[str, Change]) -> None:
+    def __init__(self, run: TrainingRun, tree: Mapping[str, Any], changed: Mapping[str, Change]) -> None:
         self.changed = changed
         self._saved = tree["optimizers"]
-        self._groups = {name: [_options(g) for g in o.param_groups] for name, o in trainer.optimizers.items()}
-        self._schedulers = {name: _settings(s.scheduler) for name, s in trainer.schedules.items()}
+        self._groups = {name: [_options(g) for g in o.param_groups] for name, o in run.components.optimizers.items()}
+        self._schedulers = {name: _settings(s.scheduler) for name, s in run.components.schedules.items()}
         self.kept = Kept(
-            frozenset(self._new_optimizers(trainer)) | (set(tree["optimizers"]) - set(trainer.optimizers)),
-            frozenset(self._new_schedules(trainer, tree)) | (set(tree["schedules"]) - set(trainer.schedules)),
+            frozenset(self._new_optimizers(run)) | (set(tree["optimizers"]) - set(run.components.optimizers)),
+            frozenset(self._new_schedules(run, tree)) | (set(tree["schedules"]) - set(run.components.schedules)),
         )
-        self._has_lost_schedule = bool(set(tree["schedules"]) - set(trainer.schedules))
+        self._has_lost_schedule = bool(set(tree["schedules"]) - set(run.components.schedules))
 
-    def apply(self, trainer: Trainer) -> None:
+    def apply(self, run: TrainingRun) -> None:
         """Let the new values count, and say what could not be taken over from the checkpoint."""
-        for name, optimizer in trainer.optimizers.items():
+        for name, optimizer in run.components.optimizers.items():
             if name in self.kept.optimizers:
                 kind = type(optimizer).__name__
-                trainer.say(f"Optimizer {name!r} ({kind}) does not fit the saved state: it starts without any.")
-            self._apply_options(trainer, name, optimizer)
-        for name in trainer.schedules:
+                run.say(f"Optimizer {name!r} ({kind}) does not fit the saved state: it starts without any.")
+            self._apply_options(run, name, optimizer)
+        for name in run.components.schedules:
             if name in self.kept.schedules:
-                trainer.say(f"Schedule {name!r} was not in this run before: it starts at its beginning.")
+                run.say(f"Schedule {name!r} was not in this run before: it starts at its beginning.")
 
     # What cannot take over saved state
 
-    def _new_optimizers(self, trainer: Trainer) -> Iterator[str]:
+    def _new_optimizers(self, run: TrainingRun) -> Iterator[str]:
         from ..checkpoint.fitting import compare_groups
 
-        for name, optimizer in trainer.optimizers.items():
+        for name, optimizer in run.components.optimizers.items():
             prefix, count = key_of("optimizer", name), len(optimizer.param_groups)
             switches = [f"{group_key(prefix, n, count)}.{option}" for n in range(count) for option in SWITCHES]
             is_switched = any(key in self.changed and _is_switched(self.changed[key]) for key in switches)
@@ -61,16 +61,16 @@ class NewValues:
             if is_new or compare_groups(optimizer, self._saved[name]):
                 yield name
 
-    def _new_schedules(self, trainer: Trainer, tree: Mapping[str, Any]) -> Iterator[str]:
-        for name in trainer.schedules:
+    def _new_schedules(self, run: TrainingRun, tree: Mapping[str, Any]) -> Iterator[str]:
+        for name in run.components.schedules:
             if name not in tree["schedules"] or key_of("scheduler", name) in self.changed:
                 yield name
 
     # Options
 
-    def _apply_options(self, trainer: Trainer, name: str, optimizer: Optimizer) -> None:
+    def _apply_options(self, run: TrainingRun, name: str, optimizer: Optimizer) -> None:
         prefix, given = key_of("optimizer", name), self._groups[name]
-        schedules = {key: s.scheduler for key, s in trainer.schedules.items() if _steps(s.scheduler, optimizer)}
+        schedules = {key: s.scheduler for key, s in run.components.schedules.items() if _steps(s.scheduler, optimizer)}
         is_rescheduled = self._has_lost_schedule or any(
             key == start or key.startswith(f"{start}.")
             for key in self.changed

@@ -33,15 +33,15 @@ from .update import OptimizerUpdate
 from .updates import Updates
 
 if TYPE_CHECKING:
-    from ..trainer import Trainer
+    from .program import Program
 
 
-def assemble_models(trainer: Trainer) -> dict[int, nn.Parameter]:
+def assemble_models(trainer: Program) -> dict[int, nn.Parameter]:
     """Build, place and wrap the models; the parameters that took the place of others, by the ids of those."""
-    if trainer.seed is not None and trainer.builds_models:
+    if trainer.seed is not None and trainer._builds_models:
         seed_everything(trainer.seed)  # models that the trainer makes are part of the run
     check_returned(trainer.configure_models(), "configure_models", "self.model = ...")  # type: ignore[func-returns-value]
-    trainer.modules = found_on(trainer, nn.Module, trainer.models)
+    trainer._components.modules = found_on(trainer, nn.Module, trainer.models)
     if trainer.runtime.world > 1:
         _check_initialized(trainer)
     if dry_run.current is None:
@@ -49,7 +49,7 @@ def assemble_models(trainer: Trainer) -> dict[int, nn.Parameter]:
     replaced: dict[int, nn.Parameter] = {}
     for module in trainer.modules.values():
         replaced |= prepare_model(trainer, module)
-    trainer.models = {name: module for name, module in trainer.modules.items() if module.state_dict()}
+    trainer._components.models = {name: module for name, module in trainer.modules.items() if module.state_dict()}
     return replaced
 
 
@@ -61,35 +61,35 @@ def check_returned(value: Any, name: str, example: str) -> None:
         )
 
 
-def _check_initialized(trainer: Trainer) -> None:
+def _check_initialized(trainer: Program) -> None:
     from .lazy_layers import refuse, uninitialized
 
     if names := uninitialized(trainer.modules):
         raise refuse(names, "every process would draw its own weights for them")
 
 
-def _compare_models(trainer: Trainer) -> None:
+def _compare_models(trainer: Program) -> None:
     """Note what the models are, and see that processes have the same before any of them waits for another."""
     from .fingerprint import check_ranks, describe_models
 
-    trainer.structure = describe_models(trainer.modules)
-    check_ranks(trainer, trainer.structure)
+    trainer._components.structure = describe_models(trainer.modules)
+    check_ranks(trainer.run, trainer._components.structure)
 
 
-def prepare_model(trainer: Trainer, module: nn.Module) -> dict[int, nn.Parameter]:
+def prepare_model(trainer: Program, module: nn.Module) -> dict[int, nn.Parameter]:
     """Place and wrap a model; one that was prepared before stays as it is."""
     trainer.runtime.place(module)
     return trainer.runtime.wrap(module) if is_trained(module) else {}
 
 
-def assemble_optimizers(trainer: Trainer, replaced: dict[int, nn.Parameter]) -> None:
+def assemble_optimizers(trainer: Program, replaced: dict[int, nn.Parameter]) -> None:
     """Build and find the optimizers and schedules."""
     check_returned(trainer.configure_optimizers(), "configure_optimizers", "self.optimizer = ...")  # type: ignore[func-returns-value]
-    trainer.optimizers = found_on(trainer, Optimizer, trainer.optimizers)
+    trainer._components.optimizers = found_on(trainer, Optimizer, trainer.optimizers)
     for optimizer in trainer.optimizers.values():
         swap_parameters(optimizer, replaced)
         trainer.runtime.adapt_optimizer(optimizer)
-    trainer.known_optimizers = dict(trainer.optimizers)
+    trainer._components.known_optimizers = dict(trainer.optimizers)
     taken = {id(schedule.scheduler) for schedule in trainer.schedules.values()}
     only = next(iter(trainer.optimizers.values())) if len(trainer.optimizers) == 1 else None
     for name, scheduler in found_on(trainer, (LRScheduler, Schedule), {}).items():
@@ -98,40 +98,40 @@ def assemble_optimizers(trainer: Trainer, replaced: dict[int, nn.Parameter]) -> 
             trainer.schedules[name] = schedule
 
 
-def adopt_replaced(trainer: Trainer) -> None:
+def adopt_replaced(trainer: Program) -> None:
     """Take over models, optimizers and schedulers that were assigned in the place of those that the trainer had."""
-    owner = trainer.component_owner
+    owner = trainer
     models = replaced_in(owner, trainer.modules, trainer.models, nn.Module)
-    optimizers = replaced_in(owner, trainer.known_optimizers, trainer.optimizers, Optimizer)
+    optimizers = replaced_in(owner, trainer._components.known_optimizers, trainer.optimizers, Optimizer)
     for name, module in models.items():
-        trainer._replaced |= prepare_model(trainer, module)
-        if trainer.is_evaluating:
+        trainer._components.replaced |= prepare_model(trainer, module)
+        if trainer.run.is_evaluating:
             module.eval()
         if vars(owner).get(name) is trainer.modules[name]:
             setattr(owner, name, module)
         trainer.modules[name] = module
     if models:
-        trainer.models = {name: module for name, module in trainer.modules.items() if module.state_dict()}
+        trainer._components.models = {name: module for name, module in trainer.modules.items() if module.state_dict()}
     for name, optimizer in optimizers.items():
-        swap_parameters(optimizer, trainer._replaced)
+        swap_parameters(optimizer, trainer._components.replaced)
         trainer.runtime.adapt_optimizer(optimizer)
-        if vars(owner).get(name) is trainer.known_optimizers[name]:
+        if vars(owner).get(name) is trainer._components.known_optimizers[name]:
             setattr(owner, name, optimizer)
-        trainer.optimizers[name] = trainer.known_optimizers[name] = optimizer
+        trainer.optimizers[name] = trainer._components.known_optimizers[name] = optimizer
     for name, schedule in trainer.schedules.items():
         given = vars(owner).get(name)
         if isinstance(given, (LRScheduler, Schedule)) and given not in (schedule, schedule.scheduler):
             trainer.schedules[name] = build_schedule(given, trainer.optimizers.get(name))
 
 
-def adopt_in_training(trainer: Trainer) -> None:
+def adopt_in_training(trainer: Program) -> None:
     """Go on with what was replaced since the `train` call began, or refuse what could not be trained or resumed."""
     adopt_replaced(trainer)
     current = _trained_by(trainer)
-    changed = [name for name, value in trainer.trained.items() if current.get(name) is not value]
+    changed = [name for name, value in trainer._components.trained.items() if current.get(name) is not value]
     if not changed:
         return
-    if trainer.run is not None:
+    if trainer.run.directory is not None:
         raise ConfigurationError(
             f"Replaced while a run with a run directory was training: {', '.join(changed)}. Were that run resumed, its "
             "weights and states would go into what it starts with: replace it before `train`, or build it in "
@@ -139,11 +139,11 @@ def adopt_in_training(trainer: Trainer) -> None:
         )
     check_components(trainer)
     _renew_updates(trainer)
-    trainer.trained = current
+    trainer._components.trained = current
     start_training_mode(trainer.modules.values(), trainer.optimizers.values())
 
 
-def check_components(trainer: Trainer) -> None:
+def check_components(trainer: Program) -> None:
     """Refuse optimizers and settings that would train the wrong thing, or the wrong way."""
     check_accumulation(trainer.accumulate)
     check_clipping("clip_norm", trainer.clip_norm)
@@ -154,7 +154,7 @@ def check_components(trainer: Trainer) -> None:
         check_shared(trainer.modules, trainer.optimizers)
 
 
-def _trained_by(trainer: Trainer) -> dict[str, Any]:
+def _trained_by(trainer: Program) -> dict[str, Any]:
     """What of a trainer is trained and saved, by names that tell models, optimizers and schedulers apart."""
     kinds: dict[str, dict[str, Any]] = {
         "model": trainer.models,
@@ -164,9 +164,9 @@ def _trained_by(trainer: Trainer) -> dict[str, Any]:
     return {f"{kind} {name!r}": value for kind, held in kinds.items() for name, value in held.items()}
 
 
-def _renew_updates(trainer: Trainer) -> None:
+def _renew_updates(trainer: Program) -> None:
     """Build the update of each optimizer that replaced another one, and attach schedulers to the updates."""
-    optimization = trainer.optimization
+    optimization = trainer.run.optimization
     for name, update in list(optimization.by_name.items()):
         if update.optimizer is not trainer.optimizers.get(name):
             update.reset()
@@ -176,33 +176,35 @@ def _renew_updates(trainer: Trainer) -> None:
     optimization.refresh(trainer.modules.values())
 
 
-def assemble_training(trainer: Trainer) -> None:
+def assemble_training(trainer: Program) -> None:
     """Everything that is worked out once per `train` call: callbacks, updates, modes."""
     check_trainable(trainer.modules, trainer.optimizers)
     if not trainer.optimizers:
         raise ConfigurationError("Trainer has no optimizer: pass `optimizer=` or override `configure_optimizers`.")
     check_components(trainer)
     callbacks = with_defaults(trainer) if dry_run.current is None else dry_run.current.watch(trainer)
-    trainer.bind_hooks(callbacks)
+    trainer.run.bind(callbacks)
     guard = next((c for c in callbacks if isinstance(c, NonFiniteGuard) and c.action != "off"), None)
-    if not trainer.optimization.by_name:
+    if not trainer.run.optimization.by_name:
         updates = {
             name: build_update(trainer, name, optimizer, guard) for name, optimizer in trainer.optimizers.items()
         }
-        trainer.optimization = Updates(updates, trainer.window, trainer.runtime.no_autocast)
+        trainer.run.optimization = Updates(updates, trainer.run.window, trainer.runtime.no_autocast)
     _renew_updates(trainer)
-    trainer.skips_nonfinite = guard is not None and not guard.is_final
-    trainer.meter.ignores_nonfinite = trainer.skips_nonfinite  # a resumed run goes on with this meter inside an epoch
-    trainer.meter.check = None if trainer.run_dir is None else partial(_check_saved, trainer)
-    for update in trainer.optimization.by_name.values():
-        update.listeners, update.guard = trainer.hooks["on_optimizer_start"], guard
+    trainer.run.skips_nonfinite = guard is not None and not guard.is_final
+    trainer.run.meter.ignores_nonfinite = (
+        trainer.run.skips_nonfinite
+    )  # a resumed run goes on with this meter inside an epoch
+    trainer.run.meter.check = None if trainer.run_dir is None else partial(_check_saved, trainer)
+    for update in trainer.run.optimization.by_name.values():
+        update.listeners, update.guard = trainer.run.hooks["on_optimizer_start"], guard
         update.clip_norm, update.clip_value = trainer.clip_norm, trainer.clip_value
-    trainer.trained = _trained_by(trainer)
+    trainer._components.trained = _trained_by(trainer)
     start_training_mode(trainer.modules.values(), trainer.optimizers.values())
 
 
-def build_update(trainer: Trainer, name: str, optimizer: Optimizer, guard: Any) -> OptimizerUpdate:
-    if isinstance(optimizer, torch.optim.LBFGS) and trainer.has_default_step:
+def build_update(trainer: Program, name: str, optimizer: Optimizer, guard: Any) -> OptimizerUpdate:
+    if isinstance(optimizer, torch.optim.LBFGS) and trainer._has_default_step:
         raise ConfigurationError(
             f"Optimizer {name!r} is LBFGS, which evaluates the loss several times a step: override `train_step` "
             "and call `optimizer.step(closure)` there, or use another optimizer."
@@ -220,15 +222,15 @@ def build_update(trainer: Trainer, name: str, optimizer: Optimizer, guard: Any) 
     )
 
 
-def _check_saved(trainer: Trainer, name: str, metric: Any) -> None:
+def _check_saved(trainer: Program, name: str, metric: Any) -> None:
     from ..metrics.metric_objects import check_saved
 
-    check_saved(trainer, name, metric)
+    check_saved(trainer.run, name, metric)
 
 
-def _attach_schedules(trainer: Trainer) -> None:
+def _attach_schedules(trainer: Program) -> None:
     """Schedules that count updates go to the update of their optimizer; one of a stranger is a mistake."""
-    updates = trainer.optimization.by_name
+    updates = trainer.run.optimization.by_name
     for update in updates.values():
         update.schedulers = []
     for name, schedule in trainer.schedules.items():

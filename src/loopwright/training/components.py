@@ -4,16 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from math import inf, isnan
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import nn
 from torch.optim import Optimizer
 
 from ..errors import ConfigurationError
 
+if TYPE_CHECKING:
+    from ..optim.build import Schedule
+
 T = TypeVar("T")
+
+
+class Components:
+    """The models, optimizers and schedules of a trainer, by name; `training.assembly` fills it.
+
+    `modules` has everything that is an `nn.Module`, losses and metrics too; `models` those of them that have a state.
+    """
+
+    def __init__(self) -> None:
+        self.models: dict[str, nn.Module] = {}
+        self.modules: dict[str, nn.Module] = {}
+        self.optimizers: dict[str, Optimizer] = {}
+        self.schedules: dict[str, Schedule] = {}
+        self.structure: dict[str, Any] = {}  # of the models, before they are wrapped
+        self.are_built = False
+        self.replaced: dict[int, nn.Parameter] = {}  # parameters that took the place of others, by the ids of those
+        self.known_optimizers: dict[str, Optimizer] = {}  # as they were when they were last compared
+        self.trained: dict[str, Any] = {}  # what the `train` call under way trains
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The parameters of all modules that can be trained, each once."""
+        return trainable_parameters(self.modules.values())
+
+    def without_schedules(self) -> Components:
+        """The same components, without schedules, for a fresh run."""
+        own = copy(self)
+        own.schedules = {}
+        return own
+
+    @property
+    def only_optimizer(self) -> Optimizer | None:
+        """The optimizer, where there is exactly one."""
+        return next(iter(self.optimizers.values())) if len(self.optimizers) == 1 else None
 
 
 def found_on(owner: object, kind: type[T] | tuple[type[T], ...], known: Mapping[str, T]) -> dict[str, T]:
@@ -213,16 +250,6 @@ def trainable_parameters(modules: Iterable[nn.Module]) -> Iterator[nn.Parameter]
             if param.requires_grad and id(param) not in seen:
                 seen.add(id(param))
                 yield param
-
-
-def check_defaults(trainer: Any, kind: type) -> None:
-    """Check what the default step and the default loss go by, where the user has not overridden them."""
-    if trainer.has_default_step and type(trainer).forward is kind.forward:  # type: ignore[attr-defined]
-        check_default_model(trainer, trainer.models)
-        if type(trainer).compute_loss is kind.compute_loss and len(trainer.optimizers) > 1:  # type: ignore[attr-defined]
-            check_default_optimizers(trainer.model, trainer.loss_fn, trainer.optimizers)
-    if type(trainer).compute_loss is kind.compute_loss:  # type: ignore[attr-defined]
-        check_reduction(trainer.loss_fn, trainer.accumulate, trainer.runtime.world)
 
 
 def check_reduction(loss_fn: Any, accumulate: int, num_processes: int) -> None:

@@ -33,7 +33,7 @@ from ..run.changes import UNKNOWN, differing_by_rank, rank_refusal
 
 if TYPE_CHECKING:
     from ..data.open import Stream
-    from ..trainer import Trainer
+    from ..training.run import TrainingRun
 
 
 LENGTH = 16
@@ -90,33 +90,33 @@ class NotPlainError(Exception):
     """A value that has no description which is the same in every process."""
 
 
-def describe_program(trainer: Trainer, stream: Stream, *, looks_at_samples: bool) -> dict[str, Any]:
+def describe_program(run: TrainingRun, stream: Stream, *, looks_at_samples: bool) -> dict[str, Any]:
     """What a trainer is to train, with which data; samples are looked at only where that is asked for."""
-    flat = describe_components(trainer) | _describe_data("data", stream, looks_at_samples)
-    if trainer.eval_stream is not None:
-        eval_data = _describe_data("eval_data", trainer.eval_stream, looks_at_samples)
+    flat = describe_components(run) | _describe_data("data", stream, looks_at_samples)
+    if run.eval_stream is not None:
+        eval_data = _describe_data("eval_data", run.eval_stream, looks_at_samples)
         flat |= {key: eval_data[key] for key in ("eval_data.length", "eval_data.samples") if key in eval_data}
     return flat
 
 
-def describe_components(trainer: Trainer) -> dict[str, Any]:
+def describe_components(run: TrainingRun) -> dict[str, Any]:
     """What a trainer is to train, whatever the data."""
-    flat: dict[str, Any] = trainer.describe_more() | trainer.structure
-    for name, optimizer in trainer.optimizers.items():
+    flat: dict[str, Any] = run.program._describe_more() | run.components.structure
+    for name, optimizer in run.components.optimizers.items():
         flat |= describe_optimizer(key_of("optimizer", name), optimizer)
-    for name, schedule in trainer.schedules.items():
+    for name, schedule in run.components.schedules.items():
         flat |= _describe_schedule(key_of("scheduler", name), schedule)
-    flat |= describe_object("loss", trainer.loss_fn)
-    flat |= _describe_steps(trainer)
+    flat |= describe_object("loss", run.program.loss_fn)
+    flat |= _describe_steps(run)
     for name in ("accumulate", "clip_norm", "clip_value", "seed"):
-        flat[name] = plain(getattr(trainer, name))
-    flat["precision"], flat["torch"] = trainer.runtime.precision, torch.__version__.partition("+")[0]
+        flat[name] = plain(getattr(run.program, name))
+    flat["precision"], flat["torch"] = run.runtime.precision, torch.__version__.partition("+")[0]
     return flat
 
 
-def check_ranks(trainer: Trainer, description: Mapping[str, Any]) -> None:
+def check_ranks(run: TrainingRun, description: Mapping[str, Any]) -> None:
     """Raise on every process if they are not about to train the same program."""
-    runtime = trainer.runtime
+    runtime = run.runtime
     if runtime.world == 1:
         return
     own = hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
@@ -225,11 +225,11 @@ def describe_scheduler(prefix: str, scheduler: Any) -> dict[str, Any]:
     return flat
 
 
-def _describe_steps(trainer: Trainer) -> dict[str, Any]:
+def _describe_steps(run: TrainingRun) -> dict[str, Any]:
     """The steps that the user wrote, where those are not the default."""
     flat: dict[str, Any] = {}
-    owner = getattr(trainer, "door", trainer)
-    for name in trainer.step_methods:
+    owner = getattr(run.program, "door", run.program)
+    for name in run.program._step_methods:
         function = inspect.unwrap(getattr(getattr(owner, name, None), "__func__", len))
         if isinstance(function, FunctionType) and not _is_ours(function):
             flat |= _describe_function(name, name, function)

@@ -14,7 +14,7 @@ from ..errors import ConfigurationError
 from .required_metrics import peek
 
 if TYPE_CHECKING:
-    from ..trainer import Trainer
+    from ..training.run import TrainingRun
 
 
 def uninitialized(modules: Mapping[str, nn.Module]) -> list[str]:
@@ -33,21 +33,21 @@ def refuse(names: list[str], reason: str) -> ConfigurationError:
     )
 
 
-def materialise(trainer: Trainer) -> None:
+def materialise(run: TrainingRun) -> None:
     """Give every layer its size, with a batch of the training data that is then still to come, before the first step.
 
     So that callbacks, and a checkpoint before the first step, have all parameters. A resumed run has them already.
     """
-    if not (names := uninitialized(trainer.modules)):
+    if not (names := uninitialized(run.components.modules)):
         return
-    batches = peek(trainer)
+    batches = peek(run)
     if not batches:
         raise refuse(names, "a batch of the training data cannot be looked at without using it up")
     try:
-        with trainer.eval_mode(), torch.no_grad(), trainer.runtime.autocast:
-            trainer.window.size = batches[0].size
-            trainer.eval_step(trainer.prepare_batch(batches[0].value))
+        with run.program._eval_mode(), torch.no_grad(), run.runtime.autocast:
+            run.window.size = batches[0].size
+            run.program.eval_step(run.program.prepare_batch(batches[0].value))
     except Exception as error:
         raise refuse(names, f"`eval_step` failed on the first one ({type(error).__name__}: {error})") from error
-    if names := uninitialized(trainer.modules):
+    if names := uninitialized(run.components.modules):
         raise refuse(names, "`eval_step` does not use them")

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigurationError, DataError
-from .result import StepResult
+from ..metrics.result import StepResult
 from .supervised import describe
 from .update import OptimizerUpdate
 
 if TYPE_CHECKING:
     from ..data.open import Batch
-    from ..trainer import Trainer
+    from ..training.run import TrainingRun
 
 
 def split(batch: Any, size: int, number: int) -> list[tuple[Any, int]]:
@@ -108,80 +108,81 @@ def _leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-def step_function(trainer: Trainer) -> Callable[[Any], Any]:
+def step_function(run: TrainingRun) -> Callable[[Any], Any]:
     """`train_step`, or, once memory has run out, the same in micro-batches."""
-    return trainer.train_step if trainer.num_pieces == 1 else partial(step_in_micro_batches, trainer)
+    return run.program.train_step if run.num_micro_batches == 1 else partial(step_in_micro_batches, run)
 
 
 class SeveralUpdatesError(ConfigurationError):
     """A step that cannot be taken in micro-batches, since it calls `update` more than once."""
 
 
-def redo_window(trainer: Trainer, batches: Sequence[Batch], position: int, error: torch.OutOfMemoryError) -> StepResult:
+def redo_window(run: TrainingRun, batches: Sequence[Batch], position: int, error: torch.OutOfMemoryError) -> StepResult:
     """Repeat the window's steps up to this one, in micro-batches half as large until they fit; the result of the last.
 
     The earlier steps were counted and reported already; only their gradients are computed again.
     """
     while True:
-        _check_possible(trainer, batches, position, error)
+        _check_possible(run, batches, position, error)
         traceback.clear_frames(error.__traceback__)  # they hold tensors, and memory is needed
-        trainer.optimization.check()
-        trainer.optimization.reset()
-        trainer.num_pieces *= 2
+        run.optimization.check()
+        run.optimization.reset()
+        run.num_micro_batches *= 2
         try:
-            result = _redo(trainer, batches, position)
+            result = _redo(run, batches, position)
             break
         except torch.OutOfMemoryError as again:
             error = again
         except SeveralUpdatesError as several:
-            if len(trainer.optimization.by_name) == 1:
+            if len(run.optimization.by_name) == 1:
                 raise
             error.add_note(
                 "With several optimizers that are not updated together a step in micro-batches is not the same as the "
-                "whole. " + _smaller_batches(trainer)
+                "whole. " + _smaller_batches(run)
             )
             raise error from several
     largest = max(batch.size for batch in batches)
-    trainer.say(
-        f"Out of memory in update {trainer.progress.update + 1}: steps are now taken in up to {trainer.num_pieces} "
-        f"micro-batches (of {-(-largest // trainer.num_pieces)} instead of {largest} samples), with the same gradients."
+    run.say(
+        f"Out of memory in update {run.progress.update + 1}: steps are now taken in up to {run.num_micro_batches} "
+        f"micro-batches (of {-(-largest // run.num_micro_batches)} instead of {largest} samples), with the same "
+        "gradients."
     )
     return result
 
 
-def _redo(trainer: Trainer, batches: Sequence[Batch], position: int) -> StepResult:
-    window, result = trainer.window, StepResult()
+def _redo(run: TrainingRun, batches: Sequence[Batch], position: int) -> StepResult:
+    window, result = run.window, StepResult()
     total = sum(batch.size for batch in batches)
     for number, batch in enumerate(batches[:position], start=1):
         window.divisor, window.size = total / batch.size, batch.size
         window.is_last = number == len(batches)
-        with trainer.runtime.autocast:
-            result = step_in_micro_batches(trainer, trainer.prepare_batch(batch.value))
+        with run.runtime.autocast:
+            result = step_in_micro_batches(run, run.program.prepare_batch(batch.value))
     return result
 
 
-def step_in_micro_batches(trainer: Trainer, batch: Any) -> StepResult:
-    """Take one step of the window in `trainer.num_pieces` micro-batches, each weighted by its size."""
-    window = trainer.window
+def step_in_micro_batches(run: TrainingRun, batch: Any) -> StepResult:
+    """Take one step of the window in `run.program.num_pieces` micro-batches, each weighted by its size."""
+    window = run.window
     size, divisor, is_last = window.size, window.divisor, window.is_last
-    micro_batches, results = split(batch, size, trainer.num_pieces), []
+    micro_batches, results = split(batch, size, run.num_micro_batches), []
     for number, (micro_batch, length) in enumerate(micro_batches, start=1):
         window.size, window.divisor = length, divisor * (size / length)
         window.is_last = is_last and number == len(micro_batches)
-        results.append(_without_graph(_step_once(trainer, micro_batch, length)))
+        results.append(_without_graph(_step_once(run, micro_batch, length)))
     window.size, window.divisor, window.is_last = size, divisor, is_last
     return merge(results)
 
 
-def _step_once(trainer: Trainer, micro_batch: Any, length: int) -> StepResult:
-    before = trainer.optimization.calls
-    result = StepResult.of(trainer.train_step(micro_batch), length)
-    calls = trainer.optimization.calls - before
+def _step_once(run: TrainingRun, micro_batch: Any, length: int) -> StepResult:
+    before = run.optimization.calls
+    result = StepResult.of(run.program.train_step(micro_batch), length)
+    calls = run.optimization.calls - before
     if calls != 1:
         raise SeveralUpdatesError(
-            f"Memory ran out, and the step cannot be taken in micro-batches: `{trainer.step_name}` called "
-            f"`{trainer.update_call}` {calls} times, which for a micro-batch is not the same as for the batch. "
-            f"Use smaller batches and `{trainer.accumulate_name}=`."
+            f"Memory ran out, and the step cannot be taken in micro-batches: `{run.words.step}` called "
+            f"`{run.words.update}` {calls} times, which for a micro-batch is not the same as for the batch. "
+            f"Use smaller batches and `{run.words.accumulate}=`."
         )
     return result
 
@@ -217,31 +218,31 @@ def _mean(values: Sequence[Any], sizes: Sequence[int]) -> Any:
     return sum(value * (size / total) for value, size in zip(values, sizes, strict=True))
 
 
-def _check_possible(trainer: Trainer, batches: Sequence[Batch], position: int, error: torch.OutOfMemoryError) -> None:
+def _check_possible(run: TrainingRun, batches: Sequence[Batch], position: int, error: torch.OutOfMemoryError) -> None:
     """Raise the error again, with what to do, where micro-batches would not help or not be equivalent."""
-    obstacle = _obstacle(trainer, batches, position, error)
+    obstacle = _obstacle(run, batches, position, error)
     if obstacle is not None:
         error.add_note(obstacle)
         raise error
 
 
-def _smaller_batches(trainer: Trainer) -> str:
-    return f"Use smaller batches (with `{trainer.accumulate_name}=` for the same effect)."
+def _smaller_batches(run: TrainingRun) -> str:
+    return f"Use smaller batches (with `{run.words.accumulate}=` for the same effect)."
 
 
-def _obstacle(trainer: Trainer, batches: Sequence[Batch], position: int, error: torch.OutOfMemoryError) -> str | None:
-    less = _smaller_batches(trainer)
+def _obstacle(run: TrainingRun, batches: Sequence[Batch], position: int, error: torch.OutOfMemoryError) -> str | None:
+    less = _smaller_batches(run)
     if any(batch.total is not None for batch in batches):
         return f"One of several processes cannot take a step in micro-batches alone. {less}"
     frames = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
-    if trainer.window.is_spent or OptimizerUpdate.finish.__code__ in frames:
+    if run.window.is_spent or OptimizerUpdate.finish.__code__ in frames:
         return f"The optimizer step was under way or taken, so this step cannot be taken again in micro-batches. {less}"
     largest = max(batch.size for batch in batches)
-    if trainer.num_pieces >= largest:
+    if run.num_micro_batches >= largest:
         return (
             "Memory ran out with a single sample at a time, so smaller micro-batches do not help: use a smaller model "
             "or shorter inputs, `precision='bf16'`, or activation checkpointing (torch.utils.checkpoint)."
         )
     failed = batches[position - 1]
-    reason = split_obstacle(trainer.prepare_batch(failed.value), failed.size)
+    reason = split_obstacle(run.program.prepare_batch(failed.value), failed.size)
     return None if reason is None else f"The batch cannot be taken in micro-batches: {reason}. {less}"

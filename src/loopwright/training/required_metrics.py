@@ -8,35 +8,34 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..callback import TrainerHooks
 from ..data.random import preserved_rng
 from ..errors import ConfigurationError, DataError
 from ..metrics.best import Directions, WatchedMetric, settle_all
 from ..metrics.meter import Meter
-from .result import StepResult
+from ..metrics.result import StepResult
 
 if TYPE_CHECKING:
     from ..data.open import Batch, Stream
     from ..optim.build import Schedule
-    from ..trainer import Trainer
+    from ..training.run import TrainingRun
 
 EVAL_HOOKS = ("on_eval_start", "on_eval_step_end", "on_eval_end")
 TRAIN_HOOKS = ("on_epoch_start", "on_train_step_start", "on_train_step_end", "on_update_end", "on_train_epoch_end")
 
 
-def check_required_metrics(trainer: Trainer) -> None:
+def check_required_metrics(run: TrainingRun) -> None:
     """Refuse a run in which a metric is watched that is not measured, or whose better values are not known."""
-    wanted = {
-        name: type(callback).__name__ for callback in trainer.active_callbacks for name in callback.required_metrics()
-    }
-    wanted |= {s.metric: "Schedule" for s in trainer.schedules.values() if s.watches and s.metric is not None}
+    wanted = {name: type(callback).__name__ for callback in run.callbacks for name in callback.required_metrics()}
+    wanted |= {s.metric: "Schedule" for s in run.components.schedules.values() if s.watches and s.metric is not None}
     if wanted:
-        _check_measured(trainer, wanted)
-    watched = [metric for callback in trainer.active_callbacks for metric in callback.watched_metrics()]
-    plateaus = [s for s in trainer.schedules.values() if s.watches]
+        _check_measured(run, wanted)
+    watched = [metric for callback in run.callbacks for metric in callback.watched_metrics()]
+    plateaus = [s for s in run.components.schedules.values() if s.watches]
     watched += [WatchedMetric(s.metric, s.mode, "Schedule") for s in plateaus if s.metric is not None and s.mode]
-    settle_all(watched, trainer.directions)
+    settle_all(watched, run.directions)
     for schedule in plateaus:
-        _check_plateau(schedule, schedule.metric or trainer.plateau_metric, trainer.directions)
+        _check_plateau(schedule, schedule.metric or run.program._plateau_metric, run.directions)
 
 
 def _check_plateau(schedule: Schedule, metric: str | None, directions: Directions) -> None:
@@ -52,17 +51,17 @@ def _check_plateau(schedule: Schedule, metric: str | None, directions: Direction
     )
 
 
-def _check_measured(trainer: Trainer, wanted: dict[str, str]) -> None:
-    measured = {"loss"} | _measured_in_evaluation(trainer) | _measured_by_callbacks(trainer)
-    known = _with_promised(measured, trainer)
-    if missing := _missing(wanted, known, trainer):
-        in_training = _measured_in_training(trainer)
-        known = _with_promised(measured | (in_training or set()), trainer)
-        missing = [name for name in _missing(wanted, known, trainer) if name.startswith("eval_") or in_training]
+def _check_measured(run: TrainingRun, wanted: dict[str, str]) -> None:
+    measured = {"loss"} | _measured_in_evaluation(run) | _measured_by_callbacks(run)
+    known = _with_promised(measured, run)
+    if missing := _missing(wanted, known, run):
+        in_training = _measured_in_training(run)
+        known = _with_promised(measured | (in_training or set()), run)
+        missing = [name for name in _missing(wanted, known, run) if name.startswith("eval_") or in_training]
     for name in missing:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        if name.startswith("eval_") and trainer.eval_stream is None:
+        if name.startswith("eval_") and run.eval_stream is None:
             hint = " Pass `eval_data=` to have an evaluation."
         raise ConfigurationError(
             f"{wanted[name]} watches {name!r}, which this run will not measure; there will be: "
@@ -70,63 +69,61 @@ def _check_measured(trainer: Trainer, wanted: dict[str, str]) -> None:
         )
 
 
-def _with_promised(known: set[str], trainer: Trainer) -> set[str]:
+def _with_promised(known: set[str], run: TrainingRun) -> set[str]:
     """What is measured, and what callbacks add to it."""
-    for callback in trainer.active_callbacks:
+    for callback in run.callbacks:
         if not callback.evaluates_again:
             known = known | callback.metric_names(known)
-    return known.union(*(c.metric_names(known) for c in trainer.active_callbacks if c.evaluates_again))
+    return known.union(*(c.metric_names(known) for c in run.callbacks if c.evaluates_again))
 
 
-def _missing(wanted: dict[str, str], known: set[str], trainer: Trainer) -> list[str]:
+def _missing(wanted: dict[str, str], known: set[str], run: TrainingRun) -> list[str]:
     """What is watched and not known, where the trainer's own hooks cannot be what logs it."""
     missing = [name for name in wanted if name not in known]
-    return [n for n in missing if not _overrides(trainer, *(EVAL_HOOKS if n.startswith("eval_") else TRAIN_HOOKS))]
+    return [n for n in missing if not _overrides(run, *(EVAL_HOOKS if n.startswith("eval_") else TRAIN_HOOKS))]
 
 
-def _overrides(trainer: Trainer, *names: str) -> bool:
-    from ..trainer import Trainer
+def _overrides(run: TrainingRun, *names: str) -> bool:
 
-    return any(getattr(type(trainer), name) is not getattr(Trainer, name) for name in names)
+    return any(getattr(type(run.program), name) is not getattr(TrainerHooks, name) for name in names)
 
 
-def _measured_in_evaluation(trainer: Trainer) -> set[str]:
+def _measured_in_evaluation(run: TrainingRun) -> set[str]:
     """Names of what `eval_step` gives for one batch."""
-    stream = trainer.eval_stream
-    return set() if stream is None else {f"eval_{name}" for name in _measured_on(trainer, stream)}
+    stream = run.eval_stream
+    return set() if stream is None else {f"eval_{name}" for name in _measured_on(run, stream)}
 
 
-def _measured_by_callbacks(trainer: Trainer) -> set[str]:
+def _measured_by_callbacks(run: TrainingRun) -> set[str]:
     """Names of what callbacks measure on data of their own, with what others add to every evaluation."""
     found: set[str] = set()
-    for callback in trainer.active_callbacks:
-        for prefix, stream in callback.eval_streams(trainer.trainer_for(callback)).items():
-            names = _with_promised({f"eval_{name}" for name in _measured_on(trainer, stream)}, trainer)
+    for callback in run.callbacks:
+        for prefix, stream in callback.eval_streams(run.program._trainer_for(callback)).items():
+            names = _with_promised({f"eval_{name}" for name in _measured_on(run, stream)}, run)
             found |= {f"{prefix}_{n.removeprefix('eval_')}" for n in names if n.startswith("eval_")}
     return found
 
 
-def _measured_on(trainer: Trainer, stream: Stream) -> set[str]:
+def _measured_on(run: TrainingRun, stream: Stream) -> set[str]:
     before = stream.state_dict() if stream.spans_epochs else None
     stream.begin(0)
-    names = _names(trainer, stream.take(1), trainer.eval_step)
+    names = _names(run, stream.take(1), run.program.eval_step)
     if before is not None:  # or the first evaluation would lack this batch
         stream.load_state_dict(before)
     return names
 
 
-def _measured_in_training(trainer: Trainer) -> set[str] | None:
+def _measured_in_training(run: TrainingRun) -> set[str] | None:
     """Names of what the default `train_step` gives; None where only a step could tell, or the data cannot be reread."""
-    from ..trainer import Trainer
 
-    if not trainer.has_default_step:
+    if not run.program._has_default_step:
         return None
-    return _names(trainer, peek(trainer), lambda batch: Trainer.eval_step(trainer, batch)) or None
+    return _names(run, peek(run), run.program._measure_as_default) or None
 
 
-def peek(trainer: Trainer) -> list[Batch]:
+def peek(run: TrainingRun) -> list[Batch]:
     """The next batch of the training data, which is still to come afterwards; none where it cannot be read again."""
-    stream, progress = trainer.train_stream, trainer.progress
+    stream, progress = run.train_stream, run.progress
     if stream is None:
         return []
     try:
@@ -142,17 +139,17 @@ def peek(trainer: Trainer) -> list[Batch]:
     return batches
 
 
-def _names(trainer: Trainer, batches: list[Batch], step: Callable[[Any], Any]) -> set[str]:
+def _names(run: TrainingRun, batches: list[Batch], step: Callable[[Any], Any]) -> set[str]:
     meter = Meter()
     with (
-        trainer.phase(meter),
-        trainer.eval_mode(),
+        run.phase(meter),
+        run.program._eval_mode(),
         torch.no_grad(),
         preserved_rng(),
-        trainer.runtime.autocast,
+        run.runtime.autocast,
     ):
         for batch, size, _ in batches:
-            trainer.window.size = size
-            meter.add(StepResult.of(step(trainer.prepare_batch(batch)), size))
-    trainer.directions.losses |= meter.losses
+            run.window.size = size
+            meter.add(StepResult.of(step(run.program.prepare_batch(batch)), size))
+    run.directions.losses |= meter.losses
     return set(meter.compute())

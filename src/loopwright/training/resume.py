@@ -19,25 +19,37 @@ if TYPE_CHECKING:
     from ..checkpoint import Checkpoint, CheckpointStore
     from ..data.open import Stream
     from ..run.changes import Change
-    from ..trainer import Trainer
+    from ..training.run import TrainingRun
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """What of a checkpoint has to wait for the `train` call that goes on from it, which has the data and the lanes."""
+@dataclass(slots=True)
+class PendingRestore:
+    """What of a checkpoint waits for the `train` call that continues from it, which has the data and the optimizers."""
 
     data: dict[str, Any] | None
-    rng: dict[str, Any]
-    lanes: dict[str, Any]
-    eval_data: dict[str, Any] | None = None
-    fingerprint: dict[str, Any] | None = None
+    eval_data: dict[str, Any] | None
+    rng: dict[str, Any] | None
+    updates: dict[str, Any] | None  # of each optimizer; None where they were restored with the components
+    fingerprint: dict[str, Any] | None
 
-    def enter(self, stream: Stream, eval_stream: Stream | None = None) -> None:
+    def restore_updates(self, run: TrainingRun) -> None:
+        """Let each optimizer count on from where it was."""
+        if self.updates is not None:
+            run.optimization.load_state_dict(self.updates)
+            self.updates = None
+
+    def restore_rng(self) -> None:
+        """Let the random generators go on from where they were."""
+        if self.rng is not None:
+            set_rng_state(self.rng)
+
+    def place(self, stream: Stream, eval_stream: Stream | None) -> None:
+        """Take up the positions in the data, and then the random generators, which opening data may have used."""
         if self.data is not None:
             seek(stream, self.data)
         if self.eval_data is not None and eval_stream is not None:
             seek(eval_stream, self.eval_data)
-        set_rng_state(self.rng)
+        self.restore_rng()
 
 
 def seek(stream: Stream, state: dict[str, Any]) -> None:
@@ -92,100 +104,100 @@ class Resumed:
     is_changed: bool = False
 
 
-def restore_run(trainer: Trainer, stream: Stream, origin: Origin) -> Resumed | None:
+def restore_run(run: TrainingRun, stream: Stream, origin: Origin) -> Resumed | None:
     """Open the run directory and take the newest sound checkpoint, or the one that was named.
 
     A fresh start opens a directory of its own beside one that already holds a run.
     """
-    is_later = trainer.num_calls > 1 and origin.path is None
-    _identify(trainer, stream, is_later=is_later)
+    is_later = run.num_calls > 1 and origin.path is None
+    _identify(run, stream, is_later=is_later)
     if is_later:
-        if trainer.run is not None and trainer.runtime.is_main:
-            trainer.run.lock()
+        if run.directory is not None and run.runtime.is_main:
+            run.directory.lock()
         return None
-    if trainer.run_dir is not None:
+    if run.run_dir is not None:
         stream.check_resumable()
-        _open_directory(trainer, is_fresh=origin.is_fresh)
-    if origin.path is None and (origin.is_fresh or trainer.run is None):
+        _open_directory(run, is_fresh=origin.is_fresh)
+    if origin.path is None and (origin.is_fresh or run.directory is None):
         return None
-    return _load(trainer, origin)
+    return _load(run, origin)
 
 
-def _identify(trainer: Trainer, stream: Stream, *, is_later: bool) -> None:
+def _identify(run: TrainingRun, stream: Stream, *, is_later: bool) -> None:
     """Note what this run is; several processes compare it in every call, before any waits for another."""
-    is_shared = trainer.runtime.world > 1
-    if dry_run.current is not None or (is_later and not is_shared and trainer.fingerprint is not None):
+    is_shared = run.runtime.world > 1
+    if dry_run.current is not None or (is_later and not is_shared and run.fingerprint is not None):
         return
     from .fingerprint import check_ranks, describe_program
 
-    description = describe_program(trainer, stream, looks_at_samples=trainer.run_dir is not None or is_shared)
-    check_ranks(trainer, description)
-    if not is_later or trainer.fingerprint is None:
-        trainer.fingerprint = description
+    description = describe_program(run, stream, looks_at_samples=run.run_dir is not None or is_shared)
+    check_ranks(run, description)
+    if not is_later or run.fingerprint is None:
+        run.fingerprint = description
 
 
-def _open_directory(trainer: Trainer, *, is_fresh: bool) -> None:
+def _open_directory(run: TrainingRun, *, is_fresh: bool) -> None:
     from ..run import RunDirectory
 
-    assert trainer.run_dir is not None
-    if not trainer.runtime.is_main:
-        trainer.run = RunDirectory(trainer.runtime.broadcast_object(None))
-        trainer.run_dir = trainer.run.path
+    assert run.run_dir is not None
+    if not run.runtime.is_main:
+        run.directory = RunDirectory(run.runtime.broadcast_object(None))
+        run.run_dir = run.directory.path
         return
-    trainer.run = RunDirectory.fresh(trainer.run_dir) if is_fresh else RunDirectory(trainer.run_dir).lock()
-    trainer.runtime.broadcast_object(trainer.run.path)
-    if is_fresh and trainer.run.path != trainer.run_dir.absolute():
-        trainer.say(f"{trainer.run_dir} holds a run already; this one goes to {trainer.run.path}.")
-        trainer.run_dir = trainer.run.path
+    run.directory = RunDirectory.fresh(run.run_dir) if is_fresh else RunDirectory(run.run_dir).lock()
+    run.runtime.broadcast_object(run.directory.path)
+    if is_fresh and run.directory.path != run.run_dir.absolute():
+        run.say(f"{run.run_dir} holds a run already; this one goes to {run.directory.path}.")
+        run.run_dir = run.directory.path
 
 
-def _load(trainer: Trainer, origin: Origin) -> Resumed | None:
+def _load(run: TrainingRun, origin: Origin) -> Resumed | None:
     """Restore from a checkpoint directory, or from the newest of the run; drop what came after it."""
-    if origin.path is None and not _finds_any(trainer):
+    if origin.path is None and not _finds_any(run):
         return None
     from ..checkpoint import CheckpointStore
     from ..checkpoint.manifest import read_manifest
 
-    store = CheckpointStore(trainer.run.checkpoints) if trainer.run is not None else None
-    checkpoint = _find_newest(trainer, store) if origin.path is None else _read_named(trainer, origin.path)
+    store = CheckpointStore(run.directory.checkpoints) if run.directory is not None else None
+    checkpoint = _find_newest(run, store) if origin.path is None else _read_named(run, origin.path)
     if checkpoint is None:
         return None
-    is_changed = take_up(trainer, checkpoint, origin)
-    trainer.runtime.barrier("resuming")
-    if store is not None and trainer.runtime.is_main:
-        store.discard(after_update=trainer.progress.update)
+    is_changed = take_up(run, checkpoint, origin)
+    run.runtime.barrier("resuming")
+    if store is not None and run.runtime.is_main:
+        store.discard(after_update=run.progress.update)
         store.discard_damaged()
     created = datetime.fromisoformat(read_manifest(checkpoint.path).created)
     return Resumed(checkpoint.path, created, is_changed)
 
 
-def take_up(trainer: Trainer, checkpoint: Checkpoint, origin: Origin) -> bool:
+def take_up(run: TrainingRun, checkpoint: Checkpoint, origin: Origin) -> bool:
     """Restore a checkpoint of the same program, or of another one where that is accepted; whether it was another."""
-    from ..checkpoint.state import restore
+    from .state import restore
 
-    changed = _compare(trainer, checkpoint, origin)
+    changed = _compare(run, checkpoint, origin)
     if not changed:
-        restore(trainer, checkpoint.tree, str(checkpoint.path))
+        restore(run, checkpoint.tree, str(checkpoint.path))
         return False
     from .accept_changes import NewValues
 
-    values = NewValues(trainer, checkpoint.tree, changed)
-    restore(trainer, checkpoint.tree, str(checkpoint.path), kept=values.kept)
-    values.apply(trainer)
+    values = NewValues(run, checkpoint.tree, changed)
+    restore(run, checkpoint.tree, str(checkpoint.path), kept=values.kept)
+    values.apply(run)
     return True
 
 
-def _find_newest(trainer: Trainer, store: CheckpointStore | None) -> Checkpoint | None:
+def _find_newest(run: TrainingRun, store: CheckpointStore | None) -> Checkpoint | None:
     """The newest sound checkpoint of the run, which the first process chooses for all."""
     from ..checkpoint import read_checkpoint
 
     assert store is not None
-    newest = store.newest(lazy=trainer.runtime.world > 1) if trainer.runtime.is_main else None
-    found = trainer.runtime.broadcast_object(None if newest is None else newest.path)
+    newest = store.newest(lazy=run.runtime.world > 1) if run.runtime.is_main else None
+    found = run.runtime.broadcast_object(None if newest is None else newest.path)
     return None if found is None else newest or read_checkpoint(found, verify=False, lazy=True)
 
 
-def _read_named(trainer: Trainer, path: Path) -> Checkpoint:
+def _read_named(run: TrainingRun, path: Path) -> Checkpoint:
     from ..checkpoint import read_checkpoint
 
     if not path.exists():
@@ -193,111 +205,113 @@ def _read_named(trainer: Trainer, path: Path) -> Checkpoint:
             f"resume={str(path)!r} does not exist: pass a checkpoint directory, 'auto' to continue the run in "
             "`run_dir`, or False to start over."
         )
-    return read_checkpoint(path, lazy=trainer.runtime.world > 1)
+    return read_checkpoint(path, lazy=run.runtime.world > 1)
 
 
-def _finds_any(trainer: Trainer) -> bool:
+def _finds_any(run: TrainingRun) -> bool:
     """Whether there is something to resume from; a new run does without what reads checkpoints."""
-    assert trainer.run is not None
-    found = trainer.runtime.is_main and any(trainer.run.checkpoints.iterdir())
-    return bool(trainer.runtime.broadcast_object(found))
+    assert run.directory is not None
+    found = run.runtime.is_main and any(run.directory.checkpoints.iterdir())
+    return bool(run.runtime.broadcast_object(found))
 
 
 # Whether it is still the same program
 
 
-def _compare(trainer: Trainer, checkpoint: Checkpoint, origin: Origin) -> dict[str, Change]:
+def _compare(run: TrainingRun, checkpoint: Checkpoint, origin: Origin) -> dict[str, Change]:
     """In what the program differs from the one that wrote a checkpoint, by key; refused unless that is accepted.
 
     What was accepted earlier is in the run's record already, and is not refused again.
     """
     from ..run.changes import listed, program_changes, refusal
 
-    now, saved = trainer.fingerprint, checkpoint.tree.get("fingerprint")
+    now, saved = run.fingerprint, checkpoint.tree.get("fingerprint")
     saved = saved if isinstance(saved, dict) else None
-    recorded = (_recorded(trainer) if origin.path is None else None) or saved
+    recorded = (_recorded(run) if origin.path is None else None) or saved
     if now is None or recorded is None:
-        trainer.say(
+        run.say(
             f"{checkpoint.path} does not say what program wrote it: whether model, optimizer, loss and data are the "
             "same was not compared."
         )
         return {}
-    trainer.accepted = program_changes(recorded, now)
-    if trainer.accepted and not origin.accepts_changes:
-        what = str(checkpoint.path) if origin.path is not None else f"the run in {trainer.run_dir}"
-        accept = trainer.accept_changes if _weights_fit(trainer, checkpoint) else None
-        raise ConfigurationError(refusal(what, trainer.accepted, start_over=trainer.start_over, accept=accept))
-    if trainer.accepted:
-        trainer.say(f"Going on with changes:{listed(trainer.accepted)}")
+    run.accepted = program_changes(recorded, now)
+    if run.accepted and not origin.accepts_changes:
+        what = str(checkpoint.path) if origin.path is not None else f"the run in {run.run_dir}"
+        accept = run.words.accept_changes if _weights_fit(run, checkpoint) else None
+        raise ConfigurationError(refusal(what, run.accepted, start_over=run.words.start_over, accept=accept))
+    if run.accepted:
+        run.say(f"Going on with changes:{listed(run.accepted)}")
     return {change.key: change for change in program_changes(saved or recorded, now)}
 
 
-def _recorded(trainer: Trainer) -> dict[str, Any] | None:
+def _recorded(run: TrainingRun) -> dict[str, Any] | None:
     """What the run directory says that the run is; the first process reads it for all."""
     from ..run import RunManifest
 
-    assert trainer.run is not None
+    assert run.directory is not None
     found = None
-    if trainer.runtime.is_main and trainer.run.has_run:
-        found = RunManifest.read(trainer.run.manifest_path).fingerprint or None
-    recorded: dict[str, Any] | None = trainer.runtime.broadcast_object(found)
+    if run.runtime.is_main and run.directory.has_run:
+        found = RunManifest.read(run.directory.manifest_path).fingerprint or None
+    recorded: dict[str, Any] | None = run.runtime.broadcast_object(found)
     return recorded
 
 
-def _weights_fit(trainer: Trainer, checkpoint: Checkpoint) -> bool:
+def _weights_fit(run: TrainingRun, checkpoint: Checkpoint) -> bool:
     from ..checkpoint.fitting import compare_model
 
     saved = checkpoint.tree["models"]
-    return set(saved) == set(trainer.models) and not any(
-        compare_model(model, saved[name]) for name, model in trainer.models.items()
+    return set(saved) == set(run.components.models) and not any(
+        compare_model(model, saved[name]) for name, model in run.components.models.items()
     )
 
 
 # What is said at the start
 
 
-def starting_line(trainer: Trainer, resumed: Resumed | None) -> str:
+def starting_line(run: TrainingRun, resumed: Resumed | None) -> str:
     """What is trained, where, and from which point on."""
-    facts = [_device_text(trainer), _size_text(trainer), *_schedule_texts(trainer)]
-    return f"{_place_text(trainer, resumed)}: {', '.join(facts)}.{_untrained_text(trainer)}"
+    facts = [_device_text(run), _size_text(run), *_schedule_texts(run)]
+    return f"{_place_text(run, resumed)}: {', '.join(facts)}.{_untrained_text(run)}"
 
 
-def _place_text(trainer: Trainer, resumed: Resumed | None) -> str:
+def _place_text(run: TrainingRun, resumed: Resumed | None) -> str:
     from ..run.directory import shown
 
-    place = None if trainer.run_dir is None else shown(trainer.run_dir)
+    place = None if run.run_dir is None else shown(run.run_dir)
     if resumed is None:
-        return trainer.without_place if place is None else f"New run in {place}"
-    progress = trainer.progress
+        return run.words.no_run_dir if place is None else f"New run in {place}"
+    progress = run.progress
     at = f"at epoch {progress.epoch + 1}, update {progress.update} ({age_text(resumed.created)})"
-    if trainer.run is not None and trainer.run.checkpoints in resumed.path.parents:
+    if run.directory is not None and run.directory.checkpoints in resumed.path.parents:
         return f"Resuming {place} {at}"
     return f"Resuming {shown(resumed.path)} {at}" + ("" if place is None else f", new run in {place}")
 
 
-def _device_text(trainer: Trainer) -> str:
-    runtime = trainer.runtime
+def _device_text(run: TrainingRun) -> str:
+    runtime = run.runtime
     return str(runtime.device) + (f" on {runtime.world} processes" if runtime.world > 1 else "")
 
 
-def _size_text(trainer: Trainer) -> str:
-    params = {id(p): p for module in trainer.modules.values() for p in module.parameters() if not is_lazy(p)}
+def _size_text(run: TrainingRun) -> str:
+    params = {id(p): p for module in run.components.modules.values() for p in module.parameters() if not is_lazy(p)}
     total = sum(p.numel() for p in params.values())
     trained = sum(p.numel() for p in params.values() if p.requires_grad)
     return f"{total:,} parameters" + (f" ({trained:,} trainable)" if trained != total else "")
 
 
-def _schedule_texts(trainer: Trainer) -> Iterator[str]:
+def _schedule_texts(run: TrainingRun) -> Iterator[str]:
     """How often each scheduler is stepped, where the program left that to its kind."""
-    for schedule in trainer.schedules.values():
+    for schedule in run.components.schedules.values():
         if schedule.every is None and not isinstance(schedule.scheduler, CurveSchedule):
             yield f"{type(schedule.scheduler).__name__} stepped once an {schedule.interval}"
 
 
-def _untrained_text(trainer: Trainer) -> str:
+def _untrained_text(run: TrainingRun) -> str:
     """A word about parameters that could be trained and that no optimizer has."""
-    own = {id(p) for optimizer in trainer.optimizers.values() for g in optimizer.param_groups for p in g["params"]}
-    named = ((f"{name}.{key}", p) for name, m in trainer.modules.items() for key, p in m.named_parameters())
+    own = {
+        id(p) for optimizer in run.components.optimizers.values() for g in optimizer.param_groups for p in g["params"]
+    }
+    named = ((f"{name}.{key}", p) for name, m in run.components.modules.items() for key, p in m.named_parameters())
     left = [name for name, param in named if param.requires_grad and id(param) not in own]
     if not left or not own:
         return ""

@@ -12,8 +12,9 @@ from torch.utils.hooks import RemovableHandle
 from ..errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from ..trainer import Trainer
-    from .result import StepResult
+    from ..metrics.result import StepResult
+    from .program import Program
+    from .run import TrainingRun
     from .update import OptimizerUpdate
 
 Versions = list[tuple[int, int]]  # of gradients
@@ -25,11 +26,11 @@ class StepWatch:
     Such a call is counted and followed by the optimizer's schedulers, unless the trainer refuses it.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
-        self.trainer, self.optimization = trainer, trainer.optimization
-        self.updates = list(trainer.optimization.by_name.values())
+    def __init__(self, trainer: Program) -> None:
+        self.trainer, self.optimization = trainer, trainer.run.optimization
+        self.updates = list(trainer.run.optimization.by_name.values())
         self._is_whole = trainer.progress.epoch_step == 0
-        self._calls = trainer.optimization.calls
+        self._calls = trainer.run.optimization.calls
         self._is_first = True
         self._is_accumulating = trainer.accumulate > 1
         self._before = self._calls_of_each()
@@ -62,15 +63,15 @@ class StepWatch:
         if is_whole and self.updates and self.optimization.calls == self._calls:
             raise ConfigurationError(
                 f"Nothing was trained: {progress.epoch_step} steps of epoch {progress.epoch + 1} are over, and "
-                f"`{self.trainer.step_name}` updated none of the optimizers ({', '.join(self.optimization.by_name)}). "
-                f"Call `{self.trainer.update_call}` in it."
+                f"`{self.trainer.words.step}` updated none of the optimizers ({', '.join(self.optimization.by_name)}). "
+                f"Call `{self.trainer.words.update}` in it."
             )
 
     def _check_first(self, result: StepResult) -> None:
         self._is_first = False
         if self.optimization.calls != self._calls:
             return
-        step, call = self.trainer.step_name, self.trainer.update_call
+        step, call = self.trainer.words.step, self.trainer.words.update
         if any(param.grad is not None for update in self.updates for param in update.params):
             raise ConfigurationError(
                 f"`{step}` called backward() and no optimizer was stepped, so nothing was trained. Call `{call}` "
@@ -91,7 +92,7 @@ class StepWatch:
         if position == 1:
             self._taking_part = {update for update, count in counts.items() if count}
         for update, count in counts.items():
-            if count != (update in self._taking_part) and self.trainer.num_pieces == 1:
+            if count != (update in self._taking_part) and self.trainer.run.num_micro_batches == 1:
                 self._refuse_window(update, position, count)
 
     def _calls_of_each(self) -> dict[OptimizerUpdate, int]:
@@ -112,20 +113,20 @@ class StepWatch:
         )
 
     def _before_own_step(self, update: OptimizerUpdate) -> None:
-        self.trainer.check_own_step(update)
+        self.trainer._check_own_step(update)
         self._positions[update.name] = scheduler_positions(update)
 
     def _after_own_step(self, update: OptimizerUpdate) -> None:
         self.optimization.calls += 1
         update.own_steps += 1
         update.num_updates += 1
-        self.trainer.window.is_spent = True
+        self.trainer.run.window.is_spent = True
 
     def _schedule(self) -> None:
         """Step the schedulers of optimizers that the user stepped, unless the user stepped the schedulers too."""
         for name, before in self._positions.items():
             update = self.optimization.by_name[name]
-            self.trainer.check_own_step(update)  # `update` may have followed
+            self.trainer._check_own_step(update)  # `update` may have followed
             if scheduler_positions(update) == before:
                 update.schedule()
         self._positions = {}
@@ -153,15 +154,15 @@ def watch_own_steps(
     return handles if after is None else [*handles, update.optimizer.register_step_post_hook(leave)]
 
 
-def check_trained(trainer: Trainer) -> None:
+def check_trained(run: TrainingRun) -> None:
     """After the first epoch: raise if no optimizer had a gradient, and print a line for each that had none."""
-    updates = trainer.optimization.by_name.values()
+    updates = run.optimization.by_name.values()
     texts = {update.name: text for update in updates if (text := _untrained_text(update))}
     if texts and len(texts) == len(updates) and any(update.num_updates for update in updates):
         raise ConfigurationError(f"Nothing was trained in epoch 1: {'; '.join(texts.values())}.")
     if len(texts) < len(updates):
         for text in texts.values():
-            trainer.say(f"Epoch 1 did not train everything: {text}.")
+            run.say(f"Epoch 1 did not train everything: {text}.")
 
 
 def _untrained_text(update: OptimizerUpdate) -> str | None:
@@ -175,17 +176,17 @@ def _untrained_text(update: OptimizerUpdate) -> str | None:
     return None
 
 
-def refuse_own_step(trainer: Trainer, update: OptimizerUpdate) -> None:
+def refuse_own_step(trainer: Program, update: OptimizerUpdate) -> None:
     """Raise where an optimizer step outside of `update` would be wrong."""
     if (obstacle := own_step_obstacle(trainer, update)) is not None:
         raise ConfigurationError(
-            f"`{trainer.step_name}` called step() of optimizer {update.name!r} itself, which {obstacle}: call "
-            f"`{trainer.update_call}` in place of backward() and step()."
+            f"`{trainer.words.step}` called step() of optimizer {update.name!r} itself, which {obstacle}: call "
+            f"`{trainer.words.update}` in place of backward() and step()."
         )
 
 
 def own_step_obstacle(
-    trainer: Trainer, update: OptimizerUpdate, *, is_averaged: bool = False, is_clipped: bool = False
+    trainer: Program, update: OptimizerUpdate, *, is_averaged: bool = False, is_clipped: bool = False
 ) -> str | None:
     """The reason why an optimizer must not be stepped outside of `update`, or None.
 
@@ -194,8 +195,10 @@ def own_step_obstacle(
     if update.peers is not None and not is_averaged:
         return "would go by the gradients of this process's part of the batch, and the processes' weights would differ"
     if trainer.accumulate > 1:
-        return f"would come after every batch, not after {trainer.accumulate} of them as {trainer.accumulate_name} says"
-    if trainer.num_pieces > 1:
+        return (
+            f"would come after every batch, not after {trainer.accumulate} of them as {trainer.words.accumulate} says"
+        )
+    if trainer.run.num_micro_batches > 1:
         return "would come after a part of the batch, since memory ran out and batches are taken in micro-batches"
     if not is_clipped and (update.clip_norm is not None or update.clip_value is not None):
         name, value = (
@@ -207,15 +210,15 @@ def own_step_obstacle(
     return "`update` has done as well, so that it would be stepped twice" if update.calls else None
 
 
-def refuse_update(trainer: Trainer, loss: Any, count: Any) -> None:
+def refuse_update(trainer: Program, loss: Any, count: Any) -> None:
     """Raise for an update in an evaluation, or with a value that is not a loss."""
-    if trainer.is_evaluating:
+    if trainer.run.is_evaluating:
         raise ConfigurationError(
-            f"An update during an evaluation would train on its data: `{trainer.eval_name}`, and what else runs in an "
-            f"evaluation or prediction, only measures. Update in `{trainer.step_name}`."
+            f"An update during an evaluation would train on its data: `{trainer.words.eval_step}`, and what else runs "
+            f"in an evaluation or prediction, only measures. Update in `{trainer.words.step}`."
         )
-    if (mistake := mistake_in_loss(loss, count, trainer.takes_count)) is not None:
-        raise ConfigurationError(f"The loss trained in `{trainer.step_name}` {mistake}.") from None
+    if (mistake := mistake_in_loss(loss, count, trainer.words.takes_count)) is not None:
+        raise ConfigurationError(f"The loss trained in `{trainer.words.step}` {mistake}.") from None
     error, names = sys.exception(), list(trainer.optimizers)
     if len(names) > 1 and any(text in str(error) for text in ("a second time", "by an inplace operation")):
         assert error is not None

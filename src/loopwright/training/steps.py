@@ -1,11 +1,14 @@
-"""The loop: the only place where training data is iterated. It knows no devices, no files and no printing."""
+"""The loop: the only place where training data is iterated. It knows no devices, no files and no printing.
+
+`open_steps` is the one iteration over training data: whoever drives it computes the steps. The core drives it in
+`train_steps`, with `train_step`; a door drives it with its document's stages, and a loop that the user wrote drives it,
+too.
+"""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from copy import deepcopy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from math import inf
 from time import monotonic
@@ -14,29 +17,27 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..callback import Rewinding
-from ..data.random import preserved_rng
-from ..errors import ConfigurationError, DataError
-from ..metrics.meter import Meter
+from ..errors import DataError
+from ..metrics.result import StepResult
+from .evaluate import evaluate
 from .out_of_memory import redo_window, step_function
-from .result import StepResult
 
 if TYPE_CHECKING:
-    from ..data.open import Batch, Stream
-    from ..trainer import Trainer
-    from .progress import Limits, Progress
+    from ..data.stream import Batch, Stream
+    from ..metrics.progress import Limits, Progress
+    from .run import TrainingRun
     from .step_checks import StepWatch
 
-NOTHING = StepResult(size=0)  # what was measured by a process that had no sample of a batch
+NOTHING = StepResult(size=0)  # what a process without a sample of the batch has measured
 FLUSH_STEPS = 512
 FLUSH_SECONDS = 0.25
-MEASURING = ("on_eval_step_end", "on_eval_end")  # where metrics can be logged besides `eval_step`
 
 
 @dataclass(slots=True)
 class Step:
-    """A batch that is being trained on, at its position in the window; whoever computes it sets the result.
+    """A batch that is being trained on, at its position in the accumulation window.
 
-    `is_left` says that no more steps of this epoch will be asked for.
+    Whoever computes the step sets `result`, and `is_last` if it will ask for no more steps of this epoch.
     """
 
     batch: Any
@@ -44,72 +45,77 @@ class Step:
     window: Sequence[Batch]
     position: int
     result: StepResult = NOTHING
-    is_left: bool = False
+    is_last: bool = False
 
 
-def train(trainer: Trainer, stream: Stream, until: Limits) -> None:
-    """Epochs until a limit is reached or someone asks to stop.
+def train(run: TrainingRun) -> None:
+    """Train epochs until a limit is reached or a stop is requested.
 
     A run that was killed after its last update, before that was evaluated, has only the end of its epoch to do.
     """
-    if trainer.progress.is_unrecorded and trainer.is_done(until):
-        trainer.run_epoch(stream, until)
-    while not trainer.is_done(until):
-        trainer.run_epoch(stream, until)
+    if run.progress.is_unrecorded and run.is_done():
+        run.program._train_epoch()
+    while not run.is_done():
+        run.program._train_epoch()
 
 
-def train_epoch(trainer: Trainer, stream: Stream, until: Limits) -> None:
-    """One epoch, or what is left of it: its steps, an evaluation, and its row in the history.
+def train_epoch(run: TrainingRun, stream: Stream | None = None, limits: Limits | None = None) -> None:
+    """Train one epoch, or the rest of it: its steps, an evaluation, and its row in the history.
 
-    A signal leaves it where it is: a resumed run takes the remaining steps, or the evaluation, from there.
+    A signal leaves it where it is: a resumed run takes the remaining steps, or the evaluation, from there. Stream and
+    limits are those of the run, unless others are given.
     """
-    begin_epoch(trainer, stream)
-    take_steps(trainer, stream, until)
-    trainer.flush()
-    if trainer.progress.is_exhausted and not trainer.is_interrupted:
-        trainer.emit("on_train_epoch_end")
+    begin_epoch(run, stream)
+    train_steps(run, stream, limits)
+    end_steps(run)
     measured: dict[str, float] = {}
-    if trainer.eval_stream is not None and not trainer.is_interrupted:
-        measured = evaluate(trainer, trainer.eval_stream)
-    if not trainer.is_interrupted:
-        record_epoch(trainer, measured)
+    if run.eval_stream is not None and not run.is_interrupted:
+        measured = evaluate(run, run.eval_stream)
+    if not run.is_interrupted:
+        record_epoch(run, measured)
 
 
-def begin_epoch(trainer: Trainer, stream: Stream) -> None:
+def begin_epoch(run: TrainingRun, stream: Stream | None = None) -> None:
     """Start an epoch, unless a resumed run is in it already."""
-    progress = trainer.progress
-    if not progress.in_epoch:
-        stream.begin(progress.epoch)
-        trainer.meter = trainer.meter.fresh()
-        trainer.emit("on_epoch_start")
-    trainer.adopt_replaced()
-    trainer.optimization.refresh(trainer.modules.values())
+    if not run.progress.in_epoch:
+        (run.opened_stream if stream is None else stream).begin(run.progress.epoch)
+        run.meter = run.meter.fresh()
+        run.emit("on_epoch_start")
+    run.program._adopt_replaced()
+    run.optimization.refresh(run.components.modules.values())
 
 
-def record_epoch(trainer: Trainer, measured: Mapping[str, float]) -> None:
-    """Write the epoch's row in the history; when its data is exhausted it is over."""
-    progress, runtime = trainer.progress, trainer.runtime
-    row = trainer.meter.compute(runtime.sum_table, is_final=progress.is_exhausted, gather=runtime.gather_samples)
+def end_steps(run: TrainingRun) -> None:
+    """Read the metrics of the steps; where the data is exhausted, let callbacks add to the epoch's."""
+    run.flush()
+    if run.progress.is_exhausted and not run.is_interrupted:
+        run.emit("on_train_epoch_end")
+
+
+def record_epoch(run: TrainingRun, measured: Mapping[str, float]) -> None:
+    """Write the epoch's row in the history; where its data is exhausted, the epoch is over."""
+    progress, runtime = run.progress, run.runtime
+    row = run.meter.compute(runtime.sum_table, is_final=progress.is_exhausted, gather=runtime.gather_samples)
     row |= {f"eval_{name}": value for name, value in measured.items()}
-    trainer.history.set_epoch(progress.epoch, row)
+    run.history.set_epoch(progress.epoch, row)
     progress.recorded_step = progress.step
     if progress.is_exhausted:
         if progress.epoch == 0:
-            trainer.check_trained()
+            run.program._check_trained()
         progress.next_epoch()
-        trainer.schedule_epoch(row)
-        trainer.emit("on_epoch_end", row)
-        if trainer.accord is not None:
-            trainer.accord.on_stop(trainer)
+        run.program._schedule_epoch(row)
+        run.emit("on_epoch_end", row)
+        if run.consensus is not None:
+            run.consensus.on_stop(run)
 
 
-def take_steps(trainer: Trainer, stream: Stream, until: Limits) -> None:
-    """The steps of an epoch to its end or a limit; where a callback asks to go back, again from there."""
-    watch = trainer.watch_steps()
-    with watch or nullcontext():
+def train_steps(run: TrainingRun, stream: Stream | None = None, limits: Limits | None = None) -> None:
+    """Take the steps of an epoch to its end or a limit; where a callback asks to go back, again from there."""
+    watch = run.program._watch_steps()
+    with nullcontext() if watch is None else watch:
         while True:
             try:
-                deque(train_steps(trainer, stream, until, watch), maxlen=0)
+                compute_steps(run, watch, open_steps(run, stream, limits))
                 break
             except Rewinding as rewinding:
                 undo = rewinding.undo
@@ -118,47 +124,46 @@ def take_steps(trainer: Trainer, stream: Stream, until: Limits) -> None:
         watch.end_epoch()
 
 
-def train_steps(
-    trainer: Trainer, stream: Stream, until: Limits, watch: StepWatch | None = None
-) -> Iterator[StepResult]:
-    """One result per batch, each computed by `train_step`."""
-    autocast, train_step = trainer.runtime.autocast, step_function(trainer)
-    for step in open_steps(trainer, stream, until):
+def compute_steps(run: TrainingRun, watch: StepWatch | None, steps: Iterable[Step]) -> None:
+    """Compute each step by the trainer's `train_step`, in micro-batches once memory has run out."""
+    autocast, train_step = run.runtime.autocast, step_function(run)
+    for step in steps:
         try:
             with autocast:
                 step.result = StepResult.of(train_step(step.batch), step.size)
         except torch.OutOfMemoryError as error:
-            step.result = redo_window(trainer, step.window, step.position, error)
-            train_step = step_function(trainer)
+            step.result = redo_window(run, step.window, step.position, error)
+            train_step = step_function(run)
         if watch is not None:
             watch.after_step(step.result, step.position)
-        yield step.result
 
 
-def open_steps(trainer: Trainer, stream: Stream, until: Limits) -> Iterator[Step]:
+def open_steps(run: TrainingRun, stream: Stream | None = None, limits: Limits | None = None) -> Iterator[Step]:
     """The steps of an epoch to its end or a limit, for whoever computes them.
 
-    A step is over when the next one is asked for. An update follows every window of `accumulate` batches. After a step
-    with `is_left` there are no more.
+    A step is over when the next one is asked for: then it is counted and measured, and an update follows the last step
+    of a window of `accumulate` batches. After a step with `is_last` there are no more.
     """
-    progress, meter, window = trainer.progress, trainer.meter, trainer.window
-    step_starts, step_ends = trainer.hooks["on_train_step_start"], trainer.hooks["on_train_step_end"]
-    update_ends = trainer.hooks["on_update_end"]
-    started, seconds, flushed = monotonic() - trainer.eval_seconds, progress.seconds, progress.seconds
-    num_shares, accord = trainer.runtime.num_shares, trainer.accord
-    if trainer.is_done(until):
+    progress, meter, window = run.progress, run.meter, run.window
+    stream = run.opened_stream if stream is None else stream
+    limits = run.limits if limits is None else limits
+    step_starts, step_ends = run.hooks["on_train_step_start"], run.hooks["on_train_step_end"]
+    update_ends, prepare_batch = run.hooks["on_update_end"], run.program.prepare_batch
+    started, seconds, flushed = monotonic() - run.eval_seconds, progress.seconds, progress.seconds
+    num_shares, consensus = run.runtime.num_shares, run.consensus
+    if run.is_done(limits):
         progress.is_exhausted = _has_given_all(progress, stream)
         return
-    for batches in take_windows(trainer, stream, until):
+    for batches in take_windows(run, stream, limits):
         divisors = shares(batches, num_shares)
         window.is_spent = False
         for position, (value, size, total) in enumerate(batches, start=1):
             window.divisor = divisors[position - 1]
             window.is_last = position == len(batches)
             window.size = size
-            if accord is not None:
-                trainer.runtime.start_step(window.is_last, size)
-            step = Step(trainer.prepare_batch(value), size, batches, position)
+            if consensus is not None:
+                run.runtime.start_step(window.is_last, size)
+            step = Step(prepare_batch(value), size, batches, position)
             for hook in step_starts:
                 hook(step.batch)
             yield step
@@ -166,35 +171,35 @@ def open_steps(trainer: Trainer, stream: Stream, until: Limits) -> Iterator[Step
             meter.add(step.result if size or total is None else NOTHING)
             for hook in step_ends:
                 hook(step.batch, step.result)
-            if step.is_left and not window.is_last:
-                trainer.optimization.reset()  # the rest of the window is not coming
+            if step.is_last and not window.is_last:
+                run.optimization.reset()  # the rest of the window is not coming
                 progress.is_exhausted = True
                 return
-            is_left = step.is_left
+            is_last = step.is_last
             del step
         progress.next_update()
-        progress.seconds = seconds + monotonic() - trainer.eval_seconds - started
-        if accord is not None:
-            accord.after_update(trainer)
+        progress.seconds = seconds + monotonic() - run.eval_seconds - started
+        if consensus is not None:
+            consensus.after_update(run)
         for hook in update_ends:
             hook()
         if progress.seconds - flushed > FLUSH_SECONDS or meter.num_pending >= FLUSH_STEPS:
             flushed = progress.seconds
-            trainer.flush()
-        if is_left or trainer.is_done(until):
-            progress.is_exhausted = is_left or (not trainer.is_interrupted and _has_given_all(progress, stream))
+            run.flush()
+        if is_last or run.is_done(limits):
+            progress.is_exhausted = is_last or (not run.is_interrupted and _has_given_all(progress, stream))
             return
 
 
-def take_windows(trainer: Trainer, stream: Stream, until: Limits) -> Iterator[list[Batch]]:
+def take_windows(run: TrainingRun, stream: Stream, limits: Limits) -> Iterator[list[Batch]]:
     """The epoch's batches in groups of `accumulate`, the last one perhaps shorter."""
-    progress = trainer.progress
+    progress = run.progress
     while True:
-        batches = stream.take(trainer.accumulate, until.samples_left(progress))
+        batches = stream.take(run.program.accumulate, limits.samples_left(progress))
         if not batches:
             break
         yield batches
-    _check_length(trainer, stream)
+    _check_length(progress, stream)
     progress.is_exhausted = True
 
 
@@ -216,9 +221,8 @@ def _has_given_all(progress: Progress, stream: Stream) -> bool:
     return progress.epoch_step == stream.num_batches
 
 
-def _check_length(trainer: Trainer, stream: Stream) -> None:
+def _check_length(progress: Progress, stream: Stream) -> None:
     """An epoch that gave nothing, or less than was announced, is a mistake and not the end of training."""
-    progress = trainer.progress
     if progress.epoch_step == 0:
         reason = "is empty" if progress.epoch == 0 else "gave nothing in this epoch; an iterator can be used only once"
         raise DataError(
@@ -230,92 +234,3 @@ def _check_length(trainer: Trainer, stream: Stream) -> None:
             f"The training data ended early: {progress.epoch_step} batches in epoch {progress.epoch + 1}, but its "
             f"length says {stream.num_batches}. Correct its `__len__`, or remove it to train on data of any length."
         )
-
-
-def evaluate(trainer: Trainer, stream: Stream) -> dict[str, float]:
-    """Averages over all samples of the stream. Leaves modes and random generators as they were.
-
-    A signal to a training run ends it at the next batch, without a result.
-    """
-    meter = Meter()
-    step_ends, autocast = trainer.hooks["on_eval_step_end"], trainer.runtime.autocast
-    with trainer.phase(meter), trainer.eval_mode(), torch.no_grad(), preserved_rng(), _timed(trainer):
-        trainer.emit("on_eval_start", stream)
-        trainer.adopt_replaced()
-        start = stream.state_dict() if stream.spans_epochs else None
-        stream.begin(0)
-        steps = 0
-        for steps, (batch, size, total) in enumerate(stream, start=1):
-            if trainer.is_interrupted:
-                break
-            trainer.window.size, trainer.window.total = size, total
-            batch = trainer.prepare_batch(batch)
-            if size == 0 and total is not None:  # nothing of this batch is for this process
-                trainer.stand_in(batch)
-                continue
-            with autocast:
-                result = StepResult.of(trainer.eval_step(batch), size)
-            if steps == 1 and result.is_empty and meter.is_empty and not any(trainer.hooks[name] for name in MEASURING):
-                raise _nothing_measured(trainer)
-            meter.add(result)
-            for hook in step_ends:
-                hook(batch, result)
-            if meter.num_pending >= FLUSH_STEPS:
-                meter.flush()
-        if steps == 0:
-            raise DataError("The evaluation data is empty: pass a data set or loader with at least one batch.")
-        if not trainer.is_interrupted:
-            trainer.runtime.settle()
-            trainer.emit("on_eval_end", stream)
-        if trainer.is_interrupted:  # the resumed run does all of it again
-            if start is not None:
-                stream.load_state_dict(start)
-            return {}
-        trainer.directions.losses |= meter.losses
-        measured = meter.compute(trainer.runtime.sum_table, gather=trainer.runtime.gather_samples)
-        if not measured:
-            raise _nothing_measured(trainer)
-        return measured
-
-
-def _nothing_measured(trainer: Trainer) -> ConfigurationError:
-    return ConfigurationError(
-        f"The evaluation measured nothing: `{trainer.eval_name}` returned no loss and no metrics, and none were "
-        "logged. Return the loss, or a dict of named values such as {'loss': loss, 'accuracy': accuracy}."
-    )
-
-
-@contextmanager
-def _timed(trainer: Trainer) -> Iterator[None]:
-    """Count the seconds of an evaluation, so that the clock of training leaves them out; a nested one counts once."""
-    began, before = monotonic(), trainer.eval_seconds
-    try:
-        yield
-    finally:
-        trainer.eval_seconds = before + monotonic() - began
-
-
-def stand_in(trainer: Trainer, batch: Any) -> None:
-    """Take part in the forward passes of an evaluation step without a sample for this process; nothing is measured."""
-    from ..metrics.metric_objects import load_metric_states, metric_states
-
-    measured = deepcopy(metric_states(trainer.modules))
-    with trainer.runtime.autocast:
-        trainer.eval_step(batch)
-    load_metric_states(trainer.modules, [measured])
-
-
-def predict(trainer: Trainer, stream: Stream) -> list[Any]:
-    """The model's outputs, batch by batch; of all processes, each of which has a part of every batch."""
-    outputs: list[tuple[Any, ...]] = []
-    with trainer.eval_mode(), torch.no_grad(), preserved_rng():
-        stream.begin(0)
-        for batch, size, total in stream:
-            if size == 0 and total is not None and not trainer.runtime.forwards_together:
-                outputs.append(())
-                continue
-            batch = trainer.prepare_batch(batch)
-            with trainer.runtime.autocast:
-                output = trainer.predict_step(batch)
-            outputs.append((output,) if size or total is None else ())
-    return trainer.runtime.gather_parts(outputs)

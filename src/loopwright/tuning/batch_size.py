@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from ..callbacks.nonfinite import NonFiniteGuard
 from ..errors import ConfigurationError
 from ..trainer import Trainer
-from .fresh_run import borrowed, forget_past, train_for_a_while
+from .fresh_run import fresh_run, start_again, train_for_a_while
 from .memory import StepWatch, available_memory, is_out_of_memory, let_go
 
 NEARLY = 0.95  # of the best throughput: a smaller batch that has as much is the better one
@@ -78,7 +78,7 @@ def find_batch_size(
             "there are."
         )
     search = _Search(trainer, data, length, num_updates, memory, on_trial)
-    with borrowed(trainer, [NonFiniteGuard("off"), search.watch]):
+    with fresh_run(trainer, [NonFiniteGuard("off"), search.watch]):
         bound = search.run(start, min(max_size, length))
     if bound is None:
         bound = f"the data set, which has {length} samples" if length <= max_size else f"max_size, {max_size} samples"
@@ -95,7 +95,7 @@ def _length_of(data: Any) -> int:
 
 
 class _Search:
-    """Doubling, then bisecting, with one borrowed trainer."""
+    """Doubling, then bisecting, with one fresh_run trainer."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class _Search:
 
     def _try(self, size: int) -> Trial:
         trainer = self._trainer
-        forget_past(trainer)
+        start_again(trainer)
         trainer.accumulate = 1
         self.watch.begin(size, self._length // size, counts=self._is_host)
         try:
@@ -160,7 +160,7 @@ class _Search:
                 raise
             let_go(error)
             return Trial(size, False, reason="memory ran out")
-        if trainer.num_pieces > 1:
+        if trainer.run.num_micro_batches > 1:
             return Trial(size, False, reason="memory ran out; it would fit in micro-batches")
         memory = self.watch.memory
         if memory is not None and self._memory is not None and memory > self._memory:

@@ -1,4 +1,4 @@
-"""A trainer lent for an experiment: it trains as if it had never trained, and is given back exactly as it was."""
+"""A fresh run of a trainer for an experiment, after which everything is exactly as it was."""
 
 from __future__ import annotations
 
@@ -18,14 +18,9 @@ from ..data.open import Stream
 from ..data.random import rng_state, set_rng_state
 from ..errors import DataError
 from ..initializers import Initializer
-from ..metrics.history import History
-from ..metrics.meter import Meter
-from ..runtime import Signals
+from ..metrics.progress import Limits
 from ..trainer import Trainer
-from ..training.progress import Limits, Progress
 from ..training.train_call import run_training
-from ..training.update import Window
-from ..training.updates import Updates
 
 CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque)
 
@@ -99,15 +94,15 @@ ESSENTIAL = (Initializer, Freeze)  # callbacks that decide what is trained, and 
 
 
 @contextmanager
-def borrowed(trainer: Trainer, callbacks: Iterable[Callback]) -> Iterator[None]:
-    """The trainer with its weights, without a past, a run directory or schedules; afterwards exactly as it was.
+def fresh_run(trainer: Trainer, callbacks: Iterable[Callback]) -> Iterator[None]:
+    """Give the trainer a run that has not begun, with its weights; afterwards everything is exactly as it was.
 
-    Its optimizers begin without state. Of its own callbacks, initialisers and `Freeze` go on; `callbacks` are added.
+    Its optimizers begin without state. Of its own callbacks, initialisers and `Freeze` stay; `callbacks` are added.
     """
     trainer.setup()
     keeper, generators = Keeper(), rng_state()
-    essential = [c for c in trainer.active_callbacks or trainer.callbacks if isinstance(c, ESSENTIAL)]
-    for owner in (trainer, *essential):
+    essential = [c for c in trainer.run.callbacks or trainer.callbacks if isinstance(c, ESSENTIAL)]
+    for owner in (trainer, trainer._components, *essential):
         keeper.keep(owner)
     for module in trainer.modules.values():
         keeper.keep_model(module)
@@ -116,9 +111,8 @@ def borrowed(trainer: Trainer, callbacks: Iterable[Callback]) -> Iterator[None]:
         optimizer.state = defaultdict(dict)
     for param in trainer.parameters():
         param.grad = None
-    forget_past(trainer)
     trainer.callbacks = [*essential, *callbacks]
-    trainer.bind_hooks(trainer.callbacks)
+    start_again(trainer)
     try:
         yield
     finally:
@@ -126,28 +120,21 @@ def borrowed(trainer: Trainer, callbacks: Iterable[Callback]) -> Iterator[None]:
         set_rng_state(generators)
 
 
-def forget_past(trainer: Trainer) -> None:
-    """As if it had never trained; weights and optimizers stay as they are."""
-    trainer.progress, trainer.history, trainer.meter, trainer.until = Progress(), History(), Meter(), Limits()
-    trainer.window = Window()
-    trainer.optimization = Updates({}, trainer.window)
-    trainer.signals = Signals()
-    trainer.signals.is_shared = trainer.runtime.world > 1
-    trainer.schedules = {}
-    trainer.eval_stream = trainer.train_stream = trainer.train_data = None
-    trainer.run = trainer.run_dir = trainer.mark = trainer.stop_reason = trainer.accord = None
-    trainer.num_calls, trainer.num_pieces = 0, 1
-    trainer.progress_style = "silent"
+def start_again(trainer: Trainer) -> None:
+    """Give the trainer a run that has not begun; weights and optimizers stay as they are."""
+    trainer.run = trainer.run.fresh()
+    trainer._components = trainer.run.components
+    trainer.run.bind(trainer.callbacks)
 
 
 def train_for_a_while(trainer: Trainer, data: Any, num_updates: int, batch_size: int | None) -> None:
-    """So many updates of a borrowed trainer; data that knows its position is put back there."""
-    stream = data if isinstance(data, Stream) else trainer.open(data, batch_size, shuffle=True)
+    """Take a number of updates in a fresh run; data that knows its position is put back there."""
+    stream = data if isinstance(data, Stream) else trainer._open(data, batch_size, shuffle=True)
     position = _position(stream)
     stream.close()
     try:
         limits = Limits(updates=num_updates)
-        run_training(trainer, data, None, limits, batch_size=batch_size, resume=False)
+        run_training(trainer.run, data, None, limits, batch_size=batch_size, resume=False)
     finally:
         if position is not None:
             stream.load_state_dict(position)

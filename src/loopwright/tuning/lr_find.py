@@ -14,9 +14,9 @@ from ..callback import Callback
 from ..callbacks.nonfinite import NonFiniteGuard
 from ..errors import ConfigurationError, MissingExtraError
 from ..metrics.meter import Meter
+from ..metrics.result import StepResult
 from ..trainer import Trainer
-from ..training.result import StepResult
-from .fresh_run import borrowed, train_for_a_while
+from .fresh_run import fresh_run, train_for_a_while
 
 SMOOTHING = 0.9
 LEAST_FALL = 0.01  # of the first loss, to speak of a fall at all
@@ -142,7 +142,7 @@ def find_learning_rate(
     if data is None:
         data, _ = trainer.configure_data()
     growth = _Growth(lowest, highest, num_updates, optimizer, stop_factor)
-    with borrowed(trainer, [NonFiniteGuard("stop"), growth]):
+    with fresh_run(trainer, [NonFiniteGuard("stop"), growth]):
         train_for_a_while(trainer, data, num_updates, batch_size)
         reason = trainer.stop_reason or f"all {num_updates} updates were taken"
     return LearningRateScan(tuple(growth.rates), tuple(growth.losses), reason)

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from ..callback import Callback
 from ..data.open import Stream
 from ..data.stream import LimitedStream
+from ..metrics.result import StepResult
 from ..trainer import Trainer
-from ..training.result import StepResult
 
 CGROUP = Path("/sys/fs/cgroup")
 

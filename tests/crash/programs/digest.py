@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from loopwright.checkpoint import list_checkpoints, read_checkpoint
-from loopwright.checkpoint.state import capture
 from loopwright.data.random import rng_state
 from loopwright.run import MetricsStore
 from loopwright.trainer import Trainer
+from loopwright.training.state import capture
 
 CLOCK = ("seconds", "call", "call_epoch", "call_update", "call_sample", "call_seconds", "call_finished")
 

@@ -327,7 +327,7 @@ class ByTheDocument(Trainer):
 
     def train_step(self, x: torch.Tensor, y: torch.Tensor, idx: int, **kwargs: Any) -> None:
         if self.loss_manager.epoch == -1 and idx == 2:
-            self._engine.flush()
+            self._engine.run.flush()
             os.kill(os.getpid(), signal.SIGKILL)
         loss = self.loss_manager.compute_loss_xy("G_L1", self.gen(x), y, self.current_epoch)
         self.opt_gen.zero_grad()

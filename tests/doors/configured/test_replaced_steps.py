@@ -242,7 +242,7 @@ def test_a_loss_module_of_the_trainer_is_where_the_model_is_and_one_that_is_not_
             self.head = nn.Linear(2, 1)
 
     trainer = build_trainer(WithModules)
-    trainer.engine.progress_style = "lines"
+    trainer.engine.run.progress_style = "lines"
     trainer.train()
     said = [line for line in capsys.readouterr().out.splitlines() if "no optimizer trains" in line]
     assert said == [

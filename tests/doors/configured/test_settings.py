@@ -95,7 +95,7 @@ def test_a_loss_that_is_no_number_is_skipped_if_that_is_allowed():
     trainer = build_trainer(Poisoned, skip_nan_loss=True)
     history = trainer.train()
     assert trainer.progress.update == 8
-    assert trainer.engine.optimization.by_name["optimizer"].num_updates == 6
+    assert trainer.engine.run.optimization.by_name["optimizer"].num_updates == 6
     assert history.last("loss") == history.last("loss")
 
 
@@ -166,7 +166,7 @@ def test_a_run_that_starts_late_has_the_limits_of_one_that_did_not():
     trainer = build_trainer(max_updates=20, start_at_epoch=2)
     trainer.train()
     assert trainer.progress.update == 20
-    assert trainer.engine.optimization.by_name["optimizer"].num_updates == 4
+    assert trainer.engine.run.optimization.by_name["optimizer"].num_updates == 4
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_a_run_that_starts_late_has_the_limits_of_one_that_did_not():
 def test_progress_is_reported_at_intervals(setting, count, capsys):
     n = {"log_every_n_updates": 4, "log_every_n_epochs": 2, "log_every_n_samples": 32}[setting]
     trainer = build_trainer(max_epochs=2, **{setting: n})
-    trainer.engine.progress_style = "lines"
+    trainer.engine.run.progress_style = "lines"
     trainer.train()
     lines = [line for line in capsys.readouterr().out.splitlines() if "to go" in line]
     assert len(lines) == count
@@ -276,7 +276,7 @@ def test_a_config_that_is_none_is_refused():
 def test_published_settings_without_an_effect_are_accepted_and_said_once(capsys):
     settings = {"static_graph": True, "add_default_callbacks": False, "disable_gradient_accumulation": True}
     trainer = build_trainer(max_updates=1, **settings)
-    trainer.engine.progress_style = "lines"
+    trainer.engine.run.progress_style = "lines"
     trainer.train()
     trainer.train()
     said = [line for line in capsys.readouterr().out.splitlines() if "has no effect" in line]

@@ -215,7 +215,7 @@ class ConfigCheck:
         with self.report.collecting("trainer", "the optimizer or the schedule cannot be built"):
             engine = factory.build()
             length = length_of(engine)
-            check_intervals(self.report, engine.active_callbacks, length)
+            check_intervals(self.report, engine.run.callbacks, length)
             engine.setup()
             check_curves(self.report, engine, length)
             check_schedulers(self.report, engine, length)

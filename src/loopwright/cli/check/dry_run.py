@@ -13,9 +13,9 @@ from ...callback import Callback
 from ...callbacks.defaults import with_defaults
 from ...data.sharding import AlreadySharded, Shard, ShardedBatches
 from ...data.stream import Batch, Stream, StreamWrapper
+from ...metrics.progress import counted
 from ...runtime.dry_run import DryRunDone, local_bytes, local_shape, placement_text
 from ...runtime.dtensor import Mesh
-from ...training.progress import counted
 from ...training.required_metrics import check_required_metrics
 from ..output import size_text, table_lines
 from .report import Report
@@ -151,15 +151,15 @@ class DryRunProbe(Callback):
         self.layout.split = Split(total, sizes, how, stream.num_batches)
 
     def on_train_start(self, trainer: Trainer) -> None:
-        own, trainer.active_callbacks = trainer.active_callbacks, list(self._others)
+        own, trainer.run.callbacks = trainer.run.callbacks, list(self._others)
         try:
-            check_required_metrics(trainer)
+            check_required_metrics(trainer.run)
         finally:
-            trainer.active_callbacks = own
+            trainer.run.callbacks = own
 
     def on_optimizer_start(self, trainer: Trainer, optimizer: str) -> None:
         self._stepped.add(optimizer)
-        update = trainer.optimization.by_name[optimizer]
+        update = trainer.run.optimization.by_name[optimizer]
         self._gradients |= {id(param): param.grad for param in update.params if param.grad is not None}
 
     def on_update_end(self, trainer: Trainer) -> None:

@@ -15,7 +15,7 @@ from ...callback import Callback
 from ...callbacks.interval import Periodic, Watching
 from ...checkpoint import read_checkpoint, write_checkpoint
 from ...data.stream import Batch, Stream, StreamWrapper
-from ...training.progress import counted
+from ...metrics.progress import counted
 from ...tuning.memory import StepWatch
 from ..output import size_text, time_text
 from .data import finite, leaves, same
@@ -25,8 +25,8 @@ from .schedule import Length
 if TYPE_CHECKING:
     from ...doors.configured.engine import Engine
     from ...doors.configured.experiment import Experiment
+    from ...metrics.result import StepResult
     from ...trainer import Trainer
-    from ...training.result import StepResult
 
 UPDATES = 2  # in an epoch
 SAMPLES = 4  # in a batch
@@ -96,7 +96,7 @@ class SavesEach(Callback):
         if self._is_done:
             return
         self._is_done = True
-        for number, callback in enumerate(trainer.active_callbacks):
+        for number, callback in enumerate(trainer.run.callbacks):
             self._save(callback, self._folder / str(number))
 
     def _save(self, callback: Callback, path: Path) -> None:
@@ -122,13 +122,13 @@ def repeated_loss(trainer: Trainer, batch: Any) -> tuple[float, float]:
     import torch
 
     from ...data.random import preserved_rng
-    from ...training.result import StepResult
+    from ...metrics.result import StepResult
 
     batch = deepcopy(batch)
     losses = []
     for _ in range(2):
-        with trainer.eval_mode(), torch.no_grad(), preserved_rng(), trainer.runtime.autocast:
-            result = StepResult.of(trainer.eval_step(batch), trainer.window.size)
+        with trainer._eval_mode(), torch.no_grad(), preserved_rng(), trainer.runtime.autocast:
+            result = StepResult.of(trainer.eval_step(batch), trainer.run.window.size)
         losses.append(float(result.loss.sum()) if isinstance(result.loss, Tensor) else math.nan)
     return losses[0], losses[1]
 
@@ -214,7 +214,7 @@ class Factory:
         if not self._shares_data:
             datasets = {key: self.experiment.build_dataset(str(key)) for key in datasets}
         engine = self.experiment.build_trainer(datasets).engine
-        engine.progress_style = "silent"
+        engine.run.progress_style = "silent"
         engine.config.num_workers = min(engine.config.num_workers, 1)
         return engine
 
@@ -225,13 +225,13 @@ class Factory:
         engine = self.build()
         engine.run_dir = run_dir
         engine.accumulate = min(engine.accumulate, WINDOW)
-        own = [callback for number, callback in enumerate(engine.active_callbacks) if number not in dropped]
+        own = [callback for number, callback in enumerate(engine.run.callbacks) if number not in dropped]
         for callback in own:
             if isinstance(callback, Periodic | Watching):
                 callback.interval.n = 1
         tiny = Tiny(UPDATES * engine.accumulate, min(SAMPLES, engine.config.batch_size))
         engine.callbacks = [tiny, *own, *added]
-        engine.bind_hooks(engine.callbacks)
+        engine.run.bind(engine.callbacks)
         return engine
 
 
@@ -321,13 +321,13 @@ def _train(factory: Factory, size: int) -> tuple[Engine, StepWatch]:
     engine.accumulate = 1
     watch.begin(size, max((_num_samples(engine) or 0) // size, 1), counts=engine.runtime.device.type == "cpu")
     engine.callbacks = [watch]
-    engine.bind_hooks(engine.callbacks)
+    engine.run.bind(engine.callbacks)
     engine.train(engine.training_data(), num_updates=NUM_UPDATES, batch_size=size, resume=False)
     return engine, watch
 
 
 def _num_samples(engine: Engine) -> int | None:
-    stream = engine.open(engine.training_data(), None, shuffle=True)
+    stream = engine._open(engine.training_data(), None, shuffle=True)
     count = stream.num_samples
     stream.close()
     return count

@@ -47,7 +47,7 @@ class Length:
 def length_of(engine: Engine) -> Length:
     """The length of a run, from the limit in the config and the length of the data."""
     config = engine.config
-    stream = engine.open(engine.training_data(), None, shuffle=True)
+    stream = engine._open(engine.training_data(), None, shuffle=True)
     batches, samples = stream.num_batches, stream.num_samples
     stream.close()
     per_epoch = {"epochs": 1, "updates": -(-(batches or 0) // engine.accumulate), "samples": samples or 0}
@@ -87,7 +87,7 @@ def _smaller(length: Length, interval: Interval) -> str:
 
 def check_curves(report: ConfigReport, engine: Engine, length: Length) -> None:
     """Check the values of all curves from the beginning of the run to its end."""
-    callbacks = engine.active_callbacks
+    callbacks = engine.run.callbacks
     curves: list[tuple[str, Any]] = [
         (key_of_callback(report.config, callbacks, number), callback.schedule)
         for number, callback in enumerate(callbacks)

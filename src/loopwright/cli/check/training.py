@@ -12,11 +12,11 @@ from ...callbacks.freezing import Freeze
 from ...callbacks.nonfinite import NonFiniteGuard
 from ...checkpoint import snapshot
 from ...checkpoint.compare import compare_trees
-from ...checkpoint.state import capture
 from ...config.problems import near_names
 from ...debug.resume_check import check_resume
 from ...initializers import Initializer
 from ...run.reading import RunView
+from ...training.state import capture
 from ..output import strict_json
 from .probe import SAMPLES, Factory, Probe, SavesEach, Tiny, UnsavableStateError, repeated_loss
 from .report import ConfigReport, culprit, key_of_callback
@@ -33,7 +33,7 @@ def check_steps(report: ConfigReport, factory: Factory) -> bool:
     """Train, evaluate and predict without callbacks; return whether training works."""
     probe = Probe()
     with report.collecting("trainer", "a tiny run cannot be put together") as built:
-        callbacks = factory.build().active_callbacks
+        callbacks = factory.build().run.callbacks
         extra = {i for i, callback in enumerate(callbacks) if not isinstance(callback, ESSENTIAL)}
         engine = factory.build_tiny(extra, [probe])
     if not built:
@@ -110,13 +110,13 @@ def _evaluated(report: ConfigReport, engine: Engine, dataset: Any, place: str) -
 
 def _check_inputs(report: ConfigReport, engine: Engine, probe: Probe) -> None:
     """Check that evaluating a batch twice gives the same loss, and that steps do not change their batch."""
-    stream = engine.open(engine.datasets["train"], None, shuffle=False)
+    stream = engine._open(engine.datasets["train"], None, shuffle=False)
     stream.begin(0)
     batches = stream.take(1, SAMPLES)
     stream.close()
     if not batches:
         return
-    engine.window.size = batches[0].size
+    engine.run.window.size = batches[0].size
     first, second = repeated_loss(engine, engine.prepare_batch(batches[0].value))
     if first != second and first == first:
         what = f" ({', '.join(probe.changed_inputs)})" if probe.changed_inputs else ""
@@ -137,11 +137,11 @@ def check_callbacks(report: ConfigReport, factory: Factory, folder: Path) -> tup
 
     Returns the positions of failing callbacks, and the engine that trained.
     """
-    callbacks = factory.build().active_callbacks
+    callbacks = factory.build().run.callbacks
     dropped: set[int] = set()
     for attempt in range(len(callbacks) + 1):
         engine = factory.build_tiny(dropped, [SavesEach(folder / f"states-{attempt}")], folder / f"run-{attempt}")
-        own = [c for c in engine.active_callbacks if not isinstance(c, Tiny | SavesEach)]
+        own = [c for c in engine.run.callbacks if not isinstance(c, Tiny | SavesEach)]
         places = [number for number in range(len(callbacks)) if number not in dropped]
         try:
             engine.train(engine.training_data(), 2, resume=False)
@@ -184,11 +184,11 @@ def _check_watched(report: ConfigReport, engine: Engine, callbacks: list[Callbac
 
 def _check_record(report: ConfigReport, engine: Engine) -> None:
     """Check that the metrics of the run can be read back."""
-    assert engine.run is not None
+    assert engine.run.directory is not None
     with report.collecting("trainer", "the metrics of the run cannot be read back"):
         import json
 
-        run = RunView(engine.run.path)
+        run = RunView(engine.run.directory.path)
         names = run.metrics.names()
         json.dumps(strict_json({name: [point.value for point in run.metrics.steps(name)] for name in names}))
         if not names:
@@ -204,11 +204,11 @@ def check_saving(report: ConfigReport, factory: Factory, engine: Engine, dropped
     if not saved:
         return None
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    callbacks = factory.build().active_callbacks
+    callbacks = factory.build().run.callbacks
     for _ in range(len(callbacks) + 1):
         fresh = factory.build_tiny(dropped)
         places = [number for number in range(len(callbacks)) if number not in dropped]
-        own = fresh.active_callbacks[1:]
+        own = fresh.run.callbacks[1:]
         try:
             fresh.load(path)
         except Exception as error:
@@ -227,7 +227,7 @@ def check_saving(report: ConfigReport, factory: Factory, engine: Engine, dropped
 
 
 def _compare(report: ConfigReport, engine: Engine, fresh: Engine) -> None:
-    first, second = snapshot(capture(engine)), snapshot(capture(fresh))
+    first, second = snapshot(capture(engine.run)), snapshot(capture(fresh.run))
     known = first["callbacks"].keys() & second["callbacks"].keys()
     for state in (first, second):
         state["callbacks"] = {name: state["callbacks"][name] for name in sorted(known)}

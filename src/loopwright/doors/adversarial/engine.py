@@ -17,12 +17,13 @@ from ...callbacks.defaults import with_defaults
 from ...checkpoint import Checkpoint, CheckpointStore
 from ...data.open import Stream
 from ...errors import ConfigurationError, DataError
+from ...metrics.result import StepResult
 from ...optim.build import Schedule
 from ...run.changes import flatten
 from ...trainer import Trainer as CoreTrainer
 from ...training.components import found_on
 from ...training.fingerprint import describe_components
-from ...training.result import StepResult
+from ...training.program import Words
 from ...training.resume import Origin, take_up
 from ...training.updates import OptimizerChoice, Updates, listed
 from .config import Common, Saving
@@ -74,10 +75,9 @@ class DoorState(Callback):
 class Engine(CoreTrainer):
     """Trains whatever networks, optimizers and schedulers the door has as attributes, under their names."""
 
-    plateau_metric = None
-    start_over = "train.load.continue_train: false"
-    accept_changes = "train.load.accept_changes: true"
-    step_methods = ()  # the functions of an epoch are given with each call
+    words = Words(start_over="train.load.continue_train: false", accept_changes="train.load.accept_changes: true")
+    _plateau_metric = None
+    _step_methods = ()  # the functions of an epoch are given with each call
 
     def __init__(self, door: Trainer, settings: Common) -> None:
         guard = NonFiniteGuard()
@@ -97,93 +97,96 @@ class Engine(CoreTrainer):
 
     def use_directory(self, directory: Path, settings: Saving) -> None:
         """Let the run write to a directory: metrics, resume points, what ran and how it ended."""
-        self.run_dir, self.run = directory, ExperimentRun(directory)
-        self.num_calls = self.progress.call = 1  # what to continue from is said by the config, never found by itself
+        self.run_dir, self.run.directory = directory, ExperimentRun(directory)
+        self.run.num_calls = self.progress.call = (
+            1  # what to continue from is said by the config, never found by itself
+        )
         recorders = [EpochRecorder()] if self.runtime.is_main else []
-        self.bind_hooks([*self.active_callbacks, *recorders, ResumePoints(settings)])
+        self.run.bind([*self.run.callbacks, *recorders, ResumePoints(settings)])
 
     def finish(self) -> None:
         """The experiment is over."""
-        if isinstance(self.run, ExperimentRun):
-            self.run.finish()
+        if isinstance(self.run.directory, ExperimentRun):
+            self.run.directory.finish()
 
     # Components
 
     @property
-    def builds_models(self) -> bool:
+    def _builds_models(self) -> bool:
         """The door's constructor does, after seeding."""
         return False
 
     def configure_models(self) -> None:
-        self.models = found_on(self.door, nn.Module, {})
+        self._components.models = found_on(self.door, nn.Module, {})
 
     def configure_optimizers(self) -> None:
-        self.optimizers = found_on(self.door, Optimizer, {})
+        self._components.optimizers = found_on(self.door, Optimizer, {})
         schedulers = found_on(self.door, LRScheduler, {})
-        self.schedules = {name: Schedule(scheduler, "epoch") for name, scheduler in schedulers.items()}
+        self._components.schedules = {name: Schedule(scheduler, "epoch") for name, scheduler in schedulers.items()}
 
     def adopt(self) -> None:
         """Take over what the door has by now; what is the same as before is left as it is."""
         found = {name: id(value) for name, value in vars(self.door).items() if isinstance(value, COMPONENTS)}
         if found != self._adopted:
-            before = {id(update.optimizer): update for update in self.optimization.by_name.values()}
-            self._adopted, self._is_set_up = found, False
-            self.models, self.modules, self.optimizers, self.schedules = {}, {}, {}, {}
-            self.optimization = Updates({}, self.window)
-            self.setup_training()
-            if self.fingerprint is None and self.optimizers:
-                self.fingerprint = describe_components(self)
-            for update in self.optimization.by_name.values():
+            before = {id(update.optimizer): update for update in self.run.optimization.by_name.values()}
+            self._adopted, self._components.are_built = found, False
+            held = self._components
+            held.models, held.modules, held.optimizers, held.schedules = {}, {}, {}, {}
+            self.run.optimization = Updates({}, self.run.window)
+            self._setup_training()
+            if self.run.fingerprint is None and self.optimizers:
+                self.run.fingerprint = describe_components(self.run)
+            for update in self.run.optimization.by_name.values():
                 if id(update.optimizer) in before:
                     old = before[id(update.optimizer)]
                     update.scaler, update.num_updates = old.scaler, old.num_updates
-            self._steps.watch(self.optimization.by_name.values())
+            self._steps.watch(self.run.optimization.by_name.values())
 
-    def setup_training(self) -> None:
+    def _setup_training(self) -> None:
         """As the core does it; a door whose hooks train nothing that it knows of has no updates."""
         self.setup()
         if self.optimizers:
-            super().setup_training()
+            super()._setup_training()
         else:
-            self.bind_hooks(with_defaults(self))
+            self.run.bind(with_defaults(self))
 
     def update(self, loss: Tensor, optimizer: OptimizerChoice = None, **options: Any) -> None:
         """As the core does it, after a look at gradients that another loss left."""
         names = [optimizer_name(self.optimizers, one) for one in listed(optimizer)]
         for name in names:
-            check_gradients(self.optimization.by_name[name].params, name)
+            check_gradients(self.run.optimization.by_name[name].params, name)
         self._steps.num_steps += len(names)  # also where a loss scaler leaves them out
         super().update(loss, names[0] if len(names) == 1 else names, **options)
 
-    def check_update(self, loss: Any, count: Any = None) -> None:
+    def _check_update(self, loss: Any, count: Any = None) -> None:
         """Say what was wrong with a loss that could not be trained."""
         check_loss(loss)
-        super().check_update(loss, count)
+        super()._check_update(loss, count)
 
-    def describe_more(self) -> dict[str, Any]:
+    def _describe_more(self) -> dict[str, Any]:
         """The settings that decide what is learnt from which images."""
         settings = flatten(self.door.config.model_dump(mode="json"))
         return {f"config.{key}": value for key, value in settings.items() if not key.startswith(CHANGEABLE)}
 
-    def watch_steps(self) -> None:
+    def _watch_steps(self) -> None:
         """Nothing: what a hook of one call does with the optimizers, if anything, is its own affair."""
 
     def scaler_of(self, optimizer: Optimizer) -> torch.amp.GradScaler:
         """The loss scaler that `update` uses for an optimizer; one that does nothing where it uses none."""
-        update = self.optimization.by_name.get(optimizer_name(self.optimizers, optimizer))
+        update = self.run.optimization.by_name.get(optimizer_name(self.optimizers, optimizer))
         scaler = None if update is None else update.scaler
         return torch.amp.GradScaler(self.runtime.device.type, enabled=False) if scaler is None else scaler
 
     def use_scaler(self, optimizer: Optimizer, scaler: torch.amp.GradScaler) -> None:
         """Let `update` use a loss scaler of the door's."""
-        update = self.optimization.by_name[optimizer_name(self.optimizers, optimizer)]
+        update = self.run.optimization.by_name[optimizer_name(self.optimizers, optimizer)]
         update.scaler = scaler if scaler.is_enabled() else None
 
-    def schedule_epoch(self, row: Mapping[str, float]) -> None:
+    def _schedule_epoch(self, row: Mapping[str, float]) -> None:
         """Nothing: when its schedulers are stepped is the door's own affair."""
 
-    def open(self, data: Any, batch_size: int | None, *, shuffle: bool) -> Stream:
-        stream = super().open(data, batch_size, shuffle=shuffle)
+    def _open(self, data: Any, batch_size: int | None, *, shuffle: bool) -> Stream:
+        stream = super()._open(data, batch_size, shuffle=shuffle)
         if shuffle and self.run_dir is not None:
             stream.check_resumable()
         return stream
@@ -218,17 +221,17 @@ class Engine(CoreTrainer):
     def train_step(self, batch: Any) -> StepResult:
         assert self._epoch is not None
         x, y = as_pair(batch)
-        self.window.is_spent = True  # hooks have run: no second try in micro-batches
+        self.run.window.is_spent = True  # hooks have run: no second try in micro-batches
         losses = self.door.loss_manager
         if losses is not None:
-            losses.start_step(self.window.size)
+            losses.start_step(self.run.window.size)
         returned = self._epoch.step(x, y, self.progress.epoch_step, **self._epoch.keywords.get("train_step", {}))
         _check_returned(returned)
         self._steps.has_loss |= isinstance(returned, Tensor) and returned.requires_grad
-        result = StepResult.of(returned, self.window.size)
+        result = StepResult.of(returned, self.run.window.size)
         measured = {} if losses is None else losses.end_step()
         metrics = measured | dict(result.metrics)
-        return StepResult(result.loss, self.window.size, metrics, result.count, losses=tuple(measured))
+        return StepResult(result.loss, self.run.window.size, metrics, result.count, losses=tuple(measured))
 
     def on_log(self, rows: list[dict[str, float]]) -> None:
         """A log point, where all processes are: what each of them measured becomes what they measured together."""
@@ -245,13 +248,13 @@ class Engine(CoreTrainer):
     def continue_from(self, checkpoint: Checkpoint) -> int:
         """Take the complete state of a run; the number of epochs that it had behind it."""
         self.adopt()
-        self.setup_training()
+        self._setup_training()
         accepts = self.door.config.train.load.accept_changes
-        take_up(self, checkpoint, Origin(checkpoint.path, accepts_changes=accepts))
+        take_up(self.run, checkpoint, Origin(checkpoint.path, accepts_changes=accepts))
         self._is_placed = True
         progress = self.progress
         is_inside = progress.in_epoch and not progress.call_finished
-        self.num_calls = progress.call - 1 if is_inside else progress.call
+        self.run.num_calls = progress.call - 1 if is_inside else progress.call
         recorded = self._recorded()
         if recorded is not None and recorded.step > progress.step and self.runtime.is_main:
             logger.warning(
@@ -259,13 +262,13 @@ class Engine(CoreTrainer):
                 *(self.run_dir, progress.step, checkpoint.path, progress.step + 1, recorded.step),
             )
         self.runtime.barrier("continuing")
-        if self.run is not None and self.runtime.is_main:
-            CheckpointStore(self.run.checkpoints).discard(after_update=progress.update)
+        if self.run.directory is not None and self.runtime.is_main:
+            CheckpointStore(self.run.directory.checkpoints).discard(after_update=progress.update)
         return epochs_behind(checkpoint.tree)
 
     def _recorded(self) -> Recorded | None:
         """What the experiment's files have of earlier training, on all processes."""
-        run = self.run
+        run = self.run.directory
         return None if run is None else by_first(self.runtime, lambda: read_recorded(run))
 
     def _place(self) -> None:

@@ -19,9 +19,9 @@ from .config import Saving
 
 if TYPE_CHECKING:
     from ...metrics.history import History
+    from ...metrics.progress import Progress
     from ...run.manifest import State
     from ...trainer import Trainer as CoreTrainer
-    from ...training.progress import Progress
 
 logger = logging.getLogger("loopwright")
 
@@ -136,7 +136,7 @@ class ResumePoints(Checkpoints):
         super().__init__(settings.resume_updates, None, settings.resume_minutes)
 
     def on_loop_end(self, trainer: CoreTrainer) -> None:
-        if trainer.is_interrupted:
+        if trainer.run.is_interrupted:
             super().on_loop_end(trainer)
         elif self._store is not None:
             self._store.wait()

@@ -242,10 +242,10 @@ class Trainer:
 
     def _show_losses(self, live: LiveView) -> None:
         if self._engine.runtime.world == 1:  # the others are not here; what was read already is shown
-            self._engine.flush()
+            self._engine.run.flush()
         series = self._engine.history.steps
         names = [] if self.loss_manager is None else [name for name in self.loss_manager.loss_fns if name in series]
-        length = self._engine.epoch_length() or 1
+        length = self._engine.run.epoch_length() or 1
         live.update_losses(self.vis.points | {name: thinned(series[name], length) for name in names})
 
     def print_end_of_epoch(self, capture: bool = False) -> str | None:

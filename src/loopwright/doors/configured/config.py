@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, model_validator
 
@@ -10,6 +10,7 @@ from ...callback import Callback
 from ...config.places import Place
 from ...config.problems import nearest
 from ...initializers import Initializer
+from ...training import program
 
 CALLBACK = Place("callback", Callback, description="Observes the run.")
 INITIALIZER = Place(
@@ -135,5 +136,5 @@ class BaseTrainerConfig(BaseModel):
         return self.effective_batch_size // self.accumulate
 
     @property
-    def core_precision(self) -> str:
-        return PRECISIONS.get(self.precision, self.precision)
+    def core_precision(self) -> program.Precision:
+        return cast("program.Precision", PRECISIONS.get(self.precision, self.precision))

@@ -21,13 +21,14 @@ from ...callbacks.nonfinite import NonFiniteGuard
 from ...config.problems import near_names
 from ...errors import ConfigurationError
 from ...metrics.history import History
+from ...metrics.progress import Progress
+from ...metrics.result import StepResult
 from ...optim.build import build_schedule, named
 from ...runtime import Runtime
 from ...runtime.base import is_launched
 from ...trainer import Trainer as CoreTrainer
 from ...training.fingerprint import describe_dataset
-from ...training.progress import Progress
-from ...training.result import StepResult
+from ...training.program import Changes, Display, Words
 from ...training.supervised import call_model
 from ...training.updates import OptimizerChoice
 from .checks import (
@@ -60,12 +61,14 @@ class Collating(Protocol):
 class Engine(CoreTrainer):
     """Maps the core's names onto the door's. `datasets` is what callbacks find data sets in, by their keys."""
 
-    accumulate_name = "max_batch_size"
-    nonfinite_advice = (
-        "Lower the learning rate (`lr` of the optimizer) or look for bad samples; `skip_nan_loss: true` leaves such "
-        "updates out."
+    words = Words(
+        accumulate="max_batch_size",
+        nonfinite=(
+            "Lower the learning rate (`lr` of the optimizer) or look for bad samples; `skip_nan_loss: true` leaves "
+            "such updates out."
+        ),
     )
-    step_methods = ("train_step", "loss_compute", "_split_batch")
+    _step_methods = ("train_step", "loss_compute", "_split_batch")
 
     def __init__(
         self,
@@ -79,7 +82,7 @@ class Engine(CoreTrainer):
         seed: int | None,
         run_dir: str | Path | None,
         runtime: Any,
-        progress: str,
+        progress: Display,
     ) -> None:
         config = door.config
         self.door = door  # which callbacks are given, and they are bound in what follows
@@ -116,42 +119,44 @@ class Engine(CoreTrainer):
     def compute_loss(self, outputs: Any, targets: Any) -> Any:
         """What is measured by a step that nobody overrode, for whoever asks before the first one."""
         result = result_of(self.door.loss_compute(forward_output=outputs, targets=targets))
-        return step_result_of(result, self.window.size)
+        return step_result_of(result, self.run.window.size)
 
     @property
-    def has_default_step(self) -> bool:
+    def _has_default_step(self) -> bool:
         return not self.door.overrides("train_step")
 
     def train_step(self, batch: Any) -> StepResult:
         """The door's step; schedulers that a step of the user's own steps are left to it."""
-        if self.has_default_step or not self.schedules:
+        if self._has_default_step or not self.schedules:
             return self._take_step(batch)
         with self.own_scheduling.step():
             return self._take_step(batch)
 
     def _take_step(self, batch: Any) -> StepResult:
         """The door's step, and the update with its total loss unless the step made updates itself."""
-        before, self._is_updating_total = self.optimization.calls, False
-        is_fresh = not (self._has_looked or self.has_default_step or self._has_gradients)  # a window begins
+        before, self._is_updating_total = self.run.optimization.calls, False
+        is_fresh = not (self._has_looked or self._has_default_step or self._has_gradients)  # a window begins
         returned = self.door.train_step(batch, self.door_model)
-        result = step_result_of(returned, self.window.size)
-        if self.optimization.calls == before:
+        result = step_result_of(returned, self.run.window.size)
+        if self.run.optimization.calls == before:
             self._is_updating_total = True
             if is_fresh and self._has_gradients:
                 self._has_looked = True  # a backward pass for this once, and only where a step called backward()
-                refuse_doubled(returned.total_loss, self.optimization.by_name.values())
-            self.update(returned.total_loss, self.optimization.all_names if self.has_default_step else None)
+                refuse_doubled(returned.total_loss, self.run.optimization.by_name.values())
+            self.update(returned.total_loss, self.run.optimization.all_names if self._has_default_step else None)
         else:
             self._zero_stepped()
         return result
 
     @property
     def _has_gradients(self) -> bool:
-        return any(param.grad is not None for update in self.optimization.by_name.values() for param in update.params)
+        return any(
+            param.grad is not None for update in self.run.optimization.by_name.values() for param in update.params
+        )
 
     def _zero_stepped(self) -> None:
         """Zero the gradients of optimizers that the step stepped itself, as is done after every other update."""
-        for update in self.optimization.by_name.values():
+        for update in self.run.optimization.by_name.values():
             if update.own_steps != self._own_steps.get(update.name, 0):
                 self._own_steps[update.name] = update.own_steps
                 update.zero()
@@ -163,7 +168,7 @@ class Engine(CoreTrainer):
         except RuntimeError as error:
             refuse_backward(error, name)
             raise
-        return step_result_of(returned, self.window.size, name)
+        return step_result_of(returned, self.run.window.size, name)
 
     @property
     def can_predict(self) -> bool:
@@ -179,26 +184,26 @@ class Engine(CoreTrainer):
         with self.own_scheduling.update(optimizer):
             super().update(loss, optimizer, **options)
 
-    def schedule_epoch(self, row: Mapping[str, float]) -> None:
+    def _schedule_epoch(self, row: Mapping[str, float]) -> None:
         """Step the schedulers that count epochs, but for those that the user's step has stepped."""
         for name, schedule in self.schedules.items():
             if schedule.interval == "epoch" and name not in self.own_scheduling.of_epochs:
                 schedule.step(row)
 
-    def check_update(self, loss: Any, count: Any = None) -> None:
+    def _check_update(self, loss: Any, count: Any = None) -> None:
         """The core's check, in this door's words."""
-        if self.is_evaluating:
+        if self.run.is_evaluating:
             refuse_in_evaluation("called `self.update`", self.door)
         refuse_loss(loss, self.door, is_total=self._is_updating_total)
 
     @contextmanager
-    def eval_mode(self) -> Iterator[None]:
+    def _eval_mode(self) -> Iterator[None]:
         """Optimizers are not stepped in an evaluation, by whatever `eval_step` or `train_step` calls."""
 
         def refuse(*_: Any) -> None:
             refuse_in_evaluation("stepped an optimizer", self.door)
 
-        with super().eval_mode():
+        with super()._eval_mode():
             handles = [optimizer.register_step_pre_hook(refuse) for optimizer in self.optimizers.values()]
             try:
                 yield
@@ -224,19 +229,19 @@ class Engine(CoreTrainer):
         if name == "model":
             check_models(self.door, value)
             self._is_several = isinstance(value, Mapping)
-        if not self._is_set_up:
+        if not self._components.are_built:
             self._given[name] = value
-        if name == "model" or (self._is_set_up and name == "optimizer"):
+        if name == "model" or (self._components.are_built and name == "optimizer"):
             setattr(self, name, value)  # the core looks for what was replaced
-        elif self._is_set_up:
+        elif self._components.are_built:
             only = next(iter(self.optimizers.values())) if len(self.optimizers) == 1 else None
-            self.schedules = {key: build_schedule(given, only) for key, given in named(value, name).items()}
+            self._components.schedules = {key: build_schedule(given, only) for key, given in named(value, name).items()}
 
-    def setup_training(self) -> None:
-        super().setup_training()
-        if self.num_calls == 0:
+    def _setup_training(self) -> None:
+        super()._setup_training()
+        if self.run.num_calls == 0:
             for name, reason in self.config.without_effect.items():
-                self.say(f"trainer.{name} has no effect: {reason}.")
+                self.run.say(f"trainer.{name} has no effect: {reason}.")
         for name, module in vars(self.door).items():
             if isinstance(module, nn.Module):
                 self._take_along(name, module)
@@ -247,13 +252,13 @@ class Engine(CoreTrainer):
         self.runtime.place(module)
         count = sum(p.requires_grad and id(p) not in owned for p in module.parameters())
         if count:
-            self.say(
+            self.run.say(
                 f"{type(self.door).__name__}.{name} has {count} parameters that no optimizer trains, since it is not "
                 "part of a model. To train it, describe it under `model` with the others; otherwise freeze it with "
                 "`requires_grad_(False)`."
             )
 
-    def trainer_for(self, callback: Callback) -> Any:
+    def _trainer_for(self, callback: Callback) -> Any:
         """A callback that the user wrote is given the user's trainer; those that ship need nothing of it."""
         is_own = isinstance(callback, FunctionCallback) or type(callback).__module__.partition(".")[0] != PACKAGE
         return self.door if is_own else self
@@ -263,7 +268,7 @@ class Engine(CoreTrainer):
         if not self.config.save_on_sigint and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    def describe_more(self) -> dict[str, Any]:
+    def _describe_more(self) -> dict[str, Any]:
         """The settings of the config, and the data sets that are not trained on."""
         described = {f"config.{key}": value for key, value in self.settings.items()}
         for key, dataset in self.datasets.items():
@@ -277,14 +282,14 @@ class Engine(CoreTrainer):
 
     def add_callback(self, callback: Callback) -> None:
         """One more, before training."""
-        self.bind_hooks([*self.active_callbacks, callback])
+        self.run.bind([*self.run.callbacks, callback])
 
     # Running
 
-    def run_to_limit(self, resume: bool | str | Path, changes: str) -> History:
+    def run_to_limit(self, resume: bool | str | Path, changes: Changes) -> History:
         """Train until the clock shows the limit; a call after that has nothing to do."""
         data, config = self.training_data(), self.config
-        if self.num_calls == 0 and config.start_at_epoch:
+        if self.run.num_calls == 0 and config.start_at_epoch:
             self._start_late(data)
         epochs, updates, samples = (
             None if limit is None else max(limit - now, 0)
@@ -294,7 +299,7 @@ class Engine(CoreTrainer):
                 (config.max_samples, self.progress.sample),
             )
         )
-        if self.num_calls and 0 in (epochs, updates, samples):
+        if self.run.num_calls and 0 in (epochs, updates, samples):
             return self.history
         return self.train(data, epochs, num_updates=updates, num_samples=samples, resume=resume, changes=changes)
 
@@ -318,14 +323,14 @@ class Engine(CoreTrainer):
             raise ConfigurationError(f"There is no data set {key!r}; there is: {known}. {hint} under `datasets`.")
         return self.datasets[key]
 
-    def open(self, data: Any, batch_size: int | None, *, shuffle: bool) -> Stream:
+    def _open(self, data: Any, batch_size: int | None, *, shuffle: bool) -> Stream:
         """Data sets are cut into batches of the configured size, also where a callback evaluates one."""
         if isinstance(data, Dataset) and not isinstance(data, IterableDataset) and isinstance(data, Collating):
             data = self._loader(data, shuffle=shuffle, batch_size=batch_size)
             batch_size = None
         elif isinstance(data, Dataset):
             batch_size = batch_size or self.config.batch_size
-        return super().open(data, batch_size, shuffle=shuffle)
+        return super()._open(data, batch_size, shuffle=shuffle)
 
     def _loader(
         self, data: Dataset[Any], *, shuffle: bool, batch_size: int | None = None, num_workers: int = 0
@@ -336,7 +341,7 @@ class Engine(CoreTrainer):
 
     def _start_late(self, data: Any) -> None:
         """Set the clock to where `start_at_epoch` epochs would have left it; earlier rows of the history are empty."""
-        stream = self.open(data, None, shuffle=True)
+        stream = self._open(data, None, shuffle=True)
         num_batches, num_samples = stream.num_batches, stream.num_samples
         stream.close()
         if num_batches is None or num_samples is None:
@@ -346,7 +351,7 @@ class Engine(CoreTrainer):
             )
         epochs = self.config.start_at_epoch
         updates = -(-num_batches // self.accumulate)
-        self.progress = Progress(epoch=epochs, update=epochs * updates, sample=epochs * num_samples)
+        self.run.progress = Progress(epoch=epochs, update=epochs * updates, sample=epochs * num_samples)
         self.history.epochs = [{} for _ in range(epochs)]
 
 
@@ -363,7 +368,7 @@ class UnusedParameters(Callback):
         named = [item for module in trainer.models.values() for item in module.named_parameters()]
         unused = [name for name, param in named if param.requires_grad and param.grad is None]
         if unused:
-            trainer.say(f"Parameters without a gradient in the first update: {', '.join(unused)}.")
+            trainer.run.say(f"Parameters without a gradient in the first update: {', '.join(unused)}.")
 
 
 def _settings_as_callbacks(config: BaseTrainerConfig) -> list[Callback]:

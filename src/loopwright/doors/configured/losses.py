@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ...errors import ConfigurationError
-from ...training.result import StepResult
+from ...metrics.result import StepResult
 from ...training.step_checks import scheduler_positions
 from ...training.supervised import describe
 from ...training.update import OptimizerUpdate
@@ -122,7 +122,9 @@ class OwnScheduling:
     def step(self) -> Iterator[None]:
         """A step of the user's own, and the update with its total loss."""
         epochs = self._positions_of_epochs()
-        self._before = {name: scheduler_positions(update) for name, update in self.engine.optimization.by_name.items()}
+        self._before = {
+            name: scheduler_positions(update) for name, update in self.engine.run.optimization.by_name.items()
+        }
         self._due, self._is_in_step = {}, True
         try:
             yield
@@ -151,7 +153,7 @@ class OwnScheduling:
     def _scheduled(self, optimizer: OptimizerChoice) -> list[OptimizerUpdate]:
         """The updates with schedulers, among those of the optimizers given; one that is not there is found later."""
         named = listed(optimizer)
-        updates = self.engine.optimization.by_name.values() if self._is_in_step else ()
+        updates = self.engine.run.optimization.by_name.values() if self._is_in_step else ()
         return [u for u in updates if u.schedulers and any(n in (None, u.name) or n is u.optimizer for n in named)]
 
     def _follow(self, update: OptimizerUpdate) -> None:

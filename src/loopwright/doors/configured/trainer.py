@@ -14,7 +14,8 @@ from ...callbacks.interval import Periodic
 from ...config.problems import near_names
 from ...errors import ConfigurationError
 from ...metrics.history import History
-from ...training.progress import Progress
+from ...metrics.progress import Progress
+from ...training.program import Changes, Display
 from ...training.supervised import call_model, describe
 from ...training.updates import OptimizerChoice
 from .checks import check_methods, check_models, checked_config
@@ -44,7 +45,7 @@ class BaseTrainer:
         seed: int | None = 0,
         run_dir: str | Path | None = None,
         runtime: Any = None,
-        progress: str = "auto",
+        progress: Display = "auto",
     ) -> None:
         check_methods(self)
         self.config = checked_config(self, trainer_config)
@@ -133,7 +134,7 @@ class BaseTrainer:
 
     # Running
 
-    def train(self, *, resume: bool | str | Path = "auto", changes: str = "refuse") -> History:
+    def train(self, *, resume: bool | str | Path = "auto", changes: Changes = "refuse") -> History:
         """Train up to the limit in the config; `resume` and `changes` as in `loopwright.Trainer.train`."""
         return self._engine.run_to_limit(resume, changes)
 
@@ -145,7 +146,7 @@ class BaseTrainer:
         """What the evaluation callbacks measure, once; without any, the losses on every data set but `train`."""
         engine = self._engine
         engine.setup()
-        callbacks = [(c, engine.trainer_for(c)) for c in engine.active_callbacks if isinstance(c, Periodic)]
+        callbacks = [(c, engine._trainer_for(c)) for c in engine.run.callbacks if isinstance(c, Periodic)]
         found = [(callback, given) for callback, given in callbacks if callback.eval_streams(given)]
         if found:
             return {name: float(value) for callback, given in found for name, value in callback.measure(given).items()}
@@ -204,7 +205,7 @@ class BaseTrainer:
         return self._engine
 
     @property
-    def core(self) -> Engine:
+    def _core(self) -> Engine:
         """The same, for callbacks that ship and are given this trainer by a subclass of theirs."""
         return self._engine
 

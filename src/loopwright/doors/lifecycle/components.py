@@ -11,12 +11,12 @@ from torch import nn
 from ...callbacks.nonfinite import NonFiniteGuard
 from ...data.open import Stream, open_stream
 from ...errors import ConfigurationError
+from ...metrics.progress import Limits
 from ...optim.build import Schedule
 from ...runtime import Runtime
 from ...trainer import Trainer as CoreTrainer
 from ...training.assembly import build_update
 from ...training.components import check_owners, start_training_mode
-from ...training.progress import Limits
 from ...training.update import Guard, OptimizerUpdate
 from ...training.updates import Updates
 from .gradients import Gradients
@@ -52,19 +52,19 @@ class Components(CoreTrainer):
         self.setup()
         if self.trains:
             self._check_optimizer()
-            self.setup_training()
-            self.optimization.reset()
+            self._setup_training()
+            self.run.optimization.reset()
             self._rebuild_update(self._find_guard())
         self._is_ready = True
 
     @property
-    def has_default_step(self) -> bool:
+    def _has_default_step(self) -> bool:
         """Never: a step is the door's stages."""
         return False
 
     def configure_models(self) -> None:
         """The model, and whatever else on the door is trained, such as a loss function with parameters."""
-        self.models = self._current_models()
+        self._components.models = self._current_models()
 
     def configure_optimizers(self) -> None:
         if self.door.optimizer is not None:
@@ -74,11 +74,11 @@ class Components(CoreTrainer):
         """Do what the run's config says, whoever made it."""
         self.accumulate = config.gradient_accumulation_steps
         self.clip_value = self.optimizer_update.clip_value = config.gradient_clip_value
-        self.until = Limits(config.num_epochs, config.max_num_train_steps).from_call(self.progress)
+        self.run.limits = Limits(config.num_epochs, config.max_num_train_steps).from_call(self.progress)
 
     def use_scheduler(self, scheduler: Any) -> None:
         """Make a scheduler part of the state of the run; the door's `scheduler_step` is what steps it."""
-        self.schedules = {} if scheduler is None else {"scheduler": Schedule(scheduler, every="update")}
+        self._components.schedules = {} if scheduler is None else {"scheduler": Schedule(scheduler, every="update")}
 
     def _find_guard(self) -> Guard | None:
         """What looks at losses on the device, or for all processes, where reading each of them would hold that up."""
@@ -91,7 +91,7 @@ class Components(CoreTrainer):
 
     @property
     def gradients(self) -> Gradients:
-        if self._phases:
+        if self.run.phases:
             raise ConfigurationError(
                 "`backward_step`, `optimizer_step` and `optimizer_zero_grad` are for training: in an evaluation they "
                 "would train on its data. Leave them out of `calculate_eval_batch_loss` and the other stages of it."
@@ -104,12 +104,12 @@ class Components(CoreTrainer):
 
     @property
     def optimizer_update(self) -> OptimizerUpdate:
-        return self.optimization.by_name["optimizer"]
+        return self.run.optimization.by_name["optimizer"]
 
-    def adopt_replaced(self) -> None:
+    def _adopt_replaced(self) -> None:
         """Go on with the model and the optimizer that the door has now, where one was put in another's place."""
         models = self._current_models()
-        if self._phases:  # perhaps put in for an evaluation alone, such as an average of the weights
+        if self.run.phases:  # perhaps put in for an evaluation alone, such as an average of the weights
             if models["model"] is not self.modules.get("model"):
                 self.runtime.place(models["model"])
                 models["model"].eval()
@@ -118,7 +118,7 @@ class Components(CoreTrainer):
         if any(module is not known[name] for name, module in models.items()):
             for module in models.values():
                 self.runtime.place(module)
-            self.models, self.modules = models, dict(models)
+            self._components.models, self._components.modules = models, dict(models)
         optimizer = self.door.optimizer
         if not self.trains or optimizer is None:
             return
@@ -156,10 +156,10 @@ class Components(CoreTrainer):
 
     def _rebuild_update(self, guard: Guard | None) -> None:
         update = build_update(self, "optimizer", self.optimizers["optimizer"], guard)
-        self.optimization = Updates({"optimizer": update}, self.window)
-        self.optimization.refresh(self.modules.values())
+        self.run.optimization = Updates({"optimizer": update}, self.run.window)
+        self.run.optimization.refresh(self.modules.values())
         self.drop_gradients()
-        self._gradients = Gradients(self.runtime, update, self.window)
+        self._gradients = Gradients(self.runtime, update, self.run.window)
 
     def drop_gradients(self) -> None:
         """Take what watches over the optimizer's steps off it."""
@@ -169,7 +169,7 @@ class Components(CoreTrainer):
 
     # Data
 
-    def open(self, data: Any, batch_size: int | None, *, shuffle: bool) -> Stream:
+    def _open(self, data: Any, batch_size: int | None, *, shuffle: bool) -> Stream:
         """Batch sizes are those of each process, as the document has them."""
         shard = self.runtime.shard
         shard = None if shard is None else replace(shard, is_per_process=True)
@@ -183,7 +183,7 @@ class Components(CoreTrainer):
     def stream(self, loader: Any, *, is_training: bool) -> Stream:
         """The stream over a loader as the callbacks want it, opened when it is first asked for."""
         if id(loader) not in self._streams:
-            self._streams[id(loader)] = (loader, self.open(loader, None, shuffle=is_training))
+            self._streams[id(loader)] = (loader, self._open(loader, None, shuffle=is_training))
         stream = self._streams[id(loader)][1]
         for callback in self.door.callback_handler.callbacks:
             stream = callback.adapt_stream(stream, is_training=is_training, is_intermediate=self.is_intermediate)

@@ -17,11 +17,12 @@ from ...data.random import preserved_rng
 from ...errors import Interrupted
 from ...metrics.meter import Meter
 from ...metrics.metric_objects import load_metric_states, metric_states
+from ...metrics.result import StepResult
 from ...runtime import Runtime
 from ...training import steps as loop
 from ...training.components import evaluating, start_training_mode
 from ...training.consensus import Accord
-from ...training.result import StepResult
+from ...training.evaluate import evaluate
 from .checks import checked_output
 from .components import Components
 from .loaders import EvaluationLoader, TrainingLoader, prepared
@@ -39,7 +40,7 @@ class Core(Components):
     resumed run takes up an epoch exactly where it was.
     """
 
-    plateau_metric = None
+    _plateau_metric = None
 
     def __init__(self, door: Trainer, runtime: Runtime, *, trains: bool = False) -> None:
         super().__init__(door, runtime, trains=trains)
@@ -64,10 +65,10 @@ class Core(Components):
         door = self.door
         if door._train_dataloader is not None:
             door._train_dataloader = prepared(self, door._train_dataloader, TrainingLoader)
-            self.train_stream = self._stream_of(door._train_dataloader, is_training=True)
+            self.run.train_stream = self._stream_of(door._train_dataloader, is_training=True)
         if door._eval_dataloader is not None:
             door._eval_dataloader = prepared(self, door._eval_dataloader, EvaluationLoader)
-            self.eval_stream = self._stream_of(door._eval_dataloader, is_training=False)
+            self.run.eval_stream = self._stream_of(door._eval_dataloader, is_training=False)
 
     # A training epoch
 
@@ -78,15 +79,15 @@ class Core(Components):
         self.load_callbacks()
         if progress.is_exhausted:
             progress.next_epoch()
-        self.adopt_replaced()
-        self.optimization.refresh(self.modules.values())
+        self._adopt_replaced()
+        self.run.optimization.refresh(self.modules.values())
         self._has_begun, self.stage = True, "steps"
         if progress.in_epoch:
             return False
         self._num_passes += 1
-        self.train_stream = self._stream_of(loader, is_training=True)
-        self.train_stream.begin(progress.epoch)
-        self.meter = self.meter.fresh()
+        self.run.train_stream = self._stream_of(loader, is_training=True)
+        self.run.train_stream.begin(progress.epoch)
+        self.run.meter = self.run.meter.fresh()
         return True
 
     def training_batches(self, loader: TrainingLoader) -> Iterator[Any]:
@@ -110,7 +111,7 @@ class Core(Components):
             self._is_looking = False
 
     def _look_at(self, loader: TrainingLoader) -> Iterator[Any]:
-        stream = self.open(loader.loader, None, shuffle=True)
+        stream = self._open(loader.loader, None, shuffle=True)
         try:
             stream.begin(0)
             for batch in stream:
@@ -119,12 +120,11 @@ class Core(Components):
             stream.close()
 
     def _give_batches(self) -> Iterator[Any]:
-        assert self.train_stream is not None
-        until = replace(self.until, epochs=None)  # this epoch was asked for
+        limits = replace(self.run.limits, epochs=None)  # this epoch was asked for
         autocasts = self.runtime.precision != "fp32"
-        for step in loop.open_steps(self, self.train_stream, until):
+        for step in loop.open_steps(self.run, limits=limits):
             self._step, self.is_in_window = step, True
-            self.gradients.open_step(self.window.size == 0)
+            self.gradients.open_step(self.run.window.size == 0)
             if autocasts:
                 with self.runtime.autocast:
                     yield step.batch
@@ -151,7 +151,7 @@ class Core(Components):
     def leave_steps(self) -> None:
         """The body of the epoch's loop is over: count a step that it left with `break`, and what it left undone."""
         if self._batches is not None and self._step is not None:
-            self._step.is_left = True
+            self._step.is_last = True
             next(self._batches, None)
         self._has_begun = False
 
@@ -173,7 +173,7 @@ class Core(Components):
         self._batches = self._step = None
         self._has_begun = self.is_in_window = False
         self._after_update.clear()
-        self.flush()
+        self.run.flush()
         self.leave_if_interrupted()
         self.stage = "eval"
 
@@ -192,11 +192,11 @@ class Core(Components):
     @property
     def divisor(self) -> float | None:
         """What the loss of the step under way is divided by to be its share of the update; None outside of one."""
-        return None if self._step is None else self.window.divisor
+        return None if self._step is None else self.run.window.divisor
 
     def mean_loss(self) -> float:
         """The mean loss of a sample in this epoch, over all processes."""
-        return self._add_up(self.meter).get("loss", nan)
+        return self._add_up(self.run.meter).get("loss", nan)
 
     def _add_up(self, meter: Meter) -> dict[str, float]:
         return meter.compute(self.runtime.sum_table, gather=self.runtime.gather_samples)
@@ -204,8 +204,8 @@ class Core(Components):
     @contextmanager
     def together(self) -> Iterator[None]:
         """Epochs in which all processes hear of the same signals at the same update."""
-        self.accord = Accord(self) if self.runtime.world > 1 else None
-        with self.signals:
+        self.run.consensus = Accord(self.run) if self.runtime.world > 1 else None
+        with self.run.signals:
             yield
             self.runtime.finish_exchange()
 
@@ -213,9 +213,9 @@ class Core(Components):
         """Count the epoch, unless a limit cut it short; further passes over the data in it do not count."""
         self.stage = "steps"
         extra, self._num_passes = max(self._num_passes - 1, 0), 0
-        if extra and self.until.epochs is not None:
+        if extra and self.run.limits.epochs is not None:
             self.progress.call_epoch += extra
-            self.until = replace(self.until, epochs=self.until.epochs + extra)
+            self.run.limits = replace(self.run.limits, epochs=self.run.limits.epochs + extra)
         self.progress.recorded_step = self.progress.step
         if self.progress.is_exhausted:
             self.progress.next_epoch()
@@ -230,27 +230,26 @@ class Core(Components):
             saving.load_callbacks(self.door, state)
 
     @property
-    def is_interrupted(self) -> bool:
-        """Whether a signal asked for the end; evaluations that a resumed run would not do again are finished first."""
-        is_extra = bool(self._phases) and (self.stage != "eval" or self.eval_metric != "eval_loss_epoch")
-        return super().is_interrupted and not is_extra
+    def _defers_signals(self) -> bool:
+        """An evaluation that a resumed run would not do again is finished before a signal counts."""
+        return bool(self.run.phases) and (self.stage != "eval" or self.eval_metric != "eval_loss_epoch")
 
     def leave_if_interrupted(self) -> None:
         """After a signal: let the state be saved where a run can go on from it, and end the program."""
-        if not self.is_interrupted:
+        if not self.run.is_interrupted:
             return
-        self.door.print(f"{self.signals.name} after update {self.progress.update}")
+        self.door.print(f"{self.run.signals.name} after update {self.progress.update}")
         self.door.callback_handler.call_event("save_interrupted_run", self.door)
-        raise Interrupted(self.signals.exit_code)
+        raise Interrupted(self.run.signals.exit_code)
 
     @property
     def has_work(self) -> bool:
         """Whether there are steps to take, or the end of an epoch, which a run that was killed may have left."""
-        return self.stage != "steps" or self.progress.is_unrecorded or not self.is_done(self.until)
+        return self.stage != "steps" or self.progress.is_unrecorded or not self.run.is_done()
 
     @property
     def has_reached_max_steps(self) -> bool:
-        return self.until.updates is not None and self.progress.update >= self.until.updates
+        return self.run.limits.updates is not None and self.progress.update >= self.run.limits.updates
 
     def on_update_end(self) -> None:
         self.is_in_window = False
@@ -258,7 +257,7 @@ class Core(Components):
             waiting, self._after_update = self._after_update, []
             for action in waiting:
                 action()
-        if self.signals.take_save():
+        if self.run.signals.take_save():
             self.door.callback_handler.call_event("save_requested_run", self.door)
 
     def after_update(self, action: Callable[[], None]) -> None:
@@ -273,17 +272,17 @@ class Core(Components):
     def run_evaluation(self, loader: Any, metric: str) -> None:
         """An evaluation inside whatever is under way; its loss is recorded under the name of the metric."""
         self.load_callbacks()
-        before = (self.eval_metric, self.eval_stream)
-        self.eval_metric, self.eval_stream = metric, self._stream_of(loader, is_training=False)
+        before = (self.eval_metric, self.run.eval_stream)
+        self.eval_metric, self.run.eval_stream = metric, self._stream_of(loader, is_training=False)
         try:
-            loop.evaluate(self, self.eval_stream)
+            evaluate(self.run, self.run.eval_stream)
         finally:
-            self.eval_metric, self.eval_stream = before
+            self.eval_metric, self.run.eval_stream = before
         if self.stage == "eval" and not self.is_in_window:
             self.leave_if_interrupted()
 
     @contextmanager
-    def eval_mode(self) -> Iterator[None]:
+    def _eval_mode(self) -> Iterator[None]:
         """Eval mode for the models that the door has now, and everything as it was afterwards."""
         modules = {id(module): module for module in (*self.modules.values(), *self._current_models().values())}
         with evaluating(modules.values(), self.optimizers.values()):
@@ -292,7 +291,7 @@ class Core(Components):
 
     def set_eval_mode(self) -> None:
         """Eval mode until `set_train_mode`, for an evaluation epoch of the user's own."""
-        if not self._phases and not self._modes:
+        if not self.run.phases and not self._modes:
             self._modes = [(part, part.training) for part in self.door.model.modules()]
         self.door.model.eval()
 
@@ -323,7 +322,7 @@ class Core(Components):
         with self.gathering.round(self._is_uneven()):
             return self._take_eval_step(batch)
 
-    def stand_in(self, batch: Any) -> None:
+    def _eval_without_samples(self, batch: Any) -> None:
         """A step that others have samples of: taken with one of theirs if they gather in it."""
         self._is_uneven()
         if self.gathering.is_needed() or self.runtime.forwards_together:
@@ -331,8 +330,8 @@ class Core(Components):
                 self._take_eval_step(batch)
 
     def _is_uneven(self) -> bool:
-        assert self.eval_stream is not None
-        return self.gathering.is_uneven(self.eval_stream, self.window.size, self.window.total)
+        assert self.run.eval_stream is not None
+        return self.gathering.is_uneven(self.run.eval_stream, self.run.window.size, self.run.window.total)
 
     def _take_eval_step(self, batch: Any) -> StepResult:
         door = self.door
@@ -340,7 +339,7 @@ class Core(Components):
         call("on_eval_step_start", door)
         output = checked_output(door.calculate_eval_batch_loss(batch), "calculate_eval_batch_loss")
         call("on_eval_step_end", door, batch=batch, batch_output=output)
-        return StepResult(output["loss"], output.get("batch_size", self.window.size))
+        return StepResult(output["loss"], output.get("batch_size", self.run.window.size))
 
     @contextmanager
     def _standing_in(self) -> Iterator[None]:
@@ -357,7 +356,7 @@ class Core(Components):
         """The batches of an evaluation epoch of the user's own."""
         stream = self._stream_of(loader, is_training=False)
         gathering = self.gathering
-        with self.eval_mode(), torch.no_grad(), preserved_rng():
+        with self._eval_mode(), torch.no_grad(), preserved_rng():
             stream.begin(0)
             for value, size, total in stream:
                 is_uneven = gathering.is_uneven(stream, size, total)
@@ -372,7 +371,7 @@ class Core(Components):
 
     def on_eval_end(self, data: Stream) -> None:
         self.gathering.end()
-        measured = self._add_up(self._phases[-1])
+        measured = self._add_up(self.run.phases[-1])
         if self.stage == "eval" and self.eval_metric == "eval_loss_epoch":
             self.stage = "end"
         self.door.run_history.update_metric(self.eval_metric, measured["loss"])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ...training.progress import Limits
+from ...metrics.progress import Limits
 from .callbacks import CallbackHandler, StopTrainingError
 from .checks import WeightsWatch, checked_output, scheduler_position, step_obstacle
 from .loaders import TrainingLoader, prepared
@@ -40,7 +40,7 @@ class Epochs(Stages):
         core = self._core
         core.waiting_state = None if resume_from is None else saving.load_run(self, resume_from)
         config = self.run_config
-        core.until = Limits(config.num_epochs, config.max_num_train_steps).from_call(core.progress)
+        core.run.limits = Limits(config.num_epochs, config.max_num_train_steps).from_call(core.progress)
         if type(self)._run_training is Epochs._run_training:
             self._run_training()
             return
@@ -120,7 +120,7 @@ class Epochs(Stages):
             for step, batch in enumerate(train_dl, start=core.progress.epoch_step):
                 call("on_train_step_start", self)
                 self._perform_forward_and_backward_passes(batch, step)
-                if core.window.is_last:
+                if core.run.window.is_last:
                     self._update_weights()
         self.run_history.update_metric("train_loss_epoch", core.mean_loss())
         self.train_epoch_end()
@@ -132,7 +132,7 @@ class Epochs(Stages):
         output = checked_output(self.calculate_train_batch_loss(batch), "calculate_train_batch_loss")
         self.callback_handler.call_event("on_train_step_end", self, batch=batch, batch_output=output, step=step)
         loss = output["loss"]
-        self._core.report(loss, output.get("batch_size", self._core.window.size))
+        self._core.report(loss, output.get("batch_size", self._core.run.window.size))
         self._loss_tracker.is_reported = True
         share = self._share_of_update(loss, "num_items_in_batch" in output)
         if not self._has_own_backward or self._core.divisor is None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from ...checkpoint import read_checkpoint, write_checkpoint
 from ...checkpoint.fitting import differing_kinds, listed
 from ...checkpoint.parts import Parts, load_parts, read_parts
-from ...checkpoint.state import capture, meta_of, own_rng, restore, write_together
 from ...data.random import set_rng_state
 from ...errors import CheckpointError
+from ...training.state import capture, meta_of, own_rng, return_to, write_together
 from .core import Core
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def write_checkpoint_of(
         tree["optimizers"] = {"optimizer": door.optimizer.state_dict()}
     if save_scheduler and door.scheduler is not None:
         tree["schedules"] = {"scheduler": door.scheduler.state_dict()}
-    write_checkpoint(path, tree, meta_of(door._core))
+    write_checkpoint(path, tree, meta_of(door._core.run))
 
 
 def load_checkpoint_into(door: Trainer, path: str | Path, load_optimizer: bool, load_scheduler: bool) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def save_run(door: Trainer, directory: str | Path, extra: Mapping[str, Any] | No
         "callbacks": {name: callback.state_dict() for name, callback in door.callback_handler.named().items()},
         "extra": dict(extra or {}),
     }
-    write_together(core, directory, {**capture(core), OWN: own}, meta_of(core))
+    write_together(core.run, directory, {**capture(core.run), OWN: own}, meta_of(core.run))
 
 
 def load_run(door: Trainer, directory: str | Path) -> dict[str, Any]:
@@ -79,12 +79,7 @@ def load_run(door: Trainer, directory: str | Path) -> dict[str, Any]:
     core.order_seed = own["seed"]
     core.close_streams()
     core.prepare_loaders()
-    restore(core, tree, str(directory))
-    mark, core.mark = core.mark, None
-    assert mark is not None
-    assert core.train_stream is not None
-    core.optimization.load_state_dict(mark.lanes)
-    mark.enter(core.train_stream, core.eval_stream)
+    return_to(core.run, tree, str(directory))
     core.stage, core.resumed_event = own["stage"], own["event"]
     door.run_history.load_state_dict(own["history"])
     return tree
@@ -96,7 +91,7 @@ def load_callbacks(door: Trainer, tree: Mapping[str, Any]) -> None:
     for name, callback in door.callback_handler.named().items():
         if name in saved:
             callback.load_state_dict(saved[name])
-    set_rng_state(own_rng(tree["rng"], door._core))
+    set_rng_state(own_rng(tree["rng"], door._core.run))
 
 
 def load_state_into(door: Trainer, directory: str | Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
 from torch.optim import Optimizer
@@ -17,12 +17,13 @@ from ...data.open import Stream
 from ...errors import CheckpointError, ConfigurationError
 from ...metrics.history import History
 from ...metrics.meter import ComputedMetric
+from ...metrics.progress import Limits, Progress
+from ...metrics.result import StepResult
 from ...optim.build import Schedule, build_schedule
 from ...trainer import Trainer as CoreTrainer
 from ...training import steps as loop
 from ...training.components import check_accumulation, check_clipping, found_on, is_trained, swap_parameters
-from ...training.progress import Limits, Progress
-from ...training.result import StepResult
+from ...training.program import Display, Words
 from ...training.train_call import run_training
 from .callback import Callback, Hooks, States, sort_callbacks
 from .components import as_loaders, assign, check_models, check_owned, check_ready, initialise, modules_of, raw_module
@@ -30,7 +31,7 @@ from .config import DreamTrainerConfig, build_runtime
 from .gradients import Gradients
 from .saving import OwnFiles, Rounds, default_callbacks
 from .schedulers import EpochSchedulers
-from .user_loop import Lending, Loader, LoopLeft
+from .user_loop import Loader, TrainingOver, UserLoop
 from .validation import Validation, check_returned, measured_in, without_graph
 
 if TYPE_CHECKING:
@@ -49,10 +50,15 @@ class RunLimits(Limits):
 class Engine(CoreTrainer):
     """Maps the core's names onto the door's."""
 
-    step_name, eval_name, update_call = "training_step", "validation_step", "self.backward(loss)"
-    accumulate_name, takes_count = "gradient_accumulation_steps", False
-    nonfinite_advice = "Lower the learning rate, clip gradients (`gradient_clip_val`) or look for bad samples."
-    step_methods = ("training_step", "training_loop")
+    words = Words(
+        step="training_step",
+        eval_step="validation_step",
+        update="self.backward(loss)",
+        accumulate="gradient_accumulation_steps",
+        takes_count=False,
+        nonfinite="Lower the learning rate, clip gradients (`gradient_clip_val`) or look for bad samples.",
+    )
+    _step_methods = ("training_step", "training_loop")
 
     def __init__(self, door: DreamTrainer, config: DreamTrainerConfig) -> None:
         check_clipping("gradient_clip_val", config.gradient_clip_val)
@@ -65,14 +71,14 @@ class Engine(CoreTrainer):
             runtime=build_runtime(config),
             seed=config.seed,
             run_dir=config.run_dir,
-            progress=config.progress,
+            progress=cast("Display", config.progress),
         )
-        self.door, self.config, self.plateau_metric = door, config, config.monitor
+        self.door, self.config, self._plateau_metric = door, config, config.monitor
         self.events = Dispatch(Callback, door, own, base=Hooks)
         self.loaders: tuple[Any, Any] = (None, None)
         self.gradients = Gradients(self)
         self.files = OwnFiles(self)
-        self.lending: Lending | None = None
+        self.user_loop: UserLoop | None = None
         self.outputs: Any = None
         self.validation = Validation(self)
         self.is_in_window = False
@@ -104,7 +110,7 @@ class Engine(CoreTrainer):
         door, kinds = self.door, (LRScheduler, Schedule)
         assign(door, door.configure_optimizers(), (Optimizer, *kinds), "configure_optimizers", "optimizer")
         assign(door, door.configure_schedulers(), kinds, "configure_schedulers", "scheduler")
-        self.optimizers = found_on(door, Optimizer, {})
+        self._components.optimizers = found_on(door, Optimizer, {})
         if not self.optimizers:
             raise ConfigurationError(
                 "configure_optimizers made no optimizer that the trainer can see: assign it to self "
@@ -129,10 +135,10 @@ class Engine(CoreTrainer):
             self.runtime.compile = compiles
         return module
 
-    def setup_training(self) -> None:
+    def _setup_training(self) -> None:
         self.setup()
         check_owned(self.door, self.modules, self.optimizers)
-        super().setup_training()
+        super()._setup_training()
         self.gradients.begin_run()
 
     # Data
@@ -148,15 +154,15 @@ class Engine(CoreTrainer):
         return None if loader is None else Loader(loader, val.batches, lambda: val.stream.num_batches)
 
     def _num_train_batches(self) -> int | None:
-        if self.train_stream is not None:
-            return self.train_stream.num_batches
-        stream = self.open(self.loaders[0], None, shuffle=True)
+        if self.run.train_stream is not None:
+            return self.run.train_stream.num_batches
+        stream = self._open(self.loaders[0], None, shuffle=True)
         stream.close()
         return stream.num_batches
 
     def _train_batches(self) -> Iterator[Any]:
-        if self.lending is not None:
-            return self.lending.begin_epoch()
+        if self.user_loop is not None:
+            return self.user_loop.begin_epoch()
         return (self.prepare_batch(batch) for batch in self.loaders[0])
 
     # A run
@@ -168,7 +174,7 @@ class Engine(CoreTrainer):
         limits = RunLimits(epochs=self.config.n_epochs, updates=self.config.max_steps)
         try:
             resume, changes = self.config.resume, self.config.changes
-            run_training(self, self.loaders[0], None, limits, batch_size=None, resume=resume, changes=changes)
+            run_training(self.run, self.loaders[0], None, limits, batch_size=None, resume=resume, changes=changes)
         finally:
             self.validation.close()
         self.events.emit("on_fit_end")
@@ -179,46 +185,45 @@ class Engine(CoreTrainer):
 
         return getattr(type(self.door), name) is not getattr(DreamTrainer, name)
 
-    def run_epoch(self, stream: Stream, until: Limits) -> None:
+    def _train_epoch(self) -> None:
         """All epochs, in the door's own loop or one of the user's."""
-        self.lending = lending = Lending(self)
+        self.user_loop = user_loop = UserLoop(self)
         try:
             with self.gradients.watching():
-                lending.run()
-        except LoopLeft:
+                user_loop.run()
+        except TrainingOver:
             pass
         finally:
-            self.lending = None
-        if not self.is_done(until):
+            self.user_loop = None
+        if not self.run.is_done():
             self.stop("training_loop has ended")
 
     def run_epochs(self) -> None:
         """The epochs as the core runs them."""
-        assert self.train_stream is not None
-        self.lending = None
-        if self.progress.is_unrecorded and self.is_done(self.until):
-            loop.train_epoch(self, self.train_stream, self.until)
-        while not self.is_done(self.until):
-            loop.train_epoch(self, self.train_stream, self.until)
+        self.user_loop = None
+        if self.progress.is_unrecorded and self.run.is_done():
+            loop.train_epoch(self.run)
+        while not self.run.is_done():
+            loop.train_epoch(self.run)
 
-    def schedule_epoch(self, row: Mapping[str, float]) -> None:
+    def _schedule_epoch(self, row: Mapping[str, float]) -> None:
         """Step the schedulers that count epochs, but for those that the user's loop has stepped."""
         self.schedulers.step(row)
 
     # A step
 
-    def watch_steps(self) -> None:
+    def _watch_steps(self) -> None:
         """Nothing: `backward`, `step` and what else steps an optimizer are looked at by `gradients`."""
 
     def train_step(self, batch: Any) -> StepResult:
         self.open_step()
         self.door.training_step(batch, self.progress.epoch_step)
-        return self.close_step(self.window.size, is_returned=True)
+        return self.close_step(self.run.window.size, is_returned=True)
 
     def backward(self, loss: Any, optimizer: Optimizer | str | None, *, retain_graph: bool) -> None:
         """Gradients of a loss; a mistake in it is named."""
-        if self.is_evaluating:
-            self.check_update(loss)
+        if self.run.is_evaluating:
+            self._check_update(loss)
         if self._logged is None and not self._is_taking:
             raise ConfigurationError(
                 "`backward(loss)` was called outside a batch, where no step would follow: call it in `training_step`, "
@@ -232,13 +237,13 @@ class Engine(CoreTrainer):
         try:
             self.gradients.backward(loss, optimizer, retain_graph=retain_graph)
         except (AttributeError, RuntimeError, TypeError, ValueError):
-            self.check_update(loss)
+            self._check_update(loss)
             raise
 
     def take_step(self, call: Callable[[], Any]) -> Any:
         """A call of the door's `training_step`, by whichever loop; its gradients are dealt with when it is over."""
-        if not self.optimization.by_name:
-            self.setup_training()
+        if not self.run.optimization.by_name:
+            self._setup_training()
         is_alone = self._logged is None  # called by neither loop
         if is_alone:
             self.gradients.begin_step()
@@ -248,9 +253,9 @@ class Engine(CoreTrainer):
                 returned = call()
         finally:
             self._is_taking = False
-        if self.lending is None:
+        if self.user_loop is None:
             self.gradients.train_returned(returned)
-        if self.lending is None or self.gradients.is_used:
+        if self.user_loop is None or self.gradients.is_used:
             self.gradients.end_step()
         else:
             self._returned = returned  # the loop may train it yet
@@ -267,16 +272,16 @@ class Engine(CoreTrainer):
 
     def open_step(self) -> None:
         self._logged, self.outputs = {}, None
-        if not self.is_evaluating:
+        if not self.run.is_evaluating:
             self.gradients.begin_step()
 
     def close_step(self, size: int, *, is_returned: bool = False) -> StepResult:
         """What a step has measured: what was logged in it, and what it returned if the user's loop logs nothing."""
         logged, self._logged = self._logged or {}, None
-        if not self.is_evaluating:
+        if not self.run.is_evaluating:
             self.gradients.schedule()
         returned = measured_in(self.door, self.outputs) if is_returned or not logged else None
-        check_returned(returned, self.eval_name if self.is_evaluating else self.step_name)
+        check_returned(returned, self.words.eval_step if self.run.is_evaluating else self.words.step)
         if isinstance(returned, Mapping) or returned is None:
             return StepResult.of({**logged, **(returned or {})}, size)
         result = StepResult.of(returned, size)
@@ -299,10 +304,10 @@ class Engine(CoreTrainer):
             return
         if self._logged is not None:
             self._logged.update(measured)
-        elif self._phases:
-            if self.window.size:
-                self._phases[-1].add(StepResult.of(measured, self.window.size))
-        elif self.meter.num_pending:
+        elif self.run.phases:
+            if self.run.window.size:
+                self.run.phases[-1].add(StepResult.of(measured, self.run.window.size))
+        elif self.run.meter.num_pending:
             self.log_step(measured)
         else:
             self.log(measured)
@@ -318,8 +323,8 @@ class Engine(CoreTrainer):
             self._logged, self.outputs = before
 
     @property
-    def is_interrupted(self) -> bool:
-        return super().is_interrupted and not self.validation.is_undisturbed
+    def _defers_signals(self) -> bool:
+        return self.validation.is_undisturbed
 
     # Files
 
@@ -347,7 +352,7 @@ class Engine(CoreTrainer):
     def on_epoch_start(self) -> None:
         self.schedulers.check()
         self.schedulers.note()
-        self.calls_before = self.optimization.calls
+        self.calls_before = self.run.optimization.calls
         self.events.emit("on_epoch_start")
         self.events.emit("on_train_epoch_start")
 

@@ -43,7 +43,7 @@ class Gradients:
     def begin_run(self) -> None:
         """Forget everything, also what the program's way of stepping was."""
         self.ways, self.routes = Ways(), Routes()
-        self._num_pieces = self.trainer.num_pieces
+        self._num_pieces = self.trainer.run.num_micro_batches
         self._use: Use | None = None
         self._is_by_hand = False  # whether an optimizer is stepped with gradients of `loss.backward()`
         self._at_start: dict[str, Versions] = {}  # of a step: all gradients, to see what it did to them
@@ -56,7 +56,7 @@ class Gradients:
 
     @property
     def optimization(self) -> Updates:
-        return self.trainer.optimization
+        return self.trainer.run.optimization
 
     def reset(self) -> None:
         """Forget the step under way; gradients themselves are the updates' to forget."""
@@ -78,8 +78,8 @@ class Gradients:
 
     def begin_step(self) -> None:
         """A step begins."""
-        if self._num_pieces != self.trainer.num_pieces:
-            self._num_pieces = self.trainer.num_pieces
+        if self._num_pieces != self.trainer.run.num_micro_batches:
+            self._num_pieces = self.trainer.run.num_micro_batches
             self.reset()  # memory ran out, and the window begins again
         self.is_used = False
         updates = list(self.optimization.by_name.values())

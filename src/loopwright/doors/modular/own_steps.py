@@ -86,8 +86,8 @@ def _unclear(names: frozenset[str], other: frozenset[str]) -> ConfigurationError
 def check_own_step(trainer: Engine, update: OptimizerUpdate, *, is_ours: bool) -> None:
     """Refuse `optimizer.step()` where it would be a wrong step; `is_ours` says that gradients come from `backward`."""
     name = update.name
-    if trainer.is_evaluating:
-        trainer.check_update(None)
+    if trainer.run.is_evaluating:
+        trainer._check_update(None)
     obstacle = own_step_obstacle(trainer, update, is_averaged=is_ours, is_clipped=True)
     if obstacle is None and not is_ours and update.clip_norm is not None and not has_gradients(update):
         obstacle = f"has no gradients yet that gradient_clip_val={update.clip_norm} could clip, as with a closure"
@@ -235,7 +235,7 @@ def two_uses() -> ConfigurationError:
 
 def nothing_trained(trainer: Engine) -> ConfigurationError:
     """An epoch is over in which there was neither a `backward` nor a step."""
-    progress, updates = trainer.progress, trainer.optimization.by_name
+    progress, updates = trainer.progress, trainer.run.optimization.by_name
     raw = [name for name, update in updates.items() if has_gradients(update)]
     what = "called `loss.backward()`, and no optimizer was stepped" if raw else "trained none of the optimizers"
     advice = (

@@ -116,7 +116,7 @@ class Rounds(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
         engine = cast("Engine", trainer)
-        if engine.optimization.calls == engine.calls_before:
+        if engine.run.optimization.calls == engine.calls_before:
             raise nothing_trained(engine)
         is_ours = engine.config.val_every_n_steps is None and not engine.overrides("training_loop")
         if is_ours and _is_time(engine):
@@ -126,7 +126,7 @@ class Rounds(Callback):
         engine = cast("Engine", trainer)
         folder, epoch = engine.config.save_dir, engine.progress.epoch
         if epoch == 1 and engine.overrides("compute_metrics") and not engine.has_computed:
-            engine.say(
+            engine.run.say(
                 "compute_metrics was not called: call it in a step, or return 'outputs' and 'targets' from the step, "
                 "of which the trainer then computes the metrics."
             )

@@ -212,7 +212,7 @@ class DreamTrainer(Hooks):
     @property
     def is_accumulating_gradients(self) -> bool:
         """Whether more batches of the accumulation window come before its step."""
-        return not self._engine.window.is_last
+        return not self._engine.run.window.is_last
 
     @property
     def train_loader(self) -> Loader | None:

@@ -12,8 +12,8 @@ from torch import Tensor
 from ...data.random import preserved_rng
 from ...errors import ConfigurationError
 from ...metrics.meter import ComputedMetric, Meter
-from ...training import steps as loop
-from ...training.result import StepResult
+from ...metrics.result import StepResult
+from ...training.evaluate import evaluate
 from .components import without_padding
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Validation:
             raise ConfigurationError("There is no validation data: return a second loader from configure_dataloaders.")
         if self._stream is None:
             data = without_padding(loader, self.trainer.runtime.num_shares)
-            self._stream = self.trainer.open(data, None, shuffle=False)
+            self._stream = self.trainer._open(data, None, shuffle=False)
         return self._stream
 
     def close(self) -> None:
@@ -98,13 +98,13 @@ class Validation:
     def run(self) -> Metrics:
         """A validation as the core runs it."""
         with self.trainer.step_kept():
-            measured = loop.evaluate(self.trainer, self.stream)
+            measured = evaluate(self.trainer.run, self.stream)
         return self.note(measured) if measured else {}
 
     def run_by(self, call: Callable[[], Any]) -> Any:
         """A validation loop of the user's own; what it logs is averaged over all samples, what it returns is kept."""
         trainer, meter = self.trainer, Meter()
-        with trainer.step_kept(), self.undisturbed(), trainer.phase(meter), trainer.eval_mode():
+        with trainer.step_kept(), self.undisturbed(), trainer.run.phase(meter), trainer._eval_mode():
             with torch.no_grad(), preserved_rng():
                 trainer.events.emit("on_validation_start")
                 self._num_samples = 0
@@ -128,7 +128,7 @@ class Validation:
         self.done_at = trainer.progress.update
         row = _named(measured, self._begins())
         trainer.log(row)
-        if trainer.meter.num_pending:
+        if trainer.run.meter.num_pending:
             trainer.log_step(row)
         trainer.events.emit("on_validation_end", row)
         return row
@@ -137,7 +137,7 @@ class Validation:
         """How names of a validation's metrics begin: also after the prefix of averages that were validated, too."""
         from ...callbacks.ema import EMA
 
-        averages = [average for c in self.trainer.active_callbacks if isinstance(c, EMA) for average in c.decays]
+        averages = [average for c in self.trainer.run.callbacks if isinstance(c, EMA) for average in c.decays]
         return ("val_", "val/", *(f"{average}_val{mark}" for average in averages for mark in "_/"))
 
     def step(self, batch: Any) -> StepResult:
@@ -147,7 +147,7 @@ class Validation:
         trainer.events.emit("on_validation_batch_start", batch, index)
         trainer.open_step()
         trainer.door.validation_step(batch, index)
-        result = trainer.close_step(trainer.window.size, is_returned=True)
+        result = trainer.close_step(trainer.run.window.size, is_returned=True)
         trainer.events.emit("on_validation_batch_end", trainer.outputs, batch, index)
         return result
 
@@ -158,13 +158,13 @@ class Validation:
         for index, (value, size, total) in enumerate(stream):
             if size == 0 and total is not None and not trainer.runtime.forwards_together:
                 continue
-            trainer.window.size = size
+            trainer.run.window.size = size
             self._num_samples += size
             batch = trainer.prepare_batch(value)
             trainer.events.emit("on_validation_batch_start", batch, index)
             yield batch
             trainer.events.emit("on_validation_batch_end", trainer.outputs, batch, index)
-        trainer.window.size = self._num_samples  # of what is logged after the batches
+        trainer.run.window.size = self._num_samples  # of what is logged after the batches
 
     @contextmanager
     def undisturbed(self) -> Iterator[None]:

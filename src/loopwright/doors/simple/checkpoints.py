@@ -77,7 +77,7 @@ def say_unsaved(door: object, engine: Engine) -> None:
     names = [name for name, value in vars(door).items() if id(value) not in kept and _is_trained(value)]
     if names and not engine.has_said_unsaved:
         engine.has_said_unsaved = True
-        engine.say(
+        engine.run.say(
             f"Checkpoints do not hold {', '.join(names)}, which {type(door).__name__} has beside model, optimizer and "
             "scheduler: override `_save_checkpoint` and `load_checkpoint` to save more."
         )

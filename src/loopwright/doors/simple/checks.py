@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from ...errors import ConfigurationError
+from ...metrics.result import StepResult
 from ...optim.build import check_given
 from ...runtime.base import checked_device
-from ...training.result import StepResult
 from ...training.supervised import describe
 
 TRAIN_ORDER = "The order is train(train_dataloader, num_epochs, eval_dataloader)"

@@ -26,7 +26,7 @@ from .config import Settings
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
-    from ...training.result import StepResult
+    from ...metrics.result import StepResult
     from .engine import Engine
 
 
@@ -106,14 +106,14 @@ class EpochWatch:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.own_steps = 0
-        self._calls = engine.optimization.calls
+        self._calls = engine.run.optimization.calls
         self._versions = self._count_changes()
         self._positions = {name: position_of(s.scheduler) for name, s in engine.schedules.items()}
         self._handles: list[RemovableHandle] = []
 
     def __enter__(self) -> EpochWatch:
-        for update in self.engine.optimization.by_name.values():
-            self._handles += watch_own_steps(update, self.engine.check_own_step, self._count)
+        for update in self.engine.run.optimization.by_name.values():
+            self._handles += watch_own_steps(update, self.engine._check_own_step, self._count)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -122,7 +122,7 @@ class EpochWatch:
 
     @property
     def has_trained(self) -> bool:
-        is_stepped = self.own_steps or self.engine.optimization.calls != self._calls
+        is_stepped = self.own_steps or self.engine.run.optimization.calls != self._calls
         return bool(is_stepped) or self._versions != self._count_changes()
 
     def has_moved(self, name: str) -> bool:
@@ -197,7 +197,7 @@ class Components(CoreTrainer):
         """Go by another config from now on."""
         self.settings, self.config = settings, config
         self.accumulate, self.clip_norm = settings.gradient_accumulation_steps or 1, settings.max_grad_norm
-        for update in self.optimization.by_name.values():
+        for update in self.run.optimization.by_name.values():
             update.clip_norm = self.clip_norm
         for optimizer in self.optimizers.values():
             self._settle(optimizer)
@@ -214,7 +214,9 @@ class Components(CoreTrainer):
             self.schedules.pop("scheduler", None)
         else:
             self.schedules["scheduler"] = build_schedule(given, self.optimizers.get("optimizer"))
-            self.trained.setdefault("schedule 'scheduler'", None)  # so that a first one is noticed as another one is
+            self._components.trained.setdefault(
+                "schedule 'scheduler'", None
+            )  # so that a first one is noticed as another one is
         self._set_cadence()
 
     def set_device(self, device: torch.device | None) -> None:
@@ -226,7 +228,7 @@ class Components(CoreTrainer):
             when = "while this trainer is training" if self.is_running else "to one of several processes"
             raise ConfigurationError(f"device={str(device)!r} was assigned {when}: assign it before, or leave it out.")
         self.runtime = resolve_runtime(device, self.runtime.precision)
-        self.optimization = Updates({}, self.window)  # made anew for that device by the next step
+        self.run.optimization = Updates({}, self.run.window)  # made anew for that device by the next step
         for module in self.modules.values():
             self.runtime.place(module)
         for optimizer in self.optimizers.values():
@@ -239,7 +241,7 @@ class Components(CoreTrainer):
 
     def _settle(self, optimizer: Optimizer) -> None:
         for line in settle(optimizer, self.settings):
-            self.say(line)
+            self.run.say(line)
 
     def _set_cadence(self) -> None:
         """Have schedulers stepped per batch or per epoch, where the config says so."""

@@ -11,20 +11,19 @@ from torch import nn
 
 from ...callbacks.interval import metric_of
 from ...callbacks.progress import ProgressDisplay
-from ...data.random import preserved_rng, set_rng_state
+from ...data.random import preserved_rng
 from ...errors import ConfigurationError, Interrupted
+from ...metrics.progress import Limits
 from ...trainer import Trainer as CoreTrainer
 from ...training import steps as loop
 from ...training.components import start_training_mode
-from ...training.progress import Limits
-from ...training.resume import Mark
+from ...training.program import Words
 from ...training.step_checks import StepWatch, Versions, gradient_versions, watch_own_steps
 from ...training.update import OptimizerUpdate
 from .checks import as_numbers, as_pair, check_loss_value, check_outputs, check_step_result
 from .components import Components, EpochWatch, Guard, OwnSteps, is_clipped
 
 if TYPE_CHECKING:
-    from ...data.open import Stream
     from .trainer import Trainer
 
 EpochFunction = Callable[[int], Mapping[str, float]]
@@ -34,9 +33,12 @@ EpochListener = Callable[[int, dict[str, float]], None]
 class Engine(Components):
     """Maps the core's names onto the door's; batches reach the door's steps as the loader gave them."""
 
-    update_call, accumulate_name = "super().train_step(batch)", "training.gradient_accumulation_steps"
-    plateau_metric = None  # `EpochEnds` looks at what it watches
-    without_place = "Training"
+    words = Words(
+        update="super().train_step(batch)",
+        accumulate="training.gradient_accumulation_steps",
+        no_run_dir="Training",
+    )
+    _plateau_metric = None  # `EpochEnds` looks at what it watches
 
     def __init__(
         self,
@@ -93,16 +95,16 @@ class Engine(Components):
         return result
 
     @property
-    def has_default_step(self) -> bool:
+    def _has_default_step(self) -> bool:
         return not self.door._overrides("train_step")
 
-    def watch_steps(self) -> StepWatch | None:
-        return None if self.has_default_step else OwnSteps(self)
+    def _watch_steps(self) -> StepWatch | None:
+        return None if self._has_default_step else OwnSteps(self)
 
-    def check_own_step(self, update: OptimizerUpdate) -> None:
+    def _check_own_step(self, update: OptimizerUpdate) -> None:
         """A step of the user's own clips as it likes; what it cannot do is train on a part of a batch."""
         step = "optimizer.step() was called"
-        if self.is_evaluating:
+        if self.run.is_evaluating:
             raise ConfigurationError(
                 f"{step} in an evaluation, which would train on its data: evaluate and eval_step only measure."
             )
@@ -112,7 +114,7 @@ class Engine(Components):
                 f"training.gradient_accumulation_steps is {self.accumulate}: call super().train_step(batch) in it, or "
                 "leave out that setting."
             )
-        if update.peers is not None or self.num_pieces > 1:
+        if update.peers is not None or self.run.num_micro_batches > 1:
             raise ConfigurationError(
                 f"{step} by your own train_step or train_epoch with the gradients of a part of the batch, since "
                 f"{'it is spread over processes' if update.peers is not None else 'memory ran out for all of it'}: "
@@ -121,7 +123,7 @@ class Engine(Components):
         if update.clip_norm is not None and not self._has_said:
             self._has_said = True
             if not is_clipped(update.params, update.clip_norm):
-                self.say(
+                self.run.say(
                     f"config: training.max_grad_norm={update.clip_norm:g} is not used: your own train_step or "
                     "train_epoch takes the steps. Call torch.nn.utils.clip_grad_norm_ before optimizer.step() there."
                 )
@@ -139,9 +141,9 @@ class Engine(Components):
 
     def learn_apart(self, batch: Any) -> Any:
         """The same for a caller of the user's, whose own backward() before it must not go into the update."""
-        updates = [update for update in self.optimization.by_name.values() if update.peers is None]
-        if self.accumulate == 1 and self.num_pieces == 1:
-            for update in self.optimization.by_name.values():
+        updates = [update for update in self.run.optimization.by_name.values() if update.peers is None]
+        if self.accumulate == 1 and self.run.num_micro_batches == 1:
+            for update in self.run.optimization.by_name.values():
                 update.zero()
             return self.learn(batch)
         if self._left is not None and self._left != [gradient_versions(update) for update in updates]:
@@ -164,30 +166,25 @@ class Engine(Components):
 
     def ready_for_step(self) -> None:
         """What a single step needs, outside of `train` as well as inside."""
-        if not self.optimization.by_name:
-            self.setup_training()
-        self.adopt_replaced()
-        self.optimization.refresh(self.modules.values())
+        if not self.run.optimization.by_name:
+            self._setup_training()
+        self._adopt_replaced()
+        self.run.optimization.refresh(self.modules.values())
         start_training_mode(self.modules.values(), self.optimizers.values())
 
     def continue_from(self, state: Mapping[str, Any]) -> None:
         """Go on exactly from a checkpoint, inside its epoch too; not while training, whose own count decides."""
-        from ...checkpoint.state import load_meter, note_steps, own_rng
+        from ...training.state import restore_position
 
-        self.progress.load_state_dict(state["progress"])
-        self.history.load_state_dict(state["history"])
-        load_meter(self, state["meter"])
-        note_steps(self, self.progress.update)
-        self.num_calls = self.progress.call
-        self.stop_reason = state["stop_reason"]
-        self.fingerprint = state.get("fingerprint")  # the run that goes on is the one that was saved
-        rng, program = own_rng(state["rng"], self), self.fingerprint
-        self.mark = Mark(state["data"], rng, state["lanes"], state.get("eval_data"), program)
-        set_rng_state(self.mark.rng)
+        restore_position(self.run, state)
+        assert self.run.pending is not None
+        self.run.num_calls = self.progress.call
+        self.run.fingerprint = self.run.pending.fingerprint  # the run that goes on is the one that was saved
+        self.run.pending.restore_rng()
 
     def single_eval_mode(self) -> AbstractContextManager[None]:
         """Eval mode for one batch; inside an evaluation of the loop, which already has it, nothing."""
-        return nullcontext() if self._phases else self.eval_mode()
+        return nullcontext() if self.run.phases else self._eval_mode()
 
     @property
     def is_running(self) -> bool:
@@ -216,7 +213,7 @@ class Engine(Components):
             self.progress.epoch_step = self.progress.epoch_sample = 0
             self.progress.is_exhausted = False
 
-    def run_epoch(self, stream: Stream, until: Limits) -> None:
+    def _train_epoch(self) -> None:
         """One epoch of the clock, whatever a subclass does in it: its own loop, one pass over the data, or two."""
         assert self._epoch is not None
         assert self._end_epoch is not None
@@ -227,7 +224,7 @@ class Engine(Components):
             metrics = as_numbers(self._epoch(number), "train_epoch")
         watch.check_per_batch()
         if not watch.has_trained:
-            self.say(
+            self.run.say(
                 f"Nothing was trained in epoch {start + 1}: train_epoch changed no weight of the model. Call "
                 "self.train_step(batch) in it for each batch, or self.optimizer.step()."
             )
@@ -240,10 +237,10 @@ class Engine(Components):
         self._end_epoch(number, metrics)
         self.progress.epoch = start + 1  # a callback may have trained, too
         self.on_update_end()  # a loop of the user's own did not look at signals
-        if self.is_interrupted:
+        if self.run.is_interrupted:
             self._leave()
 
-    def schedule_epoch(self, row: Mapping[str, float]) -> None:
+    def _schedule_epoch(self, row: Mapping[str, float]) -> None:
         """Nothing yet: the door's `train_epoch` may still add metrics, or pass over the data again."""
 
     def _step_epoch(self, name: str, metrics: dict[str, float]) -> None:
@@ -260,18 +257,18 @@ class Engine(Components):
 
     def pass_over(self, data: Any, eval_data: Any) -> dict[str, float]:
         """Train on all batches of the data once, then evaluate; the metrics under the door's names."""
-        is_own = data is self.train_data and self.train_stream is not None
-        stream = self.train_stream if is_own else self.open(data, None, shuffle=True)
+        is_own = data is self.run.train_data and self.run.train_stream is not None
+        stream = self.run.train_stream if is_own else self._open(data, None, shuffle=True)
         assert stream is not None
         self._eval_data, self._has_passed = eval_data, True
         try:
             self.is_passing = True
-            loop.train_epoch(self, stream, Limits())
+            loop.train_epoch(self.run, stream, Limits())
         finally:
             self._eval_data, self.is_passing = None, False
             if not is_own:
                 stream.close()
-        if self.is_interrupted:  # there are no metrics that a subclass could go on with
+        if self.run.is_interrupted:  # there are no metrics that a subclass could go on with
             self._leave()
         row = self.history.epochs[-1]
         return {name if name.startswith("eval_") else f"train_{name}": value for name, value in row.items()}
@@ -283,11 +280,11 @@ class Engine(Components):
         what = what if saved is None else f"saved; load_checkpoint({saved!r}) and train go on from there"
         epoch = self.progress.epoch
         when = f"in epoch {epoch + 1}" if self.progress.in_epoch else f"after epoch {epoch}"
-        self.say(f"{self.signals.name} {when}: {what}.")
-        raise Interrupted(self.signals.exit_code)
+        self.run.say(f"{self.run.signals.name} {when}: {what}.")
+        raise Interrupted(self.run.signals.exit_code)
 
     def on_update_end(self) -> None:
-        if self.signals.take_save() and self._save is not None:
+        if self.run.signals.take_save() and self._save is not None:
             self._save()
 
     def on_train_epoch_end(self) -> None:
@@ -296,11 +293,11 @@ class Engine(Components):
             return
         handles = [
             handle
-            for update in self.optimization.by_name.values()
-            for handle in watch_own_steps(update, self.check_own_step)
+            for update in self.run.optimization.by_name.values()
+            for handle in watch_own_steps(update, self._check_own_step)
         ]
         try:
-            with self.eval_mode(), preserved_rng():
+            with self._eval_mode(), preserved_rng():
                 metrics = as_numbers(self.door.evaluate(self._eval_data), "evaluate")
         finally:
             for handle in handles:
@@ -309,7 +306,7 @@ class Engine(Components):
 
     def names_of_one_batch(self, data: Any) -> set[str]:
         """The metrics that an evaluation of this data will have, found out with its first batch."""
-        stream = self.open(data, None, shuffle=False)
+        stream = self._open(data, None, shuffle=False)
         try:
             stream.begin(0)
             before = stream.state_dict() if stream.spans_epochs else None

@@ -81,7 +81,7 @@ class EpochEnds:
     def begin(self, loaded: Mapping[str, Any] | None) -> None:
         """Find out which values of the metric are better, or ask for it, and go on from the run that was loaded."""
         if self.watches_metric:
-            settle_all([self._watched], self.trainer._engine.directions)
+            settle_all([self._watched], self.trainer._engine.run.directions)
             check_plateau(self.trainer._engine, self._watched.name, self._watched.mode)
         self.trainer._engine.watched = self._metric_in
         if self.save_dir is not None and self.trainer._overrides("_save_checkpoint"):
@@ -192,7 +192,7 @@ def as_lists(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
 def read_run(parts: Parts, engine: Engine | None) -> dict[str, Any]:
     """What a checkpoint notes of the epochs so far, once it is known that `engine`, if given, can go on from it."""
     from ...checkpoint.fitting import differing_kinds, listed
-    from ...checkpoint.state import compare_run
+    from ...training.state import compare_run
 
     noted = parts.rest.get("simple", {}) if parts.path.is_dir() else {}
     problems = list(differing_kinds({"run": {"rows": [{}], "best": {}}}, noted, "simple"))
@@ -200,7 +200,7 @@ def read_run(parts: Parts, engine: Engine | None) -> dict[str, Any]:
     if run and not {"rows", "stopping", "best"} <= set(run):
         problems.append("simple: run is not complete")
     if engine is not None:
-        problems += compare_run(engine, parts.rest)
+        problems += compare_run(engine.run, parts.rest)
     if problems:
         raise CheckpointError(f"{parts.path} does not fit this trainer; nothing was loaded:{listed(problems)}")
     return dict(run)

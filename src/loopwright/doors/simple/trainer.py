@@ -12,7 +12,7 @@ from torch import nn
 from ...data.open import batch_size_of
 from ...errors import ConfigurationError
 from ...metrics.meter import Meter
-from ...training.result import StepResult
+from ...metrics.result import StepResult
 from ...training.supervised import TARGET_NAMES, call_model, describe, loss_of, split_supervised
 from .checkpoints import load, pretrained_files, say_unsaved
 from .checks import as_device, check_callbacks, check_data, check_epochs, check_loss, check_model, takes
@@ -69,12 +69,12 @@ class Trainer(Assignable):
                 "batches."
             )
         engine.ready_for_step()
-        engine.window.size = batch_size_of(batch)
+        engine.run.window.size = batch_size_of(batch)
         return _numbers(engine.learn_apart(batch))
 
     def eval_step(self, batch: Any) -> dict[str, float]:
         """One batch in eval mode and without gradients; the loss and whatever else was measured, as numbers."""
-        self._engine.window.size = batch_size_of(batch)
+        self._engine.run.window.size = batch_size_of(batch)
         with self._engine.single_eval_mode(), torch.no_grad():
             return _numbers(self._engine.measure(batch))
 
@@ -157,7 +157,7 @@ class Trainer(Assignable):
         self._ends, self._loaded = ends, None
         ends.catch_up()
         if ends.has_stopped:
-            self._engine.say("Nothing to train: early stopping ended the run that was loaded; raise its patience.")
+            self._engine.run.say("Nothing to train: early stopping ended the run that was loaded; raise its patience.")
         else:
             self._engine.run_epochs(
                 train_dataloader,
@@ -194,13 +194,19 @@ class Trainer(Assignable):
         `model.safetensors` in it has the weights under the names of the state dict. A model that has `save_pretrained`
         can be loaded from it with `from_pretrained`.
         """
-        from ...checkpoint.state import capture, meta_of, write_together
+        from ...training.state import capture, meta_of, write_together
 
         say_unsaved(self, self._engine)
         noted = {"epoch": epoch, "metric_value": metric_value}
         run = {} if self._ends is None else self._ends.state_dict()
-        tree = capture(self._engine) | {"simple": noted | {"run": run}}
-        write_together(self._engine, path, tree, meta_of(self._engine), beside=pretrained_files(self.model))
+        tree = capture(self._engine.run) | {"simple": noted | {"run": run}}
+        write_together(
+            self._engine.run,
+            path,
+            tree,
+            meta_of(self._engine.run),
+            beside=pretrained_files(self.model),
+        )
 
     # The parts of a step
 

@@ -198,7 +198,7 @@ class WSDCheckpointCallback(TrainerCallback):
 
     def on_train_step_end(self, trainer: Trainer, step: int = 0, **kwargs: Any) -> None:  # type: ignore[override]
         self._save_if_due(trainer)
-        if trainer._core.window.is_last is True:  # this batch ends an update, after which another one is done
+        if trainer._core.run.window.is_last is True:  # this batch ends an update, after which another one is done
             trainer._core.after_update(lambda: self._save_if_due(trainer))
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:

@@ -95,7 +95,7 @@ class ProgressBarCallback(TrainerCallback):
 
     def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
         if self._is_shown(trainer):
-            self._bars = [_Bar("train", trainer._core.epoch_length())]
+            self._bars = [_Bar("train", trainer._core.run.epoch_length())]
 
     def on_train_step_end(self, trainer: Trainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
         if self._bars:
@@ -106,7 +106,7 @@ class ProgressBarCallback(TrainerCallback):
 
     def on_eval_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
         if self._is_shown(trainer):
-            stream = trainer._core.eval_stream
+            stream = trainer._core.run.eval_stream
             self._bars = [*self._bars, _Bar("eval", None if stream is None else stream.num_batches)]
 
     def on_eval_step_end(self, trainer: Trainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:

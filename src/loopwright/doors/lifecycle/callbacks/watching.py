@@ -12,7 +12,7 @@ from torch import Tensor
 from ....checkpoint.destination import check_directory
 from ....errors import ConfigurationError, NonFiniteLossError
 from ....metrics.best import BestSoFar, Mode, direction_of
-from ....training.progress import counted
+from ....metrics.progress import counted
 from .events import StopTrainingError, TrainerCallback
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from ..checkpoint.writer import snapshot
 from ..errors import CheckpointError
 from ..metrics.metric_objects import (
     load_metric_states,
@@ -20,11 +21,10 @@ from ..metrics.metric_objects import (
     modules_with_metrics,
     object_states,
 )
-from .writer import snapshot
 
 if TYPE_CHECKING:
     from ..callback import Callback
-    from ..trainer import Trainer
+    from ..training.run import TrainingRun
 
 
 @dataclass(slots=True)
@@ -35,27 +35,27 @@ class Place:
 
 
 @contextmanager
-def undone_on_error(trainer: Trainer, source: str, callbacks: Iterable[Callback] = ()) -> Iterator[Place]:
+def undone_on_error(run: TrainingRun, source: str, callbacks: Iterable[Callback] = ()) -> Iterator[Place]:
     """Put the components of a trainer back as they were if loading them fails, and name the part that failed."""
     place = Place()
     undo = [
-        *(_optimizer_undone(optimizer) for optimizer in trainer.optimizers.values()),
-        *(_state_undone(schedule.scheduler, deepcopy) for schedule in trainer.schedules.values()),
+        *(_optimizer_undone(optimizer) for optimizer in run.components.optimizers.values()),
+        *(_state_undone(schedule.scheduler, deepcopy) for schedule in run.components.schedules.values()),
         *(_state_undone(callback, snapshot) for callback in callbacks),
-        *(_state_undone(update, deepcopy) for update in trainer.optimization.by_name.values()),
-        *(_state_undone(model, snapshot) for model in trainer.models.values() if _may_refuse(model)),
+        *(_state_undone(lane, deepcopy) for lane in run.optimization.by_name.values()),
+        *(_state_undone(model, snapshot) for model in run.components.models.values() if _may_refuse(model)),
     ]
-    measuring = modules_with_metrics(trainer)
-    metrics, objects = snapshot(metric_states(measuring)), snapshot(object_states(trainer))
+    measuring = modules_with_metrics(run)
+    metrics, objects = snapshot(metric_states(measuring)), snapshot(object_states(run))
     try:
         yield place
     except Exception as error:  # a user's own load_state_dict fails in any way it likes
         for action in undo:
             action()
         load_metric_states(measuring, [metrics])
-        load_object_states(trainer, [objects], is_in_epoch=False)
+        load_object_states(run, [objects], is_in_epoch=False)
         raise CheckpointError(
-            f"Checkpoint {source} does not fit this trainer, and nothing was loaded: {place.part} failed with "
+            f"Checkpoint {source} does not fit this run, and nothing was loaded: {place.part} failed with "
             f"{type(error).__name__}: {error}"
         ) from error
 

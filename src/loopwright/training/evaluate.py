@@ -1,0 +1,112 @@
+"""Evaluation and prediction: batches without gradients, and every mode and random generator as it was afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..data.random import preserved_rng
+from ..errors import ConfigurationError, DataError
+from ..metrics.meter import Meter
+from ..metrics.result import StepResult
+
+if TYPE_CHECKING:
+    from ..data.stream import Stream
+    from .run import TrainingRun
+
+FLUSH_STEPS = 512
+MEASURING = ("on_eval_step_end", "on_eval_end")  # where metrics can be logged besides `eval_step`
+
+
+def evaluate(run: TrainingRun, stream: Stream) -> dict[str, float]:
+    """Averages over all samples of the stream. Leaves modes and random generators as they were.
+
+    A signal to a training run ends it at the next batch, without a result.
+    """
+    meter = Meter()
+    step_ends, autocast = run.hooks["on_eval_step_end"], run.runtime.autocast
+    with run.phase(meter), run.program._eval_mode(), torch.no_grad(), preserved_rng(), _timed(run):
+        run.emit("on_eval_start", stream)
+        run.program._adopt_replaced()
+        start = stream.state_dict() if stream.spans_epochs else None
+        stream.begin(0)
+        steps = 0
+        for steps, (batch, size, total) in enumerate(stream, start=1):
+            if run.is_interrupted:
+                break
+            run.window.size, run.window.total = size, total
+            batch = run.program.prepare_batch(batch)
+            if size == 0 and total is not None:  # nothing of this batch is for this process
+                run.program._eval_without_samples(batch)
+                continue
+            with autocast:
+                result = StepResult.of(run.program.eval_step(batch), size)
+            if steps == 1 and result.is_empty and meter.is_empty and not any(run.hooks[name] for name in MEASURING):
+                raise _nothing_measured(run)
+            meter.add(result)
+            for hook in step_ends:
+                hook(batch, result)
+            if meter.num_pending >= FLUSH_STEPS:
+                meter.flush()
+        if steps == 0:
+            raise DataError("The evaluation data is empty: pass a data set or loader with at least one batch.")
+        if not run.is_interrupted:
+            run.runtime.settle()
+            run.emit("on_eval_end", stream)
+        if run.is_interrupted:  # the resumed run does all of it again
+            if start is not None:
+                stream.load_state_dict(start)
+            return {}
+        run.directions.losses |= meter.losses
+        measured = meter.compute(run.runtime.sum_table, gather=run.runtime.gather_samples)
+        if not measured:
+            raise _nothing_measured(run)
+        return measured
+
+
+def _nothing_measured(run: TrainingRun) -> ConfigurationError:
+    return ConfigurationError(
+        f"The evaluation measured nothing: `{run.words.eval_step}` returned no loss and no metrics, and none were "
+        "logged. Return the loss, or a dict of named values such as {'loss': loss, 'accuracy': accuracy}."
+    )
+
+
+@contextmanager
+def _timed(run: TrainingRun) -> Iterator[None]:
+    """Count the seconds of an evaluation, so that the clock of training leaves them out; a nested one counts once."""
+    began, before = monotonic(), run.eval_seconds
+    try:
+        yield
+    finally:
+        run.eval_seconds = before + monotonic() - began
+
+
+def eval_without_samples(run: TrainingRun, batch: Any) -> None:
+    """Take part in the forward passes of an evaluation step without a sample for this process; nothing is measured."""
+    from ..metrics.metric_objects import load_metric_states, metric_states
+
+    measured = deepcopy(metric_states(run.components.modules))
+    with run.runtime.autocast:
+        run.program.eval_step(batch)
+    load_metric_states(run.components.modules, [measured])
+
+
+def predict(run: TrainingRun, stream: Stream) -> list[Any]:
+    """The model's outputs, batch by batch; of all processes, each of which has a part of every batch."""
+    outputs: list[tuple[Any, ...]] = []
+    with run.program._eval_mode(), torch.no_grad(), preserved_rng():
+        stream.begin(0)
+        for batch, size, total in stream:
+            if size == 0 and total is not None and not run.runtime.forwards_together:
+                outputs.append(())
+                continue
+            batch = run.program.prepare_batch(batch)
+            with run.runtime.autocast:
+                output = run.program.predict_step(batch)
+            outputs.append((output,) if size or total is None else ())
+    return run.runtime.gather_parts(outputs)

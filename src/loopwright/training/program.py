@@ -1,0 +1,276 @@
+"""What a run calls of its trainer besides the user's steps: the points at which a door does otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ..callback import Callback, TrainerHooks
+from ..data.open import open_stream
+from . import assembly
+from .components import Components, checked_directory, evaluating
+
+if TYPE_CHECKING:
+    from ..data.stream import Stream
+    from ..metrics.history import History
+    from ..metrics.progress import Progress
+    from ..optim.build import Schedule
+    from ..runtime import Runtime
+    from .run import TrainingRun
+    from .step_checks import StepWatch
+    from .update import OptimizerUpdate
+
+
+Precision = Literal["fp32", "bf16", "fp16"]
+Display = Literal["auto", "bar", "lines", "silent"]
+Changes = Literal["refuse", "accept"]
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What messages call the user's methods, arguments and ways on; each door has its document's words."""
+
+    start_over: str = "resume=False"
+    accept_changes: str = 'changes="accept"'
+    no_run_dir: str = "Training without a run directory"  # how the line at the start begins where there is none
+    step: str = "train_step"
+    eval_step: str = "eval_step"
+    update: str = "self.update(loss)"
+    accumulate: str = "accumulate"
+    nonfinite: str = (
+        "Lower the learning rate, clip gradients (`clip_norm=`) or look for bad samples; `NonFiniteGuard('skip')` goes "
+        "on without such updates."
+    )
+    takes_count: bool = True  # whether a loss may be a sum, trained with the number of its items
+
+
+class Program(TrainerHooks):
+    """The trainer as its run sees it. `Trainer` adds what users call and override; doors replace the points here."""
+
+    words: Words = Words()
+    _step_methods: ClassVar[tuple[str, ...]] = (  # what a user writes that decides what is learnt
+        *("train_step", "compute_loss", "forward", "split_batch", "prepare_batch"),
+    )
+    _plateau_metric: str | None = "loss"  # what ReduceLROnPlateau watches; None where only a subclass's user knows
+
+    run: TrainingRun
+    _components: Components
+    callbacks: list[Callback]
+    runtime: Runtime
+    accumulate: int
+    clip_norm: float | None
+    clip_value: float | None
+    seed: int | None
+    loss_fn: Any
+
+    # What users and callbacks read
+
+    @property
+    def progress(self) -> Progress:
+        """How far the run is: epochs, steps, updates, samples, seconds."""
+        return self.run.progress
+
+    @property
+    def history(self) -> History:
+        """The metrics of all steps and epochs of the run so far."""
+        return self.run.history
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why training was asked to end, or None."""
+        return self.run.stop_reason
+
+    @property
+    def run_dir(self) -> Path | None:
+        """The directory that the run is recorded in, or None. It can be assigned before `train`."""
+        return self.run.run_dir
+
+    @run_dir.setter
+    def run_dir(self, path: str | Path | None) -> None:
+        self.run.run_dir = None if path is None else checked_directory(path)
+
+    @property
+    def models(self) -> dict[str, nn.Module]:
+        """The models by name: every module of the trainer that has a state."""
+        return self._components.models
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        """Every module of the trainer by name, losses and metrics too."""
+        return self._components.modules
+
+    @property
+    def optimizers(self) -> dict[str, Optimizer]:
+        """The optimizers by name."""
+        return self._components.optimizers
+
+    @property
+    def schedules(self) -> dict[str, Schedule]:
+        """The schedules by name, each with its scheduler and cadence."""
+        return self._components.schedules
+
+    def say(self, line: str) -> None:
+        """Print a line on the first process, unless the trainer is silent."""
+        self.run.say(line)
+
+    # What users write
+
+    def configure_models(self) -> None:
+        raise NotImplementedError
+
+    def configure_optimizers(self) -> None:
+        raise NotImplementedError
+
+    def configure_data(self) -> tuple[Any, Any]:
+        raise NotImplementedError
+
+    def prepare_batch(self, batch: Any) -> Any:
+        raise NotImplementedError
+
+    def train_step(self, batch: Any) -> Any:
+        raise NotImplementedError
+
+    def eval_step(self, batch: Any) -> Any:
+        raise NotImplementedError
+
+    def predict_step(self, batch: Any) -> Any:
+        raise NotImplementedError
+
+    # Building
+
+    def setup(self) -> None:
+        """Build what `configure_*` describe, once: models first, then optimizers, which need their parameters.
+
+        `train`, `evaluate`, `predict`, `save` and `load` call it; call it yourself to look at models and optimizers
+        before them.
+        """
+        if not self._components.are_built:
+            self._components.replaced = assembly.assemble_models(self)
+            self._components.are_built = True
+        assembly.adopt_replaced(self)
+        if not self.optimizers and any(True for _ in self._components.parameters()):  # a frozen model can be evaluated
+            assembly.assemble_optimizers(self, self._components.replaced)
+
+    def _setup_training(self) -> None:
+        """Work out everything that is needed once per `train` call."""
+        self.setup()
+        self._check_defaults()
+        assembly.assemble_training(self)
+
+    def _check_defaults(self) -> None:
+        """Check what the default step and the default loss need."""
+
+    def _adopt_replaced(self) -> None:
+        """Continue with a model or optimizer that a hook has assigned in place of another, or say why it cannot."""
+        is_training = not self.run.is_evaluating and bool(self._components.trained)
+        (assembly.adopt_in_training if is_training else assembly.adopt_replaced)(self)
+
+    @property
+    def _has_default_step(self) -> bool:
+        return False
+
+    def _measure_as_default(self, batch: Any) -> Any:
+        """What the default `train_step` would report for a batch, without training on it."""
+        raise NotImplementedError
+
+    @property
+    def _builds_models(self) -> bool:
+        return True
+
+    def _describe_more(self) -> dict[str, Any]:
+        """Further entries of the fingerprint, besides components and data."""
+        return {}
+
+    def _open(self, data: Any, batch_size: int | None, *, shuffle: bool) -> Stream:
+        """A stream over data, as the callbacks adapt it."""
+        seed = self.runtime.broadcast_object(torch.initial_seed()) if self.seed is None else self.seed
+        stream = open_stream(data, batch_size=batch_size, seed=seed, shuffle=shuffle, shard=self.runtime.shard)
+        for callback in self.run.callbacks:
+            stream = callback.adapt_stream(stream, is_training=shuffle)
+        return stream
+
+    # Epochs and steps
+
+    def _train_epoch(self) -> None:
+        """One epoch as the loop runs it; a door puts around it what its document has there."""
+        from .steps import train_epoch
+
+        train_epoch(self.run)
+
+    @property
+    def _defers_signals(self) -> bool:
+        """Whether something is under way that a resumed run would not do again, so that a signal waits for its end."""
+        return False
+
+    def _schedule_epoch(self, row: Mapping[str, float]) -> None:
+        """Step the schedulers that count epochs."""
+        for schedule in self.schedules.values():
+            if schedule.interval == "epoch":
+                schedule.step(row)
+
+    @contextmanager
+    def _eval_mode(self) -> Iterator[None]:
+        """Eval mode for the models, and every mode as it was afterwards."""
+        assembly.adopt_replaced(self)
+        run = self.run
+        before, run.is_evaluating = run.is_evaluating, True
+        try:
+            with evaluating(self.modules.values(), self.optimizers.values()):
+                yield
+                assembly.adopt_replaced(self)  # a model put in for the evaluation alone is out again
+        finally:
+            run.is_evaluating = before
+        self.runtime.settle()
+
+    def _eval_without_samples(self, batch: Any) -> None:
+        """Take part in an evaluation step of which this process has no sample; `batch` is a part of another's."""
+        from .evaluate import eval_without_samples
+
+        if self.runtime.forwards_together:
+            eval_without_samples(self.run, batch)
+
+    # Checks
+
+    def _watch_steps(self) -> StepWatch | None:
+        """What checks the steps of an epoch, where they are not the default ones."""
+        if self._has_default_step:
+            return None
+        from .step_checks import StepWatch
+
+        return StepWatch(self)
+
+    def _check_own_step(self, update: OptimizerUpdate) -> None:
+        """Refuse an optimizer step that a `train_step` takes without `update`, where it would be a wrong one."""
+        from .step_checks import refuse_own_step
+
+        refuse_own_step(self, update)
+
+    def _check_trained(self) -> None:
+        """Look, at the end of the first epoch, for optimizers that have trained nothing."""
+        from .step_checks import check_trained
+
+        check_trained(self.run)
+
+    def _check_update(self, loss: Any, count: Any = None) -> None:
+        """Refuse an update that is made in an evaluation, or with something that is no loss."""
+        from .step_checks import refuse_update
+
+        refuse_update(self, loss, count)
+
+    # Callbacks
+
+    @property
+    def _core(self) -> Program:
+        """The trainer that owns the run; a callback may have been given a door in front of it."""
+        return self
+
+    def _trainer_for(self, callback: Callback) -> Any:
+        """What a callback is given as its trainer."""
+        return self
