@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .checkpoint import AsyncWriter
     from .data.open import Stream
     from .metrics.direction import WatchedMetric
+    from .metrics.rows import StepRow
     from .trainer import Trainer
     from .training.result import StepResult
 
@@ -48,8 +49,12 @@ class Callback:
     def on_update_end(self, trainer: Trainer) -> None:
         """A window of steps, with every optimizer step in it, is over. Checkpoints are taken here."""
 
-    def on_log(self, trainer: Trainer, rows: list[dict[str, float]]) -> None:
-        """Step metrics were read from the device: one dict for each step since the last time."""
+    def on_log(self, trainer: Trainer, rows: list[StepRow]) -> None:
+        """Step metrics were read from the device: one row for each step since the last time.
+
+        A row has the metrics (`row["loss"]`) and their place in the run (`row.step`, `row.update`, `row.epoch`,
+        `row.samples`, `row.seconds`).
+        """
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
         """All batches of an epoch are through; what is given to `trainer.log` here is part of the epoch's row."""
@@ -137,7 +142,7 @@ class TrainerHooks:
 
     def on_update_end(self) -> None: ...
 
-    def on_log(self, rows: list[dict[str, float]]) -> None: ...
+    def on_log(self, rows: list[StepRow]) -> None: ...
 
     def on_train_epoch_end(self) -> None: ...
 

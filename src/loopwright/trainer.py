@@ -17,7 +17,7 @@ from .data.open import Stream, as_dataset, open_stream, refuse_shuffled
 from .errors import ConfigurationError, public
 from .metrics.direction import Directions
 from .metrics.history import History
-from .metrics.meter import Meter, average_rows
+from .metrics.meter import Meter
 from .optim.build import Schedule, build_optimizer, build_schedule, check_given, named
 from .runtime import Runtime, Signals, resolve_runtime
 from .training import assembly, components, steps
@@ -340,15 +340,12 @@ class Trainer(DoorPoints):
 
     def flush(self) -> None:
         """A log point: read the pending step metrics from the device and pass them on."""
-        first = self.progress.step - self.meter.num_pending + 1
-        rows = self.meter.flush()
+        rows = self.meter.flush_rows(self.progress, self.runtime.sum_table if self.runtime.world > 1 else None)
         self.directions.losses |= self.meter.losses
-        if self.runtime.world > 1:
-            rows = average_rows(rows, self.meter.weights, self.runtime.sum_table)
         self.optimization.check()
         self.adopt_replaced()
         if rows:
-            self.history.add_steps(first, rows)
+            self.history.add_steps(rows)
             self.emit("on_log", rows)
 
     @property

@@ -12,6 +12,7 @@ from ..errors import ConfigurationError
 from ..training.progress import counted
 
 if TYPE_CHECKING:
+    from ..metrics.rows import StepRow
     from ..trainer import Trainer
 
 STYLES = ("auto", "bar", "lines", "silent")
@@ -30,7 +31,7 @@ class ProgressDisplay(Callback):
         self.interval = interval
         self._bar: Any = None
         self._task: Any = None
-        self._metrics: dict[str, float] = {}
+        self._metrics: Mapping[str, float] = {}
         self._spoken = self._epoch_began = 0.0
         self._first_sample, self._first_seconds, self._speed = 0, 0.0, ""
         self._style = style
@@ -50,7 +51,7 @@ class ProgressDisplay(Callback):
         if self._bar is not None:
             self._bar.reset(self._task, total=trainer.epoch_length(), description=self._epoch_label(trainer))
 
-    def on_log(self, trainer: Trainer, rows: list[dict[str, float]]) -> None:
+    def on_log(self, trainer: Trainer, rows: list[StepRow]) -> None:
         self._metrics = rows[-1]
         self._speed = self._speed_text(trainer)
         if self._bar is not None:

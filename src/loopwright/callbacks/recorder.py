@@ -13,6 +13,7 @@ from ..errors import CheckpointError, Interrupted
 
 if TYPE_CHECKING:
     from ..metrics.direction import Mode
+    from ..metrics.rows import StepRow
     from ..run import MetricsStore
     from ..run.manifest import State, WorkTree
     from ..trainer import Trainer
@@ -74,18 +75,9 @@ class RunRecorder(Callback):
                 *(metrics.path, recorded + 1, last),
             )
 
-    def on_log(self, trainer: Trainer, rows: list[dict[str, float]]) -> None:
-        """Log points fall on update boundaries, so which update a step belonged to follows from its place."""
+    def on_log(self, trainer: Trainer, rows: list[StepRow]) -> None:
         assert self._metrics is not None
-        width = trainer.accumulate
-        first_step = trainer.progress.step - len(rows) + 1
-        first_update = trainer.progress.update - -(-len(rows) // width) + 1
-        cells = [
-            (first_update + at // width, first_step + at, name, value)
-            for at, row in enumerate(rows)
-            for name, value in row.items()
-        ]
-        self._write(partial(self._metrics.add_steps, cells))
+        self._write(partial(self._metrics.add_steps, rows))
         if self._tree is not None and self._tree.is_answered and trainer.run is not None:
             self._write(partial(_note, trainer.run.manifest_path, **self._found_by_git()))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from array import array
-from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ import torch
 
 from ..errors import ConfigurationError, MissingExtraError
 from ..training.progress import counted
+from .rows import StepRow
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,16 +33,16 @@ class Series:
         self.stride = 1
         self.num_seen = 0
 
-    def append(self, step: int, value: float) -> None:
-        is_kept = self.num_seen % self.stride == 0
-        self.num_seen += 1
-        if not is_kept:
-            return
-        self.steps.append(step)
-        self.values.append(value)
-        if len(self.steps) >= MAX_POINTS:
-            self.stride *= 2
-            self.steps, self.values = self.steps[::2], self.values[::2]
+    def add(self, points: Iterable[tuple[int, float]]) -> None:
+        """Add steps with their values, in order; whether a point is kept does not depend on how many come at once."""
+        for step, value in points:
+            if self.num_seen % self.stride == 0:
+                self.steps.append(step)
+                self.values.append(value)
+                if len(self.steps) >= MAX_POINTS:
+                    self.stride *= 2
+                    self.steps, self.values = self.steps[::2], self.values[::2]
+            self.num_seen += 1
 
     def since(self, num_seen: int) -> Series:
         """The points among those after the first `num_seen` values, as a series of their own."""
@@ -120,14 +121,18 @@ class History:
         self.epochs: list[dict[str, float]] = []
         self.steps: dict[str, Series] = {}
 
-    def add_steps(self, first_step: int, rows: Sequence[Mapping[str, float]]) -> None:
-        """Record the metrics of consecutive steps, the first of them numbered `first_step`."""
-        for step, row in enumerate(rows, start=first_step):
-            for name, value in row.items():
-                series = self.steps.get(name)
-                if series is None:
-                    series = self.steps[name] = Series()
-                series.append(step, value)
+    def add_steps(self, rows: Iterable[StepRow]) -> None:
+        """Record the metrics of steps, which come in the order of their numbers."""
+        points: dict[str, list[tuple[int, float]]] = {}
+        for row in rows:
+            for name, value in row.values.items():
+                points.setdefault(name, []).append((row.step, value))
+        for name, added in points.items():
+            self.add_points(name, added)
+
+    def add_points(self, name: str, points: Iterable[tuple[int, float]]) -> None:
+        """Record one metric of steps: their numbers, in order, with its values."""
+        self.steps.setdefault(name, Series()).add(points)
 
     def set_epoch(self, epoch: int, row: Mapping[str, float]) -> None:
         """Record the row of an epoch (0-based); the row of an epoch that was cut short is replaced when it ends."""

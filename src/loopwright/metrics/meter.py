@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from math import isfinite, nan
 from numbers import Real
 from typing import Any, Protocol, cast, runtime_checkable
@@ -11,11 +11,31 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigurationError
-from ..training.result import StepResult
+from .rows import Clock, Place, StepRow, StepValues, build_rows
 
 AddUp = Callable[[Mapping[str, tuple[float, float]]], Mapping[str, tuple[float, float]]]
 Gather = Callable[[Any], list[Any]]
 Check = Callable[[str, "ComputedMetric"], None]
+Pending = tuple[Any, Any, Any, Mapping[str, Any] | None, Place | None]  # loss, size, count, metrics, place
+
+
+class Result(Protocol):
+    """What a step measured, as a `StepResult` has it."""
+
+    @property
+    def loss(self) -> Tensor | float | None: ...
+
+    @property
+    def size(self) -> int | None: ...
+
+    @property
+    def count(self) -> Tensor | float | None: ...
+
+    @property
+    def metrics(self) -> Mapping[str, Any]: ...
+
+    @property
+    def losses(self) -> Collection[str]: ...
 
 
 @runtime_checkable
@@ -42,17 +62,21 @@ class Meter:
         self.sums: dict[str, float] = {}
         self.counts: dict[str, float] = {}
         self.losses: set[str] = set()  # names of metrics that steps returned as losses
-        self._pending: list[tuple[Any, Any, Any, Mapping[str, Any] | None]] = []
+        self._pending: list[Pending] = []
         self.computed: dict[str, ComputedMetric] = {}
         self._logged: dict[str, float] = {}
 
-    def add(self, result: StepResult) -> None:
+    def add(self, result: Result, clock: Clock | None = None) -> None:
+        """Add what a step measured; `clock` is the run's, for a training step, which `flush_rows` makes a row of."""
         loss = result.loss
         if isinstance(loss, Tensor):
             loss = loss.detach()
         if result.losses:
             self.losses.update(result.losses)
-        self._pending.append((loss, result.size, result.count, result.metrics or None))
+        place = None  # the step is counted already, and its update is not
+        if clock is not None:
+            place = (clock.update + 1, clock.step, clock.epoch, clock.sample, clock.seconds)
+        self._pending.append((loss, result.size, result.count, result.metrics or None, place))
 
     def add_to_last(self, values: Mapping[str, Any]) -> None:
         """Add metrics to the step that was added last."""
@@ -61,8 +85,8 @@ class Meter:
                 f"log_step({', '.join(values)}): there is no step to add it to, since the last one was read already. "
                 "Call it in on_train_step_end or on_update_end, or use `log` for the whole epoch."
             )
-        loss, size, count, metrics = self._pending[-1]
-        self._pending[-1] = (loss, size, count, {**(metrics or {}), **values})
+        loss, size, count, metrics, place = self._pending[-1]
+        self._pending[-1] = (loss, size, count, {**(metrics or {}), **values}, place)
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Note values of the whole phase: numbers, one-element tensors, or objects with `compute` and `reset`."""
@@ -91,13 +115,13 @@ class Meter:
     def num_pending(self) -> int:
         return len(self._pending)
 
-    def flush(self) -> list[dict[str, float]]:
-        """Fold in what is pending, with one read from the device a name; give it back, a dict a step."""
+    def flush(self) -> list[StepValues]:
+        """Add pending values to the sums, with one read from the device a name, and return the values of each step."""
         pending, self._pending = self._pending, []
-        rows: list[dict[str, float]] = [{} for _ in pending]
+        rows = [StepValues() for _ in pending]
         self.weights = [{} for _ in pending]
         columns: dict[str, list[tuple[int, Any, Any, bool]]] = {}
-        for at, (loss, size, count, metrics) in enumerate(pending):
+        for at, (loss, size, count, metrics, _) in enumerate(pending):
             if loss is not None:
                 weight = size if count is None else count
                 columns.setdefault("loss", []).append((at, loss, weight, count is not None))
@@ -106,6 +130,14 @@ class Meter:
         for name, cells in columns.items():
             self._fold(name, cells, rows)
         return rows
+
+    def flush_rows(self, clock: Clock, add_up: AddUp | None = None) -> list[StepRow]:
+        """As `flush`, with the place of each step in the run; where there are several processes, of all together."""
+        places = [place for *_, place in self._pending if place is not None]
+        values = self.flush()
+        if add_up is not None:
+            values = average_steps(values, self.weights, add_up)
+        return build_rows(places, values, clock.seconds)
 
     def _spread(self, columns: dict[str, Any], at: int, metrics: Mapping[str, Any], size: int) -> None:
         for name, value in metrics.items():
@@ -121,7 +153,7 @@ class Meter:
             self.check(name, metric)
         self.computed[name] = metric
 
-    def _fold(self, name: str, cells: list[tuple[int, Any, Any, bool]], rows: list[dict[str, float]]) -> None:
+    def _fold(self, name: str, cells: list[tuple[int, Any, Any, bool]], rows: Sequence[StepValues]) -> None:
         values = _to_host([cell[1] for cell in cells], name)
         weights = _to_host([cell[2] for cell in cells], f"count of {name}")
         total, count = self.sums.get(name, 0.0), self.counts.get(name, 0.0)
@@ -185,16 +217,16 @@ class Meter:
         self._logged |= state["logged"]
 
 
-def average_rows(
-    rows: list[dict[str, float]], weights: list[dict[str, float]], add_up: AddUp
-) -> list[dict[str, float]]:
-    """Step metrics of all processes as one: means weighted by what each of them measured."""
+def average_steps(
+    steps: Sequence[StepValues], weights: Sequence[Mapping[str, float]], add_up: AddUp
+) -> list[StepValues]:
+    """Average the metrics of each step over all processes, weighted by the samples (or items) of each process."""
     table = {
         f"{at}/{name}": (value * weights[at][name] if weights[at][name] else 0.0, weights[at][name])
-        for at, row in enumerate(rows)
-        for name, value in row.items()
+        for at, values in enumerate(steps)
+        for name, value in values.items()
     }
-    result: list[dict[str, float]] = [{} for _ in rows]
+    result = [StepValues() for _ in steps]
     for key, (total, count) in add_up(table).items():
         at, _, name = key.partition("/")
         result[int(at)][name] = _ratio(total, count)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from .._lazy import lazily
 
 if TYPE_CHECKING:
+    from ..metrics.rows import StepRow
     from .directory import RunDirectory
     from .manifest import RunManifest, update_manifest
-    from .metrics_store import EpochRow, MetricsStore, StepRow
+    from .metrics_store import EpochRow, MetricsStore
     from .reading import RunView, find_runs
 
 __all__ = [

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ..errors import CheckpointError
 from ..metrics.direction import Mode
+from ..metrics.rows import StepRow
 
 if TYPE_CHECKING:
     import sqlite3
 
 
-StepRow: TypeAlias = tuple[int, int, str, float]  # update, step, name, value
+StepValue: TypeAlias = tuple[int, int, str, float]  # update, step, name, value
 EpochRow: TypeAlias = tuple[int, int, str, float]  # epoch, update, name, value
 
 BUSY_SECONDS = 10.0
@@ -44,8 +45,9 @@ class MetricsStore:
         self._connection: sqlite3.Connection | None = None
 
     def add_steps(self, rows: Iterable[StepRow]) -> None:
-        """Add (update, step, name, value) rows, all or none of them."""
-        self._insert("step_metrics", rows)
+        """Add the metrics of steps, all or none of them."""
+        values = ((row.update, row.step, name, value) for row in rows for name, value in row.values.items())
+        self._insert("step_metrics", values)
 
     def add_epoch(self, epoch: int, update: int, metrics: Mapping[str, float]) -> None:
         """Add the metrics of an epoch, all or none of them."""
@@ -66,7 +68,7 @@ class MetricsStore:
         found = self._open().execute("SELECT step FROM step_metrics ORDER BY rowid DESC LIMIT 1").fetchone()
         return 0 if found is None else int(found[0])
 
-    def steps(self, name: str | None = None) -> list[StepRow]:
+    def steps(self, name: str | None = None) -> list[StepValue]:
         """The (update, step, name, value) rows of one metric, or of all, in the order they were added."""
         return self._select('SELECT "update", step, name, value, exact FROM step_metrics', name)
 
@@ -152,7 +154,7 @@ _UNPACK = struct.Struct(">d").unpack
 _PACK = struct.Struct(">d").pack
 
 
-def _exactly(row: StepRow) -> tuple[int, int, str, float, bytes | None]:
+def _exactly(row: StepValue) -> tuple[int, int, str, float, bytes | None]:
     value = row[3]
     is_odd = value != value or (value == 0.0 and copysign(1.0, value) < 0)
     return (*row, _PACK(value) if is_odd else None)

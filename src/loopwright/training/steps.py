@@ -163,7 +163,7 @@ def open_steps(trainer: Trainer, stream: Stream, until: Limits) -> Iterator[Step
                 hook(step.batch)
             yield step
             progress.next_step(size if total is None else total)
-            meter.add(step.result if size or total is None else NOTHING)
+            meter.add(step.result if size or total is None else NOTHING, progress)
             for hook in step_ends:
                 hook(step.batch, step.result)
             if step.is_left and not window.is_last:

@@ -108,7 +108,7 @@ class Lending:
             trainer.end_batch()
             result = trainer.close_step(size)
             progress.next_step(size if total is None else total)
-            trainer.meter.add(result if size or total is None else loop.NOTHING)
+            trainer.meter.add(result if size or total is None else loop.NOTHING, progress)
             trainer.emit("on_train_step_end", batch, result)
             if self._is_left and not window.is_last:
                 trainer.optimization.reset()  # the rest of the window is not coming
