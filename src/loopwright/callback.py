@@ -110,6 +110,11 @@ class Callback:
         """Names of epoch metrics that this callback cannot work without; checked before the first step."""
         return set()
 
+    @property
+    def has_own_state(self) -> bool:
+        """Whether this callback has a `state_dict` of its own; without one, metrics among its attributes are saved."""
+        return type(self).state_dict is not Callback.state_dict
+
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must hold for this callback to go on exactly: tensors, numbers, strings, lists, dicts."""
         return {}
