@@ -104,9 +104,3 @@ def shortened(traceback: TracebackType, error: BaseException) -> TracebackType:
 
 def _is_ours(entry: TracebackType) -> bool:
     return str(entry.tb_frame.f_globals.get("__name__")).startswith("loopwright.")
-
-
-def counted(count: float, noun: str) -> str:
-    """A number with its noun for a message: "1 epoch", "2 epochs"."""
-    number = count if isinstance(count, int) else f"{count:.4g}"
-    return f"{number} {noun}" if count == 1 else f"{number} {noun}s"

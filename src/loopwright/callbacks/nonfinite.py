@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..callback import Callback
-from ..errors import ConfigurationError, NonFiniteLossError, counted
+from ..errors import ConfigurationError, NonFiniteLossError
+from ..training.progress import counted
 
 if TYPE_CHECKING:
     from ..trainer import Trainer

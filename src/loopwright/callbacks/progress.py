@@ -8,7 +8,8 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from ..callback import Callback
-from ..errors import ConfigurationError, counted
+from ..errors import ConfigurationError
+from ..training.progress import counted
 
 if TYPE_CHECKING:
     from ..metrics.rows import StepRow

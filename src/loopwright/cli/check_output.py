@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
-from ..errors import counted
+from ..training.progress import counted
 from .output import RED, print_table, printable, size_text, styled
 
 if TYPE_CHECKING:

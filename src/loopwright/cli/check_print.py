@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..errors import counted
+from ..training.progress import counted
 from .output import RED, print_json, printable, size_text, styled
 from .run_text import time_text
 

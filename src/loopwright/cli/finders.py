@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import counted
+from ..training.progress import counted
 from .adding import add_command
 from .exits import FOUND, OK
 from .output import number_text, print_json, printable, size_text

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from ..errors import counted
 from ..metrics.direction import Mode
 from ..run.metrics_store import Point
 from ..run.reading import COUNTS, RunProgress, RunView
+from ..training.progress import counted
 from .output import number_text
 
 

@@ -22,8 +22,9 @@ from ..checkpoint import Difference, snapshot
 from ..checkpoint.compare import compare_trees
 from ..checkpoint.state import capture, save_trainer
 from ..data.random import rng_state, set_rng_state
-from ..errors import ConfigurationError, counted
+from ..errors import ConfigurationError
 from ..trainer import Trainer
+from ..training.progress import counted
 from .unsaved_state import observe
 
 MOST_LINES = 8

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..errors import ConfigurationError, MissingExtraError, counted
+from ..errors import ConfigurationError, MissingExtraError
+from ..training.progress import counted
 from .rows import StepRow
 
 if TYPE_CHECKING:

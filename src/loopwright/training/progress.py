@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from datetime import timedelta
 from typing import Any
 
-from ..errors import ConfigurationError, counted
+from ..errors import ConfigurationError
 
 UNITS = {"d": 86400.0, "h": 3600.0, "min": 60.0, "m": 60.0, "s": 1.0}
 
@@ -24,6 +24,12 @@ def seconds_of(time: str | timedelta, name: str) -> float:
             "'90s' or '2d'."
         )
     return sum(float(number) * UNITS[unit] for number, unit in parts)
+
+
+def counted(count: float, noun: str) -> str:
+    """ "1 epoch", "2 epochs"."""
+    number = count if isinstance(count, int) else f"{count:.4g}"
+    return f"{number} {noun}" if count == 1 else f"{number} {noun}s"
 
 
 @dataclass(slots=True)

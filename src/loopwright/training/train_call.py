@@ -11,13 +11,13 @@ from torch.utils.data import DataLoader
 from ..data.open import Stream
 from ..data.order import derive_seed
 from ..data.random import seed_everything, set_rng_state
-from ..errors import ConfigurationError, DataError, Interrupted, counted
+from ..errors import ConfigurationError, DataError, Interrupted
 from ..metrics.history import History
 from ..runtime import dry_run
 from . import steps as loop
 from .consensus import Accord
 from .lazy_layers import materialise
-from .progress import Limits
+from .progress import Limits, counted
 from .required_metrics import check_required_metrics
 from .resume import Mark, Origin, restore_run, seek, starting_line
 

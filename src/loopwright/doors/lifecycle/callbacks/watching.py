@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ....checkpoint.destination import check_directory
-from ....errors import ConfigurationError, NonFiniteLossError, counted
+from ....errors import ConfigurationError, NonFiniteLossError
 from ....metrics.direction import direction_of
+from ....training.progress import counted
 from .events import StopTrainingError, TrainerCallback
 
 if TYPE_CHECKING:
