@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import isfinite, nan
 from numbers import Real
 from typing import Any, Protocol, cast, runtime_checkable
@@ -11,31 +11,14 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigurationError
-from .rows import Clock, Place, StepRow, StepValues, build_rows
+from ..training.progress import Progress
+from ..training.result import StepResult
+from .rows import Place, StepRow, StepValues, build_rows
 
 AddUp = Callable[[Mapping[str, tuple[float, float]]], Mapping[str, tuple[float, float]]]
 Gather = Callable[[Any], list[Any]]
 Check = Callable[[str, "ComputedMetric"], None]
 Pending = tuple[Any, Any, Any, Mapping[str, Any] | None, Place | None]  # loss, size, count, metrics, place
-
-
-class Result(Protocol):
-    """What a step measured, as a `StepResult` has it."""
-
-    @property
-    def loss(self) -> Tensor | float | None: ...
-
-    @property
-    def size(self) -> int | None: ...
-
-    @property
-    def count(self) -> Tensor | float | None: ...
-
-    @property
-    def metrics(self) -> Mapping[str, Any]: ...
-
-    @property
-    def losses(self) -> Collection[str]: ...
 
 
 @runtime_checkable
@@ -78,16 +61,16 @@ class Meter:
         self.computed: dict[str, ComputedMetric] = {}
         self._logged: dict[str, float] = {}
 
-    def add(self, result: Result, clock: Clock | None = None) -> None:
-        """Add the result of a step; `clock` has the run's counters, for a step of which `flush_rows` makes a row."""
+    def add(self, result: StepResult, progress: Progress | None = None) -> None:
+        """Add the result of a step; with `progress`, the run's counters, `flush_rows` makes a row of it."""
         loss = result.loss
         if isinstance(loss, Tensor):
             loss = loss.detach()
         if result.losses:
             self.losses.update(result.losses)
         place = None  # the step is counted already, and its update is not
-        if clock is not None:
-            place = (clock.update + 1, clock.step, clock.epoch, clock.sample, clock.seconds)
+        if progress is not None:
+            place = (progress.update + 1, progress.step, progress.epoch, progress.sample, progress.seconds)
         self._pending.append((loss, result.size, result.count, result.metrics or None, place))
 
     def add_to_last(self, values: Mapping[str, Any]) -> None:
@@ -144,18 +127,18 @@ class Meter:
             self._fold(name, cells, rows)
         return rows
 
-    def flush_rows(self, clock: Clock, add_up: AddUp | None = None) -> list[StepRow]:
+    def flush_rows(self, progress: Progress, add_up: AddUp | None = None) -> list[StepRow]:
         """Flush, and return the values of each step with its place in the run.
 
         Args:
-            clock: The counters of the run as they are now.
+            progress: The counters of the run.
             add_up: All-reduces the sums and counts, where there are several processes; the rows then have their means.
         """
         places = [step[4] for step in self._pending if step[4] is not None]
         values = self.flush()
         if add_up is not None:
             values = average_steps(values, self._weights, add_up)
-        return build_rows(places, values, clock.seconds)
+        return build_rows(places, values, progress.seconds)
 
     def _spread(self, columns: dict[str, Any], at: int, metrics: Mapping[str, Any], size: int) -> None:
         for name, value in metrics.items():

@@ -4,28 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, ValuesView
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 Place: TypeAlias = tuple[int, int, int, int, float]  # update, step, epoch, samples, seconds before the update
-
-
-class Clock(Protocol):
-    """The counters of a run that a row is made from, as `Progress` has them."""
-
-    @property
-    def update(self) -> int: ...
-
-    @property
-    def step(self) -> int: ...
-
-    @property
-    def epoch(self) -> int: ...
-
-    @property
-    def sample(self) -> int: ...
-
-    @property
-    def seconds(self) -> float: ...
 
 
 class StepValues(dict[str, float]):
@@ -103,7 +84,7 @@ def build_rows(places: Sequence[Place], values: Sequence[StepValues], seconds: f
     """Rows from the places and metrics of consecutive steps, read when `seconds` of training had passed.
 
     A place has the seconds before its update, which are the seconds at the end of the update before. So the end of an
-    update is known from the first step of the next one, and of the last update from the clock.
+    update is known from the first step of the next one, and of the last update from `seconds`.
     """
     rows: list[StepRow] = []
     next_update, next_seconds = 0, seconds
