@@ -14,13 +14,13 @@ from ..data.order import derive_seed
 from ..data.random import preserved_rng, rng_state, seed_everything, set_rng_state
 from ..errors import CheckpointError
 from ..metrics.metric_objects import (
-    computed_paths,
-    load_computed,
     load_metric_states,
     load_object_states,
     metric_states,
+    metrics_at,
     modules_with_metrics,
     object_states,
+    paths_of,
 )
 from ..training.progress import Progress
 from ..training.resume import NOTHING_KEPT, Kept, Mark
@@ -40,7 +40,7 @@ from .pieces import Group, is_dtensor
 from .sharded import load_stored, place_like
 from .stored import StoredTensor
 from .tree import Tree
-from .undoing import undone_on_error
+from .undoing import metric_owners, undone_on_error
 from .weights import save_weights
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ def capture(trainer: Trainer, *, has_history: bool = True) -> dict[str, Tree]:
     trainer.flush()
     lanes = {name: lane.state_dict() for name, lane in trainer.optimization.lanes.items()}
     data, eval_data = capture_data(trainer)
+    owners = metric_owners(trainer)
     program = trainer.fingerprint
     if trainer.mark is not None:  # loaded and not trained since
         lanes, data, eval_data = trainer.mark.lanes, trainer.mark.data, trainer.mark.eval_data
@@ -75,8 +76,8 @@ def capture(trainer: Trainer, *, has_history: bool = True) -> dict[str, Tree]:
         "progress": trainer.progress.state_dict(),
         "history": trainer.history.state_dict() if has_history else None,
         "meter": each_process(trainer, trainer.meter.state_dict()),
-        "computed": computed_paths(trainer),
-        "metrics": each_process(trainer, metric_states(modules_with_metrics(trainer)) | object_states(trainer)),
+        "computed": paths_of(trainer.meter.computed, owners),
+        "metrics": each_process(trainer, metric_states(modules_with_metrics(owners)) | object_states(owners)),
         "data": data,
         "eval_data": eval_data,
         "stop_reason": trainer.stop_reason,
@@ -134,6 +135,7 @@ def restore(trainer: Trainer, tree: Any, source: str, *, kept: Kept = NOTHING_KE
     measured = own_process(trainer, small.get("metrics", {}))
     progress = Progress()
     progress.load_state_dict(small["progress"])
+    owners = metric_owners(trainer)
     with undone_on_error(trainer, source, _named_callbacks(trainer).values()) as at:
         for name, optimizer in trainer.optimizers.items():
             at.part = f"optimizers: {name}"
@@ -150,15 +152,16 @@ def restore(trainer: Trainer, tree: Any, source: str, *, kept: Kept = NOTHING_KE
         at.part = "lanes"
         trainer.optimization.load_state_dict(small["lanes"])
         at.part = "metrics"
-        load_metric_states(modules_with_metrics(trainer), measured)
-        load_object_states(trainer, measured, is_in_epoch=progress.in_epoch)
+        load_metric_states(modules_with_metrics(owners), measured)
+        num_processes = trainer.runtime.num_shares
+        load_object_states(owners, measured, is_in_epoch=progress.in_epoch, num_processes=num_processes)
         at.part = "models"
         for name, model in trainer.models.items():
             load_model(model, tree["models"][name])
     trainer.progress.load_state_dict(small["progress"])
     trainer.history.load_state_dict(small["history"])
     load_meter(trainer, small["meter"])
-    load_computed(trainer, small.get("computed", {}))
+    trainer.meter.computed = metrics_at(small.get("computed", {}), owners)
     trainer.stop_reason = small["stop_reason"]
     trainer.num_pieces = max(trainer.num_pieces, small.get("num_pieces", 1))  # what did not fit will not fit
     trainer.mark = Mark(small["data"], rng, small["lanes"], small.get("eval_data"), small.get("fingerprint"))

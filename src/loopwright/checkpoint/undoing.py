@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from ..errors import CheckpointError
 from ..metrics.metric_objects import (
+    MetricOwners,
     load_metric_states,
     load_object_states,
     metric_states,
@@ -45,19 +46,25 @@ def undone_on_error(trainer: Trainer, source: str, callbacks: Iterable[Callback]
         *(_state_undone(lane, deepcopy) for lane in trainer.optimization.lanes.values()),
         *(_state_undone(model, snapshot) for model in trainer.models.values() if _may_refuse(model)),
     ]
-    measuring = modules_with_metrics(trainer)
-    metrics, objects = snapshot(metric_states(measuring)), snapshot(object_states(trainer))
+    owners = metric_owners(trainer)
+    measuring = modules_with_metrics(owners)
+    metrics, objects = snapshot(metric_states(measuring)), snapshot(object_states(owners))
     try:
         yield place
     except Exception as error:  # a user's own load_state_dict fails in any way it likes
         for action in undo:
             action()
         load_metric_states(measuring, [metrics])
-        load_object_states(trainer, [objects], is_in_epoch=False)
+        load_object_states(owners, [objects], is_in_epoch=False, num_processes=1)
         raise CheckpointError(
             f"Checkpoint {source} does not fit this trainer, and nothing was loaded: {place.part} failed with "
             f"{type(error).__name__}: {error}"
         ) from error
+
+
+def metric_owners(trainer: Trainer) -> MetricOwners:
+    """The objects whose metrics a checkpoint of this trainer saves."""
+    return MetricOwners.of(trainer.modules, trainer, trainer.active_callbacks)
 
 
 def _optimizer_undone(optimizer: Optimizer) -> Callable[[], None]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from ..data.stream import Stateful
 from ..errors import CheckpointError, ConfigurationError
-from .meter import ComputedMetric, Meter
+from .meter import ComputedMetric
 
 Gather = Callable[[Any], list[Any]]
 State = dict[str, Any]
@@ -29,27 +30,23 @@ class CallbackLike(Protocol):
     def has_own_state(self) -> bool: ...
 
 
-class Processes(Protocol):
-    """A runtime, which knows how many processes share the samples."""
+@dataclass(frozen=True, slots=True)
+class MetricOwners:
+    """The objects among which the metrics of a run are found.
 
-    @property
-    def num_shares(self) -> int: ...
+    Args:
+        modules: Modules that are metrics or have metrics as parts, by the beginning of their paths.
+        objects: Objects that have metrics as attributes, by the beginning of their paths.
+    """
 
+    modules: Mapping[str, nn.Module]
+    objects: Mapping[str, object]
 
-class MetricHolder(Protocol):
-    """A trainer, as far as its metrics go: they are modules, attributes of itself, or attributes of callbacks."""
-
-    @property
-    def modules(self) -> Mapping[str, nn.Module]: ...
-
-    @property
-    def active_callbacks(self) -> Sequence[CallbackLike]: ...
-
-    @property
-    def meter(self) -> Meter: ...
-
-    @property
-    def runtime(self) -> Processes: ...
+    @classmethod
+    def of(cls, modules: Mapping[str, nn.Module], program: object, callbacks: Sequence[CallbackLike]) -> MetricOwners:
+        """The modules of a trainer, the trainer itself, and its callbacks without a `state_dict` of their own."""
+        objects = {f"{type(c).__name__}-{number}.": c for number, c in enumerate(callbacks) if not c.has_own_state}
+        return cls(modules, {"": program, **objects})
 
 
 @runtime_checkable
@@ -196,41 +193,43 @@ def _metrics(modules: Mapping[str, nn.Module]) -> dict[str, TorchMetric]:
     return {path: part for path, part in parts if isinstance(part, TorchMetric)}
 
 
-def object_states(trainer: MetricHolder) -> dict[str, State]:
+def object_states(owners: MetricOwners) -> dict[str, State]:
     """The state of every metric that is no module and has a `state_dict`, by path."""
-    return {path: {"state": deepcopy(metric.state_dict())} for path, metric in _plain(trainer).items()}
+    return {path: {"state": deepcopy(metric.state_dict())} for path, metric in _plain(owners).items()}
 
 
-def load_object_states(trainer: MetricHolder, states: Sequence[Mapping[str, Any]], *, is_in_epoch: bool) -> None:
+def load_object_states(
+    owners: MetricOwners, states: Sequence[Mapping[str, Any]], *, is_in_epoch: bool, num_processes: int
+) -> None:
     """Load `object_states`; those of several processes cannot be merged, so only between epochs."""
-    for path, metric in _plain(trainer).items():
+    for path, metric in _plain(owners).items():
         saved = [state[path]["state"] for state in states if path in state]
         if len(saved) > 1 and is_in_epoch:
             raise CheckpointError(
                 f"{path} was measuring an epoch on {len(saved)} processes, and what they had measured cannot be joined "
-                f"on {trainer.runtime.num_shares}: resume on {len(saved)} processes, or use a torchmetrics metric."
+                f"on {num_processes}: resume on {len(saved)} processes, or use a torchmetrics metric."
             )
         if saved:
             metric.load_state_dict(deepcopy(saved[0]))
 
 
-def computed_paths(trainer: MetricHolder) -> dict[str, str]:
-    """The paths of the metrics that the current epoch computes, by the names they were logged under."""
-    paths = {id(metric): path for path, metric in _all(trainer).items()}
-    return {name: paths[id(m)] for name, m in trainer.meter.computed.items() if id(m) in paths}
+def paths_of(computed: Mapping[str, ComputedMetric], owners: MetricOwners) -> dict[str, str]:
+    """The paths of the metrics that an epoch computes, by the names they were logged under."""
+    paths = {id(metric): path for path, metric in _all(owners).items()}
+    return {name: paths[id(metric)] for name, metric in computed.items() if id(metric) in paths}
 
 
-def load_computed(trainer: MetricHolder, saved: Mapping[str, str]) -> None:
-    """Restore which metrics the current epoch computes, also one that was logged in its first steps only."""
-    found = _all(trainer)
-    trainer.meter.computed = {name: found[path] for name, path in saved.items() if path in found}
+def metrics_at(paths: Mapping[str, str], owners: MetricOwners) -> dict[str, ComputedMetric]:
+    """The metrics at the paths that `paths_of` gave, by name, without those that are not there any more."""
+    found = _all(owners)
+    return {name: found[path] for name, path in paths.items() if path in found}
 
 
-def check_saved(trainer: MetricHolder, name: str, metric: ComputedMetric) -> None:
+def check_saved(owners: MetricOwners, name: str, metric: ComputedMetric) -> None:
     """Refuse a metric that no checkpoint would save, since a run resumed inside an epoch would lose its state."""
     kind = type(metric).__name__
     lost = "so a run that is resumed inside an epoch would lose what it has measured"
-    if not any(metric is known for known in _all(trainer).values()):
+    if not any(metric is known for known in _all(owners).values()):
         raise ConfigurationError(
             f"The metric {name!r} ({kind}) is no attribute of the trainer or of a callback, {lost}: keep it in one, as "
             f"in `self.{name} = {kind}()`, or train without `run_dir`."
@@ -242,41 +241,33 @@ def check_saved(trainer: MetricHolder, name: str, metric: ComputedMetric) -> Non
         )
 
 
-def modules_with_metrics(trainer: MetricHolder) -> dict[str, nn.Module]:
-    """The trainer's modules, and the metrics among its callbacks' attributes that are modules."""
-    held = {path: metric for path, metric in _objects(trainer).items() if isinstance(metric, nn.Module)}
-    return {**trainer.modules, **held}
+def modules_with_metrics(owners: MetricOwners) -> dict[str, nn.Module]:
+    """The modules, and the metrics among the attributes of objects that are modules too, by path."""
+    held = {path: metric for path, metric in _objects(owners).items() if isinstance(metric, nn.Module)}
+    return {**owners.modules, **held}
 
 
-def _plain(trainer: MetricHolder) -> dict[str, Stateful]:
-    found = _objects(trainer).items()
+def _plain(owners: MetricOwners) -> dict[str, Stateful]:
+    found = _objects(owners).items()
     return {path: m for path, m in found if isinstance(m, Stateful) and not isinstance(m, nn.Module)}
 
 
-def _all(trainer: MetricHolder) -> dict[str, Any]:
-    """Every metric of the trainer and its callbacks, modules included, by path."""
-    parts = {path: part for name, m in trainer.modules.items() for path, part in m.named_modules(prefix=name)}
-    return {path: part for path, part in parts.items() if isinstance(part, ComputedMetric)} | _objects(trainer)
+def _all(owners: MetricOwners) -> dict[str, Any]:
+    """Every metric, modules included, by path."""
+    parts = {path: part for name, m in owners.modules.items() for path, part in m.named_modules(prefix=name)}
+    return {path: part for path, part in parts.items() if isinstance(part, ComputedMetric)} | _objects(owners)
 
 
-def _objects(trainer: MetricHolder) -> dict[str, Any]:
-    """Metrics that are no modules of the trainer, by path: `acc`, `scores.acc`, `Watching-0.acc`."""
-    known = {id(part) for module in trainer.modules.values() for part in module.modules()}
+def _objects(owners: MetricOwners) -> dict[str, Any]:
+    """Metrics among the attributes of objects, by path: `acc`, `scores.acc`, `Watching-0.acc`."""
+    known = {id(part) for module in owners.modules.values() for part in module.modules()}
     found: dict[str, Any] = {}
-    for prefix, owner in _owners(trainer):
+    for prefix, owner in owners.objects.items():
         for path, value in _attributes(owner):
             if isinstance(value, ComputedMetric) and not isinstance(value, type) and id(value) not in known:
                 known.add(id(value))
                 found[f"{prefix}{path}"] = value
     return found
-
-
-def _owners(trainer: MetricHolder) -> Iterator[tuple[str, object]]:
-    """The trainer and the callbacks without a `state_dict` of their own, with the beginning of their paths."""
-    yield "", trainer
-    for number, callback in enumerate(trainer.active_callbacks):
-        if not callback.has_own_state:
-            yield f"{type(callback).__name__}-{number}.", callback
 
 
 def _attributes(owner: object) -> Iterator[tuple[str, object]]:

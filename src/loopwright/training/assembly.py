@@ -218,9 +218,10 @@ def build_lane(trainer: Trainer, name: str, optimizer: Optimizer, guard: Any) ->
 
 
 def _check_saved(trainer: Trainer, name: str, metric: Any) -> None:
+    from ..checkpoint.undoing import metric_owners
     from ..metrics.metric_objects import check_saved
 
-    check_saved(trainer, name, metric)
+    check_saved(metric_owners(trainer), name, metric)
 
 
 def _attach_schedules(trainer: Trainer) -> None:
