@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         NonFiniteLossError,
     )
     from .metrics.history import History
+    from .metrics.rows import StepRow
     from .optim.build import Schedule
     from .run.weights import load_weights
     from .runtime import Mesh, Runtime
@@ -45,6 +46,7 @@ __all__ = [
     "Runtime",
     "Schedule",
     "StepResult",
+    "StepRow",
     "Trainer",
     "__version__",
     "launch",
@@ -68,6 +70,7 @@ _HOMES = {
     "Runtime": "runtime",
     "Schedule": "optim.build",
     "StepResult": "training.result",
+    "StepRow": "metrics.rows",
     "Trainer": "trainer",
     "launch": "runtime.launch",
     "seed_everything": "data.random",

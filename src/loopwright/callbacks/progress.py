@@ -1,4 +1,4 @@
-"""What a person sees while training: a live bar on a terminal, plain lines elsewhere, or nothing."""
+"""The display of progress while training: a live bar on a terminal, plain lines elsewhere, or nothing."""
 
 from __future__ import annotations
 
@@ -19,9 +19,15 @@ STYLES = ("auto", "bar", "lines", "silent")
 
 
 class ProgressDisplay(Callback):
-    """Shows where the run is. It hears of log points and epochs only, so a step costs nothing for it.
+    """Shows the epoch, the step in it and the latest metrics, at log points and epochs only: it costs a step nothing.
 
-    `interval` is the number of seconds between two lines inside an epoch.
+    Args:
+        style: "bar", "lines", "silent", or "auto": a bar on a terminal, and lines elsewhere.
+        interval: Seconds between two lines inside an epoch.
+
+    >>> from loopwright.callbacks import ProgressDisplay
+    >>> ProgressDisplay("lines", interval=60.0).style
+    'lines'
     """
 
     def __init__(self, style: str = "auto", *, interval: float = 10.0) -> None:
@@ -85,7 +91,7 @@ class ProgressDisplay(Callback):
         self._first_sample, self._first_seconds = progress.sample, progress.seconds
 
     def _speed_text(self, trainer: Trainer) -> str:
-        """Samples in a second of training: the run's clock leaves evaluations out."""
+        """Samples per second of training, without evaluations."""
         samples = trainer.progress.sample - self._first_sample
         seconds = trainer.progress.seconds - self._first_seconds
         return f"{samples / seconds:,.0f} samples/s" if seconds > 0 and samples else ""

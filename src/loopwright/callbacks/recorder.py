@@ -1,4 +1,4 @@
-"""The run directory's record: step and epoch metrics as they come, and how the run ended."""
+"""Recording a run in its directory: step and epoch metrics as they come, and how the run ended."""
 
 from __future__ import annotations
 
@@ -25,7 +25,14 @@ logger = logging.getLogger("loopwright")
 class RunRecorder(Callback):
     """Writes metrics and the state of the run to `run_dir`; what a resumed run measures again is replaced.
 
-    `on_error` says whether a failed write ends training ("raise") or is reported and tried again later ("warn").
+    A trainer with a `run_dir` has one without being given it.
+
+    Args:
+        on_error: Whether a failed write ends training ("raise") or is reported and tried again later ("warn").
+
+    >>> from loopwright.callbacks import RunRecorder
+    >>> RunRecorder(on_error="warn").on_error
+    'warn'
     """
 
     def __init__(self, on_error: Literal["raise", "warn"] = "raise") -> None:
@@ -61,10 +68,10 @@ class RunRecorder(Callback):
         self._metrics = MetricsStore(trainer.run.metrics_path)
         if trainer.run.metrics_path.exists():
             self._metrics.truncate(step=trainer.progress.step, epoch=trainer.progress.epoch)
-        self._tell_of_gap(trainer, self._metrics)
+        self._warn_of_gap(trainer, self._metrics)
 
-    def _tell_of_gap(self, trainer: Trainer, metrics: MetricsStore) -> None:
-        """Say which metrics of a resumed run its history has and the file has not, since that was lost or is new."""
+    def _warn_of_gap(self, trainer: Trainer, metrics: MetricsStore) -> None:
+        """Warn where the history of a resumed run has metrics that the file lacks: it was lost, or is new."""
         last = max((series.steps[-1] for series in trainer.history.steps.values() if series.steps), default=0)
         recorded = metrics.last_step() if last and metrics.path.exists() else 0
         if recorded < last:
@@ -93,7 +100,7 @@ class RunRecorder(Callback):
             self._write(partial(_note, trainer.run.manifest_path, **self._directions(trainer, metrics)))
 
     def _directions(self, trainer: Trainer, metrics: Iterable[str]) -> dict[str, Any]:
-        """What readers have to know to rank by these metrics: which values are better, and what evaluations are."""
+        """What readers need to rank runs by these metrics: which values are better, and prefixes of evaluations."""
         directions = trainer.directions
         self._modes |= {name: directions.of(name) for name in (*directions.said, *metrics)}
         known = {name: mode for name, mode in self._modes.items() if mode is not None}
@@ -113,12 +120,12 @@ class RunRecorder(Callback):
             self._close(trainer, "failed", f"{type(error).__name__}: {error}")
 
     def _found_by_git(self) -> dict[str, Any]:
-        """What is to be noted of the working tree, once; waits for git if it has to."""
+        """The state of the working tree, once; waits for git if it is still running."""
         tree, self._tree = self._tree, None
         return {} if tree is None else {"git_dirty": tree.is_dirty}
 
     def _write(self, action: Callable[[], None] | None = None) -> None:
-        """Write this, after what could not be written before; in the order in which it came."""
+        """Write earlier actions that failed, then this one, in their order."""
         if action is not None:
             self._waiting.append(action)
         try:
@@ -152,7 +159,7 @@ class RunRecorder(Callback):
 
 
 def _accepted(trainer: Trainer) -> dict[str, Any] | None:
-    """What the program has changed in the run since it was last started, once, and from which update on."""
+    """The changes that the program made to the run since it was last started, and from which update; once."""
     changes, trainer.accepted = trainer.accepted, []
     values = {change.key: [change.first, change.second] for change in changes}
     return {"update": trainer.progress.update, "values": values} if values else None

@@ -35,7 +35,7 @@ class StepRow(Mapping[str, float]):
             before its update was over, at the end of the update before.
         values: The metrics by name.
 
-    >>> from loopwright.metrics.rows import StepRow
+    >>> from loopwright import StepRow
     >>> row = StepRow(update=1, step=2, epoch=0, samples=16, seconds=0.5, values={"loss": 0.25})
     >>> row.step, row["loss"], dict(row)
     (2, 0.25, {'loss': 0.25})

@@ -1,4 +1,4 @@
-"""Every metric of every step and epoch in one SQLite file, which others may read while it is written."""
+"""Every metric of every step and epoch in one SQLite file, which other processes may read while it is written."""
 
 from __future__ import annotations
 
@@ -37,6 +37,19 @@ class MetricsStore:
 
     SQLite has no NaN and no negative zero: such a value has its eight bytes in the column `exact`, and NULL
     or zero in `value`, so plain SQL over `value` does what one expects.
+
+    Args:
+        path: The file, as `metrics.sqlite` in a run directory.
+        read_only: Read only, and create nothing.
+
+    >>> import pathlib, tempfile
+    >>> from loopwright.run import MetricsStore, StepRow
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     store = MetricsStore(pathlib.Path(folder) / "metrics.sqlite")
+    ...     store.add_steps([StepRow(update=1, step=1, epoch=0, samples=8, seconds=0.1, values={"loss": 0.5})])
+    ...     print(store.steps("loss"))
+    ...     store.close()
+    [(1, 1, 'loss', 0.5)]
     """
 
     def __init__(self, path: str | os.PathLike[str], *, read_only: bool = False) -> None:
@@ -54,9 +67,9 @@ class MetricsStore:
         self._insert("epoch_metrics", ((epoch, update, name, value) for name, value in metrics.items()))
 
     def truncate(self, *, step: int, epoch: int) -> None:
-        """Remove what came after a position, so that a run resumed there adds each row once.
+        """Remove the rows after a position, so that a run resumed there adds each row once.
 
-        Rows are in the order of their steps and epochs, so only those that are removed are looked at.
+        Rows are in the order of their steps and epochs, so only the removed rows are read.
         """
         with self._explained(), self._open() as connection:
             for table, column, last in (("step_metrics", "step", step), ("epoch_metrics", "epoch", epoch)):
@@ -64,7 +77,7 @@ class MetricsStore:
                 connection.execute(f"DELETE FROM {table} WHERE rowid > coalesce(({kept}), 0)", (last,))
 
     def last_step(self) -> int:
-        """The last step that there are metrics of; 0 where there are none."""
+        """The last step that has metrics; 0 where there are none."""
         found = self._open().execute("SELECT step FROM step_metrics ORDER BY rowid DESC LIMIT 1").fetchone()
         return 0 if found is None else int(found[0])
 
@@ -165,7 +178,7 @@ TABLES = {"steps": ("step_metrics", "step"), "epochs": ("epoch_metrics", "epoch"
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A value of a metric: at a step or an epoch (`at`), after so many updates."""
+    """A value of a metric: at a step or an epoch (`at`), and at an update."""
 
     at: int
     update: int
@@ -183,7 +196,7 @@ class BestValue:
 
 
 class MetricsView:
-    """Series of one run, read when asked for; each question sees one consistent state of the file."""
+    """The metrics of one run, read when they are asked for; each method sees one consistent state of the file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -246,7 +259,7 @@ class MetricsView:
         return list(self._stream(query, *values))
 
     def _stream(self, query: str, *values: object) -> Iterator[Any]:
-        """What a query gives; nothing where the run has not written its first metric yet."""
+        """The rows of a query; none where the run has not written its first metric yet."""
         import sqlite3
 
         if not self.path.is_file():
@@ -276,7 +289,7 @@ class MetricsView:
             connection.close()
 
     def _connect(self, *, is_at_rest: bool) -> sqlite3.Connection:
-        """The file for reading. SQLite is told when nobody writes to it, or it would make a log and leave it there."""
+        """Open the file for reading; as immutable where no process writes to it, or SQLite would leave a log behind."""
         import sqlite3
 
         options = "mode=ro&immutable=1" if is_at_rest else "mode=ro"
