@@ -127,6 +127,7 @@ FORBIDDEN = {
     "data": ("trainer", "training", "callback", "callbacks", "checkpoint", "run", "doors", "runtime", "metrics"),
     "checkpoint": ("trainer", *LOOP, "callbacks", "run", "doors"),
     "run": ("trainer", "training", "callback", "callbacks", "doors", "data", "metrics.history", "metrics.meter"),
+    "metrics": ("trainer", *LOOP, "callback", "callbacks", "checkpoint", "run", "optim", "doors"),
     "runtime": ("trainer", "training", "callback", "callbacks", "doors", "metrics", "run"),
     "callbacks": ("doors", "trainer", "training.train_call", "training.steps"),
 }

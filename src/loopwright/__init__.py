@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .metrics.history import History
     from .metrics.progress import Progress
     from .metrics.result import StepResult
+    from .metrics.rows import StepRow
     from .optim.build import Schedule
     from .run.best import load_weights
     from .runtime import Mesh, Runtime
@@ -45,6 +46,7 @@ __all__ = [
     "Runtime",
     "Schedule",
     "StepResult",
+    "StepRow",
     "Trainer",
     "__version__",
     "launch",
@@ -68,6 +70,7 @@ _HOMES = {
     "Runtime": "runtime",
     "Schedule": "optim.build",
     "StepResult": "metrics.result",
+    "StepRow": "metrics.rows",
     "Trainer": "trainer",
     "launch": "runtime.launch",
     "seed_everything": "data.random",

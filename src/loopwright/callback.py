@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .data.open import Stream
     from .metrics.best import WatchedMetric
     from .metrics.result import StepResult
+    from .metrics.rows import StepRow
     from .trainer import Trainer
 
 Hook = Callable[..., None]
@@ -48,8 +49,12 @@ class Callback:
     def on_update_end(self, trainer: Trainer) -> None:
         """A window of steps, with every optimizer step in it, is over. Checkpoints are taken here."""
 
-    def on_log(self, trainer: Trainer, rows: list[dict[str, float]]) -> None:
-        """Step metrics were read from the device: one dict for each step since the last time."""
+    def on_log(self, trainer: Trainer, rows: list[StepRow]) -> None:
+        """Step metrics were read from the device: one row for each step since the last time.
+
+        A row has the metrics (`row["loss"]`) and their place in the run (`row.step`, `row.update`, `row.epoch`,
+        `row.samples`, `row.seconds`).
+        """
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
         """All batches of an epoch are through; what is given to `trainer.log` here is part of the epoch's row."""
@@ -105,6 +110,11 @@ class Callback:
         """Names of epoch metrics that this callback cannot work without; checked before the first step."""
         return set()
 
+    @property
+    def has_own_state(self) -> bool:
+        """Whether this callback has a `state_dict` of its own; without one, metrics among its attributes are saved."""
+        return type(self).state_dict is not Callback.state_dict
+
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must hold for this callback to go on exactly: tensors, numbers, strings, lists, dicts."""
         return {}
@@ -137,7 +147,7 @@ class TrainerHooks:
 
     def on_update_end(self) -> None: ...
 
-    def on_log(self, rows: list[dict[str, float]]) -> None: ...
+    def on_log(self, rows: list[StepRow]) -> None: ...
 
     def on_train_epoch_end(self) -> None: ...
 

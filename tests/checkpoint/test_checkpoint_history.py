@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoint_helpers import resign
+from tests.metrics.step_rows import rows_from
 
 from loopwright import History
 from loopwright.checkpoint import AsyncWriter, CheckpointStore, read_checkpoint, update_name, verify_checkpoint
@@ -22,7 +23,9 @@ from loopwright.metrics import history as history_module
 
 def add_epoch(history: History, *, num_steps: int = 1) -> None:
     epoch = len(history)
-    history.add_steps(epoch * num_steps + 1, [{"loss": 1 / (epoch * num_steps + at + 1)} for at in range(num_steps)])
+    history.add_steps(
+        rows_from(epoch * num_steps + 1, [{"loss": 1 / (epoch * num_steps + at + 1)} for at in range(num_steps)])
+    )
     history.set_epoch(epoch, {"loss": 1 / (epoch + 1), "eval_loss": -0.0 if epoch % 3 else math.nan})
 
 

@@ -22,6 +22,7 @@ from loopwright.run import MetricsStore, RunManifest, RunView, find_runs, update
 from loopwright.run.metrics_store import MetricsView
 from loopwright.run.reading import is_locked
 from tests.cli.gallery import locked_by_another_process, train_run
+from tests.metrics.step_rows import rows_of
 
 ASK = """
 import sys
@@ -138,7 +139,7 @@ def test_what_is_better_is_what_callbacks_take_for_better(gallery, name):
 def test_values_are_read_bit_for_bit(tmp_path):
     store = MetricsStore(tmp_path / "metrics.sqlite")
     written = [0.1, float("nan"), -0.0, 0.0, float("inf"), 5e-324]
-    store.add_steps([(step, step, "x", value) for step, value in enumerate(written, start=1)])
+    store.add_steps(rows_of([(step, step, "x", value) for step, value in enumerate(written, start=1)]))
     read = [point.value for point in MetricsView(tmp_path / "metrics.sqlite").steps("x")]
     assert [value.hex() for value in read] == [value.hex() for value in written]
     store.close()
@@ -156,11 +157,11 @@ def test_nan_is_never_the_best(tmp_path):
 
 def test_rows_are_seen_while_a_writer_has_the_file_open_and_it_goes_on_writing(tmp_path):
     store = MetricsStore(tmp_path / "metrics.sqlite")
-    store.add_steps([(1, 1, "loss", 0.5)])
+    store.add_steps(rows_of([(1, 1, "loss", 0.5)]))
     view = MetricsView(tmp_path / "metrics.sqlite")
     rows = view.by_place("steps")
     assert next(rows) == (1, {"loss": 0.5})
-    store.add_steps([(2, 2, "loss", 0.25)])  # while the reader is in the middle of it
+    store.add_steps(rows_of([(2, 2, "loss", 0.25)]))  # while the reader is in the middle of it
     assert view.last_step() == (2, 2)
     store.close()
 

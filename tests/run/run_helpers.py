@@ -7,6 +7,7 @@ from multiprocessing.connection import Connection
 
 from loopwright.errors import ConfigurationError
 from loopwright.run import MetricsStore, RunDirectory, RunManifest
+from tests.metrics.step_rows import rows_of
 
 processes = multiprocessing.get_context("fork")
 
@@ -82,5 +83,5 @@ def write_metrics_forever(path: str, connection: Connection) -> None:
     """Add rows in batches of 64, telling each time how many are committed, until killed."""
     store = MetricsStore(path)
     for start_at in range(0, 64_000_000, 64):
-        store.add_steps((step, step, "loss", step / 3) for step in range(start_at, start_at + 64))
+        store.add_steps(rows_of((step, step, "loss", step / 3) for step in range(start_at, start_at + 64)))
         connection.send(start_at + 64)

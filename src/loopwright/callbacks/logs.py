@@ -1,4 +1,4 @@
-"""What a run can log about itself: learning rates, gradient norms, and how fast it goes."""
+"""Callbacks that log what training does: learning rates, gradient norms, and throughput."""
 
 from __future__ import annotations
 
@@ -20,6 +20,23 @@ class LearningRateLog(Callback):
 
     It is called `lr`, or `lr/<optimizer>/<group>` where there is more than one. With an interval, only the steps that
     end one are logged, or only the epochs.
+
+    Args:
+        every_n_epochs: Log the rate of every n-th epoch only, and of no step.
+        every_n_updates: Log the step of every n-th update only.
+        every_n_samples: Log the step that completes n more samples only.
+
+    >>> import torch, loopwright
+    >>> from loopwright.callbacks import LearningRateLog
+    >>> data = torch.utils.data.TensorDataset(torch.ones(8, 2), torch.ones(8, 1))
+    >>> model = torch.nn.Linear(2, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> trainer = loopwright.Trainer(
+    ...     model, optimizer, torch.nn.functional.mse_loss, callbacks=[LearningRateLog()], progress="silent"
+    ... )
+    >>> history = trainer.train(data, num_epochs=2, batch_size=4)
+    >>> list(history.steps["lr"]), history["lr"]
+    ([0.1, 0.1, 0.1, 0.1], [0.1, 0.1])
     """
 
     def __init__(
@@ -86,7 +103,19 @@ class GradientNormLog(Callback):
     """Logs the norm of each optimizer's gradients, before clipping, at the step that ends in its update.
 
     It is called `grad_norm`, or `grad_norm/<optimizer>` where there are several; the epoch's row has the mean. Where
-    `clip_norm` computes the norm anyway, that one is used. The device is not waited for.
+    `clip_norm` computes the norm anyway, that one is used. No host sync is needed.
+
+    >>> import torch, loopwright
+    >>> from loopwright.callbacks import GradientNormLog
+    >>> data = torch.utils.data.TensorDataset(torch.ones(8, 2), torch.ones(8, 1))
+    >>> model = torch.nn.Linear(2, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> trainer = loopwright.Trainer(
+    ...     model, optimizer, torch.nn.functional.mse_loss, callbacks=[GradientNormLog()], progress="silent"
+    ... )
+    >>> history = trainer.train(data, num_epochs=1, batch_size=4)
+    >>> len(history.steps["grad_norm"]), history.last("grad_norm") > 0
+    (2, True)
     """
 
     def __init__(self) -> None:
@@ -117,8 +146,20 @@ class GradientNormLog(Callback):
 class Throughput(Callback):
     """Adds `samples_per_second` and `steps_per_second` of the training part of each epoch to its row.
 
-    Evaluations do not count. They are measured on the clock, so the metrics of two runs are no longer identical where
-    this is used.
+    The time of evaluations is left out. Both are measured on the clock, so the metrics of two runs are no longer
+    identical where this is used.
+
+    >>> import torch, loopwright
+    >>> from loopwright.callbacks import Throughput
+    >>> data = torch.utils.data.TensorDataset(torch.ones(8, 2), torch.ones(8, 1))
+    >>> model = torch.nn.Linear(2, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> trainer = loopwright.Trainer(
+    ...     model, optimizer, torch.nn.functional.mse_loss, callbacks=[Throughput()], progress="silent"
+    ... )
+    >>> history = trainer.train(data, num_epochs=1, batch_size=4)
+    >>> history.last("samples_per_second") > history.last("steps_per_second")
+    True
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Losses beside those of the history: on data sets by name, and running ones of the training."""
+"""Losses on data sets by name, and running means of the training loss."""
 
 from __future__ import annotations
 
@@ -23,9 +23,29 @@ class OfflineLoss(Periodic):
     """Evaluates a data set by its name: `OfflineLoss("test", every_n_updates=100)` logs `test_loss` and what else
     `eval_step` measures.
 
-    The data is `datasets[dataset_key]`, or `trainer.datasets[dataset_key]`; "eval" also names the `eval_data` of
-    `train`, and "train" its training data. Every sample is used once, in eval mode, and training does not notice.
-    `batch_size` is for data sets, since a loader has its own; `prefix` takes the place of the key in the names.
+    Every sample is used once, in eval mode, and training goes on as if nothing had been evaluated.
+
+    Args:
+        dataset_key: The data is `datasets[dataset_key]`, or `trainer.datasets[dataset_key]`.
+            "eval" also names the `eval_data` of `train`, and "train" its training data.
+        every_n_epochs: Evaluate after every n-th epoch.
+        every_n_updates: Evaluate after every n-th update.
+        every_n_samples: Evaluate after the update that completes n more samples.
+        batch_size: Samples per batch, for a data set; a loader has its own batch size.
+        prefix: The beginning of the metrics' names, if it is to be another than the key.
+        datasets: Data by name, beside `trainer.datasets`.
+
+    >>> import torch, loopwright
+    >>> from loopwright.callbacks import OfflineLoss
+    >>> data = torch.utils.data.TensorDataset(torch.ones(8, 2), torch.ones(8, 1))
+    >>> model = torch.nn.Linear(2, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> test = OfflineLoss("test", datasets={"test": data})
+    >>> trainer = loopwright.Trainer(
+    ...     model, optimizer, torch.nn.functional.mse_loss, callbacks=[test], progress="silent"
+    ... )
+    >>> sorted(trainer.train(data, num_epochs=1, batch_size=4))
+    ['loss', 'test_loss']
     """
 
     def __init__(
@@ -120,7 +140,25 @@ def named_data(trainer: Trainer, key: str, owner: str, datasets: Mapping[str, An
 class OnlineLoss(Periodic):
     """Logs the mean of the training losses since the last time, as `online_loss`, and of the steps' other metrics.
 
-    The device is not waited for in between: losses stay there until it is time, or 512 have come together.
+    There is no host sync in between: losses stay on the device until they are logged, or 512 of them are pending.
+
+    Args:
+        every_n_epochs: Log after every n-th epoch.
+        every_n_updates: Log after every n-th update.
+        every_n_samples: Log after the update that completes n more samples.
+        prefix: The beginning of the metrics' names.
+
+    >>> import torch, loopwright
+    >>> from loopwright.callbacks import OnlineLoss
+    >>> data = torch.utils.data.TensorDataset(torch.ones(8, 2), torch.ones(8, 1))
+    >>> model = torch.nn.Linear(2, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> trainer = loopwright.Trainer(
+    ...     model, optimizer, torch.nn.functional.mse_loss, callbacks=[OnlineLoss(every_n_updates=1)], progress="silent"
+    ... )
+    >>> history = trainer.train(data, num_epochs=1, batch_size=4)
+    >>> history.steps["online_loss"].values == history.steps["loss"].values
+    True
     """
 
     def __init__(
@@ -157,7 +195,7 @@ class OnlineLoss(Periodic):
             self._meter.flush()
 
     def measure(self, trainer: Trainer) -> Mapping[str, float]:
-        """Nothing, where no step was taken since the last time, as when the end of an epoch is repeated."""
+        """The means; none, where no step was taken since the last time, as when the end of an epoch is repeated."""
         means = self._meter.compute(trainer.runtime.sum_table, is_final=False)  # metrics go on measuring the epoch
         self._meter = Meter(ignores_nonfinite=trainer.run.skips_nonfinite)
         return {f"{self.prefix}_{name}": value for name, value in means.items()}
@@ -168,14 +206,14 @@ class OnlineLoss(Periodic):
         return {"processes": [state] if gather is None else gather(state)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Now, or when training starts and it is known which process this is."""
+        """Load the sums now or, if the rank of this process is not known yet, when training starts."""
         if self._runtime is None:
             self._loaded = state["processes"]
         else:
             self._take(state["processes"])
 
     def _take(self, states: list[Mapping[str, Any]]) -> None:
-        """Each process goes on with its own sums; on another number of them the first has all."""
+        """Load the sums of this process; on another number of processes, rank 0 loads the sums of all."""
         assert self._runtime is not None
         rank, ignores = self._runtime.sample_rank, self._meter.ignores_nonfinite
         self._meter = Meter(ignores_nonfinite=ignores)

@@ -1,4 +1,4 @@
-"""What a run costs while it goes: time by its parts, memory, and how long it will still take."""
+"""Callbacks that measure what training costs: time by its parts, memory, and the time that is left."""
 
 from __future__ import annotations
 
@@ -24,9 +24,25 @@ class TrainTime(Periodic):
     """Logs the seconds since the last time that went into waiting for data, the forward pass, the backward pass and
     the optimizer's update: `data_seconds`, `forward_seconds`, `backward_seconds` and `update_seconds`.
 
-    Waiting for data includes moving it to the device and whatever callbacks do between two steps. On an accelerator
-    the device is waited for at each boundary, so that the parts are what they seem; `is_exact=False` leaves that out.
-    The metrics of two runs are no longer identical where this is used.
+    Waiting for data includes moving it to the device and whatever callbacks do between two steps. The metrics of two
+    runs are no longer identical where this is used.
+
+    Args:
+        every_n_epochs: Log after every n-th epoch.
+        every_n_updates: Log after every n-th update.
+        every_n_samples: Log after the update that completes n more samples.
+        is_exact: Synchronise with the accelerator at each boundary, so that each part has its own time.
+
+    >>> import torch, loopwright
+    >>> from loopwright.callbacks import TrainTime
+    >>> data = torch.utils.data.TensorDataset(torch.ones(8, 2), torch.ones(8, 1))
+    >>> model = torch.nn.Linear(2, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> trainer = loopwright.Trainer(
+    ...     model, optimizer, torch.nn.functional.mse_loss, callbacks=[TrainTime(every_n_epochs=1)], progress="silent"
+    ... )
+    >>> trainer.train(data, num_epochs=1, batch_size=4).last("forward_seconds") > 0
+    True
     """
 
     prefix = "seconds"
@@ -121,7 +137,18 @@ class TrainTime(Periodic):
 class PeakMemory(Periodic):
     """Logs the most memory that was in use so far, in megabytes, as `peak_memory_mb`.
 
-    On CUDA that is what torch had allocated on the device, elsewhere what the process had of the machine's memory.
+    On CUDA that is the memory that torch had allocated on the device, elsewhere the resident memory of the process.
+
+    >>> import torch, loopwright
+    >>> from loopwright.callbacks import PeakMemory
+    >>> data = torch.utils.data.TensorDataset(torch.ones(8, 2), torch.ones(8, 1))
+    >>> model = torch.nn.Linear(2, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> trainer = loopwright.Trainer(
+    ...     model, optimizer, torch.nn.functional.mse_loss, callbacks=[PeakMemory(every_n_epochs=1)], progress="silent"
+    ... )
+    >>> trainer.train(data, num_epochs=1, batch_size=4).last("peak_memory_mb") > 0
+    True
     """
 
     prefix = "peak_memory"
@@ -140,10 +167,14 @@ class PeakMemory(Periodic):
 
 
 class ProgressLine(Periodic):
-    """Prints where the run is on its clock, how fast it goes, and how long it will still take.
+    """Prints the epoch, update and sample that a run is at, its speed, and an estimate of the time that is left.
 
-    Epochs are counted from 1, as the bar does. The rest is estimated from the limit that will be reached first, and
-    the time that this call has taken so far; evaluations count for that, and not for the speed.
+    Epochs are counted from 1, as in the progress bar. The time that is left is estimated from the limit that will be
+    reached first and the time of this `train` call so far, with its evaluations; the speed leaves them out.
+
+    >>> from loopwright.callbacks import ProgressLine
+    >>> ProgressLine(every_n_updates=100).interval.unit
+    'update'
     """
 
     _seconds = _eval_seconds = 0.0

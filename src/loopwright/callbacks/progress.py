@@ -1,4 +1,4 @@
-"""What a person sees while training: a live bar on a terminal, plain lines elsewhere, or nothing."""
+"""The display of progress while training: a live bar on a terminal, plain lines elsewhere, or nothing."""
 
 from __future__ import annotations
 
@@ -12,15 +12,22 @@ from ..errors import ConfigurationError
 from ..metrics.progress import counted
 
 if TYPE_CHECKING:
+    from ..metrics.rows import StepRow
     from ..trainer import Trainer
 
 STYLES = ("auto", "bar", "lines", "silent")
 
 
 class ProgressDisplay(Callback):
-    """Shows where the run is. It hears of log points and epochs only, so a step costs nothing for it.
+    """Shows the epoch, the step in it and the latest metrics, at log points and epochs only: it costs a step nothing.
 
-    `interval` is the number of seconds between two lines inside an epoch.
+    Args:
+        style: "bar", "lines", "silent", or "auto": a bar on a terminal, and lines elsewhere.
+        interval: Seconds between two lines inside an epoch.
+
+    >>> from loopwright.callbacks import ProgressDisplay
+    >>> ProgressDisplay("lines", interval=60.0).style
+    'lines'
     """
 
     def __init__(self, style: str = "auto", *, interval: float = 10.0) -> None:
@@ -30,7 +37,7 @@ class ProgressDisplay(Callback):
         self.interval = interval
         self._bar: Any = None
         self._task: Any = None
-        self._metrics: dict[str, float] = {}
+        self._metrics: Mapping[str, float] = {}
         self._spoken = self._epoch_began = 0.0
         self._first_sample, self._first_seconds, self._speed = 0, 0.0, ""
         self._style = style
@@ -50,7 +57,7 @@ class ProgressDisplay(Callback):
         if self._bar is not None:
             self._bar.reset(self._task, total=trainer.run.epoch_length(), description=self._epoch_label(trainer))
 
-    def on_log(self, trainer: Trainer, rows: list[dict[str, float]]) -> None:
+    def on_log(self, trainer: Trainer, rows: list[StepRow]) -> None:
         self._metrics = rows[-1]
         self._speed = self._speed_text(trainer)
         if self._bar is not None:
@@ -84,7 +91,7 @@ class ProgressDisplay(Callback):
         self._first_sample, self._first_seconds = progress.sample, progress.seconds
 
     def _speed_text(self, trainer: Trainer) -> str:
-        """Samples in a second of training: the run's clock leaves evaluations out."""
+        """Samples per second of training, without evaluations."""
         samples = trainer.progress.sample - self._first_sample
         seconds = trainer.progress.seconds - self._first_seconds
         return f"{samples / seconds:,.0f} samples/s" if seconds > 0 and samples else ""

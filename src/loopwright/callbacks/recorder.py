@@ -1,4 +1,4 @@
-"""The run directory's record: step and epoch metrics as they come, and how the run ended."""
+"""Recording a run in its directory: step and epoch metrics as they come, and how the run ended."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ..errors import CheckpointError, Interrupted
 
 if TYPE_CHECKING:
     from ..metrics.best import Mode
+    from ..metrics.rows import StepRow
     from ..run import MetricsStore
     from ..run.manifest import State, WorkTree
     from ..trainer import Trainer
@@ -24,7 +25,14 @@ logger = logging.getLogger("loopwright")
 class RunRecorder(Callback):
     """Writes metrics and the state of the run to `run_dir`; what a resumed run measures again is replaced.
 
-    `on_error` says whether a failed write ends training ("raise") or is reported and tried again later ("warn").
+    A trainer with a `run_dir` has one without being given it.
+
+    Args:
+        on_error: Whether a failed write ends training ("raise") or is reported and tried again later ("warn").
+
+    >>> from loopwright.callbacks import RunRecorder
+    >>> RunRecorder(on_error="warn").on_error
+    'warn'
     """
 
     def __init__(self, on_error: Literal["raise", "warn"] = "raise") -> None:
@@ -60,10 +68,10 @@ class RunRecorder(Callback):
         self._metrics = MetricsStore(trainer.run.directory.metrics_path)
         if trainer.run.directory.metrics_path.exists():
             self._metrics.truncate(step=trainer.progress.step, epoch=trainer.progress.epoch)
-        self._tell_of_gap(trainer, self._metrics)
+        self._warn_of_gap(trainer, self._metrics)
 
-    def _tell_of_gap(self, trainer: Trainer, metrics: MetricsStore) -> None:
-        """Say which metrics of a resumed run its history has and the file has not, since that was lost or is new."""
+    def _warn_of_gap(self, trainer: Trainer, metrics: MetricsStore) -> None:
+        """Warn where the history of a resumed run has metrics that the file lacks: it was lost, or is new."""
         last = max((series.steps[-1] for series in trainer.history.steps.values() if series.steps), default=0)
         recorded = metrics.last_step() if last and metrics.path.exists() else 0
         if recorded < last:
@@ -74,18 +82,9 @@ class RunRecorder(Callback):
                 *(metrics.path, recorded + 1, last),
             )
 
-    def on_log(self, trainer: Trainer, rows: list[dict[str, float]]) -> None:
-        """Log points fall on update boundaries, so which update a step belonged to follows from its place."""
+    def on_log(self, trainer: Trainer, rows: list[StepRow]) -> None:
         assert self._metrics is not None
-        width = trainer.accumulate
-        first_step = trainer.progress.step - len(rows) + 1
-        first_update = trainer.progress.update - -(-len(rows) // width) + 1
-        cells = [
-            (first_update + at // width, first_step + at, name, value)
-            for at, row in enumerate(rows)
-            for name, value in row.items()
-        ]
-        self._write(partial(self._metrics.add_steps, cells))
+        self._write(partial(self._metrics.add_steps, rows))
         if self._tree is not None and self._tree.is_answered and trainer.run.directory is not None:
             self._write(partial(_note, trainer.run.directory.manifest_path, **self._found_by_git()))
 
@@ -121,12 +120,12 @@ class RunRecorder(Callback):
             self._close(trainer, "failed", f"{type(error).__name__}: {error}")
 
     def _found_by_git(self) -> dict[str, Any]:
-        """What is to be noted of the working tree, once; waits for git if it has to."""
+        """The state of the working tree, once; waits for git if it is still running."""
         tree, self._tree = self._tree, None
         return {} if tree is None else {"git_dirty": tree.is_dirty}
 
     def _write(self, action: Callable[[], None] | None = None) -> None:
-        """Write this, after what could not be written before; in the order in which it came."""
+        """Write earlier actions that failed, then this one, in their order."""
         if action is not None:
             self._waiting.append(action)
         try:

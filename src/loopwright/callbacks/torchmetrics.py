@@ -27,7 +27,7 @@ PROCESSES = "processes"  # in a state: a list of all processes' states
 
 @runtime_checkable
 class UpdatedMetric(Protocol):
-    """What every torchmetrics metric and collection has; anything else that has it works too."""
+    """A metric or collection of torchmetrics, or any other object with these methods."""
 
     def update(self, *args: Any, **kwargs: Any) -> Any: ...
 
@@ -38,7 +38,7 @@ class UpdatedMetric(Protocol):
 
 @runtime_checkable
 class _Persistent(Protocol):
-    """A torchmetrics metric, which leaves its state out of its state dict unless told otherwise."""
+    """A torchmetrics metric, whose `state_dict` is empty until it is made persistent."""
 
     _update_count: int
 
@@ -46,13 +46,27 @@ class _Persistent(Protocol):
 
 
 class TorchMetrics(Callback):
-    """Feeds metrics the outputs and targets of every batch and adds their values to the evaluation or epoch.
+    """Updates metrics with the outputs and targets of every batch, and adds their values to the evaluation or epoch.
 
-    `metrics` is a metric (called by its class: MulticlassAccuracy gives `multiclass_accuracy`), a collection, or a
-    dict of names and metrics. `prepare(outputs, targets)` gives the arguments of `update` where the two do not fit as
-    they are: one value, a tuple, or a dict of keywords. `on` says what to measure: "eval", "train" (over the epoch,
-    with the weights as they were at each step) or "both". `names` lists values whose names only `compute` knows,
-    for callbacks that watch them.
+    Args:
+        metrics: A metric (named by its class: MulticlassAccuracy gives `multiclass_accuracy`), a collection,
+            or a dict of names and metrics.
+        prepare: `prepare(outputs, targets)` returns the arguments of `update`, where these do not fit as they are:
+            one value, a tuple, or a dict of keywords.
+        on: "eval", "train" (over the epoch, with the weights as they were at each step) or "both".
+        names: Names of values that only `compute` knows, for callbacks that watch them.
+
+    >>> import torch, loopwright
+    >>> from torchmetrics.classification import MulticlassAccuracy
+    >>> from loopwright.callbacks import TorchMetrics
+    >>> data = torch.utils.data.TensorDataset(torch.ones(8, 2), torch.zeros(8).long())
+    >>> accuracy = TorchMetrics({"accuracy": MulticlassAccuracy(3)})
+    >>> model = torch.nn.Linear(2, 3)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> loss = torch.nn.functional.cross_entropy
+    >>> trainer = loopwright.Trainer(model, optimizer, loss, callbacks=[accuracy], progress="silent")
+    >>> sorted(trainer.evaluate(data, batch_size=4))
+    ['accuracy', 'loss']
     """
 
     def __init__(
@@ -101,7 +115,7 @@ class TorchMetrics(Callback):
             trainer.log(_compute(self._train, trainer.runtime.gather_samples))
 
     def on_eval_start(self, trainer: Trainer, data: Stream) -> None:
-        """An evaluation inside another one, as of averaged weights, gets metrics of its own."""
+        """Reset the metrics; an evaluation inside another one, as of averaged weights, gets copies."""
         if self.on != "train":
             metrics = deepcopy(self._pristine) if self._running else self.metrics
             _move(metrics, trainer.runtime.device)
@@ -117,7 +131,7 @@ class TorchMetrics(Callback):
             trainer.log(_compute(self._running.pop(), trainer.runtime.gather_samples))
 
     def state_dict(self) -> dict[str, Any]:
-        """Of a training epoch only: an evaluation is never half done at a checkpoint."""
+        """The states of the training epoch; there is no checkpoint in the middle of an evaluation."""
         if self.on == "eval":
             return {}
         if self._loaded:  # and not trained since
@@ -133,7 +147,7 @@ class TorchMetrics(Callback):
             _move(self._train, self._runtime.device)
 
     def _take_loaded(self) -> None:
-        """Go on from this process's own state; on another number of processes, the first from that of all."""
+        """Load the state of this process; on another number of processes, rank 0 loads the states of all, merged."""
         assert self._runtime is not None
         states, self._loaded = self._loaded, []
         if len(states) == self._runtime.num_shares:
@@ -181,7 +195,7 @@ def _snake_case(name: str) -> str:
 
 
 def _value_names(metrics: Mapping[str, UpdatedMetric]) -> set[str]:
-    """The names of the values to come: a collection names its own."""
+    """The names of the values as far as they are known before `compute`: a collection has its own names."""
     names: set[str] = set()
     for name, metric in metrics.items():
         names |= set(map(str, metric.keys())) if isinstance(metric, nn.ModuleDict) else {name}
@@ -201,7 +215,7 @@ def _compute(metrics: Mapping[str, UpdatedMetric], gather: Gather | None) -> dic
 
 
 def _numbers(name: str, value: Any) -> dict[str, float]:
-    """A value as named numbers: a dict by its own names, a vector (one number a class, say) by position."""
+    """Convert a value to named numbers: a dict by its keys, a vector (one number per class, say) by position."""
     if isinstance(value, Mapping):
         return {key: number for part, item in value.items() for key, number in _numbers(str(part), item).items()}
     if isinstance(value, Tensor) and value.dim() == 1 and value.numel() != 1:

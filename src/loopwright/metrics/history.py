@@ -1,10 +1,10 @@
-"""What a run measured: one row per epoch, and a bounded series per step metric."""
+"""The history of a run: one row of metrics per epoch, and a series of bounded length per step metric."""
 
 from __future__ import annotations
 
 import difflib
 from array import array
-from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ import torch
 
 from ..errors import ConfigurationError, MissingExtraError
 from .progress import counted
+from .rows import StepRow
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,7 +23,11 @@ MAX_POINTS = 1 << 17
 
 
 class Series:
-    """The values of one step metric. Past `MAX_POINTS`, every second point is dropped, so memory stays flat."""
+    """The values of one step metric. At `MAX_POINTS`, every second point is dropped, so memory is bounded.
+
+    `series.steps` has the numbers of the steps, `series.values` the values; iterating gives the values. Of all values
+    that were added (`num_seen`), every `stride`-th is kept.
+    """
 
     __slots__ = ("num_seen", "steps", "stride", "values")
 
@@ -32,26 +37,26 @@ class Series:
         self.stride = 1
         self.num_seen = 0
 
-    def append(self, step: int, value: float) -> None:
-        is_kept = self.num_seen % self.stride == 0
-        self.num_seen += 1
-        if not is_kept:
-            return
-        self.steps.append(step)
-        self.values.append(value)
-        if len(self.steps) >= MAX_POINTS:
-            self.stride *= 2
-            self.steps, self.values = self.steps[::2], self.values[::2]
+    def add(self, points: Iterable[tuple[int, float]]) -> None:
+        """Add steps with their values, in order; whether a point is kept does not depend on how many come at once."""
+        for step, value in points:
+            if self.num_seen % self.stride == 0:
+                self.steps.append(step)
+                self.values.append(value)
+                if len(self.steps) >= MAX_POINTS:
+                    self.stride *= 2
+                    self.steps, self.values = self.steps[::2], self.values[::2]
+            self.num_seen += 1
 
     def since(self, num_seen: int) -> Series:
-        """The points among those after the first `num_seen` values, as a series of their own."""
+        """The points that came after the first `num_seen` values, as a series of their own."""
         added, first = Series(), self._num_points(num_seen, self.stride)
         added.stride, added.num_seen = self.stride, self.num_seen
         added.steps, added.values = self.steps[first:], self.values[first:]
         return added
 
     def extend(self, added: Series) -> None:
-        """Go on with what `since` returned of a longer series; points that it had dropped by then are dropped here."""
+        """Append what `since` returned of a longer series; points that it has dropped in the meantime are dropped."""
         thinning = max(added.stride // self.stride, 1)
         if thinning > 1:
             self.steps, self.values = self.steps[::thinning], self.values[::thinning]
@@ -89,7 +94,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How far a history goes: its epochs, and the values that each series has seen."""
+    """The size of a history: the number of its epochs, and of the values that each series has seen."""
 
     num_epochs: int = 0
     num_seen: Mapping[str, int] = field(default_factory=dict)
@@ -97,7 +102,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """What a history has beyond an extent. The last row before is part of it, since that may have been replaced."""
+    """The part of a history beyond an extent, with the last row before it, since that may have been replaced."""
 
     first_epoch: int
     epochs: list[dict[str, float]]
@@ -110,24 +115,41 @@ class Addition:
 
 
 class History:
-    """Epoch rows (`history.epochs`, `history["eval_loss"]`) and step series (`history.steps["loss"]`).
+    """The metrics of a run: of epochs (`history["eval_loss"]`, `history.epochs`) and steps (`history.steps["loss"]`).
 
-    It is iterated as a mapping of epoch metrics: `for name, values in history.items()`, `list(history)` is the names,
-    `dict(history)` all of it. `len(history)` is the number of epochs, and `history.epochs` their rows.
+    It is read as a mapping of the epoch metrics: `for name, values in history.items()`, `list(history)` is the names,
+    `dict(history)` a list of values per name. `len(history)` is the number of epochs, and `history.epochs` their rows.
+
+    >>> import torch, loopwright
+    >>> data = torch.utils.data.TensorDataset(torch.ones(8, 2), torch.ones(8, 1))
+    >>> model = torch.nn.Linear(2, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> trainer = loopwright.Trainer(model, optimizer, torch.nn.functional.mse_loss, progress="silent")
+    >>> history = trainer.train(data, num_epochs=3, batch_size=4)
+    >>> len(history), history.names, len(history["loss"])
+    (3, ['loss'], 3)
+    >>> list(history.steps["loss"].steps)
+    [1, 2, 3, 4, 5, 6]
+    >>> history.last("loss") < history["loss"][0]
+    True
     """
 
     def __init__(self) -> None:
         self.epochs: list[dict[str, float]] = []
         self.steps: dict[str, Series] = {}
 
-    def add_steps(self, first_step: int, rows: Sequence[Mapping[str, float]]) -> None:
-        """Record the metrics of consecutive steps, the first of them numbered `first_step`."""
-        for step, row in enumerate(rows, start=first_step):
-            for name, value in row.items():
-                series = self.steps.get(name)
-                if series is None:
-                    series = self.steps[name] = Series()
-                series.append(step, value)
+    def add_steps(self, rows: Iterable[StepRow]) -> None:
+        """Record the metrics of steps, given in the order of their numbers."""
+        points: dict[str, list[tuple[int, float]]] = {}
+        for row in rows:
+            for name, value in row.values.items():
+                points.setdefault(name, []).append((row.step, value))
+        for name, added in points.items():
+            self.add_points(name, added)
+
+    def add_points(self, name: str, points: Iterable[tuple[int, float]]) -> None:
+        """Record one metric of several steps, as (step, value) in the order of the steps."""
+        self.steps.setdefault(name, Series()).add(points)
 
     def set_epoch(self, epoch: int, row: Mapping[str, float]) -> None:
         """Record the row of an epoch (0-based); the row of an epoch that was cut short is replaced when it ends."""
@@ -138,16 +160,17 @@ class History:
 
     @property
     def extent(self) -> Extent:
+        """The size of this history now, for `since`."""
         return Extent(len(self.epochs), {name: series.num_seen for name, series in self.steps.items()})
 
     def since(self, extent: Extent) -> Addition:
-        """What came after an earlier `extent`, as long as `epochs` and `steps` are the objects that they were then."""
+        """The part after an earlier `extent`; `epochs` and `steps` have to be the same objects as then."""
         first = max(extent.num_epochs - 1, 0)
         steps = {name: series.since(extent.num_seen.get(name, 0)) for name, series in self.steps.items()}
         return Addition(first, [dict(row) for row in self.epochs[first:]], steps)
 
     def extend(self, added: Addition) -> None:
-        """Go on with what `since` returned of a longer history."""
+        """Append what `since` returned of a longer history."""
         if added.first_epoch > len(self.epochs):
             raise ValueError(f"rows from epoch {added.first_epoch + 1} on, after {len(self.epochs)} epochs")
         self.epochs[added.first_epoch :] = added.epochs
@@ -205,11 +228,15 @@ class History:
         return KeyError(f"No metric {name!r} in this history; there is: {there}.{hint}")
 
     def to_dict(self) -> dict[str, list[float]]:
-        """One list per epoch metric."""
+        """A list of values per epoch metric, by name."""
         return {name: self[name] for name in self.names}
 
     def to_frame(self, level: str = "epochs") -> pd.DataFrame:
-        """A pandas frame of the epochs, or (`level="steps"`) of the steps."""
+        """The metrics as a pandas frame with a column per metric.
+
+        Args:
+            level: "epochs" for a row per epoch, numbered from 1, or "steps" for a row per step.
+        """
         try:
             import pandas as pd
         except ImportError as error:
@@ -222,8 +249,15 @@ class History:
         return pd.DataFrame(columns).rename_axis("step")
 
     def plot(self, path: str | Path | None = None, names: Sequence[str] | None = None) -> Any:
-        """A matplotlib figure of the curves, written to `path` when one is given."""
+        """Plot the curves: one panel per metric, a metric together with its `eval_` counterpart.
 
+        Args:
+            path: A file to write the figure to as well, in the format of its ending.
+            names: The epoch metrics to plot; all of them, if none are given.
+
+        Returns:
+            The matplotlib figure.
+        """
         return plot_history(self, path, names)
 
     def state_dict(self) -> dict[str, Any]:
@@ -241,7 +275,7 @@ class History:
 
     @property
     def identity(self) -> tuple[object, object]:
-        """The objects that stay the same as long as nothing but the end of this history changes (see `since`)."""
+        """The objects that stay the same while this history only grows at its end (see `since`)."""
         return (self.epochs, self.steps)
 
     def __repr__(self) -> str:
@@ -250,14 +284,14 @@ class History:
 
 
 class HistoryCopy:
-    """A copy of a history that is made again and again, each time for the price of what is new."""
+    """A copy of a history that is brought up to date repeatedly, copying only what is new."""
 
     def __init__(self) -> None:
         self._history = History()
         self._identity: tuple[object, ...] = ()
 
     def take(self, history: History) -> None:
-        """Become a copy of this history as it is now."""
+        """Bring the copy up to date with this history."""
         if not is_same(self._identity, history.identity):
             self._history, self._identity = History(), history.identity
         self._history.extend(history.since(self._history.extent))
@@ -267,7 +301,7 @@ class HistoryCopy:
 
 
 def is_same(first: Sequence[object], second: Sequence[object]) -> bool:
-    """Whether two sequences are of the same objects, not only of equal ones."""
+    """Whether two sequences consist of the same objects, not only of equal ones."""
     return len(first) == len(second) and all(one is other for one, other in zip(first, second, strict=True))
 
 

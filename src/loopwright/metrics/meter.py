@@ -1,8 +1,8 @@
-"""Averages over a phase: sums and counts in float64, read from the device only when someone needs a number."""
+"""Averages over an epoch or an evaluation: sums and counts in float64, read from the device at log points only."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import isfinite, nan
 from numbers import Real
 from typing import Any, Protocol, cast, runtime_checkable
@@ -11,11 +11,14 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigurationError
+from .progress import Progress
 from .result import StepResult
+from .rows import Place, StepRow, StepValues, build_rows
 
 AddUp = Callable[[Mapping[str, tuple[float, float]]], Mapping[str, tuple[float, float]]]
 Gather = Callable[[Any], list[Any]]
 Check = Callable[[str, "ComputedMetric"], None]
+Pending = tuple[Any, Any, Any, Mapping[str, Any] | None, Place | None]  # loss, size, count, metrics, place
 
 
 @runtime_checkable
@@ -28,31 +31,47 @@ class ComputedMetric(Protocol):
 
 
 class Meter:
-    """Collects the results of a phase without touching the device's queue until `flush`.
+    """Averages the results of a phase (an epoch or an evaluation), without reading from the device before `flush`.
 
-    `ignores_nonfinite` leaves NaN and infinite values out of the averages, for runs that skip such steps. Values are
-    folded in the order they came, in float64 on the host, so when `flush` happens changes nothing. `check` is asked
-    about every metric with state of its own when it first comes, and refuses it with an exception.
+    Values are added in the order of the steps, in float64 on the host, so the results do not depend on when `flush` is
+    called.
+
+    Args:
+        ignores_nonfinite: Leave NaN and infinite values out of the averages, for runs that skip such steps.
+        check: Called as `check(name, metric)` with every metric that keeps its own state, before it is first used; it
+            raises an exception to refuse the metric.
+
+    >>> from loopwright import StepResult
+    >>> from loopwright.metrics.meter import Meter
+    >>> meter = Meter()
+    >>> meter.add(StepResult(0.5, size=3))
+    >>> meter.add(StepResult(1.5, size=1))
+    >>> meter.compute()
+    {'loss': 0.75}
     """
 
     def __init__(self, *, ignores_nonfinite: bool = False, check: Check | None = None) -> None:
         self.ignores_nonfinite = ignores_nonfinite
         self.check = check
-        self.weights: list[dict[str, float]] = []
+        self._weights: list[dict[str, float]] = []
         self.sums: dict[str, float] = {}
         self.counts: dict[str, float] = {}
         self.losses: set[str] = set()  # names of metrics that steps returned as losses
-        self._pending: list[tuple[Any, Any, Any, Mapping[str, Any] | None]] = []
+        self._pending: list[Pending] = []
         self.computed: dict[str, ComputedMetric] = {}
         self._logged: dict[str, float] = {}
 
-    def add(self, result: StepResult) -> None:
+    def add(self, result: StepResult, progress: Progress | None = None) -> None:
+        """Add the result of a step; with `progress`, the run's counters, `flush_rows` makes a row of it."""
         loss = result.loss
         if isinstance(loss, Tensor):
             loss = loss.detach()
         if result.losses:
             self.losses.update(result.losses)
-        self._pending.append((loss, result.size, result.count, result.metrics or None))
+        place = None  # the step is counted already, and its update is not
+        if progress is not None:
+            place = (progress.update + 1, progress.step, progress.epoch, progress.sample, progress.seconds)
+        self._pending.append((loss, result.size, result.count, result.metrics or None, place))
 
     def add_to_last(self, values: Mapping[str, Any]) -> None:
         """Add metrics to the step that was added last."""
@@ -61,11 +80,11 @@ class Meter:
                 f"log_step({', '.join(values)}): there is no step to add it to, since the last one was read already. "
                 "Call it in on_train_step_end or on_update_end, or use `log` for the whole epoch."
             )
-        loss, size, count, metrics = self._pending[-1]
-        self._pending[-1] = (loss, size, count, {**(metrics or {}), **values})
+        loss, size, count, metrics, place = self._pending[-1]
+        self._pending[-1] = (loss, size, count, {**(metrics or {}), **values}, place)
 
     def log(self, values: Mapping[str, Any]) -> None:
-        """Note values of the whole phase: numbers, one-element tensors, or objects with `compute` and `reset`."""
+        """Set values of the whole phase: numbers, one-element tensors, or objects with `compute` and `reset`."""
         if not isinstance(values, Mapping):
             raise ConfigurationError(
                 f"log({values!r:.60}): pass a dict of names and values, as `log({{'accuracy': value}})`."
@@ -89,15 +108,16 @@ class Meter:
 
     @property
     def num_pending(self) -> int:
+        """The number of steps whose values were not read from the device yet."""
         return len(self._pending)
 
-    def flush(self) -> list[dict[str, float]]:
-        """Fold in what is pending, with one read from the device a name; give it back, a dict a step."""
+    def flush(self) -> list[StepValues]:
+        """Add pending values to the sums, with one read from the device a name, and return the values of each step."""
         pending, self._pending = self._pending, []
-        rows: list[dict[str, float]] = [{} for _ in pending]
-        self.weights = [{} for _ in pending]
+        rows = [StepValues() for _ in pending]
+        self._weights = [{} for _ in pending]
         columns: dict[str, list[tuple[int, Any, Any, bool]]] = {}
-        for at, (loss, size, count, metrics) in enumerate(pending):
+        for at, (loss, size, count, metrics, _) in enumerate(pending):
             if loss is not None:
                 weight = size if count is None else count
                 columns.setdefault("loss", []).append((at, loss, weight, count is not None))
@@ -106,6 +126,19 @@ class Meter:
         for name, cells in columns.items():
             self._fold(name, cells, rows)
         return rows
+
+    def flush_rows(self, progress: Progress, add_up: AddUp | None = None) -> list[StepRow]:
+        """Flush, and return the values of each step with its place in the run.
+
+        Args:
+            progress: The counters of the run.
+            add_up: All-reduces the sums and counts, where there are several processes; the rows then have their means.
+        """
+        places = [step[4] for step in self._pending if step[4] is not None]
+        values = self.flush()
+        if add_up is not None:
+            values = average_steps(values, self._weights, add_up)
+        return build_rows(places, values, progress.seconds)
 
     def _spread(self, columns: dict[str, Any], at: int, metrics: Mapping[str, Any], size: int) -> None:
         for name, value in metrics.items():
@@ -121,7 +154,7 @@ class Meter:
             self.check(name, metric)
         self.computed[name] = metric
 
-    def _fold(self, name: str, cells: list[tuple[int, Any, Any, bool]], rows: list[dict[str, float]]) -> None:
+    def _fold(self, name: str, cells: list[tuple[int, Any, Any, bool]], rows: Sequence[StepValues]) -> None:
         values = _to_host([cell[1] for cell in cells], name)
         weights = _to_host([cell[2] for cell in cells], f"count of {name}")
         total, count = self.sums.get(name, 0.0), self.counts.get(name, 0.0)
@@ -129,7 +162,7 @@ class Meter:
             if is_sum and not weight >= 0:
                 raise ConfigurationError(f"The {name} of a step has the count {weight:g}: give a number, 0 or more.")
             rows[at][name] = (value / weight if weight else 0.0) if is_sum else value
-            self.weights[at][name] = weight
+            self._weights[at][name] = weight
             if self.ignores_nonfinite and not isfinite(value):
                 continue
             total += value if is_sum else value * weight
@@ -137,9 +170,12 @@ class Meter:
         self.sums[name], self.counts[name] = total, count
 
     def compute(self, add_up: AddUp = dict, *, is_final: bool = True, gather: Gather | None = None) -> dict[str, float]:
-        """The phase's averages, and the values of metrics that keep their own state, which are reset at the end.
+        """Compute the averages of the phase, and the metrics that keep their own state.
 
-        Where there are several processes, `add_up` adds the sums and counts of all, and `gather` lists all's states.
+        Args:
+            add_up: All-reduces a table of sums and counts, where there are several processes.
+            is_final: Whether the phase is over: the metrics that keep their own state are reset then.
+            gather: Gathers an object from all processes, where there are several.
         """
         self.flush()
         table = add_up({name: (self.sums[name], self.counts[name]) for name in self.sums})
@@ -159,17 +195,17 @@ class Meter:
         return result | self._logged
 
     def fresh(self) -> Meter:
-        """A meter for the next phase; what this one has measured is given up, also by metrics with their own state."""
+        """A meter for the next phase, with the same settings; metrics that keep their own state are reset."""
         self.reset_computed()
         return Meter(ignores_nonfinite=self.ignores_nonfinite, check=self.check)
 
     def reset_computed(self) -> None:
-        """Reset the metrics that keep their own state, where the phase they measured is given up."""
+        """Reset the metrics that keep their own state."""
         for metric in self.computed.values():
             metric.reset()
 
     def state_dict(self) -> dict[str, Any]:
-        """Sums and counts so far; what is pending belongs to whoever calls `flush`, so do that first."""
+        """The sums and counts so far, without pending steps: call `flush` or `flush_rows` first."""
         return {"sums": dict(self.sums), "counts": dict(self.counts), "logged": dict(self._logged)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -178,23 +214,23 @@ class Meter:
         self._logged = dict(state["logged"])
 
     def add_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Add what another process has measured, whose state this one takes over."""
+        """Add the sums and counts of another process, whose state this one takes over."""
         for own, theirs in ((self.sums, state["sums"]), (self.counts, state["counts"])):
             for name, value in theirs.items():
                 own[name] = own.get(name, 0.0) + value
         self._logged |= state["logged"]
 
 
-def average_rows(
-    rows: list[dict[str, float]], weights: list[dict[str, float]], add_up: AddUp
-) -> list[dict[str, float]]:
-    """Step metrics of all processes as one: means weighted by what each of them measured."""
+def average_steps(
+    steps: Sequence[StepValues], weights: Sequence[Mapping[str, float]], add_up: AddUp
+) -> list[StepValues]:
+    """Average the metrics of each step over all processes, weighted by the samples (or items) of each process."""
     table = {
         f"{at}/{name}": (value * weights[at][name] if weights[at][name] else 0.0, weights[at][name])
-        for at, row in enumerate(rows)
-        for name, value in row.items()
+        for at, values in enumerate(steps)
+        for name, value in values.items()
     }
-    result: list[dict[str, float]] = [{} for _ in rows]
+    result = [StepValues() for _ in steps]
     for key, (total, count) in add_up(table).items():
         at, _, name = key.partition("/")
         result[int(at)][name] = _ratio(total, count)
@@ -206,7 +242,7 @@ def _ratio(total: float, count: float) -> float:
 
 
 def _to_host(values: list[Any], name: str) -> list[float]:
-    """Numbers as floats; tensors are stacked first, so that the device is read once."""
+    """Convert numbers and one-element tensors to floats; tensors are stacked first, so that the device is read once."""
     try:
         tensors = [value.reshape(()) for value in values if isinstance(value, Tensor)]
         read = torch.stack(tensors).tolist() if tensors else []

@@ -1,7 +1,7 @@
-"""Metrics that keep their own state, as torchmetrics' do, with the states of all processes as one.
+"""Metrics that keep their own state, as torchmetrics' do: merged over processes, and saved with a checkpoint.
 
-torchmetrics can do that by itself, but then every process has to have the metric and to have updated it, which with
-few samples is not so.
+torchmetrics can merge states itself, but only where every process has the metric and has updated it. With few samples,
+some processes may have none.
 """
 
 from __future__ import annotations
@@ -9,33 +9,51 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from ..callback import Callback
-from ..checkpoint.tree import Tree
 from ..data.stream import Stateful
 from ..errors import CheckpointError, ConfigurationError
 from .meter import ComputedMetric
-
-if TYPE_CHECKING:
-    from ..training.run import TrainingRun
-
 
 Gather = Callable[[Any], list[Any]]
 State = dict[str, Any]
 
 
+class CallbackLike(Protocol):
+    """A callback, which may save its own state."""
+
+    @property
+    def has_own_state(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class MetricOwners:
+    """The objects among which the metrics of a run are found.
+
+    Args:
+        modules: Modules that are metrics or have metrics as parts, by the beginning of their paths.
+        objects: Objects that have metrics as attributes, by the beginning of their paths.
+    """
+
+    modules: Mapping[str, nn.Module]
+    objects: Mapping[str, object]
+
+    @classmethod
+    def of(cls, modules: Mapping[str, nn.Module], program: object, callbacks: Sequence[CallbackLike]) -> MetricOwners:
+        """The modules of a trainer, the trainer itself, and its callbacks without a `state_dict` of their own."""
+        objects = {f"{type(c).__name__}-{number}.": c for number, c in enumerate(callbacks) if not c.has_own_state}
+        return cls(modules, {"": program, **objects})
+
+
 @runtime_checkable
-class Mergeable(Protocol):
-    """What torchmetrics calls the state of a metric, and how those of several processes become one."""
+class TorchMetric(Protocol):
+    """A torchmetrics metric: its state is tensors, or lists of tensors, and the number of its updates."""
 
     _update_count: int
-    _computed: Any
-    _to_sync: bool
-    _reductions: Mapping[str, Callable[[Any], Any] | None]
 
     @property
     def metric_state(self) -> Mapping[str, Any]: ...
@@ -43,26 +61,36 @@ class Mergeable(Protocol):
     def reset(self) -> None: ...
 
 
-def parts_of(metric: object) -> dict[str, Mergeable]:
-    """The metrics that a metric or a collection of them consists of, by their paths."""
+@runtime_checkable
+class Mergeable(TorchMetric, Protocol):
+    """A torchmetrics metric that says how the states of several processes are reduced to one."""
+
+    _computed: Any
+    _to_sync: bool
+    _reductions: Mapping[str, Callable[[Any], Any] | None]
+
+
+def mergeable_parts(metric: object) -> dict[str, Mergeable]:
+    """The mergeable metrics that a metric or a collection consists of, by path."""
     if not isinstance(metric, nn.Module):
         return {}
-    found: dict[str, Mergeable] = {}
-    for path, part in metric.named_modules():
+    return {path: part for path, part in _parts(metric) if isinstance(part, Mergeable)}
+
+
+def _parts(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    for path, part in module.named_modules(prefix=prefix):
         if isinstance(part, nn.ModuleDict):
-            list(part.items())  # a collection shares the state of metrics that agree, and only brings it up here
-        if isinstance(part, Mergeable):
-            found[path] = part
-    return found
+            list(part.items())  # metrics of a collection may share one state, which is copied to each of them here
+        yield path, part
 
 
 @contextmanager
 def merged(metrics: Mapping[str, object], gather: Gather) -> Iterator[list[set[str]]]:
-    """Every metric with the state of all processes, and afterwards its own again.
+    """Give every metric the merged state of all processes, inside the `with` block; collective.
 
-    All processes have to come here; gives the names that each of them has.
+    Yields the names of the metrics that each process has.
     """
-    parts = {name: parts_of(metric) for name, metric in metrics.items()}
+    parts = {name: mergeable_parts(metric) for name, metric in metrics.items()}
     own = {name: {path: _state(part) for path, part in found.items()} for name, found in parts.items()}
     states = gather({name: {path: _to(state, "cpu") for path, state in found.items()} for name, found in own.items()})
     for name, found in parts.items():
@@ -80,7 +108,7 @@ def merged(metrics: Mapping[str, object], gather: Gather) -> Iterator[list[set[s
 
 
 def compute_together(metrics: Mapping[str, Any], gather: Gather) -> dict[str, Any]:
-    """What each metric computes over all processes, also on those that do not have it."""
+    """Compute each metric over all processes; processes that lack a metric get its value too. Collective."""
     with merged(metrics, gather) as names:
         values = {name: metric.compute() for name, metric in metrics.items()}
     if all(theirs == names[0] for theirs in names):
@@ -92,19 +120,19 @@ def compute_together(metrics: Mapping[str, Any], gather: Gather) -> dict[str, An
 
 
 def merge_copies(metric: object, copies: Sequence[object]) -> None:
-    """Let a metric, or a collection of them, go on from what its copies have measured."""
-    states = [{path: _state(part) for path, part in parts_of(copy).items()} for copy in copies]
-    for path, part in parts_of(metric).items():
+    """Set a metric or a collection to the merged state of its copies."""
+    states = [{path: _state(part) for path, part in mergeable_parts(copy).items()} for copy in copies]
+    for path, part in mergeable_parts(metric).items():
         merge_into(part, [state[path] for state in states])
 
 
 def merge_into(part: Mergeable, states: Sequence[State]) -> None:
-    """Let a metric go on from the states of several processes."""
+    """Set a metric to the merged states of several processes."""
     _set(part, merge(part, states))
 
 
 def merge(part: Mergeable, states: Sequence[State]) -> State:
-    """One state of several; those that were never updated have nothing to say."""
+    """Merge the states of several processes, leaving out metrics that were never updated."""
     updated = [state for state in states if state["updates"]] or list(states[:1])
     values = {}
     for name, reduce in part._reductions.items():
@@ -120,7 +148,7 @@ def merge(part: Mergeable, states: Sequence[State]) -> State:
     return {"values": values, "updates": sum(state["updates"] for state in states)}
 
 
-def _state(part: Mergeable) -> State:
+def _state(part: TorchMetric) -> State:
     values = {name: list(v) if isinstance(v, list) else v for name, v in part.metric_state.items()}
     return {"values": values, "updates": part._update_count}
 
@@ -141,29 +169,13 @@ def _to(value: Any, device: Any) -> Any:
     return [_to(item, device) for item in value] if isinstance(value, list) else value
 
 
-@runtime_checkable
-class _Metric(Protocol):
-    """What torchmetrics calls the state of a metric: tensors, or lists of them, and how often it was updated."""
-
-    _update_count: int
-
-    @property
-    def metric_state(self) -> Mapping[str, Any]: ...
-
-    def reset(self) -> None: ...
-
-
-def metric_states(modules: Mapping[str, nn.Module]) -> dict[str, Tree]:
-    """What every metric among the modules has measured so far, by its path."""
-    states: dict[str, Tree] = {}
-    for path, metric in _metrics(modules).items():
-        values = {key: list(v) if isinstance(v, list) else v for key, v in metric.metric_state.items()}
-        states[path] = {"values": values, "updates": metric._update_count}
-    return states
+def metric_states(modules: Mapping[str, nn.Module]) -> dict[str, State]:
+    """The state of every torchmetrics metric among the modules and their parts, by path."""
+    return {path: _state(metric) for path, metric in _metrics(modules).items()}
 
 
 def load_metric_states(modules: Mapping[str, nn.Module], states: Sequence[Mapping[str, Any]]) -> None:
-    """Put back what `metric_states` gave, of several processes as one; a metric that is new stays as it is."""
+    """Load the `metric_states` of one or several processes, merged; a metric without a saved state stays as it is."""
     for path, metric in _metrics(modules).items():
         saved = [state[path] for state in states if path in state]
         if saved or not states:
@@ -176,52 +188,48 @@ def load_metric_states(modules: Mapping[str, nn.Module], states: Sequence[Mappin
             metric._update_count = saved[0]["updates"]
 
 
-def _metrics(modules: Mapping[str, nn.Module]) -> dict[str, _Metric]:
-    found: dict[str, _Metric] = {}
-    for name, module in modules.items():
-        for path, part in module.named_modules(prefix=name):
-            if isinstance(part, nn.ModuleDict):
-                list(part.items())  # a collection shares the state of metrics that agree, and only brings it up here
-            if isinstance(part, _Metric):
-                found[path] = part
-    return found
+def _metrics(modules: Mapping[str, nn.Module]) -> dict[str, TorchMetric]:
+    parts = (part for name, module in modules.items() for part in _parts(module, name))
+    return {path: part for path, part in parts if isinstance(part, TorchMetric)}
 
 
-def object_states(run: TrainingRun) -> dict[str, Tree]:
-    """What every object with `compute`, `reset` and a `state_dict` has measured so far, by where it is."""
-    return {path: {"state": deepcopy(metric.state_dict())} for path, metric in _plain(run).items()}
+def object_states(owners: MetricOwners) -> dict[str, State]:
+    """The state of every metric that is no module and has a `state_dict`, by path."""
+    return {path: {"state": deepcopy(metric.state_dict())} for path, metric in _plain(owners).items()}
 
 
-def load_object_states(run: TrainingRun, states: Sequence[Mapping[str, Any]], *, is_in_epoch: bool) -> None:
-    """Put back what `object_states` gave; of several processes only between epochs, where nothing is measured."""
-    for path, metric in _plain(run).items():
+def load_object_states(
+    owners: MetricOwners, states: Sequence[Mapping[str, Any]], *, is_in_epoch: bool, num_processes: int
+) -> None:
+    """Load `object_states`; those of several processes cannot be merged, so only between epochs."""
+    for path, metric in _plain(owners).items():
         saved = [state[path]["state"] for state in states if path in state]
         if len(saved) > 1 and is_in_epoch:
             raise CheckpointError(
                 f"{path} was measuring an epoch on {len(saved)} processes, and what they had measured cannot be joined "
-                f"on {run.runtime.num_shares}: resume on {len(saved)} processes, or use a torchmetrics metric."
+                f"on {num_processes}: resume on {len(saved)} processes, or use a torchmetrics metric."
             )
         if saved:
             metric.load_state_dict(deepcopy(saved[0]))
 
 
-def computed_paths(run: TrainingRun) -> dict[str, str]:
-    """Where the metrics are that the epoch under way computes, by the names they were logged under."""
-    paths = {id(metric): path for path, metric in _all(run).items()}
-    return {name: paths[id(m)] for name, m in run.meter.computed.items() if id(m) in paths}
+def paths_of(computed: Mapping[str, ComputedMetric], owners: MetricOwners) -> dict[str, str]:
+    """The paths of the metrics that an epoch computes, by the names they were logged under."""
+    paths = {id(metric): path for path, metric in _all(owners).items()}
+    return {name: paths[id(metric)] for name, metric in computed.items() if id(metric) in paths}
 
 
-def load_computed(run: TrainingRun, saved: Mapping[str, str]) -> None:
-    """Let the epoch compute what it did before, also where a metric was logged in its first steps only."""
-    found = _all(run)
-    run.meter.computed = {name: found[path] for name, path in saved.items() if path in found}
+def metrics_at(paths: Mapping[str, str], owners: MetricOwners) -> dict[str, ComputedMetric]:
+    """The metrics at the paths that `paths_of` gave, by name, without those that are not there any more."""
+    found = _all(owners)
+    return {name: found[path] for name, path in paths.items() if path in found}
 
 
-def check_saved(run: TrainingRun, name: str, metric: ComputedMetric) -> None:
-    """Refuse a metric whose state no checkpoint would have, since a run resumed inside an epoch would lose it."""
+def check_saved(owners: MetricOwners, name: str, metric: ComputedMetric) -> None:
+    """Refuse a metric that no checkpoint would save, since a run resumed inside an epoch would lose its state."""
     kind = type(metric).__name__
     lost = "so a run that is resumed inside an epoch would lose what it has measured"
-    if not any(metric is known for known in _all(run).values()):
+    if not any(metric is known for known in _all(owners).values()):
         raise ConfigurationError(
             f"The metric {name!r} ({kind}) is no attribute of the trainer or of a callback, {lost}: keep it in one, as "
             f"in `self.{name} = {kind}()`, or train without `run_dir`."
@@ -233,28 +241,28 @@ def check_saved(run: TrainingRun, name: str, metric: ComputedMetric) -> None:
         )
 
 
-def modules_with_metrics(run: TrainingRun) -> dict[str, nn.Module]:
-    """The trainer's modules, and metrics that are modules and that callbacks hold."""
-    held = {path: metric for path, metric in _objects(run).items() if isinstance(metric, nn.Module)}
-    return run.components.modules | held
+def modules_with_metrics(owners: MetricOwners) -> dict[str, nn.Module]:
+    """The modules, and the metrics among the attributes of objects that are modules too, by path."""
+    held = {path: metric for path, metric in _objects(owners).items() if isinstance(metric, nn.Module)}
+    return {**owners.modules, **held}
 
 
-def _plain(run: TrainingRun) -> dict[str, Stateful]:
-    found = _objects(run).items()
+def _plain(owners: MetricOwners) -> dict[str, Stateful]:
+    found = _objects(owners).items()
     return {path: m for path, m in found if isinstance(m, Stateful) and not isinstance(m, nn.Module)}
 
 
-def _all(run: TrainingRun) -> dict[str, Any]:
-    """Every metric on the trainer and its callbacks, with those that are modules."""
-    parts = {path: part for name, m in run.components.modules.items() for path, part in m.named_modules(prefix=name)}
-    return {path: part for path, part in parts.items() if isinstance(part, ComputedMetric)} | _objects(run)
+def _all(owners: MetricOwners) -> dict[str, Any]:
+    """Every metric, modules included, by path."""
+    parts = {path: part for name, m in owners.modules.items() for path, part in m.named_modules(prefix=name)}
+    return {path: part for path, part in parts.items() if isinstance(part, ComputedMetric)} | _objects(owners)
 
 
-def _objects(run: TrainingRun) -> dict[str, Any]:
-    """Metrics that are no modules of the run, by where they are: `acc`, `scores.acc`, `Watching.acc`."""
-    known = {id(part) for module in run.components.modules.values() for part in module.modules()}
+def _objects(owners: MetricOwners) -> dict[str, Any]:
+    """Metrics among the attributes of objects, by path: `acc`, `scores.acc`, `Watching-0.acc`."""
+    known = {id(part) for module in owners.modules.values() for part in module.modules()}
     found: dict[str, Any] = {}
-    for prefix, owner in _owners(run):
+    for prefix, owner in owners.objects.items():
         for path, value in _attributes(owner):
             if isinstance(value, ComputedMetric) and not isinstance(value, type) and id(value) not in known:
                 known.add(id(value))
@@ -262,16 +270,8 @@ def _objects(run: TrainingRun) -> dict[str, Any]:
     return found
 
 
-def _owners(run: TrainingRun) -> Iterator[tuple[str, object]]:
-    """The run, and the callbacks that do not save their own state."""
-    yield "", run.program
-    for number, callback in enumerate(run.callbacks):
-        if type(callback).state_dict is Callback.state_dict:
-            yield f"{type(callback).__name__}-{number}.", callback
-
-
 def _attributes(owner: object) -> Iterator[tuple[str, object]]:
-    """What an object holds, and what the dicts and lists among that hold."""
+    """The attributes of an object, and the items of those that are dicts, lists or tuples, by path."""
     for name, value in vars(owner).items():
         yield name, value
         if isinstance(value, dict):

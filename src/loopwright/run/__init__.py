@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from .._lazy import lazily
 
 if TYPE_CHECKING:
+    from ..metrics.rows import StepRow
     from .best import choose
     from .directory import RunDirectory
     from .manifest import RunManifest, update_manifest
-    from .metrics_store import EpochRow, MetricsStore, StepRow
+    from .metrics_store import EpochRow, MetricsStore
     from .reading import RunView, find_runs
 
 __all__ = [

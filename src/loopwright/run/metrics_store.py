@@ -1,4 +1,4 @@
-"""Every metric of every step and epoch in one SQLite file, which others may read while it is written."""
+"""Every metric of every step and epoch in one SQLite file, which other processes may read while it is written."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ..errors import CheckpointError
 from ..metrics.best import Mode, first_best
+from ..metrics.rows import StepRow
 
 if TYPE_CHECKING:
     import sqlite3
 
 
-StepRow: TypeAlias = tuple[int, int, str, float]  # update, step, name, value
+StepValue: TypeAlias = tuple[int, int, str, float]  # update, step, name, value
 EpochRow: TypeAlias = tuple[int, int, str, float]  # epoch, update, name, value
 
 BUSY_SECONDS = 10.0
@@ -35,6 +36,19 @@ class MetricsStore:
 
     SQLite has no NaN and no negative zero: such a value has its eight bytes in the column `exact`, and NULL
     or zero in `value`, so plain SQL over `value` does what one expects.
+
+    Args:
+        path: The file, as `metrics.sqlite` in a run directory.
+        read_only: Read only, and create nothing.
+
+    >>> import pathlib, tempfile
+    >>> from loopwright.run import MetricsStore, StepRow
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     store = MetricsStore(pathlib.Path(folder) / "metrics.sqlite")
+    ...     store.add_steps([StepRow(update=1, step=1, epoch=0, samples=8, seconds=0.1, values={"loss": 0.5})])
+    ...     print(store.steps("loss"))
+    ...     store.close()
+    [(1, 1, 'loss', 0.5)]
     """
 
     def __init__(self, path: str | os.PathLike[str], *, read_only: bool = False) -> None:
@@ -43,17 +57,18 @@ class MetricsStore:
         self._connection: sqlite3.Connection | None = None
 
     def add_steps(self, rows: Iterable[StepRow]) -> None:
-        """Add (update, step, name, value) rows, all or none of them."""
-        self._insert("step_metrics", rows)
+        """Add the metrics of steps, all or none of them."""
+        values = ((row.update, row.step, name, value) for row in rows for name, value in row.values.items())
+        self._insert("step_metrics", values)
 
     def add_epoch(self, epoch: int, update: int, metrics: Mapping[str, float]) -> None:
         """Add the metrics of an epoch, all or none of them."""
         self._insert("epoch_metrics", ((epoch, update, name, value) for name, value in metrics.items()))
 
     def truncate(self, *, step: int, epoch: int) -> None:
-        """Remove what came after a position, so that a run resumed there adds each row once.
+        """Remove the rows after a position, so that a run resumed there adds each row once.
 
-        Rows are in the order of their steps and epochs, so only those that are removed are looked at.
+        Rows are in the order of their steps and epochs, so only the removed rows are read.
         """
         with self._explained(), self._open() as connection:
             for table, column, last in (("step_metrics", "step", step), ("epoch_metrics", "epoch", epoch)):
@@ -61,11 +76,11 @@ class MetricsStore:
                 connection.execute(f"DELETE FROM {table} WHERE rowid > coalesce(({kept}), 0)", (last,))
 
     def last_step(self) -> int:
-        """The last step that there are metrics of; 0 where there are none."""
+        """The last step that has metrics; 0 where there are none."""
         found = self._open().execute("SELECT step FROM step_metrics ORDER BY rowid DESC LIMIT 1").fetchone()
         return 0 if found is None else int(found[0])
 
-    def steps(self, name: str | None = None) -> list[StepRow]:
+    def steps(self, name: str | None = None) -> list[StepValue]:
         """The (update, step, name, value) rows of one metric, or of all, in the order they were added."""
         return self._select('SELECT "update", step, name, value, exact FROM step_metrics', name)
 
@@ -151,7 +166,7 @@ _UNPACK = struct.Struct(">d").unpack
 _PACK = struct.Struct(">d").pack
 
 
-def _exactly(row: StepRow) -> tuple[int, int, str, float, bytes | None]:
+def _exactly(row: StepValue) -> tuple[int, int, str, float, bytes | None]:
     value = row[3]
     is_odd = value != value or (value == 0.0 and copysign(1.0, value) < 0)
     return (*row, _PACK(value) if is_odd else None)
@@ -162,7 +177,7 @@ TABLES = {"steps": ("step_metrics", "step"), "epochs": ("epoch_metrics", "epoch"
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A value of a metric: at a step or an epoch (`at`), after so many updates."""
+    """A value of a metric: at a step or an epoch (`at`), and at an update."""
 
     at: int
     update: int
@@ -180,7 +195,7 @@ class BestValue:
 
 
 class MetricsView:
-    """Series of one run, read when asked for; each question sees one consistent state of the file."""
+    """The metrics of one run, read when they are asked for; each method sees one consistent state of the file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -240,7 +255,7 @@ class MetricsView:
         return list(self._stream(query, *values))
 
     def _stream(self, query: str, *values: object) -> Iterator[Any]:
-        """What a query gives; nothing where the run has not written its first metric yet."""
+        """The rows of a query; none where the run has not written its first metric yet."""
         import sqlite3
 
         if not self.path.is_file():
@@ -270,7 +285,7 @@ class MetricsView:
             connection.close()
 
     def _connect(self, *, is_at_rest: bool) -> sqlite3.Connection:
-        """The file for reading. SQLite is told when nobody writes to it, or it would make a log and leave it there."""
+        """Open the file for reading; as immutable where no process writes to it, or SQLite would leave a log behind."""
         import sqlite3
 
         options = "mode=ro&immutable=1" if is_at_rest else "mode=ro"

@@ -224,8 +224,9 @@ def build_update(trainer: Program, name: str, optimizer: Optimizer, guard: Any) 
 
 def _check_saved(trainer: Program, name: str, metric: Any) -> None:
     from ..metrics.metric_objects import check_saved
+    from .undo import metric_owners
 
-    check_saved(trainer.run, name, metric)
+    check_saved(metric_owners(trainer.run), name, metric)
 
 
 def _attach_schedules(trainer: Program) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..callback import Callback, Dispatch, Hook, TrainerHooks
 from ..metrics.best import Directions
 from ..metrics.history import History
-from ..metrics.meter import Meter, average_rows
+from ..metrics.meter import Meter
 from ..metrics.progress import Limits, Progress
 from ..runtime import Runtime, Signals
 from .components import Components
@@ -134,15 +134,12 @@ class TrainingRun:
 
     def flush(self) -> None:
         """Read the pending step metrics from the device and pass them on: a log point."""
-        first = self.progress.step - self.meter.num_pending + 1
-        rows = self.meter.flush()
+        rows = self.meter.flush_rows(self.progress, self.runtime.sum_table if self.runtime.world > 1 else None)
         self.directions.losses |= self.meter.losses
-        if self.runtime.world > 1:
-            rows = average_rows(rows, self.meter.weights, self.runtime.sum_table)
         self.optimization.check()
         self.program._adopt_replaced()
         if rows:
-            self.history.add_steps(first, rows)
+            self.history.add_steps(rows)
             self.emit("on_log", rows)
 
     @property

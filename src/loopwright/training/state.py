@@ -31,17 +31,17 @@ from ..data.order import derive_seed
 from ..data.random import preserved_rng, rng_state, seed_everything, set_rng_state
 from ..errors import CheckpointError
 from ..metrics.metric_objects import (
-    computed_paths,
-    load_computed,
     load_metric_states,
     load_object_states,
     metric_states,
+    metrics_at,
     modules_with_metrics,
     object_states,
+    paths_of,
 )
 from ..metrics.progress import Progress
 from .resume import NOTHING_KEPT, Kept, PendingRestore
-from .undo import undone_on_error
+from .undo import metric_owners, undone_on_error
 
 if TYPE_CHECKING:
     from ..callback import Callback
@@ -62,7 +62,7 @@ def capture(run: TrainingRun, *, has_history: bool = True) -> dict[str, Tree]:
     run.flush()
     lanes = {name: lane.state_dict() for name, lane in run.optimization.by_name.items()}
     data, eval_data = capture_data(run)
-    program = run.fingerprint
+    owners, program = metric_owners(run), run.fingerprint
     if run.pending is not None:  # loaded and not trained since
         lanes = lanes if run.pending.updates is None else run.pending.updates
         data, eval_data, program = run.pending.data, run.pending.eval_data, run.pending.fingerprint
@@ -75,8 +75,8 @@ def capture(run: TrainingRun, *, has_history: bool = True) -> dict[str, Tree]:
         "progress": run.progress.state_dict(),
         "history": run.history.state_dict() if has_history else None,
         "meter": each_process(run, run.meter.state_dict()),
-        "computed": computed_paths(run),
-        "metrics": each_process(run, metric_states(modules_with_metrics(run)) | object_states(run)),
+        "computed": paths_of(run.meter.computed, owners),
+        "metrics": each_process(run, metric_states(modules_with_metrics(owners)) | object_states(owners)),
         "data": data,
         "eval_data": eval_data,
         "stop_reason": run.stop_reason,
@@ -133,6 +133,7 @@ def restore(run: TrainingRun, tree: Any, source: str, *, kept: Kept = NOTHING_KE
     measured = own_process(run, small.get("metrics", {}))
     progress = Progress()
     progress.load_state_dict(small["progress"])
+    owners = metric_owners(run)
     with undone_on_error(run, source, _named_callbacks(run).values()) as at:
         for name, optimizer in run.components.optimizers.items():
             at.part = f"optimizers: {name}"
@@ -149,13 +150,14 @@ def restore(run: TrainingRun, tree: Any, source: str, *, kept: Kept = NOTHING_KE
         at.part = "lanes"
         run.optimization.load_state_dict(small["lanes"])
         at.part = "metrics"
-        load_metric_states(modules_with_metrics(run), measured)
-        load_object_states(run, measured, is_in_epoch=progress.in_epoch)
+        load_metric_states(modules_with_metrics(owners), measured)
+        num_processes = run.runtime.num_shares
+        load_object_states(owners, measured, is_in_epoch=progress.in_epoch, num_processes=num_processes)
         at.part = "models"
         for name, model in run.components.models.items():
             load_model(model, tree["models"][name])
     restore_position(run, small)
-    load_computed(run, small.get("computed", {}))
+    run.meter.computed = metrics_at(small.get("computed", {}), owners)
 
 
 def restore_position(run: TrainingRun, saved: Mapping[str, Any]) -> None:

@@ -168,7 +168,7 @@ def open_steps(run: TrainingRun, stream: Stream | None = None, limits: Limits | 
                 hook(step.batch)
             yield step
             progress.next_step(size if total is None else total)
-            meter.add(step.result if size or total is None else NOTHING)
+            meter.add(step.result if size or total is None else NOTHING, progress)
             for hook in step_ends:
                 hook(step.batch, step.result)
             if step.is_last and not window.is_last:

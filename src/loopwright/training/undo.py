@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from ..checkpoint.writer import snapshot
 from ..errors import CheckpointError
 from ..metrics.metric_objects import (
+    MetricOwners,
     load_metric_states,
     load_object_states,
     metric_states,
@@ -45,19 +46,25 @@ def undone_on_error(run: TrainingRun, source: str, callbacks: Iterable[Callback]
         *(_state_undone(lane, deepcopy) for lane in run.optimization.by_name.values()),
         *(_state_undone(model, snapshot) for model in run.components.models.values() if _may_refuse(model)),
     ]
-    measuring = modules_with_metrics(run)
-    metrics, objects = snapshot(metric_states(measuring)), snapshot(object_states(run))
+    owners = metric_owners(run)
+    measuring = modules_with_metrics(owners)
+    metrics, objects = snapshot(metric_states(measuring)), snapshot(object_states(owners))
     try:
         yield place
     except Exception as error:  # a user's own load_state_dict fails in any way it likes
         for action in undo:
             action()
         load_metric_states(measuring, [metrics])
-        load_object_states(run, [objects], is_in_epoch=False)
+        load_object_states(owners, [objects], is_in_epoch=False, num_processes=1)
         raise CheckpointError(
             f"Checkpoint {source} does not fit this run, and nothing was loaded: {place.part} failed with "
             f"{type(error).__name__}: {error}"
         ) from error
+
+
+def metric_owners(run: TrainingRun) -> MetricOwners:
+    """The objects whose metrics a checkpoint of this run saves."""
+    return MetricOwners.of(run.components.modules, run.program, run.callbacks)
 
 
 def _optimizer_undone(optimizer: Optimizer) -> Callable[[], None]:

@@ -34,6 +34,7 @@ from .recording import EpochRecorder, ExperimentRun, Recorded, ResumePoints, rea
 from .steps import NonFiniteGuard, OwnSteps, check_gradients, check_loss, optimizer_name
 
 if TYPE_CHECKING:
+    from ...metrics.rows import StepRow
     from .trainer import Trainer
 
 logger = logging.getLogger("loopwright")
@@ -233,7 +234,7 @@ class Engine(CoreTrainer):
         metrics = measured | dict(result.metrics)
         return StepResult(result.loss, self.run.window.size, metrics, result.count, losses=tuple(measured))
 
-    def on_log(self, rows: list[dict[str, float]]) -> None:
+    def on_log(self, rows: list[StepRow]) -> None:
         """A log point, where all processes are: what each of them measured becomes what they measured together."""
         if self.door.loss_manager is not None and self.runtime.world > 1:
             self.door.loss_manager.settle_together(self.runtime.sum_table)

@@ -6,7 +6,7 @@ import atexit
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -79,14 +79,14 @@ class ExperimentRun(RunDirectory):
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What an experiment's files have: how far it went, and the metrics by step and by epoch."""
+    """What an experiment's files have: how far it went, and its metrics: of steps by name, of epochs by epoch."""
 
     step: int
     update: int
     epoch: int
     sample: int
     seconds: float
-    steps: Mapping[int, Mapping[str, float]]
+    steps: Mapping[str, Sequence[tuple[int, float]]]
     epochs: Mapping[int, Mapping[str, float]]
 
     def give_to(self, progress: Progress, history: History) -> None:
@@ -94,8 +94,8 @@ class Recorded:
         progress.step = progress.recorded_step = self.step
         progress.update, progress.epoch = self.update, self.epoch
         progress.sample, progress.seconds = self.sample, self.seconds
-        for step, row in self.steps.items():
-            history.add_steps(step, [row])
+        for name, points in self.steps.items():
+            history.add_points(name, points)
         for epoch in range(self.epoch):
             history.set_epoch(epoch, self.epochs.get(epoch + 1, {}))
 
@@ -109,10 +109,10 @@ def read_recorded(run: RunDirectory) -> Recorded | None:
         step_rows, epoch_rows = store.steps(), store.epochs()
     finally:
         store.close()
-    steps: dict[int, dict[str, float]] = {}
+    steps: dict[str, list[tuple[int, float]]] = {}
     epochs: dict[int, dict[str, float]] = {}
     for _, step, name, value in step_rows:
-        steps.setdefault(step, {})[name] = value
+        steps.setdefault(name, []).append((step, value))
     for epoch, _, name, value in epoch_rows:
         epochs.setdefault(epoch, {})[name] = value
     last = max((row[1] for row in step_rows), default=0)

@@ -261,4 +261,4 @@ class Trainer(Assignable):
 def _numbers(result: StepResult) -> dict[str, float]:
     meter = Meter()
     meter.add(result)
-    return meter.flush()[0]
+    return dict(meter.flush()[0])

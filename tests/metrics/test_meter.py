@@ -16,8 +16,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from loopwright import Callback, ConfigurationError, StepResult, Trainer
 from loopwright.callbacks.nonfinite import NonFiniteGuard
 from loopwright.metrics.meter import Meter
-
-from .loops import build_linear, build_net, evaluate_by_hand
+from tests.loops import build_linear, build_net, evaluate_by_hand
 
 cross_entropy = nn.functional.cross_entropy
 sgd = partial(torch.optim.SGD, lr=0.1)

@@ -10,12 +10,13 @@ import pytest
 from loopwright import ConfigurationError, History, MissingExtraError
 from loopwright.metrics import history as history_module
 from loopwright.metrics.history import HistoryCopy
+from tests.metrics.step_rows import rows_from
 
 
 def filled() -> History:
     history = History()
     for epoch in range(3):
-        history.add_steps(epoch * 10 + 1, [{"loss": 1.0 / (epoch * 10 + step + 1)} for step in range(10)])
+        history.add_steps(rows_from(epoch * 10 + 1, [{"loss": 1.0 / (epoch * 10 + step + 1)} for step in range(10)]))
         history.set_epoch(epoch, {"loss": 1.0 / (epoch + 1), "eval_loss": 2.0 / (epoch + 1), "accuracy": epoch / 3})
     return history
 
@@ -70,7 +71,7 @@ def test_a_long_series_is_thinned_evenly_and_never_longer_than_the_limit(monkeyp
     monkeypatch.setattr(history_module, "MAX_POINTS", 16)
     history = History()
     for step in range(1, 1001, every):
-        history.add_steps(step, [{"loss": float(step)}])
+        history.add_steps(rows_from(step, [{"loss": float(step)}]))
         assert len(history.steps["loss"]) < 16
     series = history.steps["loss"]
     gaps = {b - a for a, b in zip(series.steps[:-1], series.steps[1:], strict=True)}
@@ -83,11 +84,11 @@ def test_a_thinned_series_goes_on_exactly_after_it_was_saved(monkeypatch):
     monkeypatch.setattr(history_module, "MAX_POINTS", 16)
     whole, first = History(), History()
     rows = [{"loss": float(step)} for step in range(1, 101)]
-    whole.add_steps(1, rows)
-    first.add_steps(1, rows[:53])
+    whole.add_steps(rows_from(1, rows))
+    first.add_steps(rows_from(1, rows[:53]))
     second = History()
     second.load_state_dict(first.state_dict())
-    second.add_steps(54, rows[53:])
+    second.add_steps(rows_from(54, rows[53:]))
     assert (second.steps["loss"].steps, second.steps["loss"].values) == (
         whole.steps["loss"].steps,
         whole.steps["loss"].values,
@@ -101,7 +102,7 @@ def test_additions_one_after_the_other_are_the_history_itself(monkeypatch, sizes
     history, copy = History(), History()
     for number, size in enumerate(sizes):
         first = sum(sizes[:number]) + 1
-        history.add_steps(first, [{"loss": 1 / step, "lr": -0.0} for step in range(first, first + size)])
+        history.add_steps(rows_from(first, [{"loss": 1 / step, "lr": -0.0} for step in range(first, first + size)]))
         history.set_epoch(max(len(history) - number % 2, 0), {"loss": 1 / first, "late": math.nan})
         copy.extend(history.since(copy.extent))
         assert repr(copy.epochs) == repr(history.epochs)
@@ -142,7 +143,7 @@ def test_a_copy_is_made_again_for_what_is_new_and_afresh_when_the_history_was_lo
     history, copy = filled(), HistoryCopy()
     copy.take(history)
     history.set_epoch(3, {"loss": 0.1})
-    history.add_steps(31, [{"loss": 0.2}])
+    history.add_steps(rows_from(31, [{"loss": 0.2}]))
     assert len(copy.state_dict()["epochs"]) == 3
     copy.take(history)
     other = History()
@@ -162,7 +163,7 @@ def test_a_frame_has_a_row_for_each_epoch():
 
 def test_a_frame_of_steps_has_gaps_where_a_metric_was_not_measured():
     history = filled()
-    history.add_steps(31, [{"other": 5.0}])
+    history.add_steps(rows_from(31, [{"other": 5.0}]))
     frame = history.to_frame("steps")
     assert frame.index.name == "step"
     assert frame.loc[31, "other"] == 5.0

@@ -17,8 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from loopwright import Callback, StepResult, Trainer
 from loopwright.callbacks import NonFiniteGuard, OnlineLoss
 from loopwright.errors import ConfigurationError, Interrupted
-
-from .mistakes import Mistakes
+from tests.mistakes import Mistakes
 
 SECTION = "Checkpoints and resuming"
 

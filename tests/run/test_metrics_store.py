@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from loopwright.errors import CheckpointError
 from loopwright.run import MetricsStore
+from tests.metrics.step_rows import rows_of
 from tests.run.run_helpers import read_until, start, write_metrics_forever
 
 
@@ -28,7 +29,7 @@ def bits(rows):
 
 def test_rows_come_back_in_the_order_they_were_added(store):
     rows = [(1, 1, "loss", 0.5), (1, 2, "loss", 0.25), (1, 2, "accuracy", 0.75)]
-    store.add_steps(rows)
+    store.add_steps(rows_of(rows))
     assert store.steps() == rows
     assert store.steps("loss") == rows[:2]
 
@@ -40,7 +41,7 @@ def test_the_metrics_of_an_epoch_come_back_together(store):
 
 
 def test_all_names_are_known(store):
-    store.add_steps([(1, 1, "loss", 1.0), (1, 1, "lr", 1.0)])
+    store.add_steps(rows_of([(1, 1, "loss", 1.0), (1, 1, "lr", 1.0)]))
     store.add_epoch(1, 1, {"eval_loss": 1.0, "loss": 1.0})
     assert store.names() == ["eval_loss", "loss", "lr"]
 
@@ -50,13 +51,13 @@ def test_all_names_are_known(store):
 def test_every_value_comes_back_bit_for_bit(tmp_path_factory, values):
     store = MetricsStore(tmp_path_factory.mktemp("metrics") / "metrics.sqlite")
     rows = [(step, step, "loss", value) for step, value in enumerate(values)]
-    store.add_steps(rows)
+    store.add_steps(rows_of(rows))
     assert bits(store.steps()) == bits(rows)
     store.close()
 
 
 def test_plain_sql_sees_numbers_and_null_for_nan(store):
-    store.add_steps([(1, 1, "loss", 2.0), (2, 2, "loss", math.nan), (3, 3, "loss", 4.0)])
+    store.add_steps(rows_of([(1, 1, "loss", 2.0), (2, 2, "loss", math.nan), (3, 3, "loss", 4.0)]))
     store.close()
     connection = sqlite3.connect(store.path)
     assert connection.execute("SELECT avg(value), count(*) FROM step_metrics").fetchone() == (3.0, 3)
@@ -64,14 +65,14 @@ def test_plain_sql_sees_numbers_and_null_for_nan(store):
 
 
 def test_whole_numbers_come_back_as_floats(store):
-    store.add_steps([(1, 1, "n", 3), (1, 1, "b", True)])
+    store.add_steps(rows_of([(1, 1, "n", 3), (1, 1, "b", True)]))
     assert [type(row[3]) for row in store.steps()] == [float, float]
 
 
 def test_a_resumed_run_has_the_rows_of_one_that_was_not_interrupted(tmp_path):
     def add(store, first, last):
         for step in range(first, last + 1):
-            store.add_steps([(step // 2, step, "loss", 1 / step), (step // 2, step, "norm", math.nan)])
+            store.add_steps(rows_of([(step // 2, step, "loss", 1 / step), (step // 2, step, "norm", math.nan)]))
             if step % 10 == 0:
                 store.add_epoch(step // 10, step // 2, {"eval_loss": -0.0})
 
@@ -99,7 +100,7 @@ def test_cutting_back_looks_only_at_the_rows_that_it_removes(store):
 
     costs = []
     for first in (1, 20_001):
-        store.add_steps((step, step, "loss", 1.0) for step in range(first, first + 20_000))
+        store.add_steps(rows_of((step, step, "loss", 1.0) for step in range(first, first + 20_000)))
         store.add_epoch(first, first, {"loss": 1.0})
         store._open().set_progress_handler(count, 100)
         counted[0] = 0
@@ -116,12 +117,12 @@ def test_a_batch_that_fails_adds_nothing(store):
         raise ValueError("no more")
 
     with pytest.raises(ValueError, match="no more"):
-        store.add_steps(rows())
+        store.add_steps(rows_of(rows()))
     assert store.steps() == []
 
 
 def test_rows_are_there_after_closing_and_opening_again(store):
-    store.add_steps([(1, 1, "loss", 1.0)])
+    store.add_steps(rows_of([(1, 1, "loss", 1.0)]))
     store.sync()
     store.close()
     assert store.steps() == [(1, 1, "loss", 1.0)]
@@ -149,7 +150,7 @@ def test_another_process_reads_while_rows_are_added(store):
     process, connection = start(read_until, store.path, 6400)
     connection.recv()
     for first in range(0, 6400, 64):
-        store.add_steps((step, step, "loss", 1.0) for step in range(first, first + 64))
+        store.add_steps(rows_of((step, step, "loss", 1.0) for step in range(first, first + 64)))
     seen = connection.recv()
     process.join()
     assert seen == sorted(seen)
