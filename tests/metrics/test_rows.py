@@ -15,21 +15,21 @@ from typing import Any
 
 import pytest
 import torch
-from loopwright.training.progress import Progress
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from loopwright import Callback, DistributedRuntime, StepResult, Trainer
 from loopwright.callbacks import Checkpoints, Rewind
 from loopwright.metrics.meter import Meter
+from loopwright.metrics.progress import Progress
 from loopwright.metrics.rows import StepRow, StepValues, build_rows
 from loopwright.run import MetricsStore
+from tests.callbacks.rewinding import build, good_batches, poisoned
 from tests.callbacks.runs import Clock, Timed
 from tests.distributed.ranks import run_ranks
 from tests.doors.modular.programs import Config, OwnLoop
 from tests.forked import call_forked
 from tests.loops import build_linear, windows
-from tests.safety.rewinding import build, good_batches, poisoned
 
 cross_entropy = nn.functional.cross_entropy
 sgd = partial(torch.optim.SGD, lr=0.1)

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from loopwright.cli.sweep_runs import Result, Task, read_result
-from loopwright.cli.sweep_table import print_results
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -20,6 +18,8 @@ from loopwright import Callback, CheckpointError, Trainer
 from loopwright.callbacks import BestCheckpoint, BestMetric, BestModel, EarlyStopping
 from loopwright.checkpoint import write_checkpoint
 from loopwright.cli import main
+from loopwright.cli.sweep import print_results
+from loopwright.cli.sweep.runs import Result, Task, read_result
 from loopwright.doors.lifecycle import EarlyStoppingCallback, SaveBestModelCallback
 from loopwright.initializers import FromCheckpoint
 from loopwright.metrics import best

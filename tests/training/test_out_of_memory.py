@@ -351,3 +351,7 @@ def test_outputs_of_micro_batches_are_joined_in_their_containers():
     )
     assert torch.equal(joined["a"], torch.tensor([1.0, 1.0, 0.0]))
     assert torch.equal(joined["b"][0], torch.tensor(2.0))
+
+
+def _num_updates(trainer: Trainer) -> int:
+    return trainer.run.optimization.by_name["optimizer"].num_updates
