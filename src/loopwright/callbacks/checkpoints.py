@@ -273,7 +273,7 @@ class BestModel(Callback):
 
     def _put_back(self, trainer: Trainer) -> None:
         """Wait for what is being written, and let the models have the best weights if that is wanted."""
-        from ..checkpoint.state import load_model
+        from ..checkpoint.components import load_model
 
         weights = self._weights
         if self._kept is not None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
-from .files import read_checkpoint
+from .format import read_checkpoint
 from .inspect import find_checkpoint
 from .tree import ATOMS, Tree, escape
 from .weights import load_weights

@@ -17,7 +17,7 @@ from ..metrics.history import History
 from ..metrics.meter import Meter
 from ..training.progress import Progress
 from ..training.resume import NOTHING_KEPT, Kept
-from .stored import StoredTensor
+from .tensors import StoredTensor
 
 if TYPE_CHECKING:
     from ..callback import Callback

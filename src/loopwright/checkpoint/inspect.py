@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from ..errors import CheckpointError
 from ..metrics.direction import Mode, direction_of
-from .headers import TensorInfo, read_header
+from .layout import TensorInfo, read_header
 from .manifest import MANIFEST, REMEDY, STATE, TENSORS, Manifest, find_problem, read_manifest, verify_checkpoint
 from .policy import Candidate, KeepPolicy
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from dataclasses import dataclass
@@ -11,11 +12,14 @@ from typing import Any
 
 from ..errors import CheckpointError
 from .atomic import clean_leftovers, remove_directory
-from .destination import UPDATE_NAME
-from .files import Checkpoint, read_checkpoint
+from .format import Checkpoint, read_checkpoint
+from .manifest import UPDATE_NAME
+from .policy import Candidate, KeepPolicy
 from .store import checked_path, list_own
 from .tree import Tree
 from .writer import AsyncWriter
+
+logger = logging.getLogger("loopwright")
 
 METRIC = "metric"  # in the metadata: {"name": ..., "value": ..., "mode": "min" or "max"}
 

@@ -23,15 +23,16 @@ from torch import Tensor
 
 from ..errors import CheckpointError, ConfigurationError
 from .atomic import FileRecord, write_bytes
-from .headers import Json, parse_json
 from .layout import (
     PIECES,
     Box,
+    Json,
     Layout,
     Numbers,
     StoredPiece,
     layouts_bytes,
     numbers_of,
+    parse_json,
     read_box,
     table_of,
     tables_of,
@@ -39,10 +40,8 @@ from .layout import (
     whole,
 )
 from .manifest import record_of
-from .pieces import Group, Piece, is_dtensor, piece_of, region_of
-from .stored import StoredTensor
-from .tensors import DTYPES, split_tied, write_tensors
-from .tree import Tree
+from .tensors import DTYPES, StoredTensor, split_tied, write_tensors
+from .tree import Group, Piece, Tree, is_dtensor, piece_of, region_of
 
 TOKEN = re.compile(r"[0-9]+-[0-9a-f]+")
 LEAVING_SECONDS = 5.0

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
 from ..data.order import derive_seed
 from ..data.random import preserved_rng, rng_state, seed_everything, set_rng_state
@@ -25,7 +24,7 @@ from ..metrics.metric_objects import (
 from ..training.progress import Progress
 from ..training.resume import NOTHING_KEPT, Kept, Mark
 from .atomic import new_token
-from .files import read_checkpoint, write_checkpoint
+from .components import load_model, load_optimizer, undone_on_error
 from .fitting import (
     compare_callbacks,
     compare_components,
@@ -36,11 +35,9 @@ from .fitting import (
     try_meter,
     try_random_state,
 )
-from .pieces import Group, is_dtensor
-from .sharded import load_stored, place_like
-from .stored import StoredTensor
-from .tree import Tree
-from .undoing import undone_on_error
+from .format import read_checkpoint, write_checkpoint
+from .sharded import load_stored
+from .tree import Group, Tree, is_dtensor
 from .weights import save_weights
 
 if TYPE_CHECKING:
@@ -278,16 +275,6 @@ def whole(value: Any) -> Any:
     return value.full_tensor() if isinstance(value, Tensor) and is_dtensor(value) else value
 
 
-def load_model(model: nn.Module, saved: Mapping[str, Any]) -> None:
-    """Load weights into a model, of which this process may hold a part only."""
-    own = model.state_dict()
-    if any(isinstance(v, StoredTensor) for v in saved.values()) or any(map(is_dtensor, own.values())):
-        placed = {k: place_like(v, own[k]) if isinstance(own[k], Tensor) else v for k, v in saved.items()}
-        model.load_state_dict(placed)
-    else:
-        model.load_state_dict(saved)
-
-
 def _named_callbacks(trainer: Trainer) -> dict[str, Callback]:
     """Callbacks under the names their state is saved by: the class, numbered where it occurs again."""
     named: dict[str, Callback] = {}
@@ -299,29 +286,3 @@ def _named_callbacks(trainer: Trainer) -> dict[str, Callback]:
             name = f"{base}-{number}"
         named[name] = callback
     return named
-
-
-def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Load the state; torch casts it to the parameters' type, which is undone where the optimizer keeps another."""
-    params = [p for group in optimizer.param_groups for p in group["params"]]
-    state = _placed(state, params)
-    optimizer.load_state_dict(state)
-    for index, saved in state["state"].items():
-        own = optimizer.state[params[index]]
-        for key, value in saved.items():
-            if isinstance(value, Tensor) and isinstance(own.get(key), Tensor) and own[key].dtype != value.dtype:
-                own[key] = value.to(own[key].device)
-
-
-def _placed(state: dict[str, Any], params: Sequence[Tensor]) -> dict[str, Any]:
-    """The state with its tensors spread over processes as the parameters are that they belong to."""
-    placed = {}
-    for index, saved in state["state"].items():
-        param = params[index]
-        placed[index] = {
-            key: place_like(value, param)
-            if isinstance(value, StoredTensor) or (isinstance(value, Tensor) and is_dtensor(param))
-            else value
-            for key, value in saved.items()
-        }
-    return {**state, "state": placed}

@@ -12,10 +12,19 @@ from typing import Any
 from ..errors import CheckpointError, ConfigurationError
 from ..metrics.history import History
 from .atomic import clean_leftovers, remove_directory
-from .destination import UPDATE_NAME, foreign_names
-from .files import Checkpoint, read_checkpoint
+from .format import Checkpoint, read_checkpoint
 from .history_parts import SharedHistory
-from .manifest import FILE_NAME, Manifest, NewerFormatError, find_problem, plain_name, read_manifest, verify_checkpoint
+from .manifest import (
+    FILE_NAME,
+    UPDATE_NAME,
+    Manifest,
+    NewerFormatError,
+    find_problem,
+    foreign_names,
+    plain_name,
+    read_manifest,
+    verify_checkpoint,
+)
 from .tree import Tree
 from .writer import AsyncWriter
 

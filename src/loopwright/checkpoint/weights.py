@@ -12,12 +12,10 @@ from torch import Tensor
 
 from ..errors import CheckpointError
 from .atomic import staged_file
-from .destination import SAFE, check_file, weights_format
-from .files import check_files, weight_path
+from .format import check_files, weight_path
 from .layout import PIECES
-from .manifest import read_manifest
-from .stored import read_pieces
-from .tensors import DTYPES, read_tensors, write_tensors
+from .manifest import SAFE, check_file, read_manifest, weights_format
+from .tensors import DTYPES, read_pieces, read_tensors, write_tensors
 from .tree import plain_tensor, unescape
 
 PICKLED = (".pt", ".pth", ".bin")

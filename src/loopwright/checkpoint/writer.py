@@ -17,11 +17,10 @@ from torch import Tensor
 
 from ..errors import CheckpointError, ConfigurationError
 from .encoding import encode_with_pieces
-from .files import write_checkpoint
+from .format import write_checkpoint
 from .history_parts import Part
-from .pieces import SINGLE, Group, Piece, is_dtensor, piece_of
 from .sharded import check_token
-from .tree import ATOMS, TensorKey, Tree, plain_tensor, tensor_key
+from .tree import ATOMS, SINGLE, Group, Piece, TensorKey, Tree, is_dtensor, piece_of, plain_tensor, tensor_key
 
 BufferKey: TypeAlias = tuple[tuple[int, ...], torch.dtype, bool]
 

@@ -186,7 +186,7 @@ def check_default_model(trainer: object, models: Mapping[str, nn.Module]) -> Non
 
 def checked_directory(run_dir: str | Path) -> Path:
     """The run directory as a path; an address of another machine is refused."""
-    from ..checkpoint.destination import local_path
+    from ..checkpoint.manifest import local_path
 
     return local_path(run_dir, "run_dir")
 

@@ -12,9 +12,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ...checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from ...checkpoint.destination import local_path
+from ...checkpoint.components import load_optimizer
 from ...checkpoint.fitting import compare_groups, compare_model, listed
-from ...checkpoint.state import load_optimizer
+from ...checkpoint.manifest import local_path
 from ...checkpoint.store import Entry, list_entries
 from ...checkpoint.weights import read_pickle, state_dict_in
 from ...errors import CheckpointError, ConfigurationError

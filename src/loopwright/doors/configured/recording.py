@@ -12,7 +12,7 @@ from typing import Any
 
 from ...callback import Callback
 from ...checkpoint.atomic import staged_file, write_bytes
-from ...checkpoint.destination import local_path
+from ...checkpoint.manifest import local_path
 from ...config import Config
 from ...config.tree import Node
 from ...errors import ConfigurationError

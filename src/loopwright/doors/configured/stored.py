@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ...checkpoint.components import load_parts, read_parts
 from ...checkpoint.inspect import find_checkpoint, list_checkpoints
-from ...checkpoint.parts import load_parts, read_parts
 from ...errors import CheckpointError
 from ...run.reading import best_kept
 from ...trainer import Trainer

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...checkpoint import read_checkpoint, write_checkpoint
+from ...checkpoint.components import Parts, load_parts, read_parts
 from ...checkpoint.fitting import differing_kinds, listed
-from ...checkpoint.parts import Parts, load_parts, read_parts
 from ...checkpoint.state import capture, meta_of, own_rng, restore, write_together
 from ...data.random import set_rng_state
 from ...errors import CheckpointError

@@ -26,7 +26,7 @@ def load(
     engine: Engine, path: str | Path, *, optimizer: bool, scheduler: bool
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Load a checkpoint or a file of weights; what it holds, and what the next `train` goes on from, if anything."""
-    from ...checkpoint.parts import load_parts, read_parts
+    from ...checkpoint.components import load_parts, read_parts
 
     _check_there(Path(path))
     parts = read_parts(path)

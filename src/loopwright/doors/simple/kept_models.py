@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from ...callback import check_arguments, named_hook
 from ...callbacks.interval import metric_of
 from ...callbacks.stopping import EarlyStopping
-from ...checkpoint.destination import check_inside
+from ...checkpoint.manifest import check_inside
 from ...checkpoint.policy import KeepPolicy
 from ...errors import CheckpointError, ConfigurationError
 from ...metrics.direction import Mode, WatchedMetric
 
 if TYPE_CHECKING:
-    from ...checkpoint.parts import Parts
+    from ...checkpoint.components import Parts
     from .engine import Engine
     from .trainer import Trainer
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ....checkpoint.destination import check_directory
+from ....checkpoint.manifest import check_directory
 from ....errors import ConfigurationError, NonFiniteLossError
 from ....metrics.direction import direction_of
 from ....training.progress import counted

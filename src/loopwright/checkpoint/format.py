@@ -32,17 +32,24 @@ from torch import Tensor
 
 from ..errors import CheckpointError
 from .atomic import FileRecord, shared_staging, staged_directory, write_bytes
-from .decoding import decode
-from .destination import check_directory
-from .encoding import HEADER_KEY, encode_with_pieces
-from .headers import Json, parse_json
+from .encoding import decode, encode_with_pieces
 from .history_parts import Part, files_in, read_history
-from .manifest import FORMAT, MANIFEST, REMEDY, STATE, TENSORS, Manifest, find_problem, manifest_bytes, read_manifest
-from .pieces import SINGLE, Group
+from .layout import HEADER_KEY, Json, parse_json
+from .manifest import (
+    FORMAT,
+    MANIFEST,
+    REMEDY,
+    STATE,
+    TENSORS,
+    Manifest,
+    check_directory,
+    find_problem,
+    manifest_bytes,
+    read_manifest,
+)
 from .sharded import check_token, gather_parts, part_name, write_part
-from .stored import StoredFiles, StoredTensor, read_pieces, stored_pieces, stored_tensors
-from .tensors import read_tensors, write_tensors
-from .tree import Tree, escape, unescape
+from .tensors import StoredFiles, StoredTensor, read_pieces, read_tensors, stored_pieces, stored_tensors, write_tensors
+from .tree import SINGLE, Group, Tree, escape, unescape
 
 MODELS = "models"
 LONGEST_NAME = 100
