@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoint_helpers import resign, same
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -21,6 +20,7 @@ from loopwright.callbacks import EMA, BestModel, EarlyStopping
 from loopwright.checkpoint import read_checkpoint, write_checkpoint
 from loopwright.checkpoint.state import capture
 from loopwright.errors import CheckpointError, LoopwrightError
+from tests.checkpoint.helpers import resign, same
 
 DATA = TensorDataset(torch.arange(64.0).reshape(16, 4) / 64, torch.arange(16.0).reshape(16, 1))
 NUM_MUTATIONS = 100

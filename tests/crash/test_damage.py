@@ -15,7 +15,7 @@ from loopwright import CheckpointError, Trainer
 from loopwright.callbacks import Checkpoints
 from loopwright.checkpoint import list_checkpoints, update_name, verify_checkpoint
 
-from ..checkpoint.checkpoint_helpers import resign
+from ..checkpoint.helpers import resign
 from ..loops import assert_same_model, build_net
 from ..runs import adam, assert_same_run, cross_entropy, rows
 

@@ -5,10 +5,8 @@ from itertools import pairwise
 
 import pytest
 import torch
-from checkpoint_helpers import resign, same
 from hypothesis import given
 from hypothesis import strategies as st
-from pieces_helpers import NOTHING, one_tensor, part_of, piece, rows, whole_state, write_parts, write_together
 
 from loopwright.checkpoint import (
     AsyncWriter,
@@ -27,6 +25,8 @@ from loopwright.checkpoint import (
 )
 from loopwright.checkpoint.layout import Box, Layout, StoredPiece, whole
 from loopwright.errors import CheckpointError, ConfigurationError
+from tests.checkpoint.helpers import resign, same
+from tests.checkpoint.shards import NOTHING, one_tensor, part_of, piece, rows, whole_state, write_parts, write_together
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 6])

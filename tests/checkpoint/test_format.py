@@ -8,11 +8,11 @@ from contextlib import suppress
 
 import pytest
 import torch
-from checkpoint_helpers import resign, same, training_state, write_numbered
 from safetensors.torch import load_file
 
 from loopwright.checkpoint import read_checkpoint, read_manifest, verify_checkpoint, write_checkpoint
 from loopwright.errors import CheckpointError
+from tests.checkpoint.helpers import resign, same, training_state, write_numbered
 
 FILES = ["manifest.json", "state.json", "state.safetensors", "default.safetensors"]
 

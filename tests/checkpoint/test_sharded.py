@@ -6,9 +6,6 @@ import threading
 
 import pytest
 import torch
-from checkpoint_helpers import same
-from pieces_helpers import part_of, piece, rows, whole_state, write_parts
-from tests.forked import call_forked
 
 from loopwright.checkpoint import (
     AsyncWriter,
@@ -27,6 +24,9 @@ from loopwright.checkpoint import (
 from loopwright.checkpoint import sharded as gathering
 from loopwright.checkpoint.layout import Box, read_layouts, whole
 from loopwright.errors import CheckpointError
+from tests.checkpoint.helpers import same
+from tests.checkpoint.shards import part_of, piece, rows, whole_state, write_parts
+from tests.forked import call_forked
 
 
 def test_a_process_copies_only_what_it_writes_of_a_checkpoint():

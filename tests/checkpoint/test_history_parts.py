@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_helpers import resign
 
 from loopwright import History
 from loopwright.checkpoint import AsyncWriter, CheckpointStore, read_checkpoint, update_name, verify_checkpoint
 from loopwright.errors import CheckpointError
 from loopwright.metrics import history as history_module
+from tests.checkpoint.helpers import resign
 
 
 def add_epoch(history: History, *, num_steps: int = 1) -> None:
