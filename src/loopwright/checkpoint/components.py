@@ -114,12 +114,17 @@ class Parts:
     schedules: Mapping[str, Any] = field(default_factory=dict)
     rest: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def tree(self) -> dict[str, Any]:
+        """All of it, as a checkpoint holds it."""
+        return {"models": self.models, "optimizers": self.optimizers, "schedules": self.schedules, **self.rest}
+
 
 def read_parts(path: str | Path) -> Parts:
     """Read a checkpoint directory, or a file of weights with or without `optimizer_state_dict` and the like."""
     source = Path(path)
     if source.is_dir():
-        rest = dict(read_checkpoint(source).tree)
+        rest = _table(read_checkpoint(source).tree, source)
         models, optimizers, schedules = (rest.pop(part, {}) for part in ("models", "optimizers", "schedules"))
         return Parts(source, models, optimizers, schedules, rest)
     if is_safetensors(source):
@@ -133,6 +138,12 @@ def read_parts(path: str | Path) -> Parts:
         {} if scheduler is None else {"scheduler": scheduler},
         rest,
     )
+
+
+def _table(tree: Any, source: Path) -> dict[str, Any]:
+    if not isinstance(tree, Mapping):
+        raise CheckpointError(f"{source} holds {type(tree).__name__} instead of the state of models and optimizers.")
+    return dict(tree)
 
 
 def _first(entries: dict[str, Any], names: tuple[str, ...]) -> Any:

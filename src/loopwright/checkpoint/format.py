@@ -36,7 +36,6 @@ from .encoding import decode, encode_with_pieces
 from .history_parts import Part, files_in, read_history
 from .layout import HEADER_KEY, Json, parse_json
 from .manifest import (
-    FORMAT,
     MANIFEST,
     REMEDY,
     STATE,
@@ -47,6 +46,7 @@ from .manifest import (
     manifest_bytes,
     read_manifest,
 )
+from .migrations import upgrade, versions_in
 from .sharded import check_token, gather_parts, part_name, write_part
 from .tensors import StoredFiles, StoredTensor, read_pieces, read_tensors, stored_pieces, stored_tensors, write_tensors
 from .tree import SINGLE, Group, Tree, escape, unescape
@@ -104,8 +104,12 @@ def write_checkpoint(
             if pieces:
                 write_part(staging, group.rank, pieces)
                 files |= gather_parts(staging, group, pieces, stop or threading.Event())
-            version = FORMAT if parts else 1
-            write_bytes(staging / MANIFEST, manifest_bytes(meta or {}, files, models, destination.name, version))
+            content = manifest_bytes(
+                *(meta or {}, files, models, destination.name),
+                versions=versions_in(tree),
+                has_history_files=bool(parts),
+            )
+            write_bytes(staging / MANIFEST, content)
             check_directory(destination)  # once more: writing takes its time
 
 
@@ -150,7 +154,7 @@ def read_checkpoint(
     if manifest.format > 1 and (names := files_in(tree)):
         check_listed(directory, manifest, names)
         tree["history"] = read_history(directory, names)
-    return Checkpoint(manifest.meta, tree, directory)
+    return Checkpoint(manifest.meta, upgrade(tree, manifest.versions, str(directory)), directory)
 
 
 def check_listed(directory: Path, manifest: Manifest, names: list[str]) -> None:

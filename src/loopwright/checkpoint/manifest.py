@@ -7,7 +7,8 @@ import json
 import os
 import re
 import stat
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from ..errors import CheckpointError, ConfigurationError
 from .atomic import CHUNK, FileRecord
 from .layout import PIECES, Json, parse_json, read_layouts, table_of, text_of
 
-FORMAT = 2  # 2: the history may be in files of its own; what does without is still written as 1
+# The format of the files, of which the lowest that suffices is written: 2, where the history is in files of its own; 3,
+# where a part of the state has a version above 1, which readers of format 2 do not look at (see `migrations.py`).
+FORMAT = 3
 MANIFEST = "manifest.json"
 STATE = "state.json"
 TENSORS = "state.safetensors"
@@ -41,6 +44,7 @@ class Manifest:
     loopwright: str
     format: int
     name: str | None = None  # that it was written under; None where an earlier version wrote it
+    versions: dict[str, int] = field(default_factory=dict)  # of the parts of the state; empty in earlier checkpoints
 
     @property
     def size(self) -> int:
@@ -56,19 +60,26 @@ class Manifest:
 
 
 def manifest_bytes(
-    meta: dict[str, Any], files: dict[str, FileRecord], models: dict[str, str], name: str, version: int = 1
+    meta: dict[str, Any],
+    files: dict[str, FileRecord],
+    models: dict[str, str],
+    name: str,
+    *,
+    versions: Mapping[str, int],
+    has_history_files: bool = False,
 ) -> bytes:
     """A manifest that also vouches for itself, as it is written."""
     from .encoding import encode_plain
 
     content: dict[str, Json] = {
-        "format": version,
+        "format": 3 if any(version > 1 for version in versions.values()) else 2 if has_history_files else 1,
         "loopwright": __version__,
         "name": plain_name(name),
         "created": datetime.now(UTC).isoformat(timespec="microseconds"),
         "meta": encode_plain(meta, "The metadata of a checkpoint"),
         "files": {name: asdict(record) for name, record in files.items()},
         "models": dict(models),
+        "versions": dict(versions),
     }
     return json.dumps(content | {"sha256": _digest(content)}, indent=1).encode()
 
@@ -96,11 +107,13 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
     if not isinstance(content, dict) or not isinstance(number, int):
         raise CheckpointError(f"{name} is not a manifest: it states no format; {REMEDY}.")
     is_damaged = content.pop("sha256", None) != _digest(content)
-    if not 1 <= number <= FORMAT:
+    if number > FORMAT:
         raise (CheckpointError if is_damaged else NewerFormatError)(
             f"{name} was written by a newer version of loopwright (format {number}, "
             f"this one reads up to {FORMAT}): upgrade loopwright."
         )
+    if number < 1:
+        raise CheckpointError(f"{name} states format {number}, which no version of loopwright writes; {REMEDY}.")
     if is_damaged:
         raise CheckpointError(f"{name} does not match its own hash: it is damaged; {REMEDY}.")
     return _parse(content, number, name)
@@ -182,6 +195,7 @@ def _parse(content: dict[str, Json], number: int, name: Path) -> Manifest:
         models = {model: str(file) for model, file in table_of(content["models"]).items()}
         created, version = str(content["created"]), str(content["loopwright"])
         noted = None if "name" not in content else text_of(content["name"])
+        versions = {part: _version(number) for part, number in table_of(content.get("versions", {})).items()}
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{name} is malformed ({error!r}); {REMEDY}.") from None
     for file in (*files, *models.values()):
@@ -189,7 +203,13 @@ def _parse(content: dict[str, Json], number: int, name: Path) -> Manifest:
             raise CheckpointError(f"{name} was refused: {file!r} is not a plain file name inside {name.parent}.")
     if not isinstance(meta, dict) or {STATE, TENSORS, *models.values()} - set(files):
         raise CheckpointError(f"{name} does not list every file of a checkpoint; {REMEDY}.")
-    return Manifest(meta, files, models, created, version, number, noted)
+    return Manifest(meta, files, models, created, version, number, noted, versions)
+
+
+def _version(value: Json) -> int:
+    if type(value) is not int or value < 1:
+        raise TypeError(f"expected a version, found {value!r:.60}")
+    return value
 
 
 def _decoded(meta: Json) -> Any:

@@ -30,12 +30,12 @@ from .fitting import (
     compare_components,
     compare_rest,
     listed,
-    tried,
-    try_history,
-    try_meter,
-    try_random_state,
+    wrong_history,
+    wrong_meter,
+    wrong_rng,
 )
 from .format import read_checkpoint, write_checkpoint
+from .migrations import complete_state, migrate_callbacks, unused_states
 from .sharded import load_stored
 from .tree import Group, Tree, is_dtensor
 from .weights import save_weights
@@ -43,12 +43,6 @@ from .weights import save_weights
 if TYPE_CHECKING:
     from ..callback import Callback
     from ..trainer import Trainer
-
-
-PARTS = (
-    *("models", "optimizers", "schedules", "lanes", "callbacks", "progress"),
-    *("history", "meter", "data", "stop_reason", "rng"),
-)
 
 
 RUN = ("progress", "history", "meter", "data", "stop_reason", "rng", "lanes")
@@ -63,12 +57,14 @@ def capture(trainer: Trainer, *, has_history: bool = True) -> dict[str, Tree]:
     if trainer.mark is not None:  # loaded and not trained since
         lanes, data, eval_data = trainer.mark.lanes, trainer.mark.data, trainer.mark.eval_data
         program = trainer.mark.fingerprint
+    callbacks = _named_callbacks(trainer)
     return {
         "models": capture_models(trainer),
         "optimizers": {name: optimizer.state_dict() for name, optimizer in trainer.optimizers.items()},
         "schedules": {name: s.scheduler.state_dict() for name, s in trainer.schedules.items()},
         "lanes": lanes,
-        "callbacks": {name: callback.state_dict() for name, callback in _named_callbacks(trainer).items()},
+        "callbacks": {name: callback.state_dict() for name, callback in callbacks.items()},
+        "callback_versions": {name: callback.state_version for name, callback in callbacks.items()},
         "progress": trainer.progress.state_dict(),
         "history": trainer.history.state_dict() if has_history else None,
         "meter": each_process(trainer, trainer.meter.state_dict()),
@@ -114,13 +110,9 @@ def restore(trainer: Trainer, tree: Any, source: str, *, kept: Kept = NOTHING_KE
 
     The position in the data is left in `trainer.mark`, for whoever opens the data to go on from here.
     """
-    missing = [part for part in PARTS if not isinstance(tree, Mapping) or part not in tree]
-    if missing:
-        raise CheckpointError(
-            f"Checkpoint {source} is no complete state of a trainer: it holds no {', '.join(missing)}. For the weights "
-            "alone, as of a kept model, use `trainer.load_weights(path)`."
-        )
+    tree, callbacks = complete_state(tree, source), _named_callbacks(trainer)
     small = load_stored({part: value for part, value in tree.items() if part not in ("models", "optimizers")})
+    small["callbacks"] = migrate_callbacks(callbacks, small, source)
     if problems := _compare(trainer, tree, small, kept):
         raise CheckpointError(
             f"Checkpoint {source} does not fit this trainer, and nothing was loaded:{listed(problems)}\nBuild the same "
@@ -128,10 +120,10 @@ def restore(trainer: Trainer, tree: Any, source: str, *, kept: Kept = NOTHING_KE
             f"({trainer.start_over})."
         )
     rng = own_rng(small["rng"], trainer)
-    measured = own_process(trainer, small.get("metrics", {}))
+    measured = own_process(trainer, small["metrics"])
     progress = Progress()
     progress.load_state_dict(small["progress"])
-    with undone_on_error(trainer, source, _named_callbacks(trainer).values()) as at:
+    with undone_on_error(trainer, source, callbacks.values()) as at:
         for name, optimizer in trainer.optimizers.items():
             at.part = f"optimizers: {name}"
             if name not in kept.optimizers:
@@ -141,7 +133,7 @@ def restore(trainer: Trainer, tree: Any, source: str, *, kept: Kept = NOTHING_KE
             at.part = f"schedules: {name}"
             if name not in kept.schedules:
                 schedule.scheduler.load_state_dict(small["schedules"][name])
-        for name, callback in _named_callbacks(trainer).items():
+        for name, callback in callbacks.items():
             at.part = f"callbacks: {name}"
             callback.load_state_dict(small["callbacks"].get(name) or callback.state_dict())
         at.part = "lanes"
@@ -155,11 +147,13 @@ def restore(trainer: Trainer, tree: Any, source: str, *, kept: Kept = NOTHING_KE
     trainer.progress.load_state_dict(small["progress"])
     trainer.history.load_state_dict(small["history"])
     load_meter(trainer, small["meter"])
-    load_computed(trainer, small.get("computed", {}))
+    load_computed(trainer, small["computed"])
     trainer.stop_reason = small["stop_reason"]
-    trainer.num_pieces = max(trainer.num_pieces, small.get("num_pieces", 1))  # what did not fit will not fit
-    trainer.mark = Mark(small["data"], rng, small["lanes"], small.get("eval_data"), small.get("fingerprint"))
+    trainer.num_pieces = max(trainer.num_pieces, small["num_pieces"])  # what did not fit will not fit
+    trainer.mark = Mark(small["data"], rng, small["lanes"], small["eval_data"], small["fingerprint"])
     set_rng_state(rng)
+    for line in unused_states(callbacks, small, source):
+        trainer.say(line)
 
 
 def _compare(trainer: Trainer, tree: Mapping[str, Any], small: Mapping[str, Any], kept: Kept) -> list[str]:
@@ -178,9 +172,9 @@ def compare_run(trainer: Trainer, small: Mapping[str, Any]) -> list[str]:
         return [f"{', '.join(missing)}: not in the checkpoint"]
     return [
         *compare_rest(small, trainer.optimizers),
-        *tried("history", lambda: try_history(small["history"])),
-        *tried("meter", lambda: try_meter(own_process(trainer, small["meter"]))),
-        *tried("rng", lambda: try_random_state(lambda: set_rng_state(own_rng(small["rng"], trainer)))),
+        *wrong_history(small["history"]),
+        *wrong_meter(own_process(trainer, small["meter"])),
+        *wrong_rng(small["rng"], lambda: set_rng_state(own_rng(small["rng"], trainer))),
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -161,8 +161,10 @@ def _load(trainer: Trainer, origin: Origin) -> Resumed | None:
 
 def take_up(trainer: Trainer, checkpoint: Checkpoint, origin: Origin) -> bool:
     """Restore a checkpoint of the same program, or of another one where that is accepted; whether it was another."""
+    from ..checkpoint.migrations import complete_state
     from ..checkpoint.state import restore
 
+    checkpoint = replace(checkpoint, tree=complete_state(checkpoint.tree, str(checkpoint.path)))
     changed = _compare(trainer, checkpoint, origin)
     if not changed:
         restore(trainer, checkpoint.tree, str(checkpoint.path))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ...checkpoint import read_checkpoint, write_checkpoint
 from ...checkpoint.components import Parts, load_parts, read_parts
 from ...checkpoint.fitting import differing_kinds, listed
+from ...checkpoint.migrations import complete_state, explained
 from ...checkpoint.state import capture, meta_of, own_rng, restore, write_together
 from ...data.random import set_rng_state
 from ...errors import CheckpointError
@@ -79,14 +80,15 @@ def load_run(door: Trainer, directory: str | Path) -> dict[str, Any]:
     core.order_seed = own["seed"]
     core.close_streams()
     core.prepare_loaders()
-    restore(core, tree, str(directory))
+    restore(core, {part: state for part, state in tree.items() if part != OWN}, str(directory))
     mark, core.mark = core.mark, None
     assert mark is not None
     assert core.train_stream is not None
     core.optimization.load_state_dict(mark.lanes)
     mark.enter(core.train_stream, core.eval_stream)
     core.stage, core.resumed_event = own["stage"], own["event"]
-    door.run_history.load_state_dict(own["history"])
+    with explained(f"{OWN}: history in {directory} cannot be loaded"):
+        door.run_history.load_state_dict(own["history"])
     return tree
 
 
@@ -95,15 +97,17 @@ def load_callbacks(door: Trainer, tree: Mapping[str, Any]) -> None:
     saved = tree[OWN]["callbacks"]
     for name, callback in door.callback_handler.named().items():
         if name in saved:
-            callback.load_state_dict(saved[name])
+            with explained(f"{OWN}: callbacks: {name} cannot take its state of the training state"):
+                callback.load_state_dict(saved[name])
     set_rng_state(own_rng(tree["rng"], door._core))
 
 
 def load_state_into(door: Trainer, directory: str | Path) -> dict[str, Any]:
     """Model, optimizer, scheduler if there is one, history, callbacks and random numbers of a saved run."""
-    tree = _read_state(directory)
+    tree = complete_state(_read_state(directory), str(directory))
     load_parts(_core_of(door), Parts(Path(directory), tree["models"], tree["optimizers"], tree["schedules"]))
-    door.run_history.load_state_dict(tree[OWN]["history"])
+    with explained(f"{OWN}: history in {directory} cannot be loaded"):
+        door.run_history.load_state_dict(tree[OWN]["history"])
     load_callbacks(door, tree)
     return dict(tree[OWN]["extra"])
 

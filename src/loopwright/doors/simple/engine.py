@@ -180,9 +180,9 @@ class Engine(Components):
         note_steps(self, self.progress.update)
         self.num_calls = self.progress.call
         self.stop_reason = state["stop_reason"]
-        self.fingerprint = state.get("fingerprint")  # the run that goes on is the one that was saved
+        self.fingerprint = state["fingerprint"]  # the run that goes on is the one that was saved
         rng, program = own_rng(state["rng"], self), self.fingerprint
-        self.mark = Mark(state["data"], rng, state["lanes"], state.get("eval_data"), program)
+        self.mark = Mark(state["data"], rng, state["lanes"], state["eval_data"], program)
         set_rng_state(self.mark.rng)
 
     def single_eval_mode(self) -> AbstractContextManager[None]:
