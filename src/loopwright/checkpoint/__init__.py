@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .sharded import load_stored, place_like, restore_into
     from .store import CheckpointStore, Entry, update_name
     from .tensors import StoredTensor
-    from .tree import Group, Piece, Tree
+    from .tree import Group, Piece, TensorShard, Tree
     from .weights import load_weights, save_weights
     from .writer import AsyncWriter, SnapshotBuffers, snapshot
 
@@ -46,6 +46,7 @@ __all__ = [
     "SnapshotBuffers",
     "StoredTensor",
     "TensorInfo",
+    "TensorShard",
     "Tree",
     "decode",
     "describe_checkpoint",
@@ -88,6 +89,7 @@ _HOMES = {
     "SnapshotBuffers": "writer",
     "StoredTensor": "tensors",
     "TensorInfo": "layout",
+    "TensorShard": "tree",
     "Tree": "tree",
     "decode": "encoding",
     "describe_checkpoint": "inspect",

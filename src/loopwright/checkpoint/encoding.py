@@ -22,7 +22,7 @@ from torch import Tensor
 from ..errors import CheckpointError
 from .layout import HEADER_KEY, Json, text_of
 from .tensors import StoredTensor, numbers_tensor, stored_form
-from .tree import Piece, Tree, is_dtensor, join_path, piece_of, plain_tensor, refusal
+from .tree import TensorShard, Tree, is_dtensor, join_path, plain_tensor, refusal, shard_of
 
 NUMBERS_FROM = 256  # a list of this many floats or ints is kept as a tensor: smaller, exact and quick
 ARRAY_KINDS = "biufcmMSU"
@@ -32,18 +32,18 @@ CANONICAL_NAN = struct.pack(">d", math.nan)
 
 def encode(tree: Tree) -> tuple[Json, dict[str, Tensor]]:
     """The tree as JSON, and its tensors by a readable path such as `optimizers/default/state/0/exp_avg`."""
-    structure, tensors, pieces = encode_with_pieces(tree)
-    for path, piece in pieces.items():
+    structure, tensors, shards = encode_with_shards(tree)
+    for path, shard in shards.items():
         remedy = "gather it to a plain tensor first (`full_tensor()` for a DTensor)"
-        raise refusal(path, piece, remedy, "a tensor that is spread over processes")
+        raise refusal(path, shard, remedy, "a tensor that is spread over processes")
     return structure, tensors
 
 
-def encode_with_pieces(tree: Tree) -> tuple[Json, dict[str, Tensor], dict[str, Piece]]:
+def encode_with_shards(tree: Tree) -> tuple[Json, dict[str, Tensor], dict[str, TensorShard]]:
     """The tree as JSON, its tensors, and this process's part of those that are spread over several."""
     encoder = _Encoder()
     try:
-        return encoder.encode(tree, ""), encoder.tensors, encoder.pieces
+        return encoder.encode(tree, ""), encoder.tensors, encoder.shards
     except RecursionError:
         raise CheckpointError(
             "The state is nested too deeply, or contains itself: return plain, finite containers."
@@ -63,7 +63,7 @@ def encode_plain(tree: Tree, what: str) -> Json:
 class _Encoder:
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
-        self.pieces: dict[str, Piece] = {}
+        self.shards: dict[str, TensorShard] = {}
 
     def encode(self, value: Tree, path: str) -> Json:
         encode = _BY_TYPE.get(type(value)) or _by_ancestor(value)
@@ -79,7 +79,7 @@ class _Encoder:
     def free_key(self, path: str) -> str:
         """The path of a tensor, or one as near to it as is free."""
         key, number = path, 2
-        while key in self.tensors or key in self.pieces or key in ("", HEADER_KEY):
+        while key in self.tensors or key in self.shards or key in ("", HEADER_KEY):
             key, number = f"{path}~{number}", number + 1
         return key
 
@@ -140,12 +140,12 @@ class _Encoder:
         return {"$tensor": self.add(tensor, path), **foreign}
 
     def put_dtensor(self, value: Tree, path: str) -> Json:
-        return self.put_piece(piece_of(value, path), path)
+        return self.put_shard(shard_of(value, path), path)
 
-    def put_piece(self, value: Piece, path: str) -> Json:
+    def put_shard(self, value: TensorShard, path: str) -> Json:
         tensor, foreign = stored_form(plain_tensor(value.local, path))
         key = self.free_key(path)
-        self.pieces[key] = value.stored_as(tensor)
+        self.shards[key] = value.stored_as(tensor)
         return {"$tensor": key, **foreign}
 
     def put_array(self, value: np.ndarray[tuple[int, ...], np.dtype[np.generic]], path: str) -> Json:
@@ -191,7 +191,7 @@ _BY_TYPE: dict[type, Callable[[_Encoder, Tree, str], Json]] = {
     Counter: _Encoder.put_counter,
     OrderedDict: _Encoder.put_ordered,
     Tensor: _Encoder.put_tensor,
-    Piece: _Encoder.put_piece,
+    TensorShard: _Encoder.put_shard,
     np.ndarray: _Encoder.put_array,
     torch.dtype: _Encoder.put_dtype,
     torch.device: _Encoder.put_device,

@@ -11,8 +11,8 @@ update-00000120/
 
 Where tensors are spread over several processes, there is beside it, from each of them and of all together,
 ```
-  shard-0.safetensors   the pieces that one process holds, under the paths of the tensors in the state
-  pieces.json           which box of which tensor each piece fills
+  shard-0.safetensors   the shards that one process holds, under the paths of the tensors in the state
+  pieces.json           which box of which tensor each shard fills
 ```
 """
 
@@ -32,7 +32,7 @@ from torch import Tensor
 
 from ..errors import CheckpointError
 from .atomic import FileRecord, shared_staging, staged_directory, write_bytes
-from .encoding import decode, encode_with_pieces
+from .encoding import decode, encode_with_shards
 from .history_parts import Part, files_in, read_history
 from .layout import HEADER_KEY, Json, parse_json
 from .manifest import (
@@ -48,7 +48,7 @@ from .manifest import (
 )
 from .migrations import upgrade, versions_in
 from .sharded import check_token, gather_parts, part_name, write_part
-from .tensors import StoredFiles, StoredTensor, read_pieces, read_tensors, stored_pieces, stored_tensors, write_tensors
+from .tensors import StoredFiles, StoredTensor, read_shards, read_tensors, stored_shards, stored_tensors, write_tensors
 from .tree import SINGLE, Group, Tree, escape, unescape
 
 MODELS = "models"
@@ -86,24 +86,24 @@ def write_checkpoint(
     """
     check_token(group, token)
     destination = Path(os.path.realpath(path))  # what a link leads to is written, and the link stays
-    structure, tensors, pieces = encode_with_pieces(tree)
-    shared = shared_staging(destination, token, group.rank) if pieces and group.world > 1 else None
+    structure, tensors, shards = encode_with_shards(tree)
+    shared = shared_staging(destination, token, group.rank) if shards and group.world > 1 else None
     with _explained(destination, group):
         if not group.is_main:
             if shared is not None:
                 shared.mkdir(parents=True, exist_ok=True)
-                write_part(shared, group.rank, pieces)
+                write_part(shared, group.rank, shards)
             return
         check_directory(path)
-        taken = {part_name(rank) for rank in range(group.world)} if pieces else set()
+        taken = {part_name(rank) for rank in range(group.world)} if shards else set()
         models = _model_files(tree, taken | {part.name for part in parts} | set(beside or ()))
         with staged_directory(destination, shared) as staging:
             files = _write_state(staging, structure, _split(tensors, models))
             files |= {part.name: part.put_into(staging) for part in parts}
             files |= {name: write_bytes(staging / name, content) for name, content in (beside or {}).items()}
-            if pieces:
-                write_part(staging, group.rank, pieces)
-                files |= gather_parts(staging, group, pieces, stop or threading.Event())
+            if shards:
+                write_part(staging, group.rank, shards)
+                files |= gather_parts(staging, group, shards, stop or threading.Event())
             content = manifest_bytes(
                 *(meta or {}, files, models, destination.name),
                 versions=versions_in(tree),
@@ -175,7 +175,7 @@ def _all_tensors(directory: Path, manifest: Manifest, copies: bool) -> Iterator[
     for model, file in manifest.models.items():
         for key, tensor in read_tensors(directory / file, copies=copies).items():
             yield weight_path(model, key), tensor
-    yield from read_pieces(directory, manifest).items()
+    yield from read_shards(directory, manifest).items()
 
 
 def _all_stored(directory: Path, manifest: Manifest) -> Iterator[tuple[str, StoredTensor]]:
@@ -184,7 +184,7 @@ def _all_stored(directory: Path, manifest: Manifest) -> Iterator[tuple[str, Stor
     for model, file in manifest.models.items():
         for key, tensor in stored_tensors(directory, file, files):
             yield weight_path(model, key), tensor
-    yield from stored_pieces(directory, manifest, files).items()
+    yield from stored_shards(directory, manifest, files).items()
 
 
 def weight_path(model: str, key: str) -> str:

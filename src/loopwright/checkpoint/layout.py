@@ -1,6 +1,6 @@
-"""Where the pieces of a tensor are that several processes wrote, and whether they make up the whole of it.
+"""Where the shards of a tensor are that several processes wrote, and whether they make up the whole of it.
 
-`pieces.json` of a checkpoint lists, for every such tensor, its type and shape and the box that each piece fills.
+`pieces.json` of a checkpoint lists, for every such tensor, its type and shape and the box that each shard fills.
 Nothing here imports torch.
 """
 
@@ -116,7 +116,7 @@ def _counted(name: str) -> list[tuple[int, str]]:
     return [(len(part) if part.isdecimal() else 0, part) for part in re.split(r"(\d+)", name)]
 
 
-PIECES = "pieces.json"
+SHARDS = "pieces.json"
 
 Numbers: TypeAlias = tuple[int, ...]
 
@@ -159,7 +159,7 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredPiece:
+class StoredShard:
     """A box of a tensor, and the entry of the file that holds it."""
 
     file: str
@@ -169,15 +169,15 @@ class StoredPiece:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A tensor in a checkpoint: its type as stored, its shape, and the pieces it consists of."""
+    """A tensor in a checkpoint: its type as stored, its shape, and the shards it consists of."""
 
     dtype: str
     shape: Numbers
-    pieces: tuple[StoredPiece, ...]
+    shards: tuple[StoredShard, ...]
 
     def find_problem(self) -> str | None:
-        """Why the pieces do not cover the tensor exactly once, None where they do."""
-        return _find_gap(self.shape, tuple(piece.box for piece in self.pieces))
+        """Why the shards do not cover the tensor exactly once, None where they do."""
+        return _find_gap(self.shape, tuple(shard.box for shard in self.shards))
 
 
 def whole(shape: Numbers) -> Box:
@@ -186,14 +186,19 @@ def whole(shape: Numbers) -> Box:
 
 
 def layouts_bytes(layouts: Mapping[str, Layout]) -> bytes:
-    """The table of pieces, as it is written."""
-    content = {"tensors": {name: asdict(layout) for name, layout in layouts.items()}}
+    """The table of shards, as it is written."""
+    content = {"tensors": {name: _entry_of(layout) for name, layout in layouts.items()}}
     return json.dumps(content, separators=(",", ":")).encode()
 
 
+def _entry_of(layout: Layout) -> dict[str, object]:
+    shards = [asdict(shard) for shard in layout.shards]
+    return {"dtype": layout.dtype, "shape": layout.shape, "pieces": shards}  # the name that the format has for them
+
+
 def read_layouts(directory: Path, files: Iterable[str]) -> dict[str, Layout]:
-    """The tensors of a checkpoint that are in pieces, once the pieces are known to be there and to make them up."""
-    path = directory / PIECES
+    """The tensors of a checkpoint that are in shards, once the shards are known to be there and to make them up."""
+    path = directory / SHARDS
     try:
         content = parse_json(path.read_bytes(), str(path))
         layouts = {name: _layout(entry) for name, entry in table_of(table_of(content)["tensors"]).items()}
@@ -239,15 +244,15 @@ def numbers_of(value: Json) -> Numbers:
 
 def _layout(value: Json) -> Layout:
     entry = table_of(value)
-    pieces = tuple(
-        StoredPiece(text_of(piece["file"]), text_of(piece["name"]), read_box(table_of(piece["box"])))
-        for piece in tables_of(entry["pieces"])
+    shards = tuple(
+        StoredShard(text_of(shard["file"]), text_of(shard["name"]), read_box(table_of(shard["box"])))
+        for shard in tables_of(entry["pieces"])
     )
-    return Layout(text_of(entry["dtype"]), numbers_of(entry["shape"]), pieces)
+    return Layout(text_of(entry["dtype"]), numbers_of(entry["shape"]), shards)
 
 
 def _files_of(layouts: Mapping[str, Layout]) -> set[str]:
-    return {piece.file for layout in layouts.values() for piece in layout.pieces}
+    return {shard.file for layout in layouts.values() for shard in layout.shards}
 
 
 def _entries(path: str | os.PathLike[str]) -> dict[str, TensorInfo]:
@@ -256,12 +261,12 @@ def _entries(path: str | os.PathLike[str]) -> dict[str, TensorInfo]:
 
 def _misfits(layout: Layout, headers: Mapping[str, Mapping[str, TensorInfo]]) -> Iterator[str]:
     """What the files hold otherwise than the table says."""
-    for piece in layout.pieces:
-        info = headers.get(piece.file, {}).get(piece.name)
+    for shard in layout.shards:
+        info = headers.get(shard.file, {}).get(shard.name)
         if info is None:
-            yield f"{piece.file!r} with its entry {piece.name!r} is not part of the checkpoint"
-        elif (info.dtype, info.shape) != (layout.dtype, piece.box.shape):
-            yield f"{piece.file} holds {info.dtype} {list(info.shape)}, not {layout.dtype} {list(piece.box.shape)}"
+            yield f"{shard.file!r} with its entry {shard.name!r} is not part of the checkpoint"
+        elif (info.dtype, info.shape) != (layout.dtype, shard.box.shape):
+            yield f"{shard.file} holds {info.dtype} {list(info.shape)}, not {layout.dtype} {list(shard.box.shape)}"
 
 
 @lru_cache(maxsize=1024)  # most tensors of a model are cut the same way
@@ -270,13 +275,13 @@ def _find_gap(shape: Numbers, boxes: tuple[Box, ...]) -> str | None:
 
     for box in boxes:
         if not box.fits(shape):
-            return f"the piece at {list(box.offsets)} of {list(box.shape)} lies outside its shape {list(shape)}"
+            return f"the shard at {list(box.offsets)} of {list(box.shape)} lies outside its shape {list(shape)}"
     filled = [box for box in boxes if box.num_values]
     if filled and shape:
         starts = np.array([box.offsets for box in filled])
         ends = starts + np.array([box.shape for box in filled])
         for box, start, end in zip(filled, starts, ends, strict=True):
             if ((starts < end) & (start < ends)).all(axis=1).sum() > 1:
-                return f"the piece at {list(box.offsets)} of {list(box.shape)} overlaps another"
+                return f"the shard at {list(box.offsets)} of {list(box.shape)} overlaps another"
     count, total = sum(box.num_values for box in filled), math.prod(shape)
-    return None if count == total else f"its pieces hold {count} values instead of {total}"
+    return None if count == total else f"its shards hold {count} values instead of {total}"

@@ -16,7 +16,7 @@ from typing import Any
 from .._version import __version__
 from ..errors import CheckpointError, ConfigurationError
 from .atomic import CHUNK, FileRecord
-from .layout import PIECES, Json, parse_json, read_layouts, table_of, text_of
+from .layout import SHARDS, Json, parse_json, read_layouts, table_of, text_of
 
 # The format of the files, of which the lowest that suffices is written: 2, where the history is in files of its own; 3,
 # where a part of the state has a version above 1, which readers of format 2 do not look at (see `migrations.py`).
@@ -127,7 +127,7 @@ def verify_checkpoint(path: str | os.PathLike[str]) -> list[str]:
         return [str(error)]
     found = (find_problem(Path(path), name, record) for name, record in manifest.files.items())
     problems = [problem for problem in found if problem]
-    if PIECES in manifest.files and not problems:
+    if SHARDS in manifest.files and not problems:
         try:
             read_layouts(Path(path), manifest.files)
         except CheckpointError as error:
@@ -310,7 +310,7 @@ def weights_format(path: Path) -> str | None:
 def foreign_names(directory: Path) -> list[str]:
     """What in a directory is not part of a checkpoint; the whole of it where it is none."""
     names = sorted(set(os.listdir(directory)) - IGNORED)
-    own = {name for name in names if name in (MANIFEST, STATE, PIECES) or name.endswith(".safetensors")}
+    own = {name for name in names if name in (MANIFEST, STATE, SHARDS) or name.endswith(".safetensors")}
     try:
         own = {MANIFEST, *read_manifest(directory).files}
     except NewerFormatError:

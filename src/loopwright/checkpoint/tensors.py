@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..errors import CheckpointError
 from .atomic import FileRecord, HashingFile
-from .layout import PIECES, TIED, Box, Json, Layout, StoredPiece, parse_json, read_header, read_layouts, whole
+from .layout import SHARDS, TIED, Box, Json, Layout, StoredShard, parse_json, read_header, read_layouts, whole
 from .manifest import Manifest
 from .tree import TensorKey, Tree, tensor_key
 
@@ -182,13 +182,13 @@ class StoredFiles:
         self.directory = directory
         self._open: dict[str, Any] = {}
 
-    def read(self, piece: StoredPiece, region: Box) -> Tensor:
+    def read(self, shard: StoredShard, region: Box) -> Tensor:
         """A region of one entry, mapped: to be copied, since it changes if the file does."""
-        path = self.directory / piece.file
+        path = self.directory / shard.file
         try:
-            if piece.file not in self._open:
-                self._open[piece.file] = open_tensors(path)
-            tensor: Tensor = self._open[piece.file].get_slice(piece.name)[region.slices]
+            if shard.file not in self._open:
+                self._open[shard.file] = open_tensors(path)
+            tensor: Tensor = self._open[shard.file].get_slice(shard.name)[region.slices]
         except Exception as error:  # the reader has no common error type, and the file is untrusted
             raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
         return tensor
@@ -221,7 +221,7 @@ class StoredTensor:
         return self._read(whole(tuple(self.shape)))
 
     def read_box(self, offsets: Iterable[int], shape: Iterable[int]) -> Tensor:
-        """A region of it, in memory of its own; only the pieces that overlap it are touched."""
+        """A region of it, in memory of its own; only the shards that overlap it are touched."""
         box = Box(tuple(offsets), tuple(shape))
         if not box.fits(tuple(self.shape)):
             raise CheckpointError(
@@ -236,38 +236,38 @@ class StoredTensor:
             values = torch.empty(box.shape, dtype=self.stored_dtype)
         except (RuntimeError, TypeError, OverflowError) as error:
             raise CheckpointError(f"There is no memory for a tensor of {list(box.shape)}: {error}") from error
-        for piece in self.layout.pieces:
-            if (shared := piece.box.overlap(box)) is not None:
+        for shard in self.layout.shards:
+            if (shared := shard.box.overlap(box)) is not None:
                 target = values[shared.relative_to(box.offsets).slices]
-                target.copy_(self._files.read(piece, shared.relative_to(piece.box.offsets)))
+                target.copy_(self._files.read(shard, shared.relative_to(shard.box.offsets)))
         if self.dtype == self.stored_dtype:
             return values
         return torch.view_as_complex(values) if self._is_pairs else values.view(self.dtype)
 
     def __repr__(self) -> str:
-        return f"StoredTensor({list(self.shape)}, {self.dtype}, pieces={len(self.layout.pieces)})"
+        return f"StoredTensor({list(self.shape)}, {self.dtype}, shards={len(self.layout.shards)})"
 
 
 def stored_tensors(directory: Path, file: str, files: StoredFiles) -> Iterator[tuple[str, StoredTensor]]:
     """The tensors of a file that holds them whole."""
     for info in read_header(directory / file):
-        piece = StoredPiece(file, info.tied_to or info.name, whole(info.shape))
-        yield info.name, StoredTensor(files, Layout(info.dtype, info.shape, (piece,)))
+        shard = StoredShard(file, info.tied_to or info.name, whole(info.shape))
+        yield info.name, StoredTensor(files, Layout(info.dtype, info.shape, (shard,)))
 
 
-def stored_pieces(directory: Path, manifest: Manifest, files: StoredFiles) -> dict[str, StoredTensor]:
-    """The tensors of a checkpoint that several processes wrote piece by piece."""
-    if PIECES not in manifest.files:
+def stored_shards(directory: Path, manifest: Manifest, files: StoredFiles) -> dict[str, StoredTensor]:
+    """The tensors of a checkpoint that several processes wrote shard by shard."""
+    if SHARDS not in manifest.files:
         return {}
     layouts = read_layouts(directory, manifest.files)
     return {name: StoredTensor(files, layout) for name, layout in layouts.items()}
 
 
-def read_pieces(directory: Path, manifest: Manifest, prefix: str = "") -> dict[str, Tensor]:
-    """Those tensors in memory, put together; tied ones, whose pieces are the same, as one tensor."""
+def read_shards(directory: Path, manifest: Manifest, prefix: str = "") -> dict[str, Tensor]:
+    """Those tensors in memory, put together; tied ones, whose shards are the same, as one tensor."""
     tensors: dict[str, Tensor] = {}
     read: dict[Layout, Tensor] = {}
-    for name, stored in stored_pieces(directory, manifest, StoredFiles(directory)).items():
+    for name, stored in stored_shards(directory, manifest, StoredFiles(directory)).items():
         if not name.startswith(prefix):
             continue
         is_empty = math.prod(stored.layout.shape) == 0

@@ -97,7 +97,7 @@ SINGLE = Group()
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TensorShard:
     """This process's part of a tensor that is spread over several.
 
     Of those that hold the same part, the primary one writes it.
@@ -112,11 +112,14 @@ class Piece:
     def is_written(self) -> bool:
         return self.is_primary and self.box.num_values > 0
 
-    def stored_as(self, stored: Tensor) -> Piece:
-        """The same piece in the form its values are stored in, which may have dimensions more (complex numbers)."""
+    def stored_as(self, stored: Tensor) -> TensorShard:
+        """The same shard in the form its values are stored in, which may have dimensions more (complex numbers)."""
         extra = tuple(stored.shape[self.local.dim() :])
         box = Box(self.box.offsets + (0,) * len(extra), self.box.shape + extra)
         return replace(self, local=stored, box=box, shape=self.shape + extra)
+
+
+Piece = TensorShard  # its name in earlier versions
 
 
 def is_dtensor(value: object) -> TypeGuard[DTensor]:
@@ -126,7 +129,7 @@ def is_dtensor(value: object) -> TypeGuard[DTensor]:
     return kind is not None and isinstance(value, kind)
 
 
-def piece_of(tensor: DTensor, path: str = "") -> Piece:
+def shard_of(tensor: DTensor, path: str = "") -> TensorShard:
     """This process's part of a tensor, without a copy."""
     mesh, placements = tensor.device_mesh, tensor.placements
     if any(placement.is_partial() for placement in placements):
@@ -136,9 +139,9 @@ def piece_of(tensor: DTensor, path: str = "") -> Piece:
     coordinate = mesh.get_coordinate()
     if coordinate is None:  # a mesh that this process is no part of
         shape = tuple(tensor.shape)
-        return Piece(local, Box((0,) * len(shape), (0,) * len(shape)), shape, is_primary=False)
+        return TensorShard(local, Box((0,) * len(shape), (0,) * len(shape)), shape, is_primary=False)
     is_copy = any(at and placement.is_replicate() for at, placement in zip(coordinate, placements, strict=True))
-    return Piece(local, box_of(tensor), tuple(tensor.shape), is_primary=not is_copy and _is_first(mesh))
+    return TensorShard(local, box_of(tensor), tuple(tensor.shape), is_primary=not is_copy and _is_first(mesh))
 
 
 _first: WeakKeyDictionary[DeviceMesh, bool] = WeakKeyDictionary()
@@ -175,5 +178,5 @@ def region_of(tensor: Tensor) -> tuple[Tensor, Box]:
     """The memory that a tensor has in this process, and the box it is of the whole: all of it for a plain tensor."""
     if not is_dtensor(tensor):
         return tensor.detach(), whole(tuple(tensor.shape))
-    piece = piece_of(tensor)
-    return piece.local, piece.box
+    shard = shard_of(tensor)
+    return shard.local, shard.box

@@ -13,9 +13,9 @@ from torch import Tensor
 from ..errors import CheckpointError
 from .atomic import staged_file
 from .format import check_files, weight_path
-from .layout import PIECES
+from .layout import SHARDS
 from .manifest import SAFE, check_file, read_manifest, weights_format
-from .tensors import DTYPES, read_pieces, read_tensors, write_tensors
+from .tensors import DTYPES, read_shards, read_tensors, write_tensors
 from .tree import plain_tensor, unescape
 
 PICKLED = (".pt", ".pth", ".bin")
@@ -101,12 +101,12 @@ def _from_checkpoint(directory: Path, model: str | None) -> dict[str, Tensor]:
     if name not in manifest.models:
         raise CheckpointError(f"{directory} holds no model {name!r}, only {names}.")
     file = manifest.models[name]
-    spread = [name for name in manifest.files if PIECES in manifest.files and name not in manifest.models.values()]
+    spread = [name for name in manifest.files if SHARDS in manifest.files and name not in manifest.models.values()]
     check_files(directory, manifest, [file, *spread], deep=True)
     start = weight_path(name, "")
-    pieces = read_pieces(directory, manifest, start) if spread else {}
-    keys = {path: path.removeprefix(start) for path in pieces}
-    weights = {unescape(key): pieces[path] for path, key in keys.items() if "/" not in key}
+    shards = read_shards(directory, manifest, start) if spread else {}
+    keys = {path: path.removeprefix(start) for path in shards}
+    weights = {unescape(key): shards[path] for path, key in keys.items() if "/" not in key}
     return read_tensors(directory / file) | weights
 
 

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError, ConfigurationError
-from .encoding import encode_with_pieces
+from .encoding import encode_with_shards
 from .format import write_checkpoint
 from .history_parts import Part
 from .sharded import check_token
-from .tree import ATOMS, SINGLE, Group, Piece, TensorKey, Tree, is_dtensor, piece_of, plain_tensor, tensor_key
+from .tree import ATOMS, SINGLE, Group, TensorKey, TensorShard, Tree, is_dtensor, plain_tensor, shard_of, tensor_key
 
 BufferKey: TypeAlias = tuple[tuple[int, ...], torch.dtype, bool]
 
@@ -58,7 +58,7 @@ class SnapshotBuffers:
         try:
             return copier, copier.copy(tree)
         except (CheckpointError, RecursionError):
-            encode_with_pieces(tree)  # raises the error that names the place
+            encode_with_shards(tree)  # raises the error that names the place
             raise
 
     def release(self) -> None:
@@ -110,14 +110,14 @@ class _Copier:
         source = plain_tensor(value, "snapshot")
         return self.copy_values(source) if self.is_written else torch.empty(0, dtype=source.dtype)
 
-    def copy_dtensor(self, value: Tree) -> Piece:
-        return self.copy_piece(piece_of(value, "snapshot"))
+    def copy_dtensor(self, value: Tree) -> TensorShard:
+        return self.copy_shard(shard_of(value, "snapshot"))
 
-    def copy_piece(self, piece: Piece) -> Piece:
-        source = plain_tensor(piece.local, "snapshot")
-        if self.is_shared and not piece.is_written:
-            return replace(piece, local=source.new_empty((0,) * source.dim(), device="cpu"), is_primary=False)
-        return replace(piece, local=self.copy_values(source))
+    def copy_shard(self, shard: TensorShard) -> TensorShard:
+        source = plain_tensor(shard.local, "snapshot")
+        if self.is_shared and not shard.is_written:
+            return replace(shard, local=source.new_empty((0,) * source.dim(), device="cpu"), is_primary=False)
+        return replace(shard, local=self.copy_values(source))
 
     def copy_values(self, source: Tensor) -> Tensor:
         key = tensor_key(source)
@@ -177,7 +177,7 @@ def _by_ancestor(value: Tree) -> Callable[[_Copier, Tree], Tree]:
 _BY_TYPE: dict[type, Callable[[_Copier, Tree], Tree]] = {
     Tensor: _Copier.copy_tensor,
     torch.nn.Parameter: _Copier.copy_tensor,
-    Piece: _Copier.copy_piece,
+    TensorShard: _Copier.copy_shard,
     dict: _Copier.copy_dict,
     OrderedDict: _Copier.copy_ordered,
     Counter: _Copier.copy_counter,
