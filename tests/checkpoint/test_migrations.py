@@ -14,7 +14,7 @@ from torch import nn
 from loopwright import Callback, Trainer
 from loopwright.checkpoint import migrations as module
 from loopwright.checkpoint import read_checkpoint, read_manifest, write_checkpoint
-from loopwright.checkpoint.manifest import NewerFormatError
+from loopwright.checkpoint.manifest import VersionError
 from loopwright.checkpoint.migrations import ADDED, MIGRATIONS, REQUIRED, VERSIONS, upgrade
 from loopwright.errors import CheckpointError, ConfigurationError, LoopwrightError
 from tests.checkpoint.helpers import resign, same
@@ -70,7 +70,9 @@ def test_a_newer_version_is_refused_by_part_and_number(part: str, trainer: Train
     assert said == f"The state of {part!r} in {copied} has version 7; this Loopwright knows up to 1: update Loopwright."
 
 
-def test_a_newer_version_in_a_run_is_an_error_and_no_reason_to_go_back(mistake: Any, tmp_path: Path) -> None:
+def test_a_newer_version_in_a_run_is_an_error_and_no_reason_to_go_back(
+    mistake: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def run() -> None:
         model = nn.Linear(4, 1)
         trainer = Trainer(
@@ -83,7 +85,13 @@ def test_a_newer_version_in_a_run_is_an_error_and_no_reason_to_go_back(mistake: 
     newest = max((tmp_path / "checkpoints").iterdir())
     with_version(newest, "progress", 2)
     what = "going on with a run that a newer Loopwright has saved"
-    with mistake("Checkpoints and resuming", what, NewerFormatError, match="has version 2; this Loopwright knows"):
+    with mistake("Checkpoints and resuming", what, VersionError, match="has version 2; this Loopwright knows"):
+        run()
+    assert newest.is_dir()
+    with_version(newest, "progress", 1)
+    monkeypatch.setitem(VERSIONS, "progress", 2)
+    monkeypatch.setitem(MIGRATIONS, ("progress", 1), lambda state: state["no such field"])
+    with pytest.raises(VersionError, match="cannot be migrated"):
         run()
     assert newest.is_dir()
 
@@ -109,16 +117,14 @@ def test_migrations_lead_from_version_to_version_and_leave_what_they_are_given(m
     assert upgrade(second, {"progress": 2}, "here") == {"progress": {"step": 8, "update": 105}}
     assert upgrade({"progress": {"step": 8}}, {"progress": 3}, "here") == {"progress": {"step": 8}}
     assert first == {"progress": {"step": 8}}
-    with pytest.raises(
-        CheckpointError, match=r"'progress' in here cannot be migrated from version 1: KeyError: 'step'"
-    ):
+    with pytest.raises(VersionError, match=r"'progress' in here cannot be migrated from version 1: KeyError: 'step'"):
         upgrade({"progress": {}}, {}, "here")
 
 
 def test_a_version_that_nothing_leads_on_from_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(VERSIONS, "progress", 3)
     monkeypatch.setitem(MIGRATIONS, ("progress", 2), dict)
-    with pytest.raises(CheckpointError, match="has version 1, and this Loopwright reads it from version 2 on"):
+    with pytest.raises(VersionError, match="has version 1, and this Loopwright reads it from version 2 on"):
         upgrade({"progress": {}}, {}, "here")
 
 
@@ -311,7 +317,7 @@ def test_a_callback_with_a_later_state_and_no_migration_says_what_to_write(first
 
 def test_a_migration_that_fails_is_named_and_nothing_is_loaded(first: Path) -> None:
     callback: Any = later(2, migrate_state=lambda self, state, version: {"num_epochs": state["epochs"]})
-    with pytest.raises(CheckpointError, match=r"callback 'Count' in .* from version 1: KeyError: 'epochs'"):
+    with pytest.raises(VersionError, match=r"callback 'Count' in .* from version 1: KeyError: 'epochs'"):
         counted(callback).load(first)
     assert callback.num_epochs == 0
 
@@ -319,7 +325,7 @@ def test_a_migration_that_fails_is_named_and_nothing_is_loaded(first: Path) -> N
 def test_the_state_of_a_later_callback_is_refused(tmp_path: Path) -> None:
     counted(later(3)).save(tmp_path / "later")
     said = r"The state of callback 'Count' in .* has version 3; this program knows up to 1: update what defines"
-    with pytest.raises(NewerFormatError, match=said):
+    with pytest.raises(VersionError, match=said):
         counted(Count()).load(tmp_path / "later")
 
 

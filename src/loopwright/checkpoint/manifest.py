@@ -29,8 +29,8 @@ FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 REMEDY = "use another checkpoint, or restore this one from a copy"
 
 
-class NewerFormatError(CheckpointError):
-    """A sound checkpoint that this version cannot read; going on without it would undo what it holds."""
+class VersionError(CheckpointError):
+    """A sound checkpoint of a version that this Loopwright does not read: passing it over would undo it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
         raise CheckpointError(f"{name} is not a manifest: it states no format; {REMEDY}.")
     is_damaged = content.pop("sha256", None) != _digest(content)
     if number > FORMAT:
-        raise (CheckpointError if is_damaged else NewerFormatError)(
+        raise (CheckpointError if is_damaged else VersionError)(
             f"{name} was written by a newer version of loopwright (format {number}, "
             f"this one reads up to {FORMAT}): upgrade loopwright."
         )
@@ -313,7 +313,7 @@ def foreign_names(directory: Path) -> list[str]:
     own = {name for name in names if name in (MANIFEST, STATE, SHARDS) or name.endswith(".safetensors")}
     try:
         own = {MANIFEST, *read_manifest(directory).files}
-    except NewerFormatError:
+    except VersionError:
         pass
     except CheckpointError:
         if not ({STATE, TENSORS} <= own or UPDATE_NAME.match(directory.name)):  # not even a damaged checkpoint

@@ -7,7 +7,7 @@ written before there were versions: each of its parts has version 1. What happen
 |---|---|
 | the one of `VERSIONS` | the state is taken as it is |
 | a lower one | the functions of `MIGRATIONS` lead from each version to the next |
-| a higher one | `NewerFormatError`, which names the part and both versions |
+| a higher one | `VersionError`, which names the part and both versions |
 | none, since the part was added to Loopwright later | version 0: its migration makes the state that a run had then |
 | any, of a part that is not in `VERSIONS` | `read_checkpoint` returns it; a trainer refuses the checkpoint |
 
@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias
 
 from ..errors import CheckpointError
-from .manifest import NewerFormatError
+from .manifest import VersionError
 
 Migration: TypeAlias = Callable[[Any], Any]
 
@@ -69,8 +69,8 @@ def upgrade(tree: Any, versions: Mapping[str, int], source: str) -> Any:
         source: The checkpoint, as errors name it.
 
     Raises:
-        NewerFormatError: A part has a higher version than this Loopwright knows.
-        CheckpointError: A part is in the table and not in the state, or cannot be migrated.
+        VersionError: A part has a higher version than this Loopwright knows, or cannot be migrated.
+        CheckpointError: A part is in the table and not in the state.
     """
     if not isinstance(tree, dict):
         return tree
@@ -88,7 +88,7 @@ def migrate(part: str, state: Any, version: int, source: str) -> Any:
     for number in range(version, VERSIONS[part]):
         step = MIGRATIONS.get((part, number))
         if step is None:
-            raise CheckpointError(
+            raise VersionError(
                 f"The state of {part!r} in {source} has version {number}, and this Loopwright reads it from version "
                 f"{_oldest(part)} on: load it with an earlier Loopwright, and save it again with each one in between."
             )
@@ -109,7 +109,7 @@ def complete_state(tree: Any, source: str) -> dict[str, Any]:
             "alone, as of a kept model, use `trainer.load_weights(path)`."
         )
     if unknown := [str(part) for part in tree if part not in VERSIONS]:
-        raise NewerFormatError(
+        raise VersionError(
             f"Checkpoint {source} holds state of {_listed(unknown)}, which this Loopwright does not know and would "
             "lose with the next save: update Loopwright. For the weights alone, use `trainer.load_weights(path)`."
         )
@@ -145,7 +145,7 @@ def check_version(what: str, version: int, known: int, source: str, owner: str =
     """Refuse a version that is newer than the known one."""
     if version > known:
         reader = f"this {owner}" if owner == "Loopwright" else "this program"
-        raise NewerFormatError(
+        raise VersionError(
             f"The state of {what} in {source} has version {version}; {reader} knows up to {known}: update {owner}."
         )
 
@@ -165,13 +165,16 @@ def unused_states(callbacks: Mapping[str, object], tree: Mapping[str, Any], sour
 
 @contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Raise a `CheckpointError` that begins with `what` for anything that goes wrong with a state inside."""
+    """Raise a `VersionError` that begins with `what` for anything that goes wrong with a state inside.
+
+    A checkpoint whose hashes are right is not damaged: it is never passed over for an older one, and never removed.
+    """
     try:
         yield
     except CheckpointError:
         raise
     except Exception as error:  # the state is untrusted, and what a user's own callback raises is not known
-        raise CheckpointError(f"{what}: {type(error).__name__}: {error}") from error
+        raise VersionError(f"{what}: {type(error).__name__}: {error}") from error
 
 
 def entry_at(tree: Any, path: tuple[str, ...], source: str) -> Any:

@@ -18,7 +18,7 @@ from .manifest import (
     FILE_NAME,
     UPDATE_NAME,
     Manifest,
-    NewerFormatError,
+    VersionError,
     find_problem,
     foreign_names,
     plain_name,
@@ -138,7 +138,7 @@ class CheckpointStore:
                 continue
             try:
                 return read_checkpoint(path, lazy=lazy)
-            except NewerFormatError:
+            except VersionError:
                 raise
             except CheckpointError as error:
                 logger.warning("Checkpoint %s is passed over: %s", path.name, error)

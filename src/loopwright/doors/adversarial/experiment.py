@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from ...checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from ...checkpoint.components import load_optimizer
 from ...checkpoint.fitting import compare_groups, compare_model, listed
-from ...checkpoint.manifest import NewerFormatError, local_path
+from ...checkpoint.manifest import VersionError, local_path
 from ...checkpoint.migrations import entry_at
 from ...checkpoint.store import Entry, list_entries
 from ...checkpoint.weights import read_pickle, state_dict_in
@@ -103,7 +103,7 @@ def read_state(directory: Path, epoch: int | str) -> Checkpoint | None:
     for entry in reversed(_resumable(directory)):
         try:
             return read_checkpoint(entry.path)
-        except NewerFormatError:  # sound, and going back to an older one would undo what it holds
+        except VersionError:  # sound, and going back to an older one would undo what it holds
             raise
         except CheckpointError as error:
             logger.warning("Checkpoint %s is passed over: %s", entry.path, error)
