@@ -51,7 +51,7 @@ def test_a_snapshot_of_shards_does_not_change_with_the_original_and_uses_the_sam
 
 
 def test_shards_have_no_place_where_only_whole_tensors_are_stored():
-    with pytest.raises(CheckpointError, match=r"'a/b' is a tensor that is spread over processes.*full_tensor"):
+    with pytest.raises(CheckpointError, match=r"'a/b' is a sharded tensor.*full_tensor"):
         encode({"a": {"b": rows(torch.ones(2, 2), 0, 2)}})
 
 

@@ -68,7 +68,7 @@ def undone_on_error(trainer: Trainer, source: str, callbacks: Iterable[Callback]
 
 
 def _optimizer_undone(optimizer: Optimizer) -> Callable[[], None]:
-    """Loading gives an optimizer new groups and a new state; those that it has stay as they are."""
+    """Loading gives an optimizer new groups and a new state, and leaves the old ones unchanged."""
     before = dict(optimizer.__dict__)
 
     def undo() -> None:
@@ -201,7 +201,7 @@ def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
 
 
 def _placed(state: dict[str, Any], params: Sequence[Tensor]) -> dict[str, Any]:
-    """The state with its tensors spread over processes as the parameters are that they belong to."""
+    """The state with its tensors sharded as the parameters are that they belong to."""
     placed = {}
     for index, saved in state["state"].items():
         param = params[index]

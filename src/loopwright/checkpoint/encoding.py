@@ -31,16 +31,32 @@ CANONICAL_NAN = struct.pack(">d", math.nan)
 
 
 def encode(tree: Tree) -> tuple[Json, dict[str, Tensor]]:
-    """The tree as JSON, and its tensors by a readable path such as `optimizers/default/state/0/exp_avg`."""
+    """Encode a tree as JSON and tensors, the latter by a path such as `optimizers/default/state/0/exp_avg`.
+
+    Args:
+        tree: Nested dicts, lists and tuples of tensors, arrays and plain values.
+
+    Raises:
+        CheckpointError: A value cannot be saved; the error names its place.
+
+    Example:
+        >>> import torch
+        >>> from loopwright.checkpoint import decode, encode
+        >>> structure, tensors = encode({"sizes": (1, 2), "weight": torch.ones(2)})
+        >>> structure
+        {'sizes': {'$tuple': [1, 2]}, 'weight': {'$tensor': 'weight'}}
+        >>> decode(structure, tensors)
+        {'sizes': (1, 2), 'weight': tensor([1., 1.])}
+    """
     structure, tensors, shards = encode_with_shards(tree)
     for path, shard in shards.items():
         remedy = "gather it to a plain tensor first (`full_tensor()` for a DTensor)"
-        raise refusal(path, shard, remedy, "a tensor that is spread over processes")
+        raise refusal(path, shard, remedy, "a sharded tensor")
     return structure, tensors
 
 
 def encode_with_shards(tree: Tree) -> tuple[Json, dict[str, Tensor], dict[str, TensorShard]]:
-    """The tree as JSON, its tensors, and this process's part of those that are spread over several."""
+    """The tree as JSON, its tensors, and this process's shards of sharded ones."""
     encoder = _Encoder()
     try:
         return encoder.encode(tree, ""), encoder.tensors, encoder.shards
@@ -219,7 +235,15 @@ MALFORMED = (
 
 
 def decode(structure: Json, tensors: Mapping[str, Tensor | StoredTensor]) -> Tree:
-    """The tree that was encoded; `tensors` holds what the structure refers to, in memory or still in files."""
+    """Decode the tree that `encode` returned as JSON and tensors.
+
+    Args:
+        structure: The tree as JSON.
+        tensors: The tensors that it refers to, by name, in memory or still in files.
+
+    Raises:
+        CheckpointError: The structure is malformed, or refers to a tensor that is not there.
+    """
     try:
         return _Decoder(tensors).decode(structure)
     except RecursionError:

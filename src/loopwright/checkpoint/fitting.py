@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..trainer import Trainer
 
 LISTED = 20
-# What torch's optimizers keep for a parameter: the entries that have its shape, and those that are one number.
+# What torch's optimizers keep for a parameter: entries with its shape, and entries that are one number.
 LIKE_PARAMETER = {
     *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "grad_avg"),
     *("acc_delta", "sum", "prev", "step_size", "ax"),
@@ -286,7 +286,7 @@ def _try_random_state(set_state: Callable[[], None]) -> None:
 
 
 def wrong_fields(part: str, saved: Any, known: Collection[str], optional: Collection[str] = ()) -> Iterator[str]:
-    """The fields that a state of a part lacks, and those that its version does not have."""
+    """The fields that a state of a part lacks, and the fields that its version does not have."""
     if not isinstance(saved, Mapping):
         yield f"{part} is {_kind(saved)} instead of a table of {', '.join(known)}"
         return
@@ -308,7 +308,11 @@ def _wrong_progress(saved: Any) -> Iterator[str]:
 def _wrong_optimization(saved: Any, optimizers: Iterable[str], has_updates: bool) -> Iterator[str]:
     """Before the first `train` call there is nothing; from then on each optimizer has its entry."""
     if isinstance(saved, Mapping) and (saved or has_updates):
-        yield from (f"lanes: {name!r} is not in the checkpoint" for name in optimizers if name not in saved)
+        yield from (
+            f"lanes: the updates of optimizer {name!r} are not in the checkpoint"
+            for name in optimizers
+            if name not in saved
+        )
     for name, state in saved.items() if isinstance(saved, Mapping) else [("lanes", saved)]:
         problems = list(wrong_fields(f"lanes: {name!r:.40}", state, ("updates", "scaler")))
         yield from problems
@@ -316,10 +320,10 @@ def _wrong_optimization(saved: Any, optimizers: Iterable[str], has_updates: bool
             continue
         updates, scaler = state["updates"], state["scaler"]
         if type(updates) is not int or updates < 0:
-            yield f"lanes: {name!r:.40} counts {updates!r:.40} updates"
+            yield f"lanes: optimizer {name!r:.40} counts {updates!r:.40} updates"
         is_right = isinstance(scaler, Mapping) and all(_is_number(scaler.get(key)) for key in SCALER)
         if scaler and not is_right:  # one that is not in use saves nothing
-            yield f"lanes: the loss scaling of {name!r:.40} is not complete"
+            yield f"lanes: the loss scaling of optimizer {name!r:.40} is not complete"
 
 
 def _wrong_position(part: str, saved: Any) -> Iterator[str]:
@@ -339,7 +343,7 @@ def differing_kinds(own: Any, saved: Any, path: str = "", *, none_fits: bool = T
     What this trainer has not set yet (its own None) may be anything in the checkpoint.
     """
     is_none = saved is None and not none_fits and not (own is None or isinstance(own, bool))  # a choice left open
-    if is_none or not _is_alike(own, saved):
+    if is_none or not _is_of_one_kind(own, saved):
         yield f"{path or 'it'} is {_kind(own)}, the checkpoint's {_kind(saved)}"
     elif isinstance(own, Mapping) and isinstance(saved, Mapping):
         for key in own:
@@ -353,7 +357,7 @@ def differing_kinds(own: Any, saved: Any, path: str = "", *, none_fits: bool = T
             yield from differing_kinds(first, second, f"{path}[{at}]", none_fits=none_fits)
 
 
-def _is_alike(own: Any, saved: Any) -> bool:
+def _is_of_one_kind(own: Any, saved: Any) -> bool:
     if own is None or saved is None or (_is_number(own) and _is_number(saved)):
         return True
     kinds: tuple[tuple[type, ...], ...] = ((str,), (Mapping,), (list, tuple), (Tensor, StoredTensor))

@@ -9,7 +9,7 @@ update-00000120/
   history-1.safetensors   and others: parts of the history, in resume points of a run (`history_parts.py`)
 ```
 
-Where tensors are spread over several processes, there is beside it, from each of them and of all together,
+Where tensors are sharded over several processes, there is beside it, from each of them and of all together,
 ```
   shard-0.safetensors   the shards that one process holds, under the paths of the tensors in the state
   pieces.json           which box of which tensor each shard fills
@@ -78,11 +78,32 @@ def write_checkpoint(
     """Write a state tree as a checkpoint directory, which appears complete or not at all.
 
     A checkpoint that is there already is replaced in one step; anything else is refused and left as it is. Where
-    tensors are spread over the processes of a `group`, all of them call this, with trees of one form and one `token`
-    (see `new_token`): the process of rank 0 returns when the checkpoint is there, or raises `group.patience` seconds
-    later or once `stop` is set; the others return when their part is written. Otherwise the process of rank 0 writes
-    all of it, and the others nothing. `parts` are those of the history, where the tree has a note of them in its place;
-    `beside` are further files, for other programs that read the model.
+    tensors are sharded over the processes of a `group`, all of them call this, with trees of one form and one `token`:
+    the process of rank 0 returns when the checkpoint is there, or raises `group.patience` seconds later or once `stop`
+    is set; the others return when their part is written. Otherwise rank 0 writes all of it, and the others nothing.
+
+    Args:
+        path: The directory to write.
+        tree: Nested dicts, lists and tuples of tensors, arrays and plain values. State dicts of models belong under
+            `"models"`, by name: each of them gets a file of its own.
+        meta: Numbers and texts to note in the manifest, which a listing shows; `"update"` orders checkpoints.
+        group: This process and the number of processes that write together.
+        token: The name that these processes share, from `new_token`.
+        stop: Set it to give up waiting for the parts of other processes.
+        parts: Parts of the history, where the tree has a note of them in its place.
+        beside: Further files by name, for other programs that read the model.
+
+    Raises:
+        CheckpointError: A value cannot be saved, or the files cannot be written.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from torch import nn
+        >>> from loopwright.checkpoint import read_checkpoint, write_checkpoint
+        >>> with TemporaryDirectory() as folder:
+        ...     write_checkpoint(f"{folder}/first", {"models": {"model": nn.Linear(2, 1).state_dict()}}, {"update": 3})
+        ...     read_checkpoint(f"{folder}/first").meta
+        {'update': 3}
     """
     check_token(group, token)
     destination = Path(os.path.realpath(path))  # what a link leads to is written, and the link stays
@@ -137,8 +158,25 @@ def read_checkpoint(
 ) -> Checkpoint:
     """Read a checkpoint after comparing every file with its hash; nothing in it is executed.
 
-    Without `copies` the tensors stay in the files, mapped, which is enough to look at them. With `lazy` they are
-    `StoredTensor` objects, of which every process reads what it needs.
+    State that an earlier version of Loopwright wrote is migrated (see `migrations.py`).
+
+    Args:
+        path: The directory of the checkpoint.
+        verify: Compare the hashes of files, and not only their sizes.
+        copies: False leaves the tensors in the files, mapped, which is enough to look at them.
+        lazy: Return `StoredTensor` objects instead of tensors, of which every process reads the region that it needs.
+
+    Raises:
+        CheckpointError: It is damaged, or there is none.
+        VersionError: A newer Loopwright wrote it.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from loopwright.checkpoint import read_checkpoint, write_checkpoint
+        >>> with TemporaryDirectory() as folder:
+        ...     write_checkpoint(f"{folder}/first", {"numbers": [1, 2], "rate": 0.1})
+        ...     read_checkpoint(f"{folder}/first").tree
+        {'numbers': [1, 2], 'rate': 0.1}
     """
     directory = Path(path)
     manifest = read_manifest(directory)

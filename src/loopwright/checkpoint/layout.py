@@ -64,7 +64,23 @@ class TensorInfo:
 
 
 def read_header(path: str | os.PathLike[str]) -> list[TensorInfo]:
-    """The tensors of a safetensors file, in the order a person counts; tied ones follow with no bytes of their own."""
+    """List the tensors of a safetensors file without reading their values or importing torch.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The tensors in natural order (`layers.2` before `layers.10`); tied ones have no bytes of their own.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> import torch
+        >>> from loopwright.checkpoint import read_header, save_weights
+        >>> with TemporaryDirectory() as folder:
+        ...     save_weights(f"{folder}/model.safetensors", {"weight": torch.ones(2, 3)})
+        ...     [(info.name, info.dtype, info.shape) for info in read_header(f"{folder}/model.safetensors")]
+        [('weight', 'F32', (2, 3))]
+    """
     source = Path(path)
     header = _header(source)
     noted = header.pop(HEADER_KEY, None)

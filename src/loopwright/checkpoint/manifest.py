@@ -35,7 +35,18 @@ class VersionError(CheckpointError):
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The table of contents of one checkpoint."""
+    """The table of contents of one checkpoint, as `manifest.json` states it.
+
+    Args:
+        meta: What was noted with the checkpoint, as `{"update": 3}`.
+        files: Size and hash of every file, by name.
+        models: The file of each model, by the model's name.
+        created: When it was written, in ISO format.
+        loopwright: The version of Loopwright that wrote it.
+        format: The format of the files.
+        name: The name that it was written under; None where an earlier version wrote it.
+        versions: The version of each part of the state; empty where an earlier version wrote it.
+    """
 
     meta: dict[str, Any]
     files: dict[str, FileRecord]
@@ -90,7 +101,23 @@ def plain_name(name: str) -> str:
 
 
 def read_manifest(path: str | os.PathLike[str]) -> Manifest:
-    """The manifest of a checkpoint directory, once it is known to be one that this version can read."""
+    """Read the manifest of a checkpoint, and nothing else.
+
+    Args:
+        path: The directory of the checkpoint.
+
+    Raises:
+        CheckpointError: There is no manifest, or it does not match its own hash.
+        VersionError: A newer Loopwright wrote it.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from loopwright.checkpoint import read_manifest, write_checkpoint
+        >>> with TemporaryDirectory() as folder:
+        ...     write_checkpoint(f"{folder}/first", {"numbers": [1, 2]}, {"update": 3})
+        ...     sorted(read_manifest(f"{folder}/first").files)
+        ['state.json', 'state.safetensors']
+    """
     directory = Path(path)
     name = directory / MANIFEST
     if directory.is_file():
@@ -120,7 +147,22 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
 
 
 def verify_checkpoint(path: str | os.PathLike[str]) -> list[str]:
-    """Everything that is wrong with a checkpoint, hashes included; empty where it can be trusted."""
+    """List everything that is wrong with a checkpoint, hashes included.
+
+    Args:
+        path: The directory of the checkpoint.
+
+    Returns:
+        A sentence for each problem; an empty list where the checkpoint can be trusted.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from loopwright.checkpoint import verify_checkpoint, write_checkpoint
+        >>> with TemporaryDirectory() as folder:
+        ...     write_checkpoint(f"{folder}/first", {"numbers": [1, 2]})
+        ...     verify_checkpoint(f"{folder}/first")
+        []
+    """
     try:
         manifest = read_manifest(path)
     except CheckpointError as error:

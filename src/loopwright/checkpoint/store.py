@@ -56,14 +56,36 @@ class Entry:
 
 
 def update_name(update: int) -> str:
-    """The name of the checkpoint taken at an update; names sort as the updates do."""
+    """The name of the checkpoint taken at an update; names sort as the updates do.
+
+    Example:
+        >>> from loopwright.checkpoint import update_name
+        >>> update_name(120)
+        'update-00000120'
+    """
     return f"update-{update:08d}"
 
 
 class CheckpointStore:
-    """Saves checkpoints to a directory, keeps the last `keep`, and finds the newest that verifies.
+    """A directory of checkpoints: saves to it, keeps the last few, and finds the newest that verifies.
 
     In a group (that of the writer) every process has a store and saves to it; only that of rank 0 removes anything.
+
+    Args:
+        directory: Where the checkpoints are; it is made when the first is saved.
+        keep: The number of checkpoints to keep.
+        writer: What writes them behind the training; by default one of its own.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from loopwright.checkpoint import CheckpointStore, update_name
+        >>> with TemporaryDirectory() as folder:
+        ...     store = CheckpointStore(folder, keep=2)
+        ...     for update in (10, 20, 30):
+        ...         store.save(update_name(update), {"update": update}, {"update": update})
+        ...     store.wait()
+        ...     [entry.name for entry in store.entries()], store.newest().tree
+        (['update-00000020', 'update-00000030'], {'update': 30})
     """
 
     def __init__(self, directory: str | os.PathLike[str], keep: int = 2, *, writer: AsyncWriter | None = None) -> None:

@@ -195,7 +195,18 @@ class StoredFiles:
 
 
 class StoredTensor:
-    """A tensor in a checkpoint, of which only the description was read so far."""
+    """A tensor in a checkpoint, of which only the description was read so far (see `read_checkpoint(lazy=True)`).
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> import torch
+        >>> from loopwright.checkpoint import read_checkpoint, write_checkpoint
+        >>> with TemporaryDirectory() as folder:
+        ...     write_checkpoint(f"{folder}/first", {"weight": torch.arange(6).reshape(2, 3)})
+        ...     stored = read_checkpoint(f"{folder}/first", lazy=True).tree["weight"]
+        ...     stored.shape, stored.read_box([0, 1], [2, 1]).tolist()
+        (torch.Size([2, 3]), [[1], [4]])
+    """
 
     def __init__(self, files: StoredFiles, layout: Layout, dtype: torch.dtype | None = None) -> None:
         self.layout = layout

@@ -34,7 +34,7 @@ def tensor_key(tensor: Tensor) -> TensorKey | None:
 
 
 def plain_tensor(tensor: Tensor, path: str) -> Tensor:
-    """The tensor without its graph, after refusing those that are not one dense block of memory."""
+    """The tensor without its graph, after refusing a tensor that is not one dense block of memory."""
     if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
         raise refusal(path, tensor, "run one batch through the lazy module before saving")
     if hasattr(type(tensor), "__tensor_flatten__"):
@@ -77,7 +77,18 @@ PATIENCE_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One process of those that write a checkpoint together, and how long the first waits for the others' parts."""
+    """One of the processes that write a checkpoint together.
+
+    Args:
+        rank: The number of this process, from 0.
+        world: The number of processes.
+        patience: How many seconds rank 0 waits for the parts of the others.
+
+    Example:
+        >>> from loopwright.checkpoint import Group
+        >>> Group(rank=1, world=2).is_main
+        False
+    """
 
     rank: int = 0
     world: int = 1
@@ -98,9 +109,15 @@ SINGLE = Group()
 
 @dataclass(frozen=True, slots=True)
 class TensorShard:
-    """This process's part of a tensor that is spread over several.
+    """The region of a sharded tensor that this process holds.
 
-    Of those that hold the same part, the primary one writes it.
+    Of the processes that hold the same region, the primary one writes it.
+
+    Args:
+        local: The values of the region.
+        box: Where the region is in the full tensor.
+        shape: The shape of the full tensor.
+        is_primary: Whether this process writes the region.
     """
 
     local: Tensor
@@ -123,7 +140,7 @@ Piece = TensorShard  # its name in earlier versions
 
 
 def is_dtensor(value: object) -> TypeGuard[DTensor]:
-    """Whether a value is a tensor that is spread over processes."""
+    """Whether a value is a DTensor."""
     module = sys.modules.get("torch.distributed.tensor")
     kind = getattr(module, "DTensor", None)
     return kind is not None and isinstance(value, kind)
@@ -148,10 +165,10 @@ _first: WeakKeyDictionary[DeviceMesh, bool] = WeakKeyDictionary()
 
 
 def _is_first(mesh: DeviceMesh) -> bool:
-    """Whether this is the first of the alike parts of a larger mesh.
+    """Whether this mesh is the first of its kind in a larger mesh.
 
-    What is spread over one dimension of two is there once for every place along the other: with tensor parallelism,
-    the layers that are not part of it.
+    A tensor that is sharded over one of two mesh dimensions is there once for each rank of the other: with tensor
+    parallelism, the layers that are not part of it.
     """
     if (is_first := _first.get(mesh)) is None:
         root = mesh._get_root_mesh()
