@@ -23,7 +23,7 @@ WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "weights")
 
 
 def load_weights(path: str | os.PathLike[str], *, model: str | None = None) -> dict[str, Tensor]:
-    """Load the weights of one model from a checkpoint, a kept model or a file; of a run, with `loopwright.load_weights`.
+    """Load the weights of a model from a checkpoint, a kept model or a file; from a run, use `loopwright.load_weights`.
 
     The content tells what a file is, whatever its name ends in. A file of torch's is read with torch's restricted
     reader, which runs no code, and only with that one.
