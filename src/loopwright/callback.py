@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .errors import ConfigurationError
+from .errors import CheckpointError, ConfigurationError
 
 if TYPE_CHECKING:
     from .checkpoint import AsyncWriter
@@ -29,6 +29,7 @@ class Callback:
 
     evaluates_again = False  # whether it evaluates in `on_eval_end` and adds all that measures under its own names
     unheard: Collection[str] = ()  # events that this one does without, although its class has a method for them
+    state_version = 1  # of what `state_dict` returns; raise it where that changes, and override `migrate_state`
     precedence = 0  # callbacks with a higher one hear of every event later, whatever order they were given in
 
     def on_train_start(self, trainer: Trainer) -> None:
@@ -122,6 +123,42 @@ class Callback:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave."""
 
+    def migrate_state(self, state: dict[str, Any], version: int) -> dict[str, Any]:
+        """Turn a state that an earlier version of this class saved into one that `load_state_dict` takes.
+
+        Called before `load_state_dict` where a checkpoint has a lower `state_version` than the class. A checkpoint with
+        a higher one is refused.
+
+        Args:
+            state: What `state_dict` returned when the checkpoint was saved.
+            version: The `state_version` that the class had then; 1 where it stated none.
+
+        Returns:
+            The state in the form of today's `state_dict`.
+
+        Example:
+            >>> from loopwright import Callback
+            >>> class Samples(Callback):
+            ...     state_version = 2  # version 1 counted batches, of 32 samples each
+            ...     num_samples = 0
+            ...
+            ...     def state_dict(self):
+            ...         return {"num_samples": self.num_samples}
+            ...
+            ...     def load_state_dict(self, state):
+            ...         self.num_samples = state["num_samples"]
+            ...
+            ...     def migrate_state(self, state, version):
+            ...         return {"num_samples": 32 * state["num_batches"]}
+            >>> Samples().migrate_state({"num_batches": 3}, version=1)
+            {'num_samples': 96}
+        """
+        name = type(self).__name__
+        raise CheckpointError(
+            f"The checkpoint has version {version} of the state of {name}, whose state_version is "
+            f"{self.state_version}: override `{name}.migrate_state(state, version)` to turn the one into the other."
+        )
+
 
 class TrainerHooks:
     """The same events as methods of the trainer itself; see `Callback` for when each one happens."""
@@ -210,6 +247,7 @@ def as_callback(given: Any) -> Callback:
         given = given()
     if isinstance(given, Callback):
         check_hooks(given, Callback)
+        _check_state_version(given)
         return given
     name = given.__name__ if isinstance(given, type) else type(given).__name__
     if all(hasattr(given, method) for method in ("update", "compute", "reset")):
@@ -222,6 +260,15 @@ def as_callback(given: Any) -> Callback:
     raise ConfigurationError(
         f"{given!r} is not a callback: pass a loopwright.Callback, or a function of (trainer, metrics)."
     )
+
+
+def _check_state_version(callback: Callback) -> None:
+    version = callback.state_version
+    if type(version) is not int or version < 1:
+        raise ConfigurationError(
+            f"{type(callback).__name__}.state_version is {version!r}: use a whole number, 1 or more, and raise it when "
+            "what `state_dict` returns changes."
+        )
 
 
 def check_hooks(callback: object, vocabulary: type, *, allow_other: bool = False) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoint_helpers import resign, same
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -21,6 +20,7 @@ from loopwright.callbacks import EMA, BestModel, EarlyStopping
 from loopwright.checkpoint import read_checkpoint, write_checkpoint
 from loopwright.errors import CheckpointError, LoopwrightError
 from loopwright.training.state import capture
+from tests.checkpoint.helpers import resign, same
 
 DATA = TensorDataset(torch.arange(64.0).reshape(16, 4) / 64, torch.arange(16.0).reshape(16, 1))
 NUM_MUTATIONS = 100
@@ -171,8 +171,8 @@ CASES: dict[str, tuple[tuple[Any, ...], Any, str]] = {
     "a learning rate that is text": ((*ADAM, "param_groups", 0, "lr"), "fast", r"of a group, lr is 0.01"),
     "a schedule that is text": (("schedules", "scheduler", "last_epoch"), "x", r"scheduler: last_epoch is"),
     "a counter below zero": (("progress", "update"), -1, r"progress: update is -1"),
-    "a history that is a number": (("history",), 3, r"history: TypeError"),
-    "generators that are text": (("rng",), "x", r"rng: "),
+    "a history that is a number": (("history",), 3, r"history is 3 \(int\) instead of a table of epochs, steps"),
+    "generators that are text": (("rng",), "x", r"rng is .x. "),
     "a user's callback that cannot read its state": (
         ("callbacks", "Fussy"),
         {"seen": ["x"]},

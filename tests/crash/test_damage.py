@@ -15,7 +15,7 @@ from loopwright import CheckpointError, Trainer
 from loopwright.callbacks import Checkpoints
 from loopwright.checkpoint import list_checkpoints, update_name, verify_checkpoint
 
-from ..checkpoint.checkpoint_helpers import resign
+from ..checkpoint.helpers import resign
 from ..loops import assert_same_model, build_net
 from ..runs import adam, assert_same_run, cross_entropy, rows
 
@@ -88,10 +88,10 @@ def test_where_nothing_is_sound_the_run_starts_over_and_what_may_be_rescued_stay
 def test_a_resume_point_of_a_newer_version_is_refused_and_left_alone(points: TensorDataset, tmp_path: Path) -> None:
     train(build(tmp_path), points, num_updates=3)
     newest = tmp_path / "checkpoints" / update_name(3)
-    resign(newest, {"format": 3})
+    resign(newest, {"format": 4})
     trainer = build(tmp_path)
     before = build_net()
-    with pytest.raises(CheckpointError, match=r"newer version of loopwright \(format 3, .*: upgrade loopwright"):
+    with pytest.raises(CheckpointError, match=r"newer version of loopwright \(format 4, .*: upgrade loopwright"):
         trainer.train(points, num_updates=5, batch_size=8)
     assert_same_model(trainer.model, before)
     assert newest.is_dir()

@@ -17,7 +17,7 @@ from loopwright.callbacks import BestModel, Checkpoints
 from loopwright.checkpoint import load_weights, update_name
 from loopwright.errors import LoopwrightError
 
-from ..checkpoint.checkpoint_helpers import resign
+from ..checkpoint.helpers import resign
 from ..loops import build_net
 from ..runs import adam, cross_entropy
 

@@ -21,7 +21,7 @@ from loopwright.checkpoint import (
     AsyncWriter,
     CheckpointStore,
     Group,
-    Piece,
+    TensorShard,
     load_stored,
     new_token,
     place_like,
@@ -199,7 +199,7 @@ def rewind(rank: int, layout: str) -> list[str]:
 def part(rank: int, world: int, update: int, size: int = 10_000) -> dict[str, Any]:
     """A state of which every rank has a row, without a process group: for the tests in which ranks die."""
     row = torch.full((1, size), float(update))
-    return {"update": update, "weight": Piece(row, Box((rank, 0), (1, size)), (world, size), True)}
+    return {"update": update, "weight": TensorShard(row, Box((rank, 0), (1, size)), (world, size), True)}
 
 
 def store_of(rank: int, world: int, directory: Path, patience: float = 600.0) -> CheckpointStore:

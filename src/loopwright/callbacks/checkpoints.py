@@ -290,7 +290,7 @@ class BestModel(Callback):
 
     def _put_back(self, trainer: Trainer) -> None:
         """Wait for the writer, and with `restore` load the best weights into the models."""
-        from ..training.state import load_model
+        from ..checkpoint.components import load_model
 
         weights = self._weights
         if self._kept is not None:

@@ -12,19 +12,17 @@ from .._lazy import lazily
 if TYPE_CHECKING:
     from .atomic import new_token
     from .compare import CheckpointDiff, Difference, diff_checkpoints
-    from .decoding import decode
-    from .encoding import encode
-    from .files import Checkpoint, read_checkpoint, write_checkpoint
-    from .headers import TensorInfo, read_header
+    from .encoding import decode, encode
+    from .format import Checkpoint, read_checkpoint, write_checkpoint
     from .inspect import CheckpointContent, CheckpointInfo, describe_checkpoint, find_checkpoint, list_checkpoints
     from .kept import KeptModel, KeptModels
+    from .layout import TensorInfo, read_header
     from .manifest import Manifest, read_manifest, verify_checkpoint
-    from .pieces import Group, Piece
     from .policy import Candidate, KeepPolicy, ResumePolicy
     from .sharded import load_stored, place_like, restore_into
     from .store import CheckpointStore, Entry, update_name
-    from .stored import StoredTensor
-    from .tree import Tree
+    from .tensors import StoredTensor
+    from .tree import Group, Piece, TensorShard, Tree
     from .weights import load_weights, save_weights
     from .writer import AsyncWriter, SnapshotBuffers, snapshot
 
@@ -48,6 +46,7 @@ __all__ = [
     "SnapshotBuffers",
     "StoredTensor",
     "TensorInfo",
+    "TensorShard",
     "Tree",
     "decode",
     "describe_checkpoint",
@@ -73,25 +72,26 @@ __all__ = [
 _HOMES = {
     "AsyncWriter": "writer",
     "Candidate": "policy",
-    "Checkpoint": "files",
+    "Checkpoint": "format",
     "CheckpointContent": "inspect",
     "CheckpointDiff": "compare",
     "CheckpointInfo": "inspect",
     "CheckpointStore": "store",
     "Difference": "compare",
     "Entry": "store",
-    "Group": "pieces",
+    "Group": "tree",
     "KeepPolicy": "policy",
     "KeptModel": "kept",
     "KeptModels": "kept",
     "Manifest": "manifest",
-    "Piece": "pieces",
+    "Piece": "tree",
     "ResumePolicy": "policy",
     "SnapshotBuffers": "writer",
-    "StoredTensor": "stored",
-    "TensorInfo": "headers",
+    "StoredTensor": "tensors",
+    "TensorInfo": "layout",
+    "TensorShard": "tree",
     "Tree": "tree",
-    "decode": "decoding",
+    "decode": "encoding",
     "describe_checkpoint": "inspect",
     "diff_checkpoints": "compare",
     "encode": "encoding",
@@ -101,15 +101,15 @@ _HOMES = {
     "load_weights": "weights",
     "new_token": "atomic",
     "place_like": "sharded",
-    "read_checkpoint": "files",
-    "read_header": "headers",
+    "read_checkpoint": "format",
+    "read_header": "layout",
     "read_manifest": "manifest",
     "restore_into": "sharded",
     "save_weights": "weights",
     "snapshot": "writer",
     "update_name": "store",
     "verify_checkpoint": "manifest",
-    "write_checkpoint": "files",
+    "write_checkpoint": "format",
 }
 
 __getattr__, __dir__ = lazily(__name__, _HOMES)

@@ -123,9 +123,16 @@ def staged_directory(destination: Path, shared: Path | None = None) -> Iterator[
 
 
 def new_token() -> str:
-    """A name for what several processes write together: made by the one that commits, and told to the others.
+    """Make a name for the checkpoints that several processes write together.
 
-    It belongs to this process: what the group leaves behind is litter once this process is gone.
+    The process of rank 0 makes it and broadcasts it to the others. It belongs to that process: files that the group
+    left half-written are removed by the next start once the process is gone.
+
+    Example:
+        >>> import os
+        >>> from loopwright.checkpoint import new_token
+        >>> new_token().startswith(f"{os.getpid()}-")
+        True
     """
     token = f"{os.getpid()}-{secrets.token_hex(4)}"
     _tokens.add(token)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
-from .files import read_checkpoint
+from .format import read_checkpoint
 from .inspect import find_checkpoint
 from .tree import ATOMS, Tree, escape
 from .weights import load_weights
@@ -54,10 +54,24 @@ class CheckpointDiff:
 def diff_checkpoints(
     first: str | os.PathLike[str], second: str | os.PathLike[str], *, model: str | None = None
 ) -> CheckpointDiff:
-    """Compare two checkpoints bit for bit, after verifying both; of a run, the newest is taken.
+    """Compare two checkpoints bit for bit, after verifying both.
 
-    Where one of them is a file of weights, or `model` is named, only weights are compared. The time that training
-    took is left out: it is the one part of a state that no two runs share.
+    Where one of them is a file of weights, or `model` is named, only weights are compared. The time that training took
+    is left out: it is the one part of a state that no two runs share.
+
+    Args:
+        first: A checkpoint, a file of weights, or a run, of which the newest resume point is taken.
+        second: The same.
+        model: The model whose weights to compare.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from loopwright.checkpoint import diff_checkpoints, write_checkpoint
+        >>> with TemporaryDirectory() as folder:
+        ...     write_checkpoint(f"{folder}/first", {"rate": 0.1, "numbers": [1, 2]})
+        ...     write_checkpoint(f"{folder}/second", {"rate": 0.2, "numbers": [1, 2]})
+        ...     [found.path for found in diff_checkpoints(f"{folder}/first", f"{folder}/second").state]
+        ['rate']
     """
     one, two = (source if source.is_file() else find_checkpoint(source) for source in (Path(first), Path(second)))
     if model is not None or one.is_file() or two.is_file():

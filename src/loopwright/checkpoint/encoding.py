@@ -7,49 +7,59 @@ not plain strings, or begin with `$`, is written as pairs, so no user key is eve
 from __future__ import annotations
 
 import base64
+import binascii
 import math
+import re
 import struct
-from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Callable
-from pathlib import PurePath
+from collections.abc import Callable, Mapping
+from pathlib import Path, PurePath
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
-from .headers import Json
-from .pieces import Piece, is_dtensor, piece_of
-from .tree import Tree, escape, plain_tensor, refusal
+from .layout import HEADER_KEY, Json, text_of
+from .tensors import StoredTensor, numbers_tensor, stored_form
+from .tree import TensorShard, Tree, is_dtensor, join_path, plain_tensor, refusal, shard_of
 
 NUMBERS_FROM = 256  # a list of this many floats or ints is kept as a tensor: smaller, exact and quick
 ARRAY_KINDS = "biufcmMSU"
 LARGE_INT = 1 << 63
 CANONICAL_NAN = struct.pack(">d", math.nan)
-HEADER_KEY = "__metadata__"  # means something else in a safetensors header
-
-NATIVE = frozenset(
-    {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2}
-    | {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool}
-)
-CARRIERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def encode(tree: Tree) -> tuple[Json, dict[str, Tensor]]:
-    """The tree as JSON, and its tensors by a readable path such as `optimizers/default/state/0/exp_avg`."""
-    structure, tensors, pieces = encode_with_pieces(tree)
-    for path, piece in pieces.items():
+    """Encode a tree as JSON and tensors, the latter by a path such as `optimizers/default/state/0/exp_avg`.
+
+    Args:
+        tree: Nested dicts, lists and tuples of tensors, arrays and plain values.
+
+    Raises:
+        CheckpointError: A value cannot be saved; the error names its place.
+
+    Example:
+        >>> import torch
+        >>> from loopwright.checkpoint import decode, encode
+        >>> structure, tensors = encode({"sizes": (1, 2), "weight": torch.ones(2)})
+        >>> structure
+        {'sizes': {'$tuple': [1, 2]}, 'weight': {'$tensor': 'weight'}}
+        >>> decode(structure, tensors)
+        {'sizes': (1, 2), 'weight': tensor([1., 1.])}
+    """
+    structure, tensors, shards = encode_with_shards(tree)
+    for path, shard in shards.items():
         remedy = "gather it to a plain tensor first (`full_tensor()` for a DTensor)"
-        raise refusal(path, piece, remedy, "a tensor that is spread over processes")
+        raise refusal(path, shard, remedy, "a sharded tensor")
     return structure, tensors
 
 
-def encode_with_pieces(tree: Tree) -> tuple[Json, dict[str, Tensor], dict[str, Piece]]:
-    """The tree as JSON, its tensors, and this process's part of those that are spread over several."""
+def encode_with_shards(tree: Tree) -> tuple[Json, dict[str, Tensor], dict[str, TensorShard]]:
+    """The tree as JSON, its tensors, and this process's shards of sharded ones."""
     encoder = _Encoder()
     try:
-        return encoder.encode(tree, ""), encoder.tensors, encoder.pieces
+        return encoder.encode(tree, ""), encoder.tensors, encoder.shards
     except RecursionError:
         raise CheckpointError(
             "The state is nested too deeply, or contains itself: return plain, finite containers."
@@ -69,7 +79,7 @@ def encode_plain(tree: Tree, what: str) -> Json:
 class _Encoder:
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
-        self.pieces: dict[str, Piece] = {}
+        self.shards: dict[str, TensorShard] = {}
 
     def encode(self, value: Tree, path: str) -> Json:
         encode = _BY_TYPE.get(type(value)) or _by_ancestor(value)
@@ -85,7 +95,7 @@ class _Encoder:
     def free_key(self, path: str) -> str:
         """The path of a tensor, or one as near to it as is free."""
         key, number = path, 2
-        while key in self.tensors or key in self.pieces or key in ("", HEADER_KEY):
+        while key in self.tensors or key in self.shards or key in ("", HEADER_KEY):
             key, number = f"{path}~{number}", number + 1
         return key
 
@@ -109,20 +119,20 @@ class _Encoder:
         return {"$bytes": base64.b64encode(value).decode()}
 
     def put_list(self, value: list[Tree], path: str) -> Json:
-        if len(value) >= NUMBERS_FROM and (numbers := _numbers(value)) is not None:
+        if len(value) >= NUMBERS_FROM and (numbers := numbers_tensor(value)) is not None:
             return {"$numbers": self.add(numbers, path)}
         return [self.encode(item, f"{path}/{i}" if path else str(i)) for i, item in enumerate(value)]
 
     def put_tuple(self, value: tuple[Tree, ...], path: str) -> Json:
-        return {"$tuple": [self.encode(item, _join(path, i)) for i, item in enumerate(value)]}
+        return {"$tuple": [self.encode(item, join_path(path, i)) for i, item in enumerate(value)]}
 
     def put_dict(self, value: dict[Tree, Tree], path: str) -> Json:
         if all(type(key) is str and not key.startswith("$") for key in value):
-            return {key: self.encode(item, _join(path, key)) for key, item in value.items()}
+            return {key: self.encode(item, join_path(path, key)) for key, item in value.items()}
         return {"$dict": self.put_pairs(value, path)}
 
     def put_pairs(self, value: dict[Tree, Tree], path: str) -> list[Json]:
-        return [[self.put_key(key, path), self.encode(item, _join(path, key))] for key, item in value.items()]
+        return [[self.put_key(key, path), self.encode(item, join_path(path, key))] for key, item in value.items()]
 
     def put_key(self, value: Tree, path: str) -> Json:
         if isinstance(value, Tensor):
@@ -138,20 +148,20 @@ class _Encoder:
             return self.put_dict(value, path)
         return {
             "$state_dict": self.put_dict(value, path),
-            "metadata": self.encode(metadata, _join(path, "_metadata")),
+            "metadata": self.encode(metadata, join_path(path, "_metadata")),
         }
 
     def put_tensor(self, value: Tensor, path: str) -> Json:
-        tensor, foreign = _stored_form(plain_tensor(value, path))
+        tensor, foreign = stored_form(plain_tensor(value, path))
         return {"$tensor": self.add(tensor, path), **foreign}
 
     def put_dtensor(self, value: Tree, path: str) -> Json:
-        return self.put_piece(piece_of(value, path), path)
+        return self.put_shard(shard_of(value, path), path)
 
-    def put_piece(self, value: Piece, path: str) -> Json:
-        tensor, foreign = _stored_form(plain_tensor(value.local, path))
+    def put_shard(self, value: TensorShard, path: str) -> Json:
+        tensor, foreign = stored_form(plain_tensor(value.local, path))
         key = self.free_key(path)
-        self.pieces[key] = value.stored_as(tensor)
+        self.shards[key] = value.stored_as(tensor)
         return {"$tensor": key, **foreign}
 
     def put_array(self, value: np.ndarray[tuple[int, ...], np.dtype[np.generic]], path: str) -> Json:
@@ -176,33 +186,6 @@ class _Encoder:
         return {"$device": str(value)}
 
 
-def _stored_form(tensor: Tensor) -> tuple[Tensor, dict[str, Json]]:
-    """The tensor in a type that the file format has, and what to note where that is not its own."""
-    if tensor.dtype in NATIVE:
-        return tensor.resolve_neg(), {}
-    name: dict[str, Json] = {"as": str(tensor.dtype).removeprefix("torch.")}
-    if tensor.is_complex():
-        return torch.view_as_real(tensor.resolve_conj().resolve_neg()), name
-    return tensor.view(CARRIERS[tensor.itemsize]), name
-
-
-def _join(path: str, key: object) -> str:
-    return f"{path}/{escape(str(key))}" if path else escape(str(key))
-
-
-def _numbers(values: list[Tree]) -> Tensor | None:
-    """The list as one tensor, where all of it is floats or all of it small ints."""
-    kinds = set(map(type, values))
-    try:
-        if kinds == {float}:
-            return torch.frombuffer(array("d", values), dtype=torch.float64).clone()
-        if kinds == {int}:
-            return torch.frombuffer(array("q", values), dtype=torch.int64).clone()
-    except OverflowError:
-        return None
-    return None
-
-
 def _by_ancestor(value: Tree) -> Callable[[_Encoder, Tree, str], Json] | None:
     if is_dtensor(value):
         return _Encoder.put_dtensor
@@ -224,7 +207,7 @@ _BY_TYPE: dict[type, Callable[[_Encoder, Tree, str], Json]] = {
     Counter: _Encoder.put_counter,
     OrderedDict: _Encoder.put_ordered,
     Tensor: _Encoder.put_tensor,
-    Piece: _Encoder.put_piece,
+    TensorShard: _Encoder.put_shard,
     np.ndarray: _Encoder.put_array,
     torch.dtype: _Encoder.put_dtype,
     torch.device: _Encoder.put_device,
@@ -235,3 +218,182 @@ _BY_ANCESTOR: tuple[tuple[type, Callable[[_Encoder, Tree, str], Json]], ...] = (
     (PurePath, _Encoder.put_path),
     (dict, _Encoder.put_dict),
 )
+
+
+ARRAY_DTYPE = re.compile(r"[<>|=][biufcmMSU]\d+(\[\w+\])?")
+FLOATS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf"), "-0.0": -0.0}
+MALFORMED = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    binascii.Error,
+    struct.error,
+)
+
+
+def decode(structure: Json, tensors: Mapping[str, Tensor | StoredTensor]) -> Tree:
+    """Decode the tree that `encode` returned as JSON and tensors.
+
+    Args:
+        structure: The tree as JSON.
+        tensors: The tensors that it refers to, by name, in memory or still in files.
+
+    Raises:
+        CheckpointError: The structure is malformed, or refers to a tensor that is not there.
+    """
+    try:
+        return _Decoder(tensors).decode(structure)
+    except RecursionError:
+        raise CheckpointError("The saved state is nested too deeply to be read: it is damaged.") from None
+
+
+class _Decoder:
+    def __init__(self, tensors: Mapping[str, Tensor | StoredTensor]) -> None:
+        self.tensors = tensors
+
+    def decode(self, value: Json) -> Tree:
+        if isinstance(value, list):
+            return [self.decode(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        markers = [key for key in value if key.startswith("$")]
+        if not markers:
+            return {key: self.decode(item) for key, item in value.items()}
+        return self.marked(markers[0], value)
+
+    def marked(self, marker: str, value: dict[str, Json]) -> Tree:
+        rebuild, keys = _BY_MARKER.get(marker, (None, ()))
+        if rebuild is None or not {marker} <= set(value) <= {marker, *keys}:
+            raise CheckpointError(
+                f"The saved state holds {sorted(value)[:4]}, which this version cannot read: "
+                "upgrade loopwright, or use another checkpoint."
+            )
+        try:
+            return rebuild(self, value)
+        except (CheckpointError, RecursionError):
+            raise
+        except MALFORMED as error:
+            raise CheckpointError(f"The saved state holds a malformed {marker}: {error!r}.") from None
+
+    def stored(self, key: Json) -> Tensor | StoredTensor:
+        if not isinstance(key, str) or key not in self.tensors:
+            raise CheckpointError(f"The saved state refers to tensor {key!r}, which is not in its files.")
+        return self.tensors[key]
+
+    def values(self, key: Json) -> Tensor:
+        stored = self.stored(key)
+        return stored.read() if isinstance(stored, StoredTensor) else stored
+
+    def get_tensor(self, value: dict[str, Json]) -> Tensor | StoredTensor:
+        tensor = self.stored(value["$tensor"])
+        if "as" not in value:
+            return tensor
+        dtype = _dtype(value["as"])
+        if isinstance(tensor, StoredTensor):
+            return tensor.viewed_as(dtype)
+        return torch.view_as_complex(tensor) if dtype.is_complex else tensor.view(dtype)
+
+    def get_array(self, value: dict[str, Json]) -> Tree:
+        data = self.values(value["$array"]).numpy().tobytes()
+        shape = [_count(n) for n in _items(value["shape"])]
+        return np.frombuffer(bytearray(data), dtype=_array_dtype(value["dtype"])).reshape(shape)
+
+    def get_scalar(self, value: dict[str, Json]) -> Tree:
+        data = bytes.fromhex(text_of(value["$scalar"]))
+        dtype = _array_dtype(value["dtype"])
+        if not data:  # an empty numpy string has no bytes to read from
+            return dtype.type()
+        return np.frombuffer(data, dtype=dtype).reshape(())[()]
+
+    def get_numbers(self, value: dict[str, Json]) -> list[float] | list[int]:
+        return self.values(value["$numbers"]).reshape(-1).tolist()
+
+    def get_integer(self, value: dict[str, Json]) -> int:
+        return int(text_of(value["$int"]), 16)
+
+    def get_float(self, value: dict[str, Json]) -> float:
+        text = text_of(value["$float"])
+        if text in FLOATS:
+            return FLOATS[text]
+        (number,) = struct.unpack(">d", bytes.fromhex(text.removeprefix("nan:")))
+        return number  # type: ignore[no-any-return]
+
+    def get_complex(self, value: dict[str, Json]) -> complex:
+        real, imaginary = (self.decode(part) for part in _items(value["$complex"]))
+        return complex(real, imaginary)
+
+    def get_bytes(self, value: dict[str, Json]) -> bytes:
+        return base64.b64decode(text_of(value["$bytes"]), validate=True)
+
+    def get_tuple(self, value: dict[str, Json]) -> tuple[Tree, ...]:
+        return tuple(self.decode(item) for item in _items(value["$tuple"]))
+
+    def get_dict(self, value: dict[str, Json]) -> dict[Tree, Tree]:
+        return self.get_pairs(value["$dict"])
+
+    def get_counter(self, value: dict[str, Json]) -> Counter[Tree]:
+        return Counter(self.get_pairs(value["$counter"]))
+
+    def get_pairs(self, value: Json) -> dict[Tree, Tree]:
+        return {self.decode(key): self.decode(item) for key, item in map(_items, _items(value))}
+
+    def get_state_dict(self, value: dict[str, Json]) -> OrderedDict[Tree, Tree]:
+        items = OrderedDict(self.decode(value["$state_dict"]))
+        items._metadata = self.decode(value["metadata"])  # type: ignore[attr-defined]
+        return items
+
+    def get_path(self, value: dict[str, Json]) -> Path:
+        return Path(text_of(value["$path"]))
+
+    def get_dtype(self, value: dict[str, Json]) -> torch.dtype:
+        return _dtype(value["$dtype"])
+
+    def get_device(self, value: dict[str, Json]) -> torch.device:
+        return torch.device(text_of(value["$device"]))
+
+
+def _items(value: Json) -> list[Json]:
+    if not isinstance(value, list):
+        raise TypeError(f"expected a list, found {value!r:.60}")
+    return value
+
+
+def _count(value: Json) -> int:
+    if type(value) is not int or value < 0:
+        raise TypeError(f"expected a size, found {value!r:.60}")
+    return value
+
+
+def _dtype(value: Json) -> torch.dtype:
+    dtype = getattr(torch, text_of(value), None)
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"no dtype is called {value!r:.60}")
+    return dtype
+
+
+def _array_dtype(value: Json) -> np.dtype[np.generic]:
+    if not ARRAY_DTYPE.fullmatch(text_of(value)):
+        raise TypeError(f"no array dtype is called {value!r:.60}")
+    return np.dtype(text_of(value))
+
+
+_BY_MARKER: dict[str, tuple[Callable[[_Decoder, dict[str, Json]], Tree], tuple[str, ...]]] = {
+    "$tensor": (_Decoder.get_tensor, ("as",)),
+    "$array": (_Decoder.get_array, ("dtype", "shape")),
+    "$scalar": (_Decoder.get_scalar, ("dtype",)),
+    "$numbers": (_Decoder.get_numbers, ()),
+    "$int": (_Decoder.get_integer, ()),
+    "$float": (_Decoder.get_float, ()),
+    "$complex": (_Decoder.get_complex, ()),
+    "$bytes": (_Decoder.get_bytes, ()),
+    "$tuple": (_Decoder.get_tuple, ()),
+    "$dict": (_Decoder.get_dict, ()),
+    "$counter": (_Decoder.get_counter, ()),
+    "$state_dict": (_Decoder.get_state_dict, ("metadata",)),
+    "$path": (_Decoder.get_path, ()),
+    "$dtype": (_Decoder.get_dtype, ()),
+    "$device": (_Decoder.get_device, ()),
+}

@@ -17,14 +17,14 @@ from ..metrics.history import History
 from ..metrics.meter import Meter
 from ..metrics.progress import Progress
 from ..training.resume import NOTHING_KEPT, Kept
-from .stored import StoredTensor
+from .tensors import StoredTensor
 
 if TYPE_CHECKING:
     from ..callback import Callback
     from ..training.components import Components
 
 LISTED = 20
-# What torch's optimizers keep for a parameter: the entries that have its shape, and those that are one number.
+# What torch's optimizers keep for a parameter: entries with its shape, and entries that are one number.
 LIKE_PARAMETER = {
     *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "grad_avg"),
     *("acc_delta", "sum", "prev", "step_size", "ax"),
@@ -41,6 +41,10 @@ REQUIRED = {
     "ASGD": ("step", "eta", "mu", "ax"),
     "Adafactor": ("step",),
 }
+HISTORY, SERIES = ("epochs", "steps"), ("stride", "num_seen", "steps", "values")
+METER = ("sums", "counts", "logged")
+GENERATORS, DEVICE_GENERATORS = ("torch", "numpy", "python"), ("cuda", "mps")
+OPEN = ("TorchMetrics",)  # shipped callbacks whose fields are names of the user
 SCALER = ("scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker")
 
 
@@ -210,7 +214,10 @@ def _compare_callback(callback: Callback, saved: Any) -> Iterator[str]:
     if not isinstance(saved, Mapping):
         yield f"the checkpoint has {_kind(saved)} instead of its state"
     elif type(callback).__module__.startswith("loopwright."):
-        yield from differing_kinds(callback.state_dict(), saved)
+        own = callback.state_dict()
+        if type(callback).__module__.startswith("loopwright.callbacks.") and type(callback).__name__ not in OPEN:
+            yield from wrong_fields("its state", saved, own)
+        yield from differing_kinds(own, saved)
 
 
 def compare_rest(tree: Mapping[str, Any], optimizers: Iterable[str]) -> list[str]:
@@ -236,7 +243,15 @@ def tried(part: str, attempt: Callable[[], None]) -> list[str]:
     return []
 
 
-def try_history(saved: Any) -> None:
+def wrong_history(saved: Any) -> list[str]:
+    """What of a saved history cannot be used."""
+    problems = list(wrong_fields("history", saved, HISTORY))
+    for name, series in saved["steps"].items() if not problems and isinstance(saved["steps"], Mapping) else ():
+        problems += wrong_fields(f"history: steps of {name!r:.40}", series, SERIES)
+    return problems or tried("history", lambda: _try_history(saved))
+
+
+def _try_history(saved: Any) -> None:
     history = History()
     history.load_state_dict(saved)
     for row in history.epochs:
@@ -247,25 +262,50 @@ def try_history(saved: Any) -> None:
             raise TypeError(f"the values of {name!r:.40} do not belong together")
 
 
-def try_meter(states: Sequence[Any]) -> None:
+def wrong_meter(states: Sequence[Any]) -> list[str]:
+    """What of the saved sums of an epoch, of each process, cannot be used."""
+    problems = [problem for state in states for problem in wrong_fields("meter", state, METER)]
+    return problems or tried("meter", lambda: _try_meter(states))
+
+
+def _try_meter(states: Sequence[Any]) -> None:
     meter = Meter()
     for state in states:
         meter.add_state_dict(state)
-        if set(state["sums"]) != set(state["counts"]) or not isinstance(state["logged"], Mapping):
-            raise TypeError("it does not have a sum and a count of each metric")
+        if alone := sorted(set(state["sums"]) ^ set(state["counts"])):
+            raise TypeError(f"it does not have a sum and a count of {', '.join(alone)}")
+        if not isinstance(state["logged"], Mapping):
+            raise TypeError(f"what was logged is {_kind(state['logged'])}")
 
 
-def try_random_state(set_state: Callable[[], None]) -> None:
+def wrong_rng(saved: Any, set_state: Callable[[], None]) -> list[str]:
+    """What of the saved random generators, of each process, cannot be used; `set_state` tries those of this one."""
+    if not isinstance(saved, list) or not saved:
+        return [f"rng is {_kind(saved)} instead of the generators of each process"]
+    problems = [problem for state in saved for problem in wrong_fields("rng", state, GENERATORS, DEVICE_GENERATORS)]
+    return problems or tried("rng", lambda: _try_random_state(set_state))
+
+
+def _try_random_state(set_state: Callable[[], None]) -> None:
     with preserved_rng():
         set_state()
 
 
-def _wrong_progress(saved: Any) -> Iterator[str]:
+def wrong_fields(part: str, saved: Any, known: Collection[str], optional: Collection[str] = ()) -> Iterator[str]:
+    """The fields that a state of a part lacks, and the fields that its version does not have."""
     if not isinstance(saved, Mapping):
-        yield f"progress is {_kind(saved)} instead of a table of counters"
+        yield f"{part} is {_kind(saved)} instead of a table of {', '.join(known)}"
         return
-    for field in fields(Progress):
-        value: Any = saved.get(field.name)
+    yield from (f"{part}: {name!r} is not in the checkpoint" for name in known if name not in saved)
+    unknown = [name for name in saved if name not in known and name not in optional]
+    yield from (f"{part}: {name!r:.40} is in the checkpoint, and not known to this version" for name in unknown)
+
+
+def _wrong_progress(saved: Any) -> Iterator[str]:
+    problems = list(wrong_fields("progress", saved, [field.name for field in fields(Progress)]))
+    yield from problems
+    for field in fields(Progress) if not problems else ():
+        value: Any = saved[field.name]
         is_right = isinstance(value, int | float) if field.type == "float" else type(value).__name__ == field.type
         if not is_right or value < 0:
             yield f"progress: {field.name} is {value!r:.40}"
@@ -274,14 +314,22 @@ def _wrong_progress(saved: Any) -> Iterator[str]:
 def _wrong_optimization(saved: Any, optimizers: Iterable[str], has_updates: bool) -> Iterator[str]:
     """Before the first `train` call there is nothing; from then on each optimizer has its entry."""
     if isinstance(saved, Mapping) and (saved or has_updates):
-        yield from (f"lanes: {name!r} is not in the checkpoint" for name in optimizers if name not in saved)
+        yield from (
+            f"lanes: the updates of optimizer {name!r} are not in the checkpoint"
+            for name in optimizers
+            if name not in saved
+        )
     for name, state in saved.items() if isinstance(saved, Mapping) else [("lanes", saved)]:
-        updates, scaler = (state.get("updates"), state.get("scaler")) if isinstance(state, Mapping) else (None, None)
+        problems = list(wrong_fields(f"lanes: {name!r:.40}", state, ("updates", "scaler")))
+        yield from problems
+        if problems:
+            continue
+        updates, scaler = state["updates"], state["scaler"]
         if type(updates) is not int or updates < 0:
-            yield f"lanes: {name!r:.40} counts {updates!r:.40} updates"
+            yield f"lanes: optimizer {name!r:.40} counts {updates!r:.40} updates"
         is_right = isinstance(scaler, Mapping) and all(_is_number(scaler.get(key)) for key in SCALER)
         if scaler and not is_right:  # one that is not in use saves nothing
-            yield f"lanes: the loss scaling of {name!r:.40} is not complete"
+            yield f"lanes: the loss scaling of optimizer {name!r:.40} is not complete"
 
 
 def _wrong_position(part: str, saved: Any) -> Iterator[str]:
@@ -301,7 +349,7 @@ def differing_kinds(own: Any, saved: Any, path: str = "", *, none_fits: bool = T
     What this trainer has not set yet (its own None) may be anything in the checkpoint.
     """
     is_none = saved is None and not none_fits and not (own is None or isinstance(own, bool))  # a choice left open
-    if is_none or not _is_alike(own, saved):
+    if is_none or not _is_of_one_kind(own, saved):
         yield f"{path or 'it'} is {_kind(own)}, the checkpoint's {_kind(saved)}"
     elif isinstance(own, Mapping) and isinstance(saved, Mapping):
         for key in own:
@@ -315,7 +363,7 @@ def differing_kinds(own: Any, saved: Any, path: str = "", *, none_fits: bool = T
             yield from differing_kinds(first, second, f"{path}[{at}]", none_fits=none_fits)
 
 
-def _is_alike(own: Any, saved: Any) -> bool:
+def _is_of_one_kind(own: Any, saved: Any) -> bool:
     if own is None or saved is None or (_is_number(own) and _is_number(saved)):
         return True
     kinds: tuple[tuple[type, ...], ...] = ((str,), (Mapping,), (list, tuple), (Tensor, StoredTensor))

@@ -22,7 +22,7 @@ from torch import Tensor
 from ..errors import CheckpointError
 from ..metrics.history import Addition, Extent, History, Series, is_same
 from .atomic import FileRecord
-from .headers import parse_json
+from .layout import parse_json
 from .manifest import find_problem
 from .tensors import read_tensors, write_tensors
 from .tree import Tree

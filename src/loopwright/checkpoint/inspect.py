@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from ..errors import CheckpointError
 from ..metrics.best import Mode
-from .headers import TensorInfo, read_header
+from .layout import TensorInfo, read_header
 from .manifest import MANIFEST, REMEDY, STATE, TENSORS, Manifest, find_problem, read_manifest, verify_checkpoint
 
 logger = logging.getLogger("loopwright")
@@ -82,9 +82,20 @@ class CheckpointContent:
 
 
 def list_checkpoints(path: str | os.PathLike[str], *, verify: bool = False) -> list[CheckpointInfo]:
-    """The resume points of a run, then its kept models, each from the oldest update to the newest.
+    """List the resume points of a run, then its kept models, each from the oldest update to the newest.
 
-    `path` may be a run directory, a folder of checkpoints, or one checkpoint. `verify` compares hashes.
+    Args:
+        path: A run directory, a folder of checkpoints, or one checkpoint.
+        verify: Compare the hashes of files, and not only their sizes.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from loopwright.checkpoint import list_checkpoints, write_checkpoint
+        >>> with TemporaryDirectory() as folder:
+        ...     write_checkpoint(f"{folder}/second", {}, {"update": 20})
+        ...     write_checkpoint(f"{folder}/first", {}, {"update": 10})
+        ...     [(info.name, info.is_sound) for info in list_checkpoints(folder, verify=True)]
+        [('first', True), ('second', True)]
     """
     found = [_look_at(directory, verify=verify) for directory in _checkpoint_folders(Path(path))]
     # A run that is going on removes checkpoints while we look.
@@ -92,7 +103,21 @@ def list_checkpoints(path: str | os.PathLike[str], *, verify: bool = False) -> l
 
 
 def describe_checkpoint(path: str | os.PathLike[str]) -> CheckpointContent:
-    """What one checkpoint, or the newest of a run, consists of; a damaged file is among the problems."""
+    """Describe the files of one checkpoint, or of the newest of a run; a damaged file is among the problems.
+
+    Args:
+        path: A checkpoint, or a run directory.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from torch import nn
+        >>> from loopwright.checkpoint import describe_checkpoint, write_checkpoint
+        >>> with TemporaryDirectory() as folder:
+        ...     write_checkpoint(f"{folder}/first", {"models": {"model": nn.Linear(2, 1).state_dict()}})
+        ...     content = describe_checkpoint(f"{folder}/first")
+        >>> [(info.name, info.shape) for info in content.tensors["model.safetensors"]]
+        [('bias', (1,)), ('weight', (1, 2))]
+    """
     directory = find_checkpoint(path, verify=False)
     manifest = read_manifest(directory)
     problems, tensors = [], {}
@@ -111,7 +136,24 @@ def describe_checkpoint(path: str | os.PathLike[str]) -> CheckpointContent:
 
 
 def find_checkpoint(path: str | os.PathLike[str], *, verify: bool = True) -> Path:
-    """The checkpoint at a path, or the newest sound resume point of a run; damaged ones are named and passed over."""
+    """Find the checkpoint at a path, or the newest sound resume point of a run; damaged ones are named and passed over.
+
+    Args:
+        path: A checkpoint, a run directory, or a folder of checkpoints.
+        verify: Compare the hashes of files, and not only their sizes.
+
+    Raises:
+        CheckpointError: There is no sound one.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from loopwright.checkpoint import find_checkpoint, write_checkpoint
+        >>> with TemporaryDirectory() as folder:
+        ...     for update in (1, 2):
+        ...         write_checkpoint(f"{folder}/update-{update}", {}, {"update": update})
+        ...     find_checkpoint(folder).name
+        'update-2'
+    """
     source = Path(path)
     if is_checkpoint(source):
         if verify and (problems := verify_checkpoint(source)):

@@ -12,8 +12,8 @@ from typing import Any
 
 from ..errors import CheckpointError
 from .atomic import clean_leftovers, remove_directory
-from .destination import UPDATE_NAME
-from .files import Checkpoint, read_checkpoint
+from .format import Checkpoint, read_checkpoint
+from .manifest import UPDATE_NAME
 from .policy import Candidate, KeepPolicy
 from .store import checked_path, list_own
 from .tree import Tree
@@ -36,10 +36,31 @@ class KeptModel:
 
 
 class KeptModels:
-    """A directory of the best models; what is kept is read from the directory itself.
+    """A directory of the best models by a metric; which models are kept is read from the directory itself.
 
-    A run that is killed goes on from the newest of its `resume_points`, where models of later updates do not count:
-    those that were the best at that update stay until there is a newer resume point.
+    A run that is killed goes on from the newest of its `resume_points`, where models of later updates do not count: the
+    best models at that update stay until there is a newer resume point.
+
+    Args:
+        directory: Where the kept models are.
+        policy: The metric, its direction, and the number of models to keep.
+        writer: What writes them behind the training; by default one of its own.
+        resume_points: The directory of the run's resume points, if it has any.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from torch import nn
+        >>> from loopwright.checkpoint import KeepPolicy, KeptModels
+        >>> with TemporaryDirectory() as folder:
+        ...     kept = KeptModels(folder, KeepPolicy("eval_loss"))
+        ...     for update, loss in enumerate([0.5, 0.3, 0.4], start=1):
+        ...         tree = {"models": {"model": nn.Linear(2, 1).state_dict()}}
+        ...         kept.offer(f"update-{update}", tree, {"update": update}, value=loss, wait=True)
+        ...     [(model.name, model.value) for model in kept.models()]
+        True
+        True
+        False
+        [('update-2', 0.3)]
     """
 
     def __init__(
@@ -160,7 +181,7 @@ class KeptModels:
         return [model.name for model in doomed]
 
     def prune(self) -> None:
-        """Remove all but the best few, and those that were the best few at the newest resume point."""
+        """Remove all but the best few, and the best few at the newest resume point."""
         if not self.writer.group.is_main:
             return
         models, saved = self.models(), self._saved_update()

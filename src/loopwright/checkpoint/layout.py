@@ -1,6 +1,6 @@
-"""Where the pieces of a tensor are that several processes wrote, and whether they make up the whole of it.
+"""Where the shards of a tensor are that several processes wrote, and whether they make up the whole of it.
 
-`pieces.json` of a checkpoint lists, for every such tensor, its type and shape and the box that each piece fills.
+`pieces.json` of a checkpoint lists, for every such tensor, its type and shape and the box that each shard fills.
 Nothing here imports torch.
 """
 
@@ -9,16 +9,130 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
 from ..errors import CheckpointError
-from .headers import Json, TensorInfo, parse_json, read_header
 
-PIECES = "pieces.json"
+Json: TypeAlias = bool | int | float | str | list["Json"] | dict[str, "Json"] | None
+
+
+def parse_json(data: bytes, name: str) -> Json:
+    """Strict JSON from untrusted bytes; `name` is the file that the error names."""
+    try:
+        value: Json = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{name} is not valid JSON ({error or type(error).__name__}).") from None
+    return value
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not a JSON number")
+
+
+def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    """A table, each of whose keys is there once: readers differ in which of two they take."""
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r:.60} is there twice")
+    return table
+
+
+HEADER_KEY = "__metadata__"
+TIED = "loopwright.tied"  # in the header's metadata: {"name left out": "name it is tied to"}
+LARGEST_HEADER = 100_000_000  # the format's own limit
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A tensor in a file: its type and shape as stored, its bytes, and the one it shares them with, if any."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    size: int
+    tied_to: str | None = None
+
+    @property
+    def num_values(self) -> int:
+        return math.prod(self.shape)
+
+
+def read_header(path: str | os.PathLike[str]) -> list[TensorInfo]:
+    """List the tensors of a safetensors file without reading their values or importing torch.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The tensors in natural order (`layers.2` before `layers.10`); tied ones have no bytes of their own.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> import torch
+        >>> from loopwright.checkpoint import read_header, save_weights
+        >>> with TemporaryDirectory() as folder:
+        ...     save_weights(f"{folder}/model.safetensors", {"weight": torch.ones(2, 3)})
+        ...     [(info.name, info.dtype, info.shape) for info in read_header(f"{folder}/model.safetensors")]
+        [('weight', 'F32', (2, 3))]
+    """
+    source = Path(path)
+    header = _header(source)
+    noted = header.pop(HEADER_KEY, None)
+    tensors = {name: _tensor(source, name, entry) for name, entry in header.items()}
+    for name, kept in _tied(source, noted).items():
+        if kept in tensors and name not in tensors:
+            tensors[name] = TensorInfo(name, tensors[kept].dtype, tensors[kept].shape, 0, kept)
+    return sorted(tensors.values(), key=lambda tensor: _counted(tensor.name))
+
+
+def _header(path: Path) -> dict[str, Json]:
+    try:
+        with path.open("rb") as file:
+            available = os.fstat(file.fileno()).st_size - 8
+            length = int.from_bytes(file.read(8), "little")
+            if not 0 < length <= min(available, LARGEST_HEADER):
+                raise CheckpointError(f"{path} is not a safetensors file: its header does not fit into it.")
+            header = parse_json(file.read(length), str(path))
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{path} is not a safetensors file: its header is not a table.")
+    return header
+
+
+def _tensor(path: Path, name: str, entry: Json) -> TensorInfo:
+    if isinstance(entry, dict):
+        dtype, shape, span = entry.get("dtype"), _counts(entry.get("shape")), _counts(entry.get("data_offsets"))
+        if isinstance(dtype, str) and shape is not None and span is not None and len(span) == 2:
+            return TensorInfo(name, dtype, tuple(shape), span[1] - span[0])
+    raise CheckpointError(f"{path} has a malformed header: the entry {name!r:.80} describes no tensor.")
+
+
+def _counts(value: Json) -> list[int] | None:
+    if not isinstance(value, list):
+        return None
+    counts = [item for item in value if type(item) is int and item >= 0]
+    return counts if len(counts) == len(value) else None
+
+
+def _tied(path: Path, noted: Json) -> dict[str, str]:
+    text = noted.get(TIED) if isinstance(noted, dict) else None
+    tied = parse_json(text.encode("utf-8", "replace"), f"{path} ({TIED})") if isinstance(text, str) else None
+    return {name: kept for name, kept in tied.items() if isinstance(kept, str)} if isinstance(tied, dict) else {}
+
+
+def _counted(name: str) -> list[tuple[int, str]]:
+    """A key that puts `layers.10` after `layers.2`."""
+    return [(len(part) if part.isdecimal() else 0, part) for part in re.split(r"(\d+)", name)]
+
+
+SHARDS = "pieces.json"
 
 Numbers: TypeAlias = tuple[int, ...]
 
@@ -61,7 +175,7 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredPiece:
+class StoredShard:
     """A box of a tensor, and the entry of the file that holds it."""
 
     file: str
@@ -71,15 +185,15 @@ class StoredPiece:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A tensor in a checkpoint: its type as stored, its shape, and the pieces it consists of."""
+    """A tensor in a checkpoint: its type as stored, its shape, and the shards it consists of."""
 
     dtype: str
     shape: Numbers
-    pieces: tuple[StoredPiece, ...]
+    shards: tuple[StoredShard, ...]
 
     def find_problem(self) -> str | None:
-        """Why the pieces do not cover the tensor exactly once, None where they do."""
-        return _find_gap(self.shape, tuple(piece.box for piece in self.pieces))
+        """Why the shards do not cover the tensor exactly once, None where they do."""
+        return _find_gap(self.shape, tuple(shard.box for shard in self.shards))
 
 
 def whole(shape: Numbers) -> Box:
@@ -88,14 +202,19 @@ def whole(shape: Numbers) -> Box:
 
 
 def layouts_bytes(layouts: Mapping[str, Layout]) -> bytes:
-    """The table of pieces, as it is written."""
-    content = {"tensors": {name: asdict(layout) for name, layout in layouts.items()}}
+    """The table of shards, as it is written."""
+    content = {"tensors": {name: _entry_of(layout) for name, layout in layouts.items()}}
     return json.dumps(content, separators=(",", ":")).encode()
 
 
+def _entry_of(layout: Layout) -> dict[str, object]:
+    shards = [asdict(shard) for shard in layout.shards]
+    return {"dtype": layout.dtype, "shape": layout.shape, "pieces": shards}  # the name that the format has for them
+
+
 def read_layouts(directory: Path, files: Iterable[str]) -> dict[str, Layout]:
-    """The tensors of a checkpoint that are in pieces, once the pieces are known to be there and to make them up."""
-    path = directory / PIECES
+    """The tensors of a checkpoint that are in shards, once the shards are known to be there and to make them up."""
+    path = directory / SHARDS
     try:
         content = parse_json(path.read_bytes(), str(path))
         layouts = {name: _layout(entry) for name, entry in table_of(table_of(content)["tensors"]).items()}
@@ -141,15 +260,15 @@ def numbers_of(value: Json) -> Numbers:
 
 def _layout(value: Json) -> Layout:
     entry = table_of(value)
-    pieces = tuple(
-        StoredPiece(text_of(piece["file"]), text_of(piece["name"]), read_box(table_of(piece["box"])))
-        for piece in tables_of(entry["pieces"])
+    shards = tuple(
+        StoredShard(text_of(shard["file"]), text_of(shard["name"]), read_box(table_of(shard["box"])))
+        for shard in tables_of(entry["pieces"])
     )
-    return Layout(text_of(entry["dtype"]), numbers_of(entry["shape"]), pieces)
+    return Layout(text_of(entry["dtype"]), numbers_of(entry["shape"]), shards)
 
 
 def _files_of(layouts: Mapping[str, Layout]) -> set[str]:
-    return {piece.file for layout in layouts.values() for piece in layout.pieces}
+    return {shard.file for layout in layouts.values() for shard in layout.shards}
 
 
 def _entries(path: str | os.PathLike[str]) -> dict[str, TensorInfo]:
@@ -158,12 +277,12 @@ def _entries(path: str | os.PathLike[str]) -> dict[str, TensorInfo]:
 
 def _misfits(layout: Layout, headers: Mapping[str, Mapping[str, TensorInfo]]) -> Iterator[str]:
     """What the files hold otherwise than the table says."""
-    for piece in layout.pieces:
-        info = headers.get(piece.file, {}).get(piece.name)
+    for shard in layout.shards:
+        info = headers.get(shard.file, {}).get(shard.name)
         if info is None:
-            yield f"{piece.file!r} with its entry {piece.name!r} is not part of the checkpoint"
-        elif (info.dtype, info.shape) != (layout.dtype, piece.box.shape):
-            yield f"{piece.file} holds {info.dtype} {list(info.shape)}, not {layout.dtype} {list(piece.box.shape)}"
+            yield f"{shard.file!r} with its entry {shard.name!r} is not part of the checkpoint"
+        elif (info.dtype, info.shape) != (layout.dtype, shard.box.shape):
+            yield f"{shard.file} holds {info.dtype} {list(info.shape)}, not {layout.dtype} {list(shard.box.shape)}"
 
 
 @lru_cache(maxsize=1024)  # most tensors of a model are cut the same way
@@ -172,13 +291,13 @@ def _find_gap(shape: Numbers, boxes: tuple[Box, ...]) -> str | None:
 
     for box in boxes:
         if not box.fits(shape):
-            return f"the piece at {list(box.offsets)} of {list(box.shape)} lies outside its shape {list(shape)}"
+            return f"the shard at {list(box.offsets)} of {list(box.shape)} lies outside its shape {list(shape)}"
     filled = [box for box in boxes if box.num_values]
     if filled and shape:
         starts = np.array([box.offsets for box in filled])
         ends = starts + np.array([box.shape for box in filled])
         for box, start, end in zip(filled, starts, ends, strict=True):
             if ((starts < end) & (start < ends)).all(axis=1).sum() > 1:
-                return f"the piece at {list(box.offsets)} of {list(box.shape)} overlaps another"
+                return f"the shard at {list(box.offsets)} of {list(box.shape)} overlaps another"
     count, total = sum(box.num_values for box in filled), math.prod(shape)
-    return None if count == total else f"its pieces hold {count} values instead of {total}"
+    return None if count == total else f"its shards hold {count} values instead of {total}"

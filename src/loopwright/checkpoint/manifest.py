@@ -7,18 +7,20 @@ import json
 import os
 import re
 import stat
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from .._version import __version__
-from ..errors import CheckpointError
+from ..errors import CheckpointError, ConfigurationError
 from .atomic import CHUNK, FileRecord
-from .headers import Json, parse_json
-from .layout import PIECES, read_layouts, table_of, text_of
+from .layout import SHARDS, Json, parse_json, read_layouts, table_of, text_of
 
-FORMAT = 2  # 2: the history may be in files of its own; what does without is still written as 1
+# The format of the files, of which the lowest that suffices is written: 2, where the history is in files of its own; 3,
+# where a part of the state has a version above 1, which readers of format 2 do not look at (see `migrations.py`).
+FORMAT = 3
 MANIFEST = "manifest.json"
 STATE = "state.json"
 TENSORS = "state.safetensors"
@@ -27,13 +29,24 @@ FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 REMEDY = "use another checkpoint, or restore this one from a copy"
 
 
-class NewerFormatError(CheckpointError):
-    """A sound checkpoint that this version cannot read; going on without it would undo what it holds."""
+class VersionError(CheckpointError):
+    """A sound checkpoint of a version that this Loopwright does not read: passing it over would undo it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The table of contents of one checkpoint."""
+    """The table of contents of one checkpoint, as `manifest.json` states it.
+
+    Args:
+        meta: What was noted with the checkpoint, as `{"update": 3}`.
+        files: Size and hash of every file, by name.
+        models: The file of each model, by the model's name.
+        created: When it was written, in ISO format.
+        loopwright: The version of Loopwright that wrote it.
+        format: The format of the files.
+        name: The name that it was written under; None where an earlier version wrote it.
+        versions: The version of each part of the state; empty where an earlier version wrote it.
+    """
 
     meta: dict[str, Any]
     files: dict[str, FileRecord]
@@ -42,6 +55,7 @@ class Manifest:
     loopwright: str
     format: int
     name: str | None = None  # that it was written under; None where an earlier version wrote it
+    versions: dict[str, int] = field(default_factory=dict)  # of the parts of the state; empty in earlier checkpoints
 
     @property
     def size(self) -> int:
@@ -57,19 +71,26 @@ class Manifest:
 
 
 def manifest_bytes(
-    meta: dict[str, Any], files: dict[str, FileRecord], models: dict[str, str], name: str, version: int = 1
+    meta: dict[str, Any],
+    files: dict[str, FileRecord],
+    models: dict[str, str],
+    name: str,
+    *,
+    versions: Mapping[str, int],
+    has_history_files: bool = False,
 ) -> bytes:
     """A manifest that also vouches for itself, as it is written."""
     from .encoding import encode_plain
 
     content: dict[str, Json] = {
-        "format": version,
+        "format": 3 if any(version > 1 for version in versions.values()) else 2 if has_history_files else 1,
         "loopwright": __version__,
         "name": plain_name(name),
         "created": datetime.now(UTC).isoformat(timespec="microseconds"),
         "meta": encode_plain(meta, "The metadata of a checkpoint"),
         "files": {name: asdict(record) for name, record in files.items()},
         "models": dict(models),
+        "versions": dict(versions),
     }
     return json.dumps(content | {"sha256": _digest(content)}, indent=1).encode()
 
@@ -80,7 +101,23 @@ def plain_name(name: str) -> str:
 
 
 def read_manifest(path: str | os.PathLike[str]) -> Manifest:
-    """The manifest of a checkpoint directory, once it is known to be one that this version can read."""
+    """Read the manifest of a checkpoint, and nothing else.
+
+    Args:
+        path: The directory of the checkpoint.
+
+    Raises:
+        CheckpointError: There is no manifest, or it does not match its own hash.
+        VersionError: A newer Loopwright wrote it.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from loopwright.checkpoint import read_manifest, write_checkpoint
+        >>> with TemporaryDirectory() as folder:
+        ...     write_checkpoint(f"{folder}/first", {"numbers": [1, 2]}, {"update": 3})
+        ...     sorted(read_manifest(f"{folder}/first").files)
+        ['state.json', 'state.safetensors']
+    """
     directory = Path(path)
     name = directory / MANIFEST
     if directory.is_file():
@@ -97,25 +134,42 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
     if not isinstance(content, dict) or not isinstance(number, int):
         raise CheckpointError(f"{name} is not a manifest: it states no format; {REMEDY}.")
     is_damaged = content.pop("sha256", None) != _digest(content)
-    if not 1 <= number <= FORMAT:
-        raise (CheckpointError if is_damaged else NewerFormatError)(
+    if number > FORMAT:
+        raise (CheckpointError if is_damaged else VersionError)(
             f"{name} was written by a newer version of loopwright (format {number}, "
             f"this one reads up to {FORMAT}): upgrade loopwright."
         )
+    if number < 1:
+        raise CheckpointError(f"{name} states format {number}, which no version of loopwright writes; {REMEDY}.")
     if is_damaged:
         raise CheckpointError(f"{name} does not match its own hash: it is damaged; {REMEDY}.")
     return _parse(content, number, name)
 
 
 def verify_checkpoint(path: str | os.PathLike[str]) -> list[str]:
-    """Everything that is wrong with a checkpoint, hashes included; empty where it can be trusted."""
+    """List everything that is wrong with a checkpoint, hashes included.
+
+    Args:
+        path: The directory of the checkpoint.
+
+    Returns:
+        A sentence for each problem; an empty list where the checkpoint can be trusted.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from loopwright.checkpoint import verify_checkpoint, write_checkpoint
+        >>> with TemporaryDirectory() as folder:
+        ...     write_checkpoint(f"{folder}/first", {"numbers": [1, 2]})
+        ...     verify_checkpoint(f"{folder}/first")
+        []
+    """
     try:
         manifest = read_manifest(path)
     except CheckpointError as error:
         return [str(error)]
     found = (find_problem(Path(path), name, record) for name, record in manifest.files.items())
     problems = [problem for problem in found if problem]
-    if PIECES in manifest.files and not problems:
+    if SHARDS in manifest.files and not problems:
         try:
             read_layouts(Path(path), manifest.files)
         except CheckpointError as error:
@@ -183,6 +237,7 @@ def _parse(content: dict[str, Json], number: int, name: Path) -> Manifest:
         models = {model: str(file) for model, file in table_of(content["models"]).items()}
         created, version = str(content["created"]), str(content["loopwright"])
         noted = None if "name" not in content else text_of(content["name"])
+        versions = {part: _version(number) for part, number in table_of(content.get("versions", {})).items()}
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{name} is malformed ({error!r}); {REMEDY}.") from None
     for file in (*files, *models.values()):
@@ -190,14 +245,20 @@ def _parse(content: dict[str, Json], number: int, name: Path) -> Manifest:
             raise CheckpointError(f"{name} was refused: {file!r} is not a plain file name inside {name.parent}.")
     if not isinstance(meta, dict) or {STATE, TENSORS, *models.values()} - set(files):
         raise CheckpointError(f"{name} does not list every file of a checkpoint; {REMEDY}.")
-    return Manifest(meta, files, models, created, version, number, noted)
+    return Manifest(meta, files, models, created, version, number, noted, versions)
+
+
+def _version(value: Json) -> int:
+    if type(value) is not int or value < 1:
+        raise TypeError(f"expected a version, found {value!r:.60}")
+    return value
 
 
 def _decoded(meta: Json) -> Any:
     """Metadata as it was noted; plain JSON, as it nearly always is, is taken without importing torch."""
     if '"$' not in json.dumps(meta):
         return meta
-    from .decoding import decode
+    from .encoding import decode
 
     return decode(meta, {})
 
@@ -209,3 +270,99 @@ def record_of(entry: Json) -> FileRecord:
     if type(size) is not int or not isinstance(sha256, str):
         raise TypeError("a file's size is a number and its sha256 is text")
     return FileRecord(size, sha256)
+
+
+ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # `Path` makes one slash of two; a Windows drive has one letter
+IGNORED = {".DS_Store", "Thumbs.db", "desktop.ini"}  # what file managers leave where somebody looked
+SHOWN = 3
+UPDATE_NAME = re.compile(r"update-\d{8,}")  # of resume points
+SAFE = ".safetensors"
+
+
+def local_path(path: str | os.PathLike[str], what: str) -> Path:
+    """The path, unless it is the address of something that is not on this machine; `what` is the argument."""
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigurationError(f"{what}={path!r}: pass a path, as text or a pathlib.Path.")
+    text = os.fspath(path)
+    if ADDRESS.match(text):
+        raise ConfigurationError(
+            f"{what}={text!r} is an address, and files are written to local paths only: pass a path on this machine "
+            "(a mounted bucket or network folder has one) and copy what is there afterwards."
+        )
+    return Path(path)
+
+
+def check_directory(path: str | os.PathLike[str], what: str = "path") -> None:
+    """Raise unless a checkpoint may be written to this path: nothing, an empty directory or a checkpoint is there."""
+    destination = local_path(path, what)
+    if not os.path.lexists(destination) or (destination.is_symlink() and not destination.exists()):
+        return
+    if not destination.is_dir():
+        raise ConfigurationError(
+            f"{destination} is a file, and a checkpoint is a directory: move the file away, or choose another {what}, "
+            f"such as {str(destination.with_suffix('')) if destination.suffix else f'{destination}_checkpoint'!r}."
+        )
+    if destination.samefile(Path.cwd()):
+        raise ConfigurationError(
+            f"{what}={str(path)!r} is the folder that this program runs in: name a folder inside it."
+        )
+    if foreign := foreign_names(destination):
+        raise ConfigurationError(
+            f"{destination} holds {_listed(foreign)}, which Loopwright did not write, so nothing there was touched: "
+            f"choose another {what}, or move that away."
+        )
+
+
+def check_inside(folder: str | os.PathLike[str], names: re.Pattern[str] | None, what: str) -> None:
+    """Raise unless checkpoints with such names may be written to a folder, which need not be there yet.
+
+    Without names only the folder itself is looked at: what is in it is for code of the user's own to write.
+    """
+    home = local_path(folder, what)
+    blocking = next((place for place in (home, *home.absolute().parents) if place.exists()), home)
+    if blocking.exists() and not blocking.is_dir():
+        raise ConfigurationError(f"{blocking} is a file, so {what}={str(folder)!r} cannot be a folder: choose another.")
+    for path in sorted(home.iterdir()) if home.is_dir() and names is not None else ():
+        if names is not None and names.fullmatch(path.name):
+            check_directory(path, what)
+
+
+def check_file(path: str | os.PathLike[str], what: str = "path", *, force: bool = False) -> None:
+    """Raise unless weights may be written here: where nothing or a file of weights is; with `force`, any file."""
+    destination = local_path(path, what)
+    if destination.is_dir():
+        raise ConfigurationError(f"{destination} is a directory, and weights are written to a file: name a file in it.")
+    if not force and destination.exists() and destination.stat().st_size and weights_format(destination) is None:
+        raise ConfigurationError(
+            f"{destination} is there and is not a file of weights, so it was not touched: choose another {what}, or "
+            "move it away."
+        )
+
+
+def weights_format(path: Path) -> str | None:
+    """What a file of tensors is by its content: ".safetensors", or ".pt" for one of torch's; None for others."""
+    with path.open("rb") as file:
+        start = file.read(9)
+    if start[:4] == b"PK\x03\x04" or start[:1] == b"\x80":  # a zip archive, or a bare pickle as torch wrote before
+        return ".pt"
+    length = int.from_bytes(start[:8], "little")
+    return SAFE if start[8:] == b"{" and length + 8 <= path.stat().st_size else None
+
+
+def foreign_names(directory: Path) -> list[str]:
+    """What in a directory is not part of a checkpoint; the whole of it where it is none."""
+    names = sorted(set(os.listdir(directory)) - IGNORED)
+    own = {name for name in names if name in (MANIFEST, STATE, SHARDS) or name.endswith(".safetensors")}
+    try:
+        own = {MANIFEST, *read_manifest(directory).files}
+    except VersionError:
+        pass
+    except CheckpointError:
+        if not ({STATE, TENSORS} <= own or UPDATE_NAME.match(directory.name)):  # not even a damaged checkpoint
+            return names
+    return [name for name in names if name not in own]
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(map(repr, names[:SHOWN])) + more

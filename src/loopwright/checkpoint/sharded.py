@@ -1,7 +1,7 @@
 """Several processes, one checkpoint: each writes its part to a shared place, the first commits when all are there.
 
 Beside `shard-{rank}.safetensors` every process leaves a record of it, last and in one step, so a record that can be
-seen speaks for a part that is complete. The first process turns the records into the table of pieces.
+seen speaks for a part that is complete. The first process turns the records into the table of shards.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from torch import Tensor
 
 from ..errors import CheckpointError, ConfigurationError
 from .atomic import FileRecord, write_bytes
-from .headers import Json, parse_json
 from .layout import (
-    PIECES,
+    SHARDS,
     Box,
+    Json,
     Layout,
     Numbers,
-    StoredPiece,
+    StoredShard,
     layouts_bytes,
     numbers_of,
+    parse_json,
     read_box,
     table_of,
     tables_of,
@@ -39,10 +40,8 @@ from .layout import (
     whole,
 )
 from .manifest import record_of
-from .pieces import Group, Piece, is_dtensor, piece_of, region_of
-from .stored import StoredTensor
-from .tensors import DTYPES, split_tied, write_tensors
-from .tree import Tree
+from .tensors import DTYPES, StoredTensor, split_tied, write_tensors
+from .tree import Group, TensorShard, Tree, is_dtensor, region_of, shard_of
 
 TOKEN = re.compile(r"[0-9]+-[0-9a-f]+")
 LEAVING_SECONDS = 5.0
@@ -51,7 +50,7 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 0.001, 0.1
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A piece as its process recorded it."""
+    """A shard as its process recorded it."""
 
     tensor: str
     dtype: str
@@ -70,7 +69,7 @@ class _Part:
 
 
 def part_name(rank: int) -> str:
-    """The file with the pieces of one process."""
+    """The file with the shards of one process."""
     return f"shard-{rank}.safetensors"
 
 
@@ -83,15 +82,15 @@ def check_token(group: Group, token: str) -> None:
         )
 
 
-def write_part(staging: Path, rank: int, pieces: Mapping[str, Piece]) -> None:
-    """Write this process's pieces, then the record that says so; a failure is recorded too, for the first process."""
+def write_part(staging: Path, rank: int, shards: Mapping[str, TensorShard]) -> None:
+    """Write this process's shards, then the record that says so; a failure is recorded too, for the first process."""
     try:
-        own = {key: piece for key, piece in pieces.items() if piece.is_written}
-        tensors = {key: piece.local for key, piece in own.items()}
+        own = {key: shard for key, shard in shards.items() if shard.is_written}
+        tensors = {key: shard.local for key, shard in own.items()}
         _, tied = split_tied(tensors)
         entries = [
-            _Entry(key, DTYPES[piece.local.dtype], piece.shape, tied.get(key, key), piece.box)
-            for key, piece in own.items()
+            _Entry(key, DTYPES[shard.local.dtype], shard.shape, tied.get(key, key), shard.box)
+            for key, shard in own.items()
         ]
         file = write_tensors(staging / part_name(rank), tensors) if own else None
         _write_record(staging, rank, {"file": file and asdict(file), "entries": [asdict(e) for e in entries]})
@@ -102,25 +101,25 @@ def write_part(staging: Path, rank: int, pieces: Mapping[str, Piece]) -> None:
 
 
 def gather_parts(
-    staging: Path, group: Group, pieces: Mapping[str, Piece], stop: threading.Event
+    staging: Path, group: Group, shards: Mapping[str, TensorShard], stop: threading.Event
 ) -> dict[str, FileRecord]:
-    """Wait until every process has written its part, and write the table of pieces; the files that came of it."""
+    """Wait until every process has written its part, and write the table of shards; the files that came of it."""
     parts = _wait_for_parts(staging, group, stop)
     files: dict[str, FileRecord] = {}
-    found: dict[str, list[StoredPiece]] = {key: [] for key in pieces}
+    found: dict[str, list[StoredShard]] = {key: [] for key in shards}
     for part in parts:
         if part.file is not None:
             files[part_name(part.rank)] = part.file
         for entry in part.entries:
-            _check_entry(part.rank, entry, pieces)
-            found[entry.tensor].append(StoredPiece(part_name(part.rank), entry.name, entry.box))
-    layouts = {key: Layout(DTYPES[p.local.dtype], p.shape, tuple(found[key])) for key, p in pieces.items()}
+            _check_entry(part.rank, entry, shards)
+            found[entry.tensor].append(StoredShard(part_name(part.rank), entry.name, entry.box))
+    layouts = {key: Layout(DTYPES[p.local.dtype], p.shape, tuple(found[key])) for key, p in shards.items()}
     for key, layout in layouts.items():
         if problem := layout.find_problem():
             raise CheckpointError(f"The parts that the processes wrote do not make up {key!r}: {problem}.")
     for part in parts:
         os.unlink(staging / _record_name(part.rank))  # all they say is in the table now
-    return files | {PIECES: write_bytes(staging / PIECES, layouts_bytes(layouts))}
+    return files | {SHARDS: write_bytes(staging / SHARDS, layouts_bytes(layouts))}
 
 
 def _wait_for_parts(staging: Path, group: Group, stop: threading.Event) -> list[_Part]:
@@ -174,8 +173,8 @@ def _check_size(staging: Path, part: _Part) -> None:
         raise CheckpointError(f"{name} has {size} bytes, rank {part.rank} wrote {part.file.size}: check the storage.")
 
 
-def _check_entry(rank: int, entry: _Entry, pieces: Mapping[str, Piece]) -> None:
-    own = pieces.get(entry.tensor)
+def _check_entry(rank: int, entry: _Entry, shards: Mapping[str, TensorShard]) -> None:
+    own = shards.get(entry.tensor)
     if own is None or (entry.dtype, entry.shape) != (DTYPES[own.local.dtype], own.shape):
         stated = "nothing of that name" if own is None else f"{DTYPES[own.local.dtype]} {list(own.shape)}"
         raise CheckpointError(
@@ -222,7 +221,7 @@ def _entry(entry: Mapping[str, Json]) -> _Entry:
     )
 
 
-Source: TypeAlias = Tensor | StoredTensor | Piece
+Source: TypeAlias = Tensor | StoredTensor | TensorShard
 
 
 def restore_into(target: Tensor, source: Source) -> None:
@@ -273,8 +272,8 @@ def _read(source: Source, box: Box) -> Tensor:
     if isinstance(source, StoredTensor):
         return source.read_box(box.offsets, box.shape)
     if is_dtensor(source):
-        source = piece_of(source)
-    if not isinstance(source, Piece):
+        source = shard_of(source)
+    if not isinstance(source, TensorShard):
         return source.detach()[box.slices]
     if source.box != box:
         raise CheckpointError(

@@ -12,10 +12,19 @@ from typing import Any
 from ..errors import CheckpointError, ConfigurationError
 from ..metrics.history import History
 from .atomic import clean_leftovers, remove_directory
-from .destination import UPDATE_NAME, foreign_names
-from .files import Checkpoint, read_checkpoint
+from .format import Checkpoint, read_checkpoint
 from .history_parts import SharedHistory
-from .manifest import FILE_NAME, Manifest, NewerFormatError, find_problem, plain_name, read_manifest, verify_checkpoint
+from .manifest import (
+    FILE_NAME,
+    UPDATE_NAME,
+    Manifest,
+    VersionError,
+    find_problem,
+    foreign_names,
+    plain_name,
+    read_manifest,
+    verify_checkpoint,
+)
 from .tree import Tree
 from .writer import AsyncWriter
 
@@ -47,14 +56,36 @@ class Entry:
 
 
 def update_name(update: int) -> str:
-    """The name of the checkpoint taken at an update; names sort as the updates do."""
+    """The name of the checkpoint taken at an update; names sort as the updates do.
+
+    Example:
+        >>> from loopwright.checkpoint import update_name
+        >>> update_name(120)
+        'update-00000120'
+    """
     return f"update-{update:08d}"
 
 
 class CheckpointStore:
-    """Saves checkpoints to a directory, keeps the last `keep`, and finds the newest that verifies.
+    """A directory of checkpoints: saves to it, keeps the last few, and finds the newest that verifies.
 
     In a group (that of the writer) every process has a store and saves to it; only that of rank 0 removes anything.
+
+    Args:
+        directory: Where the checkpoints are; it is made when the first is saved.
+        keep: The number of checkpoints to keep.
+        writer: What writes them behind the training; by default one of its own.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from loopwright.checkpoint import CheckpointStore, update_name
+        >>> with TemporaryDirectory() as folder:
+        ...     store = CheckpointStore(folder, keep=2)
+        ...     for update in (10, 20, 30):
+        ...         store.save(update_name(update), {"update": update}, {"update": update})
+        ...     store.wait()
+        ...     [entry.name for entry in store.entries()], store.newest().tree
+        (['update-00000020', 'update-00000030'], {'update': 30})
     """
 
     def __init__(self, directory: str | os.PathLike[str], keep: int = 2, *, writer: AsyncWriter | None = None) -> None:
@@ -129,7 +160,7 @@ class CheckpointStore:
                 continue
             try:
                 return read_checkpoint(path, lazy=lazy)
-            except NewerFormatError:
+            except VersionError:
                 raise
             except CheckpointError as error:
                 logger.warning("Checkpoint %s is passed over: %s", path.name, error)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Mapping
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,9 @@ from torch import Tensor
 
 from ..errors import CheckpointError
 from .atomic import FileRecord, HashingFile
-from .headers import TIED, parse_json
-from .tree import TensorKey, tensor_key
+from .layout import SHARDS, TIED, Box, Json, Layout, StoredShard, parse_json, read_header, read_layouts, whole
+from .manifest import Manifest
+from .tree import TensorKey, Tree, tensor_key
 
 ALIGNMENT = 8
 
@@ -137,3 +140,154 @@ def _bytes_of(tensor: Tensor) -> memoryview:
         return memoryview(b"")
     flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data
+
+
+NATIVE = frozenset(
+    {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2}
+    | {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool}
+)
+CARRIERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+DTYPE_NAMES = {name: dtype for dtype, name in DTYPES.items()}
+
+
+def stored_form(tensor: Tensor) -> tuple[Tensor, dict[str, Json]]:
+    """The tensor in a type that the file format has, and what to note where that is not its own."""
+    if tensor.dtype in NATIVE:
+        return tensor.resolve_neg(), {}
+    name: dict[str, Json] = {"as": str(tensor.dtype).removeprefix("torch.")}
+    if tensor.is_complex():
+        return torch.view_as_real(tensor.resolve_conj().resolve_neg()), name
+    return tensor.view(CARRIERS[tensor.itemsize]), name
+
+
+def numbers_tensor(values: list[Tree]) -> Tensor | None:
+    """The list as one tensor, where all of it is floats or all of it small ints."""
+    kinds = set(map(type, values))
+    try:
+        if kinds == {float}:
+            return torch.frombuffer(array("d", values), dtype=torch.float64).clone()
+        if kinds == {int}:
+            return torch.frombuffer(array("q", values), dtype=torch.int64).clone()
+    except OverflowError:
+        return None
+    return None
+
+
+class StoredFiles:
+    """The safetensors files of one checkpoint, mapped when first needed and then kept open."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._open: dict[str, Any] = {}
+
+    def read(self, shard: StoredShard, region: Box) -> Tensor:
+        """A region of one entry, mapped: to be copied, since it changes if the file does."""
+        path = self.directory / shard.file
+        try:
+            if shard.file not in self._open:
+                self._open[shard.file] = open_tensors(path)
+            tensor: Tensor = self._open[shard.file].get_slice(shard.name)[region.slices]
+        except Exception as error:  # the reader has no common error type, and the file is untrusted
+            raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
+        return tensor
+
+
+class StoredTensor:
+    """A tensor in a checkpoint, of which only the description was read so far (see `read_checkpoint(lazy=True)`).
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> import torch
+        >>> from loopwright.checkpoint import read_checkpoint, write_checkpoint
+        >>> with TemporaryDirectory() as folder:
+        ...     write_checkpoint(f"{folder}/first", {"weight": torch.arange(6).reshape(2, 3)})
+        ...     stored = read_checkpoint(f"{folder}/first", lazy=True).tree["weight"]
+        ...     stored.shape, stored.read_box([0, 1], [2, 1]).tolist()
+        (torch.Size([2, 3]), [[1], [4]])
+    """
+
+    def __init__(self, files: StoredFiles, layout: Layout, dtype: torch.dtype | None = None) -> None:
+        self.layout = layout
+        self.stored_dtype = _dtype(layout.dtype)
+        self.dtype = dtype or self.stored_dtype
+        self._files = files
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size(self.layout.shape[:-1] if self._is_pairs else self.layout.shape)
+
+    @property
+    def _is_pairs(self) -> bool:
+        """Whether complex numbers are stored as pairs of real ones."""
+        return self.dtype.is_complex and not self.stored_dtype.is_complex
+
+    def viewed_as(self, dtype: torch.dtype) -> StoredTensor:
+        """The same memory taken for values of another type, for types that the file format does not have."""
+        return StoredTensor(self._files, self.layout, dtype)
+
+    def read(self) -> Tensor:
+        """All of it, in memory of its own."""
+        return self._read(whole(tuple(self.shape)))
+
+    def read_box(self, offsets: Iterable[int], shape: Iterable[int]) -> Tensor:
+        """A region of it, in memory of its own; only the shards that overlap it are touched."""
+        box = Box(tuple(offsets), tuple(shape))
+        if not box.fits(tuple(self.shape)):
+            raise CheckpointError(
+                f"The region at {list(box.offsets)} of {list(box.shape)} is not inside a tensor of {list(self.shape)}."
+            )
+        return self._read(box)
+
+    def _read(self, box: Box) -> Tensor:
+        if self._is_pairs:
+            box = Box((*box.offsets, 0), (*box.shape, 2))
+        try:
+            values = torch.empty(box.shape, dtype=self.stored_dtype)
+        except (RuntimeError, TypeError, OverflowError) as error:
+            raise CheckpointError(f"There is no memory for a tensor of {list(box.shape)}: {error}") from error
+        for shard in self.layout.shards:
+            if (shared := shard.box.overlap(box)) is not None:
+                target = values[shared.relative_to(box.offsets).slices]
+                target.copy_(self._files.read(shard, shared.relative_to(shard.box.offsets)))
+        if self.dtype == self.stored_dtype:
+            return values
+        return torch.view_as_complex(values) if self._is_pairs else values.view(self.dtype)
+
+    def __repr__(self) -> str:
+        return f"StoredTensor({list(self.shape)}, {self.dtype}, shards={len(self.layout.shards)})"
+
+
+def stored_tensors(directory: Path, file: str, files: StoredFiles) -> Iterator[tuple[str, StoredTensor]]:
+    """The tensors of a file that holds them whole."""
+    for info in read_header(directory / file):
+        shard = StoredShard(file, info.tied_to or info.name, whole(info.shape))
+        yield info.name, StoredTensor(files, Layout(info.dtype, info.shape, (shard,)))
+
+
+def stored_shards(directory: Path, manifest: Manifest, files: StoredFiles) -> dict[str, StoredTensor]:
+    """The tensors of a checkpoint that several processes wrote shard by shard."""
+    if SHARDS not in manifest.files:
+        return {}
+    layouts = read_layouts(directory, manifest.files)
+    return {name: StoredTensor(files, layout) for name, layout in layouts.items()}
+
+
+def read_shards(directory: Path, manifest: Manifest, prefix: str = "") -> dict[str, Tensor]:
+    """Those tensors in memory, put together; tied ones, whose shards are the same, as one tensor."""
+    tensors: dict[str, Tensor] = {}
+    read: dict[Layout, Tensor] = {}
+    for name, stored in stored_shards(directory, manifest, StoredFiles(directory)).items():
+        if not name.startswith(prefix):
+            continue
+        is_empty = math.prod(stored.layout.shape) == 0
+        tensors[name] = stored.read() if is_empty or stored.layout not in read else read[stored.layout]
+        read[stored.layout] = tensors[name]
+    return tensors
+
+
+def _dtype(name: str) -> torch.dtype:
+    if name not in DTYPE_NAMES:
+        raise CheckpointError(f"The checkpoint holds a tensor of type {name!r:.40}, which this version cannot read.")
+    return DTYPE_NAMES[name]

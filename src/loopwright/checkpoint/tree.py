@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+import sys
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, ConfigurationError
+from .layout import Box, Numbers, whole
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
+
 
 Tree: TypeAlias = Any  # nested dict, list, tuple; what it admits is decided by the encoder, not by types
 
@@ -25,7 +34,7 @@ def tensor_key(tensor: Tensor) -> TensorKey | None:
 
 
 def plain_tensor(tensor: Tensor, path: str) -> Tensor:
-    """The tensor without its graph, after refusing those that are not one dense block of memory."""
+    """The tensor without its graph, after refusing a tensor that is not one dense block of memory."""
     if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
         raise refusal(path, tensor, "run one batch through the lazy module before saving")
     if hasattr(type(tensor), "__tensor_flatten__"):
@@ -56,3 +65,135 @@ def escape(component: str) -> str:
 def unescape(component: str) -> str:
     """The inverse of `escape`."""
     return component.replace("%2F", "/").replace("%25", "%")
+
+
+def join_path(path: str, key: object) -> str:
+    """The path of an entry below a path."""
+    return f"{path}/{escape(str(key))}" if path else escape(str(key))
+
+
+PATIENCE_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One of the processes that write a checkpoint together.
+
+    Args:
+        rank: The number of this process, from 0.
+        world: The number of processes.
+        patience: How many seconds rank 0 waits for the parts of the others.
+
+    Example:
+        >>> from loopwright.checkpoint import Group
+        >>> Group(rank=1, world=2).is_main
+        False
+    """
+
+    rank: int = 0
+    world: int = 1
+    patience: float = PATIENCE_SECONDS
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world:
+            raise ConfigurationError(f"Group(rank={self.rank}, world={self.world}): the rank is below the world.")
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the process that writes what all have in common, and commits."""
+        return self.rank == 0
+
+
+SINGLE = Group()
+
+
+@dataclass(frozen=True, slots=True)
+class TensorShard:
+    """The region of a sharded tensor that this process holds.
+
+    Of the processes that hold the same region, the primary one writes it.
+
+    Args:
+        local: The values of the region.
+        box: Where the region is in the full tensor.
+        shape: The shape of the full tensor.
+        is_primary: Whether this process writes the region.
+    """
+
+    local: Tensor
+    box: Box
+    shape: Numbers
+    is_primary: bool
+
+    @property
+    def is_written(self) -> bool:
+        return self.is_primary and self.box.num_values > 0
+
+    def stored_as(self, stored: Tensor) -> TensorShard:
+        """The same shard in the form its values are stored in, which may have dimensions more (complex numbers)."""
+        extra = tuple(stored.shape[self.local.dim() :])
+        box = Box(self.box.offsets + (0,) * len(extra), self.box.shape + extra)
+        return replace(self, local=stored, box=box, shape=self.shape + extra)
+
+
+Piece = TensorShard  # its name in earlier versions
+
+
+def is_dtensor(value: object) -> TypeGuard[DTensor]:
+    """Whether a value is a DTensor."""
+    module = sys.modules.get("torch.distributed.tensor")
+    kind = getattr(module, "DTensor", None)
+    return kind is not None and isinstance(value, kind)
+
+
+def shard_of(tensor: DTensor, path: str = "") -> TensorShard:
+    """This process's part of a tensor, without a copy."""
+    mesh, placements = tensor.device_mesh, tensor.placements
+    if any(placement.is_partial() for placement in placements):
+        raise refusal(path, tensor, "reduce it first (`redistribute` to Shard or Replicate)", "an unreduced DTensor")
+    with torch.no_grad():
+        local = tensor.to_local()
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:  # a mesh that this process is no part of
+        shape = tuple(tensor.shape)
+        return TensorShard(local, Box((0,) * len(shape), (0,) * len(shape)), shape, is_primary=False)
+    is_copy = any(at and placement.is_replicate() for at, placement in zip(coordinate, placements, strict=True))
+    return TensorShard(local, box_of(tensor), tuple(tensor.shape), is_primary=not is_copy and _is_first(mesh))
+
+
+_first: WeakKeyDictionary[DeviceMesh, bool] = WeakKeyDictionary()
+
+
+def _is_first(mesh: DeviceMesh) -> bool:
+    """Whether this mesh is the first of its kind in a larger mesh.
+
+    A tensor that is sharded over one of two mesh dimensions is there once for each rank of the other: with tensor
+    parallelism, the layers that are not part of it.
+    """
+    if (is_first := _first.get(mesh)) is None:
+        root = mesh._get_root_mesh()
+        is_first = _first[mesh] = root is mesh or int(root.mesh.flatten()[0]) in mesh.mesh.flatten().tolist()
+    return is_first
+
+
+_boxes: dict[tuple[Any, ...], Box] = {}  # finding one out takes torch 0.1 ms, and a model has thousands
+
+
+def box_of(tensor: DTensor) -> Box:
+    """The region of a tensor that this process holds."""
+    mesh, shape = tensor.device_mesh, tuple(tensor.shape)
+    key = (shape, tuple(mesh.shape), tuple(mesh.get_coordinate() or ()), tensor.placements)
+    if (box := _boxes.get(key)) is None:
+        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+        local, offsets = compute_local_shape_and_global_offset(tensor.shape, mesh, tensor.placements)
+        box = _boxes[key] = Box(tuple(map(int, offsets)), tuple(map(int, local)))
+    return box
+
+
+def region_of(tensor: Tensor) -> tuple[Tensor, Box]:
+    """The memory that a tensor has in this process, and the box it is of the whole: all of it for a plain tensor."""
+    if not is_dtensor(tensor):
+        return tensor.detach(), whole(tuple(tensor.shape))
+    shard = shard_of(tensor)
+    return shard.local, shard.box

@@ -12,12 +12,10 @@ from torch import Tensor
 
 from ..errors import CheckpointError
 from .atomic import staged_file
-from .destination import SAFE, check_file, weights_format
-from .files import check_files, weight_path
-from .layout import PIECES
-from .manifest import read_manifest
-from .stored import read_pieces
-from .tensors import DTYPES, read_tensors, write_tensors
+from .format import check_files, weight_path
+from .layout import SHARDS
+from .manifest import SAFE, check_file, read_manifest, weights_format
+from .tensors import DTYPES, read_shards, read_tensors, write_tensors
 from .tree import plain_tensor, unescape
 
 PICKLED = (".pt", ".pth", ".bin")
@@ -25,10 +23,29 @@ WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "weights")
 
 
 def load_weights(path: str | os.PathLike[str], *, model: str | None = None) -> dict[str, Tensor]:
-    """The tensors of one model in a checkpoint, a kept model or a file; `loopwright.load_weights` takes runs, too.
+    """Load the weights of a model from a checkpoint, a kept model or a file; from a run, use `loopwright.load_weights`.
 
-    The content tells what a file is, whatever its name ends in. `model` says which, where a checkpoint holds several. A
-    file of torch's is read with torch's restricted reader, which runs no code, and only with that one.
+    The content tells what a file is, whatever its name ends in. A file of torch's is read with torch's restricted
+    reader, which runs no code, and only with that one.
+
+    Args:
+        path: A checkpoint directory, a safetensors file, or a file that `torch.save` wrote.
+        model: Which model, where a checkpoint holds several.
+
+    Returns:
+        A state dict on the CPU.
+
+    Raises:
+        CheckpointError: It is damaged, or holds no state dict, or several models and none was named.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from torch import nn
+        >>> from loopwright.checkpoint import load_weights, save_weights
+        >>> with TemporaryDirectory() as folder:
+        ...     save_weights(f"{folder}/model.safetensors", nn.Linear(2, 1).state_dict())
+        ...     sorted(load_weights(f"{folder}/model.safetensors"))
+        ['bias', 'weight']
     """
     source = Path(path)
     if source.is_dir():
@@ -53,9 +70,29 @@ def save_weights(
     *,
     force: bool = False,
 ) -> None:
-    """Write a state dict as plain safetensors, or with torch's own format where the name ends in `.pt`.
+    """Write a state dict as plain safetensors, or in torch's own format where the name ends in `.pt`.
 
-    Of what may be there already, only a file of weights is replaced; with `force` any file, never a directory.
+    Of what may be there already, only a file of weights is replaced.
+
+    Args:
+        path: The file to write; it ends in `.safetensors`, `.pt`, `.pth` or `.bin`.
+        state_dict: Tensors by name.
+        metadata: Texts for the header of a safetensors file.
+        force: Replace a file of any kind; a directory never.
+
+    Raises:
+        CheckpointError: An entry is no tensor, the name has another ending, or the file cannot be written.
+        ConfigurationError: Something else than weights stands at the path.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> import torch
+        >>> from loopwright.checkpoint import save_weights
+        >>> with TemporaryDirectory() as folder:
+        ...     save_weights(f"{folder}/model.pt", {"weight": torch.ones(2)})
+        ...     torch.load(f"{folder}/model.pt", weights_only=True)
+        {'weight': tensor([1., 1.])}
     """
     destination = Path(path)
     if destination.suffix not in (SAFE, *PICKLED):
@@ -103,12 +140,12 @@ def _from_checkpoint(directory: Path, model: str | None) -> dict[str, Tensor]:
     if name not in manifest.models:
         raise CheckpointError(f"{directory} holds no model {name!r}, only {names}.")
     file = manifest.models[name]
-    spread = [name for name in manifest.files if PIECES in manifest.files and name not in manifest.models.values()]
-    check_files(directory, manifest, [file, *spread], deep=True)
+    sharded = [name for name in manifest.files if SHARDS in manifest.files and name not in manifest.models.values()]
+    check_files(directory, manifest, [file, *sharded], deep=True)
     start = weight_path(name, "")
-    pieces = read_pieces(directory, manifest, start) if spread else {}
-    keys = {path: path.removeprefix(start) for path in pieces}
-    weights = {unescape(key): pieces[path] for path, key in keys.items() if "/" not in key}
+    shards = read_shards(directory, manifest, start) if sharded else {}
+    keys = {path: path.removeprefix(start) for path in shards}
+    weights = {unescape(key): shards[path] for path, key in keys.items() if "/" not in key}
     return read_tensors(directory / file) | weights
 
 

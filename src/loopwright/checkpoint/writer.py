@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError, ConfigurationError
-from .encoding import encode_with_pieces
-from .files import write_checkpoint
+from .encoding import encode_with_shards
+from .format import write_checkpoint
 from .history_parts import Part
-from .pieces import SINGLE, Group, Piece, is_dtensor, piece_of
 from .sharded import check_token
-from .tree import ATOMS, TensorKey, Tree, plain_tensor, tensor_key
+from .tree import ATOMS, SINGLE, Group, TensorKey, TensorShard, Tree, is_dtensor, plain_tensor, shard_of, tensor_key
 
 BufferKey: TypeAlias = tuple[tuple[int, ...], torch.dtype, bool]
 
@@ -29,8 +28,20 @@ BufferKey: TypeAlias = tuple[tuple[int, ...], torch.dtype, bool]
 class SnapshotBuffers:
     """Memory for one snapshot; taking the next overwrites the one before.
 
-    It holds one copy of the state, pinned where the state is on a CUDA device. With a `group`, it holds only what
-    this process writes of a checkpoint; without, all that this process has, a part of each tensor that is spread.
+    It holds one copy of the state, pinned where the state is on a CUDA device.
+
+    Args:
+        group: Copy only the tensors and shards that this process of the group writes to a checkpoint; without a group,
+            all that this process has, of a sharded tensor its own shard.
+
+    Example:
+        >>> import torch
+        >>> from loopwright.checkpoint import SnapshotBuffers
+        >>> buffers, weight = SnapshotBuffers(), torch.ones(2)
+        >>> copied = buffers.take({"weight": weight})
+        >>> _ = weight.zero_()
+        >>> copied
+        {'weight': tensor([1., 1.])}
     """
 
     def __init__(self, group: Group | None = None) -> None:
@@ -59,7 +70,7 @@ class SnapshotBuffers:
         try:
             return copier, copier.copy(tree)
         except (CheckpointError, RecursionError):
-            encode_with_pieces(tree)  # raises the error that names the place
+            encode_with_shards(tree)  # raises the error that names the place
             raise
 
     def release(self) -> None:
@@ -68,7 +79,21 @@ class SnapshotBuffers:
 
 
 def snapshot(tree: Tree, buffers: SnapshotBuffers | None = None) -> Tree:
-    """A copy of the tree in host memory; with `buffers`, in theirs."""
+    """Copy a tree to host memory; what happens to the original afterwards does not show in the copy.
+
+    Args:
+        tree: A state, as `write_checkpoint` takes it.
+        buffers: Memory to use again, whose last snapshot is overwritten.
+
+    Example:
+        >>> import torch
+        >>> from loopwright.checkpoint import snapshot
+        >>> weight = torch.ones(2)
+        >>> copied = snapshot({"weight": weight})
+        >>> _ = weight.zero_()
+        >>> copied
+        {'weight': tensor([1., 1.])}
+    """
     return (buffers or SnapshotBuffers()).take(tree)
 
 
@@ -111,14 +136,14 @@ class _Copier:
         source = plain_tensor(value, "snapshot")
         return self.copy_values(source) if self.is_written else torch.empty(0, dtype=source.dtype)
 
-    def copy_dtensor(self, value: Tree) -> Piece:
-        return self.copy_piece(piece_of(value, "snapshot"))
+    def copy_dtensor(self, value: Tree) -> TensorShard:
+        return self.copy_shard(shard_of(value, "snapshot"))
 
-    def copy_piece(self, piece: Piece) -> Piece:
-        source = plain_tensor(piece.local, "snapshot")
-        if self.is_shared and not piece.is_written:
-            return replace(piece, local=source.new_empty((0,) * source.dim(), device="cpu"), is_primary=False)
-        return replace(piece, local=self.copy_values(source))
+    def copy_shard(self, shard: TensorShard) -> TensorShard:
+        source = plain_tensor(shard.local, "snapshot")
+        if self.is_shared and not shard.is_written:
+            return replace(shard, local=source.new_empty((0,) * source.dim(), device="cpu"), is_primary=False)
+        return replace(shard, local=self.copy_values(source))
 
     def copy_values(self, source: Tensor) -> Tensor:
         key = tensor_key(source)
@@ -178,7 +203,7 @@ def _by_ancestor(value: Tree) -> Callable[[_Copier, Tree], Tree]:
 _BY_TYPE: dict[type, Callable[[_Copier, Tree], Tree]] = {
     Tensor: _Copier.copy_tensor,
     torch.nn.Parameter: _Copier.copy_tensor,
-    Piece: _Copier.copy_piece,
+    TensorShard: _Copier.copy_shard,
     dict: _Copier.copy_dict,
     OrderedDict: _Copier.copy_ordered,
     Counter: _Copier.copy_counter,
@@ -212,7 +237,7 @@ class Write:
     then: Callable[[], object] | None
     token: str
     parts: Sequence[Part] = ()
-    after: list[Write] = field(default_factory=list)  # those that have to be on disk before it
+    after: list[Write] = field(default_factory=list)  # the writes that have to be on disk before it
     stop: threading.Event = field(default_factory=threading.Event)
     thread: threading.Thread | None = None
     error: BaseException | None = None
@@ -238,8 +263,25 @@ class Write:
 class AsyncWriter:
     """Writes one checkpoint at a time in the background.
 
-    Its memory is one copy of the state. The thread is not a daemon: leaving the program waits for it. In a `group`
-    each process has a writer, and copies and writes only its part of what is spread over them; the rest is rank 0's.
+    Its memory is one copy of the state. The thread is not a daemon: leaving the program waits for it. In a `group` each
+    process has a writer, which copies and writes only its shards of sharded tensors; the rest is written by rank 0.
+
+    Args:
+        on_error: "raise" raises the error of a failed write in the next call; "warn" logs it.
+        group: This process and the number of processes that write together.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> import torch
+        >>> from loopwright.checkpoint import AsyncWriter, read_checkpoint
+        >>> weight = torch.ones(2)
+        >>> with TemporaryDirectory() as folder:
+        ...     writer = AsyncWriter()
+        ...     writer.save(f"{folder}/first", {"weight": weight})
+        ...     _ = weight.zero_()  # training goes on: the checkpoint has the state of the call
+        ...     writer.wait()
+        ...     read_checkpoint(f"{folder}/first").tree
+        {'weight': tensor([1., 1.])}
     """
 
     def __init__(self, on_error: OnError = "raise", *, group: Group = SINGLE) -> None:
@@ -345,5 +387,5 @@ class AsyncWriter:
         except BaseException as error:
             if self.on_error == "raise" and threading.main_thread().is_alive():
                 self._error = write.error = error
-            else:  # nobody is left to raise it to
+            else:  # the main thread is gone, and with it the next call that would raise
                 logger.warning("Checkpoint %s was not saved: %s", write.path, error)

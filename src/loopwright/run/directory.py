@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from ..checkpoint.atomic import clean_leftovers
-from ..checkpoint.destination import local_path
+from ..checkpoint.manifest import local_path
 from ..errors import ConfigurationError
 
 logger = logging.getLogger("loopwright")

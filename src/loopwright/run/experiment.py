@@ -18,8 +18,8 @@ import torch
 import yaml
 
 from ..callback import Callback
+from ..checkpoint.components import read_parts
 from ..checkpoint.inspect import find_checkpoint, list_checkpoints
-from ..checkpoint.parts import load_parts, read_parts
 from ..config import Config, ConfigError, Problem, beside, load_config
 from ..config.tree import Node
 from ..errors import CheckpointError, ConfigurationError
@@ -30,6 +30,7 @@ from ..trainer import Trainer
 from ..training.evaluate import predict as predict_batches
 from ..training.fingerprint import describe_dataset
 from ..training.program import Changes, Display
+from ..training.undo import load_parts
 from .best import choose
 from .changes import Change
 from .directory import RunDirectory, logging_to
@@ -325,7 +326,7 @@ def load_for_use(trainer: Trainer, run: Path, which: str | Path) -> Path:
         path = find_checkpoint(run if which == "newest" else which)
         is_kept = any(info.kind == "kept" for info in list_checkpoints(path))
     if is_kept:
-        load_parts(trainer, read_parts(path), optimizers=False, schedules=False)
+        load_parts(trainer.run, read_parts(path), optimizers=False, schedules=False)
     else:
         trainer.load(path)
     return path

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint.atomic import staged_file, write_bytes
-from ..checkpoint.destination import local_path
+from ..checkpoint.manifest import local_path
 from ..errors import ConfigurationError
 from .changes import Change, find_changes, flatten, listed
 from .directory import RunDirectory, shown

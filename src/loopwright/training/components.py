@@ -237,7 +237,7 @@ def check_default_optimizers(model: nn.Module, loss_fn: Any, optimizers: Mapping
 
 def checked_directory(run_dir: str | Path) -> Path:
     """The run directory as a path; an address of another machine is refused."""
-    from ..checkpoint.destination import local_path
+    from ..checkpoint.manifest import local_path
 
     return local_path(run_dir, "run_dir")
 

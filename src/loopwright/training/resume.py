@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -173,8 +173,10 @@ def _load(run: TrainingRun, origin: Origin) -> Resumed | None:
 
 def take_up(run: TrainingRun, checkpoint: Checkpoint, origin: Origin) -> bool:
     """Restore a checkpoint of the same program, or of another one where that is accepted; whether it was another."""
+    from ..checkpoint.migrations import complete_state
     from .state import restore
 
+    checkpoint = replace(checkpoint, tree=complete_state(checkpoint.tree, str(checkpoint.path)))
     changed = _compare(run, checkpoint, origin)
     if not changed:
         restore(run, checkpoint.tree, str(checkpoint.path))

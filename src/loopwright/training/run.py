@@ -18,7 +18,7 @@ from .update import Window
 from .updates import Updates
 
 if TYPE_CHECKING:
-    from ..checkpoint.pieces import Group
+    from ..checkpoint.tree import Group
     from ..data.stream import Stream
     from ..run import RunDirectory
     from ..run.changes import Change

@@ -7,25 +7,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
 from ..checkpoint.atomic import new_token
-from ..checkpoint.files import read_checkpoint, write_checkpoint
+from ..checkpoint.components import load_model, load_optimizer
 from ..checkpoint.fitting import (
     compare_callbacks,
     compare_components,
     compare_rest,
     listed,
-    tried,
-    try_history,
-    try_meter,
-    try_random_state,
+    wrong_history,
+    wrong_meter,
+    wrong_rng,
 )
-from ..checkpoint.pieces import Group, is_dtensor
-from ..checkpoint.sharded import load_stored, place_like
-from ..checkpoint.stored import StoredTensor
-from ..checkpoint.tree import Tree
+from ..checkpoint.format import read_checkpoint, write_checkpoint
+from ..checkpoint.migrations import complete_state, migrate_callbacks, unused_states
+from ..checkpoint.sharded import load_stored
+from ..checkpoint.tree import Group, Tree, is_dtensor
 from ..checkpoint.weights import save_weights
 from ..data.order import derive_seed
 from ..data.random import preserved_rng, rng_state, seed_everything, set_rng_state
@@ -48,30 +46,26 @@ if TYPE_CHECKING:
     from ..training.run import TrainingRun
 
 
-PARTS = (
-    *("models", "optimizers", "schedules", "lanes", "callbacks", "progress"),
-    *("history", "meter", "data", "stop_reason", "rng"),
-)
-
-
 RUN = ("progress", "history", "meter", "data", "stop_reason", "rng", "lanes")
 
 
 def capture(run: TrainingRun, *, has_history: bool = True) -> dict[str, Tree]:
     """Everything that a run needs in order to go on exactly where it is; perhaps without the history, which grows."""
     run.flush()
-    lanes = {name: lane.state_dict() for name, lane in run.optimization.by_name.items()}
+    lanes = {name: update.state_dict() for name, update in run.optimization.by_name.items()}
     data, eval_data = capture_data(run)
     owners, program = metric_owners(run), run.fingerprint
     if run.pending is not None:  # loaded and not trained since
         lanes = lanes if run.pending.updates is None else run.pending.updates
         data, eval_data, program = run.pending.data, run.pending.eval_data, run.pending.fingerprint
+    callbacks = _named_callbacks(run)
     return {
         "models": capture_models(run),
         "optimizers": {name: optimizer.state_dict() for name, optimizer in run.components.optimizers.items()},
         "schedules": {name: s.scheduler.state_dict() for name, s in run.components.schedules.items()},
         "lanes": lanes,
-        "callbacks": {name: callback.state_dict() for name, callback in _named_callbacks(run).items()},
+        "callbacks": {name: callback.state_dict() for name, callback in callbacks.items()},
+        "callback_versions": {name: callback.state_version for name, callback in callbacks.items()},
         "progress": run.progress.state_dict(),
         "history": run.history.state_dict() if has_history else None,
         "meter": each_process(run, run.meter.state_dict()),
@@ -117,24 +111,20 @@ def restore(run: TrainingRun, tree: Any, source: str, *, kept: Kept = NOTHING_KE
 
     The position in the data is left in `run.program.mark`, for whoever opens the data to go on from here.
     """
-    missing = [part for part in PARTS if not isinstance(tree, Mapping) or part not in tree]
-    if missing:
-        raise CheckpointError(
-            f"Checkpoint {source} is no complete state of a trainer: it holds no {', '.join(missing)}. For the weights "
-            "alone, as of a kept model, use `run.program.load_weights(path)`."
-        )
+    tree, callbacks = complete_state(tree, source), _named_callbacks(run)
     small = load_stored({part: value for part, value in tree.items() if part not in ("models", "optimizers")})
+    small["callbacks"] = migrate_callbacks(callbacks, small, source)
     if problems := _compare(run, tree, small, kept):
         raise CheckpointError(
             f"Checkpoint {source} does not fit this run, and nothing was loaded:{listed(problems)}\nBuild the same "
             "models, optimizers and callbacks as the run that wrote it, or start a new run "
             f"({run.words.start_over})."
         )
-    measured = own_process(run, small.get("metrics", {}))
+    measured = own_process(run, small["metrics"])
     progress = Progress()
     progress.load_state_dict(small["progress"])
     owners = metric_owners(run)
-    with undone_on_error(run, source, _named_callbacks(run).values()) as at:
+    with undone_on_error(run, source, callbacks.values()) as at:
         for name, optimizer in run.components.optimizers.items():
             at.part = f"optimizers: {name}"
             if name not in kept.optimizers:
@@ -144,7 +134,7 @@ def restore(run: TrainingRun, tree: Any, source: str, *, kept: Kept = NOTHING_KE
             at.part = f"schedules: {name}"
             if name not in kept.schedules:
                 schedule.scheduler.load_state_dict(small["schedules"][name])
-        for name, callback in _named_callbacks(run).items():
+        for name, callback in callbacks.items():
             at.part = f"callbacks: {name}"
             callback.load_state_dict(small["callbacks"].get(name) or callback.state_dict())
         at.part = "lanes"
@@ -157,7 +147,9 @@ def restore(run: TrainingRun, tree: Any, source: str, *, kept: Kept = NOTHING_KE
         for name, model in run.components.models.items():
             load_model(model, tree["models"][name])
     restore_position(run, small)
-    run.meter.computed = metrics_at(small.get("computed", {}), owners)
+    run.meter.computed = metrics_at(small["computed"], owners)
+    for line in unused_states(callbacks, small, source):
+        run.say(line)
 
 
 def restore_position(run: TrainingRun, saved: Mapping[str, Any]) -> None:
@@ -167,13 +159,13 @@ def restore_position(run: TrainingRun, saved: Mapping[str, Any]) -> None:
     load_meter(run, saved["meter"])
     note_steps(run, run.progress.update)
     run.stop_reason = saved["stop_reason"]
-    run.num_micro_batches = max(run.num_micro_batches, saved.get("num_pieces", 1))  # what did not fit will not fit
+    run.num_micro_batches = max(run.num_micro_batches, saved["num_pieces"])  # what did not fit will not fit
     run.pending = PendingRestore(
         data=saved["data"],
-        eval_data=saved.get("eval_data"),
+        eval_data=saved["eval_data"],
         rng=own_rng(saved["rng"], run),
         updates=None if run.optimization.by_name else saved["lanes"],
-        fingerprint=saved.get("fingerprint"),
+        fingerprint=saved["fingerprint"],
     )
 
 
@@ -202,9 +194,9 @@ def compare_run(run: TrainingRun, small: Mapping[str, Any]) -> list[str]:
         return [f"{', '.join(missing)}: not in the checkpoint"]
     return [
         *compare_rest(small, run.components.optimizers),
-        *tried("history", lambda: try_history(small["history"])),
-        *tried("meter", lambda: try_meter(own_process(run, small["meter"]))),
-        *tried("rng", lambda: try_random_state(lambda: set_rng_state(own_rng(small["rng"], run)))),
+        *wrong_history(small["history"]),
+        *wrong_meter(own_process(run, small["meter"])),
+        *wrong_rng(small["rng"], lambda: set_rng_state(own_rng(small["rng"], run))),
     ]
 
 
@@ -304,16 +296,6 @@ def whole(value: Any) -> Any:
     return value.full_tensor() if isinstance(value, Tensor) and is_dtensor(value) else value
 
 
-def load_model(model: nn.Module, saved: Mapping[str, Any]) -> None:
-    """Load weights into a model, of which this process may hold a part only."""
-    own = model.state_dict()
-    if any(isinstance(v, StoredTensor) for v in saved.values()) or any(map(is_dtensor, own.values())):
-        placed = {k: place_like(v, own[k]) if isinstance(own[k], Tensor) else v for k, v in saved.items()}
-        model.load_state_dict(placed)
-    else:
-        model.load_state_dict(saved)
-
-
 def _named_callbacks(run: TrainingRun) -> dict[str, Callback]:
     """Callbacks under the names their state is saved by: the class, numbered where it occurs again."""
     named: dict[str, Callback] = {}
@@ -325,29 +307,3 @@ def _named_callbacks(run: TrainingRun) -> dict[str, Callback]:
             name = f"{base}-{number}"
         named[name] = callback
     return named
-
-
-def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Load the state; torch casts it to the parameters' type, which is undone where the optimizer keeps another."""
-    params = [p for group in optimizer.param_groups for p in group["params"]]
-    state = _placed(state, params)
-    optimizer.load_state_dict(state)
-    for index, saved in state["state"].items():
-        own = optimizer.state[params[index]]
-        for key, value in saved.items():
-            if isinstance(value, Tensor) and isinstance(own.get(key), Tensor) and own[key].dtype != value.dtype:
-                own[key] = value.to(own[key].device)
-
-
-def _placed(state: dict[str, Any], params: Sequence[Tensor]) -> dict[str, Any]:
-    """The state with its tensors spread over processes as the parameters are that they belong to."""
-    placed = {}
-    for index, saved in state["state"].items():
-        param = params[index]
-        placed[index] = {
-            key: place_like(value, param)
-            if isinstance(value, StoredTensor) or (isinstance(value, Tensor) and is_dtensor(param))
-            else value
-            for key, value in saved.items()
-        }
-    return {**state, "state": placed}

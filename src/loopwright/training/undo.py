@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -12,6 +12,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from ..checkpoint.components import Parts, load_optimizer
+from ..checkpoint.fitting import compare_components, listed
 from ..checkpoint.writer import snapshot
 from ..errors import CheckpointError
 from ..metrics.metric_objects import (
@@ -57,7 +59,7 @@ def undone_on_error(run: TrainingRun, source: str, callbacks: Iterable[Callback]
         load_metric_states(measuring, [metrics])
         load_object_states(owners, [objects], is_in_epoch=False, num_processes=1)
         raise CheckpointError(
-            f"Checkpoint {source} does not fit this run, and nothing was loaded: {place.part} failed with "
+            f"Checkpoint {source} does not fit this trainer, and nothing was loaded: {place.part} failed with "
             f"{type(error).__name__}: {error}"
         ) from error
 
@@ -97,3 +99,29 @@ def _loads_its_own_way(kind: type[nn.Module]) -> bool:
     names = ("_load_from_state_dict", "load_state_dict", "set_extra_state")
     is_own = any(getattr(kind, name) is not getattr(nn.Module, name) for name in names)
     return is_own and not kind.__module__.startswith("torch.")
+
+
+def load_parts(run: TrainingRun, parts: Parts, *, optimizers: bool = True, schedules: bool = True) -> None:
+    """Put the state into the trainer's components; what the file does not hold stays as it is.
+
+    Everything is compared first: either all of it fits, or nothing is changed.
+    """
+    states = parts.optimizers if optimizers else {}
+    schedulers = parts.schedules if schedules else {}
+    models = parts.models if isinstance(parts.models, Mapping) else {}
+    problems = [f"the trainer has no model {name!r}" for name in models if name not in run.components.models]
+    problems += compare_components(run.components, parts.models, states, schedulers, partly=True)
+    if problems:
+        raise CheckpointError(f"{parts.path} does not fit this trainer; nothing was loaded:{listed(problems)}")
+    with undone_on_error(run, str(parts.path)) as at:
+        for name, optimizer in run.components.optimizers.items():
+            if name in states:
+                at.part = f"optimizers: {name}"
+                load_optimizer(optimizer, states[name])
+        for name, schedule in run.components.schedules.items():
+            if name in schedulers:
+                at.part = f"schedules: {name}"
+                schedule.scheduler.load_state_dict(schedulers[name])
+        at.part = "models"
+        for name, state in models.items():
+            run.components.models[name].load_state_dict(state)

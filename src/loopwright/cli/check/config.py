@@ -13,7 +13,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from ...checkpoint.destination import local_path
+from ...checkpoint.manifest import local_path
 from ...errors import ConfigurationError, full_tracebacks
 from ..exits import FOUND, OK
 from ..output import printable, size_text

@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...checkpoint.destination import local_path
+from ...checkpoint.manifest import local_path
 from ...errors import ConfigurationError
 from ...metrics.best import Mode, direction_of, ranked
 from ..arguments import add_command, add_config

@@ -248,6 +248,7 @@ class Engine(CoreTrainer):
 
     def continue_from(self, checkpoint: Checkpoint) -> int:
         """Take the complete state of a run; the number of epochs that it had behind it."""
+        epochs = epochs_behind(checkpoint.tree, str(checkpoint.path))
         self.adopt()
         self._setup_training()
         accepts = self.door.config.train.load.accept_changes
@@ -265,7 +266,7 @@ class Engine(CoreTrainer):
         self.runtime.barrier("continuing")
         if self.run.directory is not None and self.runtime.is_main:
             CheckpointStore(self.run.directory.checkpoints).discard(after_update=progress.update)
-        return epochs_behind(checkpoint.tree)
+        return epochs
 
     def _recorded(self) -> Recorded | None:
         """What the experiment's files have of earlier training, on all processes."""

@@ -12,12 +12,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ...checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from ...checkpoint.destination import local_path
+from ...checkpoint.components import load_optimizer
 from ...checkpoint.fitting import compare_groups, compare_model, listed
+from ...checkpoint.manifest import VersionError, local_path
+from ...checkpoint.migrations import entry_at
 from ...checkpoint.store import Entry, list_entries
 from ...checkpoint.weights import read_pickle, state_dict_in
 from ...errors import CheckpointError, ConfigurationError
-from ...training.state import load_optimizer
 from .config import Config
 
 logger = logging.getLogger("loopwright")
@@ -102,6 +103,8 @@ def read_state(directory: Path, epoch: int | str) -> Checkpoint | None:
     for entry in reversed(_resumable(directory)):
         try:
             return read_checkpoint(entry.path)
+        except VersionError:  # sound, and going back to an older one would undo what it holds
+            raise
         except CheckpointError as error:
             logger.warning("Checkpoint %s is passed over: %s", entry.path, error)
     return None
@@ -113,10 +116,10 @@ def _resumable(directory: Path) -> list[Entry]:
     return sorted((entry for entry in entries if not entry.is_copy), key=lambda entry: entry.manifest.created)
 
 
-def epochs_behind(tree: Mapping[str, Any]) -> int:
+def epochs_behind(tree: Mapping[str, Any], source: str) -> int:
     """The number of epochs that a complete state has behind it; the one it is inside of does not count."""
-    epoch: int = tree["callbacks"]["DoorState"]["epoch"] or 0
-    return max(epoch - 1, 0) if tree["progress"]["epoch_step"] else epoch
+    epoch: int = entry_at(tree, ("callbacks", "DoorState", "epoch"), source) or 0
+    return max(epoch - 1, 0) if entry_at(tree, ("progress", "epoch_step"), source) else epoch
 
 
 def saved_epochs(directory: Path) -> list[int]:
@@ -171,9 +174,10 @@ def _find(directory: Path, epoch: int | str, kind: str, names: Sequence[str]) ->
     if epoch != "latest" and exported.is_dir():
         return int(epoch), *_from_export(exported, kind), exported
     whole = read_state(directory, epoch)
-    name = None if whole is None else next((name for name in names if name in whole.tree["models"]), None)
+    models = {} if whole is None else entry_at(whole.tree, ("models",), str(whole.path))
+    name = next((name for name in names if name in models), None)
     if whole is not None and name is not None:
-        return epochs_behind(whole.tree), whole.tree["models"][name], _optimizer_of(whole.tree, name), whole.path
+        return epochs_behind(whole.tree, str(whole.path)), models[name], _optimizer_of(whole.tree, name), whole.path
     if number is not None and exported.is_dir():
         return number, *_from_export(exported, kind), exported
     foreign = exported.with_name(f"{exported.name}.pth.tar")
@@ -190,12 +194,12 @@ def _find(directory: Path, epoch: int | str, kind: str, names: Sequence[str]) ->
 
 def _from_export(path: Path, kind: str) -> tuple[Any, Any]:
     tree = read_checkpoint(path).tree
-    return tree["models"][kind], tree.get("optimizers", {}).get(kind)
+    return entry_at(tree, ("models", kind), str(path)), tree.get("optimizers", {}).get(kind)
 
 
 def _optimizer_of(tree: Mapping[str, Any], name: str) -> Any:
     """The state of the optimizer that is named after a network, as opt_gen is after gen."""
-    optimizers = tree["optimizers"]
+    optimizers = tree.get("optimizers", {})
     found = [key for key in optimizers if name in key.split("_")]
     return optimizers[found[0]] if len(found) == 1 else None
 

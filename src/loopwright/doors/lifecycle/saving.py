@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...checkpoint import read_checkpoint, write_checkpoint
+from ...checkpoint.components import Parts, read_parts
 from ...checkpoint.fitting import differing_kinds, listed
-from ...checkpoint.parts import Parts, load_parts, read_parts
+from ...checkpoint.migrations import complete_state, explained
 from ...data.random import set_rng_state
 from ...errors import CheckpointError
 from ...training.state import capture, meta_of, own_rng, return_to, write_together
+from ...training.undo import load_parts
 from .core import Core
 
 if TYPE_CHECKING:
@@ -47,7 +49,7 @@ def write_checkpoint_of(
 def load_checkpoint_into(door: Trainer, path: str | Path, load_optimizer: bool, load_scheduler: bool) -> dict[str, Any]:
     """Load what was asked for, and give back everything under the names of the document's library."""
     parts = read_parts(path)
-    load_parts(_core_of(door), parts, optimizers=load_optimizer, schedules=load_scheduler)
+    load_parts(_core_of(door).run, parts, optimizers=load_optimizer, schedules=load_scheduler)
     content: dict[str, Any] = {"model_state_dict": parts.models["model"]}
     if "optimizer" in parts.optimizers:
         content["optimizer_state_dict"] = parts.optimizers["optimizer"]
@@ -79,9 +81,10 @@ def load_run(door: Trainer, directory: str | Path) -> dict[str, Any]:
     core.order_seed = own["seed"]
     core.close_streams()
     core.prepare_loaders()
-    return_to(core.run, tree, str(directory))
+    return_to(core.run, {part: state for part, state in tree.items() if part != OWN}, str(directory))
     core.stage, core.resumed_event = own["stage"], own["event"]
-    door.run_history.load_state_dict(own["history"])
+    with explained(f"{OWN}: history in {directory} cannot be loaded"):
+        door.run_history.load_state_dict(own["history"])
     return tree
 
 
@@ -90,15 +93,17 @@ def load_callbacks(door: Trainer, tree: Mapping[str, Any]) -> None:
     saved = tree[OWN]["callbacks"]
     for name, callback in door.callback_handler.named().items():
         if name in saved:
-            callback.load_state_dict(saved[name])
+            with explained(f"{OWN}: callbacks: {name} cannot take its state of the training state"):
+                callback.load_state_dict(saved[name])
     set_rng_state(own_rng(tree["rng"], door._core.run))
 
 
 def load_state_into(door: Trainer, directory: str | Path) -> dict[str, Any]:
     """Model, optimizer, scheduler if there is one, history, callbacks and random numbers of a saved run."""
-    tree = _read_state(directory)
-    load_parts(_core_of(door), Parts(Path(directory), tree["models"], tree["optimizers"], tree["schedules"]))
-    door.run_history.load_state_dict(tree[OWN]["history"])
+    tree = complete_state(_read_state(directory), str(directory))
+    load_parts(_core_of(door).run, Parts(Path(directory), tree["models"], tree["optimizers"], tree["schedules"]))
+    with explained(f"{OWN}: history in {directory} cannot be loaded"):
+        door.run_history.load_state_dict(tree[OWN]["history"])
     load_callbacks(door, tree)
     return dict(tree[OWN]["extra"])
 

@@ -26,14 +26,17 @@ def load(
     engine: Engine, path: str | Path, *, optimizer: bool, scheduler: bool
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Load a checkpoint or a file of weights; what it holds, and what the next `train` goes on from, if anything."""
-    from ...checkpoint.parts import load_parts, read_parts
+    from ...checkpoint.components import read_parts
+    from ...checkpoint.migrations import complete_state
+    from ...training.undo import load_parts
 
     _check_there(Path(path))
     parts = read_parts(path)
     goes_on = optimizer and "progress" in parts.rest and not engine.is_running
     run = read_run(parts, engine if goes_on else None)
+    state = complete_state(parts.tree, str(path)) if goes_on else {}
     try:
-        load_parts(engine, parts, optimizers=optimizer, schedules=scheduler)
+        load_parts(engine.run, parts, optimizers=optimizer, schedules=scheduler)
     except CheckpointError as error:
         if "optimizers: " not in str(error):
             raise
@@ -43,7 +46,7 @@ def load(
     noted = dict(parts.rest.get("simple", {}) if parts.path.is_dir() else parts.rest)
     noted.pop("run", None)
     if goes_on:
-        engine.continue_from(parts.rest)
+        engine.continue_from(state)
     rows = run.get("rows", [])
     content = {
         "model_state_dict": parts.models["model"],

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from ...callback import check_arguments, named_hook
 from ...callbacks.interval import metric_of
 from ...callbacks.stopping import EarlyStopping
-from ...checkpoint.destination import check_inside
+from ...checkpoint.manifest import check_inside
 from ...errors import CheckpointError, ConfigurationError
 from ...metrics.best import Mode, WatchedMetric, is_better, settle_all
 
 if TYPE_CHECKING:
-    from ...checkpoint.parts import Parts
+    from ...checkpoint.components import Parts
     from .engine import Engine
     from .trainer import Trainer
 
@@ -191,14 +191,14 @@ def as_lists(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
 
 def read_run(parts: Parts, engine: Engine | None) -> dict[str, Any]:
     """What a checkpoint notes of the epochs so far, once it is known that `engine`, if given, can go on from it."""
-    from ...checkpoint.fitting import differing_kinds, listed
+    from ...checkpoint.fitting import differing_kinds, listed, wrong_fields
     from ...training.state import compare_run
 
     noted = parts.rest.get("simple", {}) if parts.path.is_dir() else {}
     problems = list(differing_kinds({"run": {"rows": [{}], "best": {}}}, noted, "simple"))
     run = {} if problems else noted.get("run") or {}
-    if run and not {"rows", "stopping", "best"} <= set(run):
-        problems.append("simple: run is not complete")
+    if run:
+        problems += wrong_fields("simple: run", run, ("rows", "stopping", "best"))
     if engine is not None:
         problems += compare_run(engine.run, parts.rest)
     if problems:

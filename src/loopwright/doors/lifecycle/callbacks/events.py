@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....callback import check_hook_names, hook_names
 from ....checkpoint import CheckpointStore
-from ....checkpoint.destination import check_inside
+from ....checkpoint.manifest import check_inside
 from ....errors import ConfigurationError, LoopwrightError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ....checkpoint.destination import check_directory
+from ....checkpoint.manifest import check_directory
 from ....errors import ConfigurationError, NonFiniteLossError
 from ....metrics.best import BestSoFar, Mode, direction_of
 from ....metrics.progress import counted

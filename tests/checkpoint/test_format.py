@@ -8,11 +8,12 @@ from contextlib import suppress
 
 import pytest
 import torch
-from checkpoint_helpers import resign, same, training_state, write_numbered
 from safetensors.torch import load_file
 
 from loopwright.checkpoint import read_checkpoint, read_manifest, verify_checkpoint, write_checkpoint
+from loopwright.checkpoint.manifest import FORMAT
 from loopwright.errors import CheckpointError
+from tests.checkpoint.helpers import resign, same, training_state, write_numbered
 
 FILES = ["manifest.json", "state.json", "state.safetensors", "default.safetensors"]
 
@@ -186,8 +187,15 @@ def read_or_refuse(path) -> None:
 
 
 def test_a_checkpoint_of_a_later_version_asks_for_an_upgrade(checkpoint):
-    resign(checkpoint, {"format": 3})
+    resign(checkpoint, {"format": FORMAT + 1})
     with pytest.raises(CheckpointError, match=r"newer version.*upgrade loopwright"):
+        read_checkpoint(checkpoint)
+
+
+@pytest.mark.parametrize("number", [0, -1])
+def test_a_format_that_never_was_is_not_called_newer(checkpoint, number):
+    resign(checkpoint, {"format": number})
+    with pytest.raises(CheckpointError, match=f"states format {number}, which no version of loopwright writes"):
         read_checkpoint(checkpoint)
 
 

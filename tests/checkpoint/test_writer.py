@@ -8,8 +8,6 @@ import subprocess
 import numpy as np
 import pytest
 import torch
-from checkpoint_helpers import numbered_state, same, save_under_size_limit, start, training_state
-from tests.forked import call_forked
 
 from loopwright.checkpoint import (
     AsyncWriter,
@@ -21,6 +19,8 @@ from loopwright.checkpoint import (
     verify_checkpoint,
 )
 from loopwright.errors import CheckpointError, ConfigurationError
+from tests.checkpoint.helpers import numbered_state, same, save_under_size_limit, start, training_state
+from tests.forked import call_forked
 
 
 def pointers(tree):

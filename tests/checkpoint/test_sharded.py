@@ -6,9 +6,6 @@ import threading
 
 import pytest
 import torch
-from checkpoint_helpers import same
-from pieces_helpers import part_of, piece, rows, whole_state, write_parts
-from tests.forked import call_forked
 
 from loopwright.checkpoint import (
     AsyncWriter,
@@ -16,8 +13,8 @@ from loopwright.checkpoint import (
     Group,
     KeepPolicy,
     KeptModels,
-    Piece,
     SnapshotBuffers,
+    TensorShard,
     encode,
     new_token,
     read_checkpoint,
@@ -27,11 +24,14 @@ from loopwright.checkpoint import (
 from loopwright.checkpoint import sharded as gathering
 from loopwright.checkpoint.layout import Box, read_layouts, whole
 from loopwright.errors import CheckpointError
+from tests.checkpoint.helpers import same
+from tests.checkpoint.shards import part_of, rows, shard, whole_state, write_parts
+from tests.forked import call_forked
 
 
 def test_a_process_copies_only_what_it_writes_of_a_checkpoint():
     tensor = torch.randn(4, 2)
-    tree = {"own": rows(tensor, 1, 2), "copy": piece(tensor, whole((4, 2)), is_primary=False), "plain": tensor}
+    tree = {"own": rows(tensor, 1, 2), "copy": shard(tensor, whole((4, 2)), is_primary=False), "plain": tensor}
     taken = SnapshotBuffers(Group(1, 2)).take(tree)
     assert torch.equal(taken["own"].local, tensor[2:])
     assert taken["copy"].local.numel() == 0
@@ -41,17 +41,17 @@ def test_a_process_copies_only_what_it_writes_of_a_checkpoint():
     assert torch.equal(kept["plain"], tensor)
 
 
-def test_a_snapshot_of_pieces_does_not_change_with_the_original_and_uses_the_same_memory_again():
+def test_a_snapshot_of_shards_does_not_change_with_the_original_and_uses_the_same_memory_again():
     buffers, tensor = SnapshotBuffers(), torch.ones(2, 2)
-    own = Piece(tensor, whole((2, 2)), (2, 2), True)
+    own = TensorShard(tensor, whole((2, 2)), (2, 2), True)
     first = buffers.take({"a": own})["a"].local
     tensor.zero_()
     assert first.tolist() == [[1.0, 1.0], [1.0, 1.0]]
     assert buffers.take({"a": own})["a"].local.data_ptr() == first.data_ptr()
 
 
-def test_pieces_have_no_place_where_only_whole_tensors_are_stored():
-    with pytest.raises(CheckpointError, match=r"'a/b' is a tensor that is spread over processes.*full_tensor"):
+def test_shards_have_no_place_where_only_whole_tensors_are_stored():
+    with pytest.raises(CheckpointError, match=r"'a/b' is a sharded tensor.*full_tensor"):
         encode({"a": {"b": rows(torch.ones(2, 2), 0, 2)}})
 
 
@@ -68,7 +68,7 @@ def test_giving_up_ends_the_waiting_for_other_processes(tmp_path):
 def test_leaving_the_program_does_not_wait_long_for_processes_that_never_come(tmp_path):
     def program() -> None:
         gathering.LEAVING_SECONDS = 0.1
-        own = Piece(torch.ones(1), Box((0,), (1,)), (2,), True)
+        own = TensorShard(torch.ones(1), Box((0,), (1,)), (2,), True)
         AsyncWriter(group=Group(0, 2)).save(tmp_path / "point", {"a": own}, token=new_token())
 
     ended = call_forked(program, tmp_path)
@@ -142,7 +142,7 @@ assert "torch.distributed.tensor" not in sys.modules
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True)
 
 
-def test_the_table_of_pieces_is_read_without_torch(tmp_path):
+def test_the_table_of_shards_is_read_without_torch(tmp_path):
     write_parts(tmp_path / "point", 2)
     program = f"""
 import sys

@@ -9,10 +9,10 @@ update-00000120/
   history-1.safetensors   and others: parts of the history, in resume points of a run (`history_parts.py`)
 ```
 
-Where tensors are spread over several processes, there is beside it, from each of them and of all together,
+Where tensors are sharded over several processes, there is beside it, from each of them and of all together,
 ```
-  shard-0.safetensors   the pieces that one process holds, under the paths of the tensors in the state
-  pieces.json           which box of which tensor each piece fills
+  shard-0.safetensors   the shards that one process holds, under the paths of the tensors in the state
+  pieces.json           which box of which tensor each shard fills
 ```
 """
 
@@ -32,17 +32,24 @@ from torch import Tensor
 
 from ..errors import CheckpointError
 from .atomic import FileRecord, shared_staging, staged_directory, write_bytes
-from .decoding import decode
-from .destination import check_directory
-from .encoding import HEADER_KEY, encode_with_pieces
-from .headers import Json, parse_json
+from .encoding import decode, encode_with_shards
 from .history_parts import Part, files_in, read_history
-from .manifest import FORMAT, MANIFEST, REMEDY, STATE, TENSORS, Manifest, find_problem, manifest_bytes, read_manifest
-from .pieces import SINGLE, Group
+from .layout import HEADER_KEY, Json, parse_json
+from .manifest import (
+    MANIFEST,
+    REMEDY,
+    STATE,
+    TENSORS,
+    Manifest,
+    check_directory,
+    find_problem,
+    manifest_bytes,
+    read_manifest,
+)
+from .migrations import upgrade, versions_in
 from .sharded import check_token, gather_parts, part_name, write_part
-from .stored import StoredFiles, StoredTensor, read_pieces, stored_pieces, stored_tensors
-from .tensors import read_tensors, write_tensors
-from .tree import Tree, escape, unescape
+from .tensors import StoredFiles, StoredTensor, read_shards, read_tensors, stored_shards, stored_tensors, write_tensors
+from .tree import SINGLE, Group, Tree, escape, unescape
 
 MODELS = "models"
 LONGEST_NAME = 100
@@ -71,34 +78,59 @@ def write_checkpoint(
     """Write a state tree as a checkpoint directory, which appears complete or not at all.
 
     A checkpoint that is there already is replaced in one step; anything else is refused and left as it is. Where
-    tensors are spread over the processes of a `group`, all of them call this, with trees of one form and one `token`
-    (see `new_token`): the process of rank 0 returns when the checkpoint is there, or raises `group.patience` seconds
-    later or once `stop` is set; the others return when their part is written. Otherwise the process of rank 0 writes
-    all of it, and the others nothing. `parts` are those of the history, where the tree has a note of them in its place;
-    `beside` are further files, for other programs that read the model.
+    tensors are sharded over the processes of a `group`, all of them call this, with trees of one form and one `token`:
+    the process of rank 0 returns when the checkpoint is there, or raises `group.patience` seconds later or once `stop`
+    is set; the others return when their part is written. Otherwise rank 0 writes all of it, and the others nothing.
+
+    Args:
+        path: The directory to write.
+        tree: Nested dicts, lists and tuples of tensors, arrays and plain values. State dicts of models belong under
+            `"models"`, by name: each of them gets a file of its own.
+        meta: Numbers and texts to note in the manifest, which a listing shows; `"update"` orders checkpoints.
+        group: This process and the number of processes that write together.
+        token: The name that these processes share, from `new_token`.
+        stop: Set it to give up waiting for the parts of other processes.
+        parts: Parts of the history, where the tree has a note of them in its place.
+        beside: Further files by name, for other programs that read the model.
+
+    Raises:
+        CheckpointError: A value cannot be saved, or the files cannot be written.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from torch import nn
+        >>> from loopwright.checkpoint import read_checkpoint, write_checkpoint
+        >>> with TemporaryDirectory() as folder:
+        ...     write_checkpoint(f"{folder}/first", {"models": {"model": nn.Linear(2, 1).state_dict()}}, {"update": 3})
+        ...     read_checkpoint(f"{folder}/first").meta
+        {'update': 3}
     """
     check_token(group, token)
     destination = Path(os.path.realpath(path))  # what a link leads to is written, and the link stays
-    structure, tensors, pieces = encode_with_pieces(tree)
-    shared = shared_staging(destination, token, group.rank) if pieces and group.world > 1 else None
+    structure, tensors, shards = encode_with_shards(tree)
+    shared = shared_staging(destination, token, group.rank) if shards and group.world > 1 else None
     with _explained(destination, group):
         if not group.is_main:
             if shared is not None:
                 shared.mkdir(parents=True, exist_ok=True)
-                write_part(shared, group.rank, pieces)
+                write_part(shared, group.rank, shards)
             return
         check_directory(path)
-        taken = {part_name(rank) for rank in range(group.world)} if pieces else set()
+        taken = {part_name(rank) for rank in range(group.world)} if shards else set()
         models = _model_files(tree, taken | {part.name for part in parts} | set(beside or ()))
         with staged_directory(destination, shared) as staging:
             files = _write_state(staging, structure, _split(tensors, models))
             files |= {part.name: part.put_into(staging) for part in parts}
             files |= {name: write_bytes(staging / name, content) for name, content in (beside or {}).items()}
-            if pieces:
-                write_part(staging, group.rank, pieces)
-                files |= gather_parts(staging, group, pieces, stop or threading.Event())
-            version = FORMAT if parts else 1
-            write_bytes(staging / MANIFEST, manifest_bytes(meta or {}, files, models, destination.name, version))
+            if shards:
+                write_part(staging, group.rank, shards)
+                files |= gather_parts(staging, group, shards, stop or threading.Event())
+            content = manifest_bytes(
+                *(meta or {}, files, models, destination.name),
+                versions=versions_in(tree),
+                has_history_files=bool(parts),
+            )
+            write_bytes(staging / MANIFEST, content)
             check_directory(destination)  # once more: writing takes its time
 
 
@@ -126,8 +158,25 @@ def read_checkpoint(
 ) -> Checkpoint:
     """Read a checkpoint after comparing every file with its hash; nothing in it is executed.
 
-    Without `copies` the tensors stay in the files, mapped, which is enough to look at them. With `lazy` they are
-    `StoredTensor` objects, of which every process reads what it needs.
+    State that an earlier version of Loopwright wrote is migrated (see `migrations.py`).
+
+    Args:
+        path: The directory of the checkpoint.
+        verify: Compare the hashes of files, and not only their sizes.
+        copies: False leaves the tensors in the files, mapped, which is enough to look at them.
+        lazy: Return `StoredTensor` objects instead of tensors, of which every process reads the region that it needs.
+
+    Raises:
+        CheckpointError: It is damaged, or there is none.
+        VersionError: A newer Loopwright wrote it.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from loopwright.checkpoint import read_checkpoint, write_checkpoint
+        >>> with TemporaryDirectory() as folder:
+        ...     write_checkpoint(f"{folder}/first", {"numbers": [1, 2], "rate": 0.1})
+        ...     read_checkpoint(f"{folder}/first").tree
+        {'numbers': [1, 2], 'rate': 0.1}
     """
     directory = Path(path)
     manifest = read_manifest(directory)
@@ -143,7 +192,7 @@ def read_checkpoint(
     if manifest.format > 1 and (names := files_in(tree)):
         check_listed(directory, manifest, names)
         tree["history"] = read_history(directory, names)
-    return Checkpoint(manifest.meta, tree, directory)
+    return Checkpoint(manifest.meta, upgrade(tree, manifest.versions, str(directory)), directory)
 
 
 def check_listed(directory: Path, manifest: Manifest, names: list[str]) -> None:
@@ -164,7 +213,7 @@ def _all_tensors(directory: Path, manifest: Manifest, copies: bool) -> Iterator[
     for model, file in manifest.models.items():
         for key, tensor in read_tensors(directory / file, copies=copies).items():
             yield weight_path(model, key), tensor
-    yield from read_pieces(directory, manifest).items()
+    yield from read_shards(directory, manifest).items()
 
 
 def _all_stored(directory: Path, manifest: Manifest) -> Iterator[tuple[str, StoredTensor]]:
@@ -173,7 +222,7 @@ def _all_stored(directory: Path, manifest: Manifest) -> Iterator[tuple[str, Stor
     for model, file in manifest.models.items():
         for key, tensor in stored_tensors(directory, file, files):
             yield weight_path(model, key), tensor
-    yield from stored_pieces(directory, manifest, files).items()
+    yield from stored_shards(directory, manifest, files).items()
 
 
 def weight_path(model: str, key: str) -> str:

@@ -4,10 +4,10 @@ import logging
 import os
 
 import pytest
-from checkpoint_helpers import die_while_writing, numbered_state, start, write_numbered
 
 from loopwright.checkpoint import CheckpointStore, atomic, update_name, verify_checkpoint
 from loopwright.errors import CheckpointError, ConfigurationError
+from tests.checkpoint.helpers import die_while_writing, numbered_state, start, write_numbered
 
 
 def save(store, *updates):

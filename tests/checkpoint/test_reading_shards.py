@@ -5,10 +5,8 @@ from itertools import pairwise
 
 import pytest
 import torch
-from checkpoint_helpers import resign, same
 from hypothesis import given
 from hypothesis import strategies as st
-from pieces_helpers import NOTHING, one_tensor, part_of, piece, rows, whole_state, write_parts, write_together
 
 from loopwright.checkpoint import (
     AsyncWriter,
@@ -25,12 +23,14 @@ from loopwright.checkpoint import (
     verify_checkpoint,
     write_checkpoint,
 )
-from loopwright.checkpoint.layout import Box, Layout, StoredPiece, whole
+from loopwright.checkpoint.layout import Box, Layout, StoredShard, whole
 from loopwright.errors import CheckpointError, ConfigurationError
+from tests.checkpoint.helpers import resign, same
+from tests.checkpoint.shards import NOTHING, one_tensor, part_of, rows, shard, whole_state, write_parts, write_together
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 6])
-def test_pieces_of_any_number_of_processes_are_read_as_whole_tensors(tmp_path, world):
+def test_shards_of_any_number_of_processes_are_read_as_whole_tensors(tmp_path, world):
     state = write_parts(tmp_path / "point", world, {"update": 4})
     read = read_checkpoint(tmp_path / "point")
     assert same(read.tree, state)
@@ -54,13 +54,13 @@ def test_the_records_of_the_parts_are_gone_once_the_manifest_is_there(tmp_path):
 
 def test_a_process_that_only_has_copies_writes_no_file(tmp_path):
     tensor = torch.randn(4, 2)
-    states = [{"weight": piece(tensor, whole((4, 2)), is_primary=rank == 0)} for rank in range(3)]
+    states = [{"weight": shard(tensor, whole((4, 2)), is_primary=rank == 0)} for rank in range(3)]
     write_together(tmp_path / "point", states)
     assert [path.name for path in (tmp_path / "point").glob("shard-*")] == ["shard-0.safetensors"]
     assert torch.equal(read_checkpoint(tmp_path / "point").tree["weight"], tensor)
 
 
-def test_a_state_without_pieces_is_written_by_the_first_process_alone(tmp_path):
+def test_a_state_without_shards_is_written_by_the_first_process_alone(tmp_path):
     group = [Group(rank, 2, 0.0) for rank in range(2)]
     write_checkpoint(tmp_path / "point", {"a": torch.ones(2)}, group=group[1], token=new_token())
     assert list(tmp_path.iterdir()) == []
@@ -103,7 +103,7 @@ def test_replacing_a_checkpoint_together_leaves_the_new_one(tmp_path):
         ([Box((0, 0), (4, 2)), NOTHING, NOTHING], None),
     ],
 )
-def test_pieces_must_cover_the_tensor_exactly_once_to_be_committed(tmp_path, boxes, problem):
+def test_shards_must_cover_the_tensor_exactly_once_to_be_committed(tmp_path, boxes, problem):
     states = one_tensor(len(boxes), boxes)
     if problem is None:
         write_together(tmp_path / "point", states)
@@ -180,7 +180,7 @@ def changed_table(path, change) -> None:
         (lambda entry: entry.pop("shape"), "malformed"),
     ],
 )
-def test_a_table_of_pieces_that_does_not_add_up_is_refused(tmp_path, change, problem):
+def test_a_table_of_shards_that_does_not_add_up_is_refused(tmp_path, change, problem):
     write_together(tmp_path / "point", one_tensor(2, [Box((0, 0), (2, 2)), Box((2, 0), (2, 2))]))
     changed_table(tmp_path / "point", change)
     with pytest.raises(CheckpointError, match=problem):
@@ -199,14 +199,14 @@ def test_a_grid_of_boxes_covers_a_tensor_and_no_fewer_or_more_of_them_do(data):
     boxes = data.draw(st.permutations(boxes))
 
     def problem(chosen):
-        return Layout("F32", shape, tuple(StoredPiece("a", "b", box) for box in chosen)).find_problem()
+        return Layout("F32", shape, tuple(StoredShard("a", "b", box) for box in chosen)).find_problem()
 
     assert problem(boxes) is None
     assert problem(boxes[1:]) is not None
     assert problem([*boxes, boxes[0]]) is not None
 
 
-def test_weights_are_loaded_from_pieces_under_their_own_names(tmp_path):
+def test_weights_are_loaded_from_shards_under_their_own_names(tmp_path):
     tensor = torch.randn(4, 3)
     states = [
         {"models": {"shard-0": {"a/b.weight": rows(tensor, rank, 2), "count": torch.tensor(3)}}} for rank in range(2)
@@ -215,11 +215,11 @@ def test_weights_are_loaded_from_pieces_under_their_own_names(tmp_path):
     assert same(load_weights(tmp_path / "point"), {"count": torch.tensor(3), "a/b.weight": tensor})
 
 
-def test_a_state_in_pieces_does_not_differ_from_the_same_state_written_whole(tmp_path):
-    state = write_parts(tmp_path / "pieces", 3)
+def test_a_state_in_shards_does_not_differ_from_the_same_state_written_whole(tmp_path):
+    state = write_parts(tmp_path / "shards", 3)
     write_checkpoint(tmp_path / "whole", state)
-    assert diff_checkpoints(tmp_path / "pieces", tmp_path / "whole").is_equal
-    assert (tmp_path / "pieces" / "state.json").read_bytes() == (tmp_path / "whole" / "state.json").read_bytes()
+    assert diff_checkpoints(tmp_path / "shards", tmp_path / "whole").is_equal
+    assert (tmp_path / "shards" / "state.json").read_bytes() == (tmp_path / "whole" / "state.json").read_bytes()
 
 
 @pytest.mark.parametrize("world", [None, 1, 3])

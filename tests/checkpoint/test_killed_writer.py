@@ -4,9 +4,8 @@ import os
 import random
 import time
 
-from checkpoint_helpers import save_forever, start
-
 from loopwright.checkpoint import CheckpointStore, update_name, verify_checkpoint
+from tests.checkpoint.helpers import save_forever, start
 
 KILLS = 4  # `make torture` has many more
 

@@ -1,25 +1,25 @@
-"""A state in the pieces that several processes hold of it, and what they write together."""
+"""A state in the shards that several processes hold of it, and what they write together."""
 
 from __future__ import annotations
 
 import torch
 
-from loopwright.checkpoint import Group, Piece, new_token, write_checkpoint
+from loopwright.checkpoint import Group, TensorShard, new_token, write_checkpoint
 from loopwright.checkpoint.layout import Box
 
 NOTHING = Box((0, 0), (0, 0))
 
 
-def piece(tensor: torch.Tensor, box: Box, *, is_primary: bool = True) -> Piece:
-    return Piece(tensor[box.slices].clone(), box, tuple(tensor.shape), is_primary)
+def shard(tensor: torch.Tensor, box: Box, *, is_primary: bool = True) -> TensorShard:
+    return TensorShard(tensor[box.slices].clone(), box, tuple(tensor.shape), is_primary)
 
 
-def rows(tensor: torch.Tensor, rank: int, world: int) -> Piece:
+def rows(tensor: torch.Tensor, rank: int, world: int) -> TensorShard:
     """What a process holds of a tensor whose rows are dealt out as torch does: the last ones may get none."""
     size = -(-tensor.shape[0] // world)
     start, stop = (min(at, tensor.shape[0]) for at in (rank * size, rank * size + size))
     rest = tuple(tensor.shape[1:])
-    return piece(tensor, Box((start, *(0 for _ in rest)), (stop - start, *rest)))
+    return shard(tensor, Box((start, *(0 for _ in rest)), (stop - start, *rest)))
 
 
 def whole_state() -> dict:
@@ -39,7 +39,7 @@ def whole_state() -> dict:
 
 
 def part_of(state: dict, rank: int, world: int) -> dict:
-    """The state as one of several processes has it: matrices in pieces, the rest whole."""
+    """The state as one of several processes has it: matrices in shards, the rest whole."""
 
     def cut(value):
         if isinstance(value, dict):
@@ -67,4 +67,4 @@ def write_parts(path, world: int = 3, meta: dict | None = None) -> dict:
 
 def one_tensor(world: int, boxes: list[Box], shape=(4, 2)) -> list[dict]:
     tensor = torch.arange(8.0).view(shape)
-    return [{"weight": piece(tensor, box)} for box in boxes[:world]]
+    return [{"weight": shard(tensor, box)} for box in boxes[:world]]

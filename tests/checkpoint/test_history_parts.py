@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_helpers import resign
-from tests.metrics.step_rows import rows_from
 
 from loopwright import History
 from loopwright.checkpoint import AsyncWriter, CheckpointStore, read_checkpoint, update_name, verify_checkpoint
 from loopwright.errors import CheckpointError
 from loopwright.metrics import history as history_module
+from tests.checkpoint.helpers import resign
+from tests.metrics.step_rows import rows_from
 
 
 def add_epoch(history: History, *, num_steps: int = 1) -> None:

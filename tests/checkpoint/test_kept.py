@@ -6,9 +6,9 @@ import os
 
 import pytest
 import torch
-from checkpoint_helpers import numbered_state
 
 from loopwright.checkpoint import CheckpointStore, KeepPolicy, KeptModels, update_name
+from tests.checkpoint.helpers import numbered_state
 
 
 def offer(kept, update, value):

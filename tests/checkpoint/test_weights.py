@@ -7,11 +7,11 @@ from contextlib import suppress
 
 import pytest
 import torch
-from checkpoint_helpers import TiedModel, resign, same, training_state
 from safetensors.torch import load_file, load_model, save_file, save_model
 
 from loopwright.checkpoint import CheckpointStore, load_weights, read_checkpoint, save_weights, write_checkpoint
 from loopwright.errors import CheckpointError
+from tests.checkpoint.helpers import TiedModel, resign, same, training_state
 
 
 class Bomb:

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from checkpoint_helpers import raw, same, training_state
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from loopwright.checkpoint import decode, encode, read_checkpoint, write_checkpoint
 from loopwright.errors import CheckpointError
+from tests.checkpoint.helpers import raw, same, training_state
 
 DTYPES = [
     *[torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2],
