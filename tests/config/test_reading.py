@@ -7,7 +7,7 @@ import math
 import pytest
 
 from loopwright.config import ConfigError, load_config
-from loopwright.config.reading import read_text
+from loopwright.config.yaml import read_text
 
 
 def problems(text):

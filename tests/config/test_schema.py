@@ -7,7 +7,7 @@ import json
 import pytest
 
 from loopwright.config import Place, json_schema, load_config, run_schema
-from loopwright.config.reading import read_text
+from loopwright.config.yaml import read_text
 
 from .json_check import is_valid
 from .projects import DATASET, MODEL, RUN, SCHEMA, TRAINER

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..callback import Callback
 from ..callbacks.freezing import Freeze
 from ..callbacks.nonfinite import NonFiniteGuard
-from ..config.problems import near_names
+from ..config.tree import near_names
 from ..initializers import Initializer
 from ..run.reading import RunView
 from .check_findings import Findings, culprit, key_of_callback

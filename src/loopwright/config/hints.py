@@ -15,7 +15,7 @@ import torch
 
 from .kinds import is_class
 from .places import Place, public_name
-from .problems import near_names
+from .tree import near_names
 
 LISTS = (list, abc.Sequence, abc.MutableSequence, abc.Iterable, abc.Collection, abc.Iterator, abc.Reversible)
 SETS = (set, frozenset, abc.Set, abc.MutableSet)

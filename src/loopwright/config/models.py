@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 from .arguments import EMPTY, Argument
 from .hints import class_of, strip
 from .kinds import is_class, real_mro
-from .recipes import Gathered, Mapped, Ready, Recipe
+from .places import Gathered, Mapped, Ready, Recipe
 from .tree import Node, child_of, join_key
 
 

@@ -10,14 +10,11 @@ from torch import nn
 
 from .arguments import EMPTY, Argument, Arguments, arguments_of, model_in
 from .hints import describe, strip
-from .importing import RefusedError
-from .kinds import check_class, resolve_kind
+from .kinds import RefusedError, check_class, resolve_kind
 from .models import fields_of, holds_mappings, is_model, is_open, model_problems, needs_building
-from .places import Place, public_name
-from .preparing import KIND, NOTHING, Preparer
-from .problems import Problem, near_names, nearest
-from .recipes import Called, Modelled, Ready, Recipe
-from .tree import Node, join_key
+from .places import Called, Modelled, Place, Ready, Recipe, public_name
+from .tree import Node, Problem, join_key, near_names, nearest
+from .validate import KIND, NOTHING, Preparer
 
 
 def prepare_object(preparer: Preparer, node: Node, place: Place, key: str, default: Any = None) -> Recipe:

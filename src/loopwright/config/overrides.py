@@ -7,9 +7,8 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from .problems import COMMAND_LINE, ConfigError, Problem, nearest
-from .reading import parse_scalar, read_text
-from .tree import Key, Node, child_of, join_key
+from .tree import COMMAND_LINE, ConfigError, Key, Node, Problem, child_of, join_key, nearest
+from .yaml import parse_scalar, read_text
 
 RANGE = re.compile(r"range\(([^()]*)\)")
 MAX_RANGE = 10_000

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -10,16 +12,34 @@ from typing import Any, Literal, get_args, get_origin
 import torch
 
 from .arguments import EMPTY, Argument, arguments_of, model_in
-from .docstrings import described_arguments, first_sentence
+from .compose import DEFAULTS
 from .hints import LISTS, MAPPINGS, NAMES, PATHS, SETS, class_of, is_unknown, options_of, strip
-from .importing import RefusedError, beside
-from .including import DEFAULTS
-from .kinds import fits, resolve_kind
+from .kinds import ANYTHING, RefusedError, beside, fits, resolve_kind
 from .models import fields_of, is_model, is_open
-from .places import Entry, Place, Schema
-from .preparing import KIND, Preparer
-from .shipped import ANYTHING
+from .places import Entry, Place, Schema, mapping_of, one_of_kind
 from .tree import Config
+from .validate import KIND, Preparer
+
+ARGUMENT = re.compile(r"^\s{0,12}(\w+)\s*(?:\([^()]*(?:\([^()]*\)[^()]*)*\))?\s*:\s+(\S.*)$", re.M)
+
+
+def first_sentence(target: Any) -> str:
+    """The first line of a docstring that the class has itself."""
+    own = vars(target).get("__doc__") if isinstance(target, type) else getattr(target, "__doc__", None)
+    text = inspect.cleandoc(own).strip() if isinstance(own, str) else ""
+    return text.partition("\n\n")[0].replace("\n", " ")[:300]
+
+
+def described_arguments(target: Any) -> dict[str, str]:
+    """Lines of the form `name: what it is` or `name (type): what it is`."""
+    init = getattr(target, "__init__", None)
+    texts = [getattr(target, "__doc__", None), getattr(init, "__doc__", None)]
+    found: dict[str, str] = {}
+    for text in texts:
+        for name, words in ARGUMENT.findall(inspect.cleandoc(text)) if isinstance(text, str) else ():
+            found.setdefault(name, words.strip()[:300])
+    return found
+
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 VARIABLE = {"$ref": "#/$defs/variable"}
@@ -215,3 +235,38 @@ def any_of(options: Iterable[Json]) -> Json:
             if part not in flat:
                 flat.append(part)
     return flat[0] if len(flat) == 1 else {"anyOf": flat}
+
+
+DATA: Any = dict[str, Any]
+
+
+def run_schema(
+    *,
+    model: Place,
+    dataset: Place,
+    trainer: Place,
+    optimizer: Place | None = None,
+    scheduler: Place | None = None,
+    initializer: Place | None = None,
+) -> Schema:
+    """The schema of a run file for a door with these places; a key without a place is not accepted."""
+    entries = {
+        "name": Entry(str | None, description="What the run is called; its directory is runs/<name>/<id>."),
+        "seed": Entry(int | None, description="The seed of all randomness: 0 is a seed, null is none."),
+        "output_path": Entry(Path | None, description="The run directory; otherwise a new one in runs/<name>."),
+        "tags": Entry(list[str], description="Words to find the run by."),
+        "resume": Entry(bool | str | None, description="true or auto to go on, false to start anew, or a run's path."),
+        "vars": Entry(DATA, description="Values to use elsewhere in the file as ${vars.name}."),
+        "defaults": Entry(list[Any] | str, description="Files to include; this file's keys win over theirs."),
+        "modules": Entry(str, description="The folder of the modules that kinds name: this one, or one above it."),
+        "sweep": Entry(DATA, description="Keys with lists of values, one run for each combination."),
+        "model": Entry(one_of_kind(model), True, model.description or "The model that is trained."),
+        "datasets": Entry(
+            mapping_of(dataset), True, dataset.description or "Data sets by name, such as train and test."
+        ),
+        "trainer": Entry(one_of_kind(trainer), True, trainer.description or "The trainer and its settings."),
+    }
+    for name, place in (("optimizer", optimizer), ("scheduler", scheduler), ("initializer", initializer)):
+        if place is not None:
+            entries[name] = Entry(one_of_kind(place), description=place.description or f"The {name}.")
+    return Schema(entries, "A training run.")

@@ -19,8 +19,7 @@ from ...errors import ConfigurationError
 from .config import Config
 
 if TYPE_CHECKING:
-    from ...config.problems import ConfigError
-    from ...config.tree import Node
+    from ...config.tree import ConfigError, Node
 
 logger = logging.getLogger("loopwright")
 
@@ -142,7 +141,7 @@ def _read(path: Path) -> Given:
     if not path.is_file():
         raise ConfigurationError(f"There is no config file at {path}: give a JSON or YAML file, a dict, or None.")
     if path.suffix.lower() in (".yaml", ".yml"):
-        from ...config.reading import read_file
+        from ...config.yaml import read_file
 
         root = read_file(path)
         return Given(str(path), root.plain(), root)
@@ -163,7 +162,7 @@ def _plain(value: Any) -> Any:
 
 def _report(error: ValidationError, given: Given, kind: type[BaseModel]) -> ConfigError:
     """Every mistake with the key it is at; of a choice that has several forms, once."""
-    from ...config.problems import ConfigError, Problem
+    from ...config.tree import ConfigError, Problem
 
     texts: dict[str, str] = {}
     for found in error.errors():

@@ -11,9 +11,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
 from ...config import Config, Entry, Place, Schema, build, one_of_kind, run_schema
-from ...config.kinds import resolve_kind
-from ...config.preparing import describes_several, names_of
-from ...config.shipped import schedule_names, scheduler_names
+from ...config.kinds import resolve_kind, schedule_names, scheduler_names
+from ...config.validate import describes_several, names_of
 from ...optim.build import Schedule
 from ...optim.groups import GroupedOptimizer
 from ...schedules import Curve

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, is_typeddict
@@ -21,13 +22,9 @@ from .hints import (
     options_of,
     strip,
 )
-from .importing import RefusedError
-from .kinds import fits, is_class, resolve_kind
-from .places import Entry, Place, Schema
-from .problems import Problem, near_names, nearest
-from .recipes import Gathered, Mapped, Ready, Recipe
-from .shipped import ANYTHING
-from .tree import Node, join_key
+from .kinds import ANYTHING, RefusedError, beside, fits, is_class, resolve_kind
+from .places import Entry, Gathered, Mapped, Place, Ready, Recipe, Schema
+from .tree import Config, ConfigError, Node, Problem, join_key, near_names, nearest, to_node
 
 KIND = "kind"
 NOTHING: Recipe = Ready(None)
@@ -262,3 +259,41 @@ def gathered(into: Any, recipes: list[Recipe]) -> Recipe:
         except TypeError:  # a set of what cannot be in a set: an error when it is built
             pass
     return Gathered(into, recipes)
+
+
+HERE = "config"
+
+
+def build(node: Config | Mapping[str, Any], place: Place, /, **given: Any) -> Any:
+    """Check one node and construct its object, with those it is made of; raises ConfigError before anything is built.
+
+    node: `config.at("model")`, whose mistakes are reported with file and line and whose file's folder is imported from,
+        or a plain mapping.
+    given: values for the names in `place.given`; what the class does not take is left out.
+    """
+    unknown = given.keys() - set(place.given)
+    if unknown:
+        raise TypeError(f"{', '.join(sorted(unknown))}: name what is given in Place({place.name!r}, given=...) too.")
+    root, folder, key = (node.root, node.folder, node.key) if isinstance(node, Config) else (_plain(node), None, "")
+    preparer = Preparer(folder)
+    with beside(folder):
+        recipe = preparer.placed(root, place, key)
+        if preparer.problems:
+            raise ConfigError(preparer.problems)
+        return recipe.make(given)
+
+
+def _plain(node: Mapping[str, Any]) -> Node:
+    return to_node(dict(node), HERE, None)
+
+
+def check(config: Config, schema: Schema) -> list[Problem]:
+    """Unknown keys, wrong types, missing arguments and kinds that cannot be used; nothing is built.
+
+    Modules that a `kind` names are imported, by the rules of `importing`; no class is called, except pydantic models,
+    which check their own fields. An empty list is a config that can be built: raise `ConfigError(problems)` otherwise.
+    """
+    preparer = Preparer(config.folder)
+    with beside(config.folder):
+        preparer.value(config.root, schema, config.key)
+    return list(dict.fromkeys(preparer.problems))
