@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -18,16 +18,12 @@ from pydantic import (
     create_model,
 )
 from pydantic.fields import FieldInfo
+from pydantic_core import InitErrorDetails
 
 from .arguments import EMPTY, Argument
-from .hints import class_of, strip
+from .hints import class_of, mistake, strip, wrong_value
 from .kinds import is_class, real_mro
-from .places import Gathered, Mapped, Ready, Recipe
-from .tree import Node, child_of, join_key
-
-
-class Unbuilt:
-    """Stands for an object that is not built yet while a model checks its other fields."""
+from .places import Called, Modelled, Place
 
 
 def is_model(found: Any) -> bool:
@@ -62,28 +58,30 @@ def is_open(model: type[BaseModel]) -> bool:
     return model.model_config.get("extra") == "allow"
 
 
-def needs_building(hint: Any, seen: tuple[Any, ...] = ()) -> bool:
-    """Whether a field's value is made here, since pydantic cannot make it out of plain data."""
+def parts_of(hint: Any) -> Iterator[Any]:
+    """The places and classes in a hint, whatever unions and containers they are in."""
     plain, place = strip(hint)
-    found = class_of(plain)
-    if place is not None:
-        return True
-    if is_model(found):
-        inner = () if found in seen else found.model_fields.values()  # type: ignore[union-attr]
-        return any(needs_building(hint_of(info), (*seen, found)) for info in inner)
     inside = () if get_origin(plain) is Literal else get_args(plain)
-    if any(needs_building(part, seen) for part in inside if part is not Ellipsis and not isinstance(part, list)):
-        return True
-    return not _is_for_pydantic(plain)
+    yield place or (class_of(plain) or Any if inside else plain)
+    for part in inside:
+        if part is not Ellipsis and not isinstance(part, list):
+            yield from parts_of(part)
+
+
+def needs_building(hint: Any, seen: tuple[Any, ...] = ()) -> bool:
+    """Whether objects that pydantic cannot make out of plain data are part of a field."""
+    for part in parts_of(hint):
+        if is_model(part) and part not in seen:
+            if any(needs_building(hint_of(info), (*seen, part)) for info in part.model_fields.values()):
+                return True
+        elif isinstance(part, Place) or not _is_for_pydantic(part):
+            return True
+    return False
 
 
 def holds_mappings(hint: Any) -> bool:
     """Whether models or dataclasses are part of a field: pydantic passes over keys in them that it does not know."""
-    plain, _ = strip(hint)
-    if is_model(class_of(plain)) or is_dataclass(class_of(plain)):
-        return True
-    inside = () if get_origin(plain) is Literal else get_args(plain)
-    return any(holds_mappings(part) for part in inside if part is not Ellipsis and not isinstance(part, list))
+    return any(is_model(part) or is_dataclass(part) for part in parts_of(hint))
 
 
 def _is_for_pydantic(hint: Any) -> bool:
@@ -109,40 +107,40 @@ def checker_of(model: type[BaseModel]) -> type[BaseModel]:
         return create_model(model.__name__, __base__=model, **replaced) if replaced else model
 
 
-def model_problems(
-    model: type[BaseModel], fields: Mapping[str, Recipe], node: Node, key: str
-) -> list[tuple[Node, str, str]]:
-    """What a model says about the values it is to get: the node, key and message of each mistake."""
-    unbuilt = {name for name, item in fields.items() if not isinstance(item, Ready)}
+def model_mistakes(
+    model: type[BaseModel], values: Mapping[str, Any], given: Mapping[str, Any]
+) -> list[InitErrorDetails]:
+    """What a model says about the values of its fields; `given` is the mapping in the file, where its mistakes lie."""
+    unbuilt = {name for name, value in values.items() if has_recipe(value)}
     try:
-        checker_of(model).model_validate({name: sketch(item) for name, item in fields.items()})
+        checker_of(model).model_validate(values)
     except ValidationError as error:
         found = [item for item in error.errors() if not item["loc"] or item["loc"][0] not in unbuilt]
-        return [_located(item, node, key) for item in found]
+        return [_translated(item, given) for item in found]
     except Exception as error:
         # A validator that looks into an object cannot run before there is one; it will when the model is built.
-        return [] if unbuilt else [(node, key, f"{type(error).__name__}: {error}")]
+        words = mistake(f"{type(error).__name__}: {error}")
+        return [] if unbuilt else [InitErrorDetails(type=words, loc=(), input=None)]
     return []
 
 
-def sketch(recipe: Recipe) -> Any:
-    """The value that a recipe makes, as far as it can be had without building anything."""
-    if isinstance(recipe, Ready):
-        return recipe.value
-    if isinstance(recipe, Gathered):
-        return [sketch(item) for item in recipe.items]
-    return {key: sketch(item) for key, item in recipe.items.items()} if isinstance(recipe, Mapped) else Unbuilt()
+def has_recipe(value: Any) -> bool:
+    """Whether there is an object in a value that is not built yet."""
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple | set) else ()
+    return isinstance(value, Called | Modelled) or any(map(has_recipe, inside))
 
 
-def _located(item: Any, node: Node, key: str) -> tuple[Node, str, str]:
-    """The place of an error: pydantic's path, without the names it gives to the alternatives of a union."""
+def _translated(item: Any, given: Any) -> InitErrorDetails:
+    """An error of pydantic in our words, at its place in the file: without names for the alternatives of a union."""
+    location: list[int | str] = []
     for part in item["loc"]:
-        child = child_of(node, str(part))
-        if child is not None:
-            node, key = child, join_key(key, part)
+        is_there = part in given if isinstance(given, dict) else isinstance(given, list) and isinstance(part, int)
+        if is_there:
+            given = given[part]
+            location.append(part)
     if item["type"] == "missing":
-        return node, join_key(key, item["loc"][-1]), "is missing, and has no default."
-    message = str(item["msg"]).removeprefix("Value error, ").removeprefix("Assertion failed, ").rstrip(".")
-    if not item["loc"]:
-        return node, key, f"{message}."
-    return node, key, f"is {node.shown()}; {message[:1].lower()}{message[1:]}."
+        words = mistake("is missing, and has no default.")
+        return InitErrorDetails(type=words, loc=(*location, item["loc"][-1]), input=None)
+    text = str(item["msg"]).removeprefix("Value error, ").removeprefix("Assertion failed, ").rstrip(".")
+    words = wrong_value(f"{text[:1].lower()}{text[1:]}.") if item["loc"] else mistake(f"{text}.")
+    return InitErrorDetails(type=words, loc=tuple(location), input=None)

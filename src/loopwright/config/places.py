@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ValidationError
 
-from .tree import ConfigError, Problem
+from .tree import ConfigError, Node, Problem, child_of, join_key
+
+KIND = "kind"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,7 @@ class Entry:
     description: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Schema:
     """The keys that a mapping in a config may have; any other is a mistake."""
 
@@ -100,83 +102,87 @@ def mapping_of(place: Place) -> Any:
     return dict[str, Annotated[Any, place]]
 
 
-class Recipe(Protocol):
-    """Makes one value; `given` is what the program supplies to the constructors that want it."""
-
-    def make(self, given: Mapping[str, Any]) -> Any: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """A value that is there already."""
-
-    value: Any
-
-    def make(self, given: Mapping[str, Any]) -> Any:
-        return self.value
+def describes_several(value: Any, place: Place) -> bool:
+    """Whether a mapping has several objects under names, rather than one with a `kind`."""
+    if not place.several or not isinstance(value, dict) or KIND in value:
+        return False
+    children = [value[name] for name in names_of(value, place)]
+    is_described = any(isinstance(child, dict) and KIND in child for child in children)
+    return is_described and all(isinstance(child, dict | str) for child in children)
 
 
-@dataclass(frozen=True, slots=True)
-class Gathered:
-    """A list, tuple or set of what other recipes make."""
-
-    into: Callable[[Iterable[Any]], Any]
-    items: list[Recipe]
-
-    def make(self, given: Mapping[str, Any]) -> Any:
-        return self.into([item.make(given) for item in self.items])
+def names_of(value: Mapping[Any, Any], place: Place) -> list[Any]:
+    """The names of the objects in a mapping that describes several."""
+    return [name for name in value if name not in place.also]
 
 
-@dataclass(frozen=True, slots=True)
-class Mapped:
-    """A dict of what other recipes make."""
-
-    items: dict[Any, Recipe]
-
-    def make(self, given: Mapping[str, Any]) -> Any:
-        return {key: item.make(given) for key, item in self.items.items()}
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Modelled:
-    """A pydantic model, which checks its fields once more now that they are made."""
+    """A pydantic model with the values of its fields, which it checks once more when objects among them are built."""
 
     model: type[BaseModel]
-    fields: dict[str, Recipe]
-    origin: Problem
+    fields: Mapping[str, Any]
 
-    def make(self, given: Mapping[str, Any]) -> Any:
-        values = {name: item.make(given) for name, item in self.fields.items()}
-        try:
-            return self.model.model_validate(values)
-        except ValidationError as error:
-            raise ConfigError(
-                [Problem(self.origin.file, self.origin.line, self.origin.key, item["msg"]) for item in error.errors()]
-            ) from None
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Called:
+    """A call of a class with checked arguments.
+
+    takes: the names of the arguments that the program supplies when it builds; `needed` are required ones among them.
+    positional: the names of the arguments that are passed by position; `variadic` is the name of `*args`.
+    """
+
+    target: Callable[..., Any]
+    kind: str
+    arguments: Mapping[str, Any]
+    takes: frozenset[str] = frozenset()
+    needed: frozenset[str] = frozenset()
+    positional: Collection[str] = ()
+    variadic: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Called:
-    """A call of a class that was found fit. `takes` are the names that the program supplies."""
+class Builder:
+    """Builds the objects in a checked value of this name; `given` are the arguments that the program supplies."""
 
-    target: Callable[..., Any]
-    keywords: dict[str, Recipe]
-    takes: frozenset[str] = frozenset()
-    needed: frozenset[str] = frozenset()
-    positional: list[Recipe] = field(default_factory=list)
-    variadic: Recipe | None = None
-    label: str = ""
+    given: Mapping[str, Any]
+    name: str
 
-    def make(self, given: Mapping[str, Any]) -> Any:
-        supplied = {name: value for name, value in given.items() if name in self.takes}
-        missing = self.needed - supplied.keys()
+    def make(self, value: Any, node: Node, key: str) -> Any:
+        """The value with its recipes carried out; the node is the part of the config that it was made of."""
+        if isinstance(value, Called):
+            return self.call(value, node, key)
+        if isinstance(value, Modelled):
+            return self.model(value, node, key)
+        if type(value) in (list, tuple, set, frozenset):
+            return type(value)(self.parts(dict(enumerate(value)), node, key).values())
+        return self.parts(value, node, key) if type(value) is dict else value
+
+    def parts(self, values: Mapping[Any, Any], node: Node, key: str) -> dict[Any, Any]:
+        """What is made of each value, with the child of the node that has its name, if there is one."""
+        made = {}
+        for name, value in values.items():
+            child = child_of(node, str(name))
+            made[name] = self.make(value, child or node, key if child is None else join_key(key, name))
+        return made
+
+    def call(self, recipe: Called, node: Node, key: str) -> Any:
+        label = f"{key or self.name} (kind: {recipe.kind})"
+        supplied = {name: value for name, value in self.given.items() if name in recipe.takes}
+        missing = recipe.needed - supplied.keys()
         if missing:
-            raise TypeError(f"{self.label}: the program supplies {', '.join(sorted(missing))}, and did not.")
-        rest = [] if self.variadic is None else self.variadic.make(given)
-        positional = [item.make(given) for item in self.positional]
-        keywords = {name: item.make(given) for name, item in self.keywords.items()}
+            raise TypeError(f"{label}: the program supplies {', '.join(sorted(missing))}, and did not.")
+        keywords = self.parts(recipe.arguments, node, key)
+        positional = [keywords.pop(name) for name in recipe.positional if name in keywords]
+        rest = keywords.pop(recipe.variadic, ())
         try:
-            return self.target(*positional, *rest, **keywords, **supplied)
+            return recipe.target(*positional, *rest, **keywords, **supplied)
         except Exception as error:
-            error.add_note(f"raised while {self.label} was built")
+            error.add_note(f"raised while {label} was built")
             raise
+
+    def model(self, recipe: Modelled, node: Node, key: str) -> BaseModel:
+        try:
+            return recipe.model.model_validate(self.parts(recipe.fields, node, key))
+        except ValidationError as error:
+            raise ConfigError([Problem(node.file, node.line, key, item["msg"]) for item in error.errors()]) from None

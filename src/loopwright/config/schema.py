@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import enum
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
-
-import torch
+from typing import Any
 
 from .arguments import EMPTY, Argument, arguments_of, model_in
 from .compose import DEFAULTS
-from .hints import LISTS, MAPPINGS, NAMES, PATHS, SETS, class_of, is_unknown, options_of, strip
+from .hints import json_of
 from .kinds import ANYTHING, RefusedError, beside, fits, resolve_kind
 from .models import fields_of, is_model, is_open
-from .places import Entry, Place, Schema, mapping_of, one_of_kind
+from .places import KIND, Entry, Place, Schema, mapping_of, one_of_kind
 from .tree import Config
-from .validate import KIND, Preparer
+from .validate import Validation
 
 ARGUMENT = re.compile(r"^\s{0,12}(\w+)\s*(?:\([^()]*(?:\([^()]*\)[^()]*)*\))?\s*:\s+(\S.*)$", re.M)
 
@@ -43,7 +40,6 @@ def described_arguments(target: Any) -> dict[str, str]:
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 VARIABLE = {"$ref": "#/$defs/variable"}
-SCALARS: dict[Any, str] = {int: "integer", float: "number", bool: "boolean", str: "string", type(None): "null"}
 Json = dict[str, Any]
 
 
@@ -52,10 +48,9 @@ def json_schema(schema: Schema, config: Config | None = None) -> Json:
     folder: Path | None = None
     kinds: list[tuple[Place, str]] = []
     if config is not None:
-        preparer = Preparer(config.folder)
-        with beside(config.folder):
-            preparer.value(config.root, schema, config.key)
-        folder, kinds = config.folder, preparer.kinds
+        validation = Validation(config.folder)
+        validation.check(config.root, schema, config.key)
+        folder, kinds = config.folder, validation.kinds
     with beside(folder):
         return SchemaWriter(folder, kinds).write(schema)
 
@@ -84,46 +79,36 @@ class SchemaWriter:
         return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
     def entry(self, entry: Entry) -> Json:
-        found = self.mapping(entry.accepts.entries) if isinstance(entry.accepts, Schema) else self.hint(entry.accepts)
+        found = self.hint(entry.accepts)
         return {"description": entry.description, **found} if entry.description else found
 
     def hint(self, hint: Any) -> Json:
-        """What a hint accepts."""
-        hint, place = strip(hint)
-        if place is not None:
-            return self.place(place)
-        options = options_of(hint)
-        if options is not None:
-            return any_of(self.hint(option) for option in options)
-        if get_origin(hint) is Literal:
-            return any_of([{"enum": list(get_args(hint))}, VARIABLE])
-        found = type(None) if hint is None else class_of(hint)
-        return {} if is_unknown(hint) or found is None else self.of_class(found, hint)
+        """What a hint accepts: pydantic's schema of it, with the objects in it described and variables allowed."""
+        return self.completed(json_of(hint))
 
-    def of_class(self, found: type, hint: Any) -> Json:
-        if found in NAMES:
-            return {"type": "string"} if found is str else any_of([{"type": SCALARS[found]}, VARIABLE])
-        if found in (*LISTS, *SETS, tuple, torch.Size):
-            return any_of([self.items(found, hint), VARIABLE])
-        if found in MAPPINGS:
-            inner = get_args(hint)
-            return any_of([{"type": "object", "additionalProperties": self.hint(inner[1]) if inner else {}}, VARIABLE])
-        if found in (*PATHS, torch.dtype, torch.device, type):
-            return {"type": "string"}
-        if issubclass(found, enum.Enum):
-            return any_of([{"enum": [member.name for member in found]}, VARIABLE])
-        if found is torch.Tensor:
-            return {"type": ["array", "number"]}
+    def completed(self, json: Json) -> Json:
+        if "place" in json:
+            return self.place(json["place"])
+        if "schema" in json:
+            return self.mapping(json["schema"].entries)
+        if "object" in json:
+            return self.object(json["object"])
+        if "anyOf" in json:
+            return any_of(map(self.completed, json["anyOf"]))
+        body = {name: value for name, value in json.items() if name != "words"}
+        for name in ("items", "additionalProperties"):
+            if isinstance(body.get(name), dict):
+                body[name] = self.completed(body[name])
+        if "prefixItems" in body:
+            body["prefixItems"] = [self.completed(part) for part in body["prefixItems"]]
+        return body if not body or body.get("type") == "string" else any_of([body, VARIABLE])
+
+    def object(self, found: type) -> Json:
+        """An object of a class that a hint names."""
         if fits(found, ANYTHING):
             outer = next((place for place in self.outer if place.given and found in place.bases), None)
             return self.place(outer or Place(found.__name__, found))
         return any_of([self.described(found, (), {}), VARIABLE])
-
-    def items(self, found: type, hint: Any) -> Json:
-        inner = get_args(hint)
-        if found is tuple and inner and Ellipsis not in inner:
-            return {"type": "array", "prefixItems": [self.hint(part) for part in inner], "items": False}
-        return {"type": "array", "items": self.hint(inner[0]) if inner else {}}
 
     def place(self, place: Place) -> Json:
         """A reference to what a place accepts: the kinds that ship with their arguments, and any other by its path."""

@@ -1,267 +1,47 @@
-"""Nodes against type hints: every mistake is noted, and what is right becomes a recipe for building it."""
+"""Checking a config as a whole, and building its objects: pydantic checks values, this module keys and kinds."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, is_typeddict
+from typing import Annotated, Any, NoReturn, Optional
 
-import torch
+from pydantic import PlainValidator, TypeAdapter, ValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError
+from torch import nn
 
-from .hints import (
-    CALLABLE,
-    LISTS,
-    MAPPINGS,
-    SETS,
-    MismatchError,
-    class_of,
-    convert,
-    describe,
-    is_unknown,
-    options_of,
-    strip,
+from .arguments import EMPTY, Argument, arguments_of, model_in
+from .hints import WRONG_VALUE, describe, mistake, moved, strip, typed, wrong_value
+from .kinds import RefusedError, beside, check_class, resolve_kind
+from .models import fields_of, holds_mappings, is_model, is_open, model_mistakes, needs_building
+from .places import (
+    KIND,
+    Builder,
+    Called,
+    Entry,
+    Modelled,
+    Place,
+    Schema,
+    describes_several,
+    names_of,
+    one_of_kind,
+    public_name,
 )
-from .kinds import ANYTHING, RefusedError, beside, fits, is_class, resolve_kind
-from .places import Entry, Gathered, Mapped, Place, Ready, Recipe, Schema
-from .tree import Config, ConfigError, Node, Problem, join_key, near_names, nearest, to_node
+from .tree import Config, ConfigError, Node, Problem, child_of, join_key, near_names, nearest, to_node
 
-KIND = "kind"
-NOTHING: Recipe = Ready(None)
-SCALAR_HINTS = (str, int, float, bool, type(None))
-
-
-@dataclass
-class Preparer:
-    """Checks nodes and turns them into recipes. `given` are the names that the program supplies in `place`."""
-
-    folder: Path | None
-    problems: list[Problem] = field(default_factory=list)
-    kinds: list[tuple[Place, str]] = field(default_factory=list)  # what was named in which place
-    place: Place | None = None  # the outermost place: nested objects of the same kind are given the same
-
-    def add(self, node: Node, key: str, message: str) -> Recipe:
-        self.problems.append(Problem(node.file, node.line, key, message))
-        return NOTHING
-
-    def mismatch(self, node: Node, key: str, hint: Any, advice: str = "") -> Recipe:
-        hint_text = f" {advice[:1].upper()}{advice[1:]}" if advice else ""
-        return self.add(node, key, f"is {node.shown()}; expected {describe(hint)}.{hint_text}")
-
-    def value(self, node: Node, hint: Any, key: str) -> Recipe:
-        """Whatever a hint asks for."""
-        if isinstance(hint, Schema):
-            return self.schema(node, hint, key)
-        hint, place = strip(hint)
-        if place is not None:
-            return self.placed(node, place, key)
-        if options_of(hint) is not None:
-            return self.union(node, hint, key)
-        if is_unknown(hint):
-            return self.unknown(node, key)
-        return self.single(node, hint, key)
-
-    def single(self, node: Node, hint: Any, key: str) -> Recipe:
-        """A hint without alternatives."""
-        found = class_of(hint)
-        if get_origin(hint) is Literal or hint is None or found is None or found in SCALAR_HINTS:
-            return self.scalar(node, hint, key)
-        if found in (*LISTS, *SETS, tuple, torch.Size):
-            return self.items(node, hint, key)
-        if found in MAPPINGS:
-            return self.mapping(node, hint, key)
-        if is_typeddict(found):
-            return self.typed_dict(node, found, key)
-        if found is torch.Tensor:
-            return self.tensor(node, hint, key)
-        if found is type:
-            return self.named_class(node, hint, key)
-        if found is CALLABLE:
-            return self.callable(node, hint, key)
-        if isinstance(node.value, dict) or (isinstance(node.value, str) and fits(found, ANYTHING)):
-            return self.described(node, found, key)
-        return self.scalar(node, hint, key)
-
-    def scalar(self, node: Node, hint: Any, key: str) -> Recipe:
-        if isinstance(node.value, dict | list):
-            return self.mismatch(node, key, hint)
-        try:
-            return Ready(convert(node.value, hint))
-        except MismatchError as error:
-            return self.mismatch(node, key, hint, str(error))
-
-    def unknown(self, node: Node, key: str) -> Recipe:
-        """An argument that says nothing of its type: data as it is, and objects of the kinds that are known here."""
-        if isinstance(node.value, dict):
-            if KIND in node.value:
-                return self.placed(node, Place(place_name(key, "object"), ANYTHING), key)
-            return Mapped({name: self.unknown(child, join_key(key, name)) for name, child in node.value.items()})
-        if isinstance(node.value, list):
-            return gathered(list, [self.unknown(child, join_key(key, i)) for i, child in enumerate(node.value)])
-        return Ready(node.value)
-
-    def union(self, node: Node, hint: Any, key: str) -> Recipe:
-        """The first alternative that fits, one of the value's own type before any that would convert it."""
-        options = options_of(hint) or ()
-        exact = [option for option in options if class_of(option) is type(node.value)]
-        tries: list[list[Problem]] = []
-        for option in [*exact, *(option for option in options if option not in exact)]:
-            attempt = Preparer(self.folder, kinds=self.kinds, place=self.place)
-            recipe = attempt.value(node, option, key)
-            if not attempt.problems:
-                return recipe
-            tries.append(attempt.problems)
-        inside = [problems for problems in tries if any(problem.key != key for problem in problems)]
-        if not inside and len(tries) > 1:
-            return self.mismatch(node, key, hint)
-        nearest_fit: list[Problem] = min(inside or tries, key=len)
-        self.problems.extend(nearest_fit)
-        return NOTHING
-
-    def items(self, node: Node, hint: Any, key: str) -> Recipe:
-        """A list, as the list, tuple or set that is asked for."""
-        found, inner = class_of(hint), get_args(hint)
-        if not isinstance(node.value, list):
-            return self.mismatch(node, key, hint)
-        hints = [inner[0] if inner else Any] * len(node.value)
-        if found is tuple and inner and Ellipsis not in inner:
-            if len(inner) != len(node.value):
-                return self.mismatch(node, key, hint)
-            hints = list(inner)
-        if found is torch.Size:
-            hints = [int] * len(node.value)
-        recipes = [self.value(child, hints[i], join_key(key, i)) for i, child in enumerate(node.value)]
-        into: Any = found if found in (tuple, set, frozenset, torch.Size) else set if found in SETS else list
-        return gathered(into, recipes)
-
-    def mapping(self, node: Node, hint: Any, key: str) -> Recipe:
-        """A dict; where its values may be anything they are left as they are, `kind` and all."""
-        if not isinstance(node.value, dict):
-            return self.mismatch(node, key, hint)
-        key_hint, value_hint = get_args(hint) or (Any, Any)
-        if is_unknown(strip(value_hint)[0]) and strip(value_hint)[1] is None:
-            return Ready(node.plain())
-        recipes: dict[Any, Recipe] = {}
-        for name, child in node.value.items():
-            path = join_key(key, name)
-            made = self.value(Node(name, child.file, child.line), key_hint, path)
-            recipes[made.value if isinstance(made, Ready) else name] = self.value(child, value_hint, path)
-        return Ready({name: item.make({}) for name, item in recipes.items()}) if all_ready(recipes) else Mapped(recipes)
-
-    def typed_dict(self, node: Node, found: Any, key: str) -> Recipe:
-        from .arguments import hints_of
-
-        hints = hints_of(found) or found.__annotations__
-        entries = {name: Entry(hint, name in found.__required_keys__) for name, hint in hints.items()}
-        return self.schema(node, Schema(entries), key)
-
-    def tensor(self, node: Node, hint: Any, key: str) -> Recipe:
-        try:
-            return Ready(torch.tensor(node.plain()))
-        except (TypeError, ValueError, RuntimeError):
-            return self.mismatch(node, key, hint)
-
-    def named_class(self, node: Node, hint: Any, key: str) -> Recipe:
-        """A class as a value: named by its path, and handed over without being called here."""
-        wanted = strip(next(iter(get_args(hint)), Any))[0]
-        bases = (wanted,) if is_class(wanted) and wanted is not object else ANYTHING
-        if not isinstance(node.value, str):
-            return self.add(node, key, f"is {node.shown()}; expected the import path of a class.")
-        try:
-            return Ready(resolve_kind(node.value, Place(place_name(key, "object"), bases), self.folder))
-        except RefusedError as error:
-            return self.add(node, key, str(error))
-
-    def callable(self, node: Node, hint: Any, key: str) -> Recipe:
-        """A function cannot be named in a file; an object that can be called may be described."""
-        if isinstance(node.value, dict):
-            return self.placed(node, Place(place_name(key, "object"), ANYTHING), key)
-        return self.add(
-            node,
-            key,
-            f"is {node.shown()}; a function cannot be named in a file: describe a module that is called "
-            "instead, such as {kind: torch.nn.GELU}.",
-        )
-
-    def described(self, node: Node, found: type, key: str) -> Recipe:
-        """An object of a class that a hint names: `kind` may name a subclass, and is not needed."""
-        if found.__module__ == "builtins":
-            return self.mismatch(node, key, found)
-        default = None if found in ANYTHING else found
-        return self.placed(node, Place(place_name(key, found.__name__), found), key, default=default)
-
-    def schema(self, node: Node, schema: Schema, key: str) -> Recipe:
-        """A mapping with known keys."""
-        if not isinstance(node.value, dict):
-            return self.add(node, key, f"is {node.shown()}; expected a mapping with {', '.join(schema.entries)}.")
-        recipes: dict[Any, Recipe] = {}
-        for name, child in node.value.items():
-            if name not in schema.entries:
-                self.add(child, join_key(key, name), f"unknown key; {nearest(str(name), schema.entries)}")
-                continue
-            recipes[name] = self.value(child, schema.entries[name].accepts, join_key(key, name))
-        unknown = [str(name) for name in node.value if name not in schema.entries]
-        for name, entry in schema.entries.items():
-            is_misspelt = any(near_names(other, [name], cutoff=0.6) for other in unknown)
-            if entry.required and name not in node.value and not is_misspelt:
-                about = f": {entry.description}" if entry.description else "."
-                self.add(node, join_key(key, name), f"is missing{about}")
-        return Mapped(recipes)
-
-    def placed(self, node: Node, place: Place, key: str, default: Any = None) -> Recipe:
-        """An object that is described by its `kind` and arguments, or several by their names where that may be."""
-        from .objects import prepare_object
-
-        if not describes_several(node, place):
-            return prepare_object(self, node, place, key, default)
-        for name in place.also:
-            if name in node.value:
-                self.add(
-                    node.value[name],
-                    join_key(key, name),
-                    f"stands beside several objects ({', '.join(map(str, names_of(node, place)))}): put one into each "
-                    f"of them, or a single {name} for all at the top of the file.",
-                )
-        return Mapped(
-            {name: prepare_object(self, node.value[name], place, join_key(key, name)) for name in names_of(node, place)}
-        )
-
-
-def describes_several(node: Node, place: Place) -> bool:
-    """Whether a node has several objects under names, rather than one with a `kind`."""
-    if not place.several or not isinstance(node.value, dict) or KIND in node.value:
-        return False
-    children = [node.value[name].value for name in names_of(node, place)]
-    is_described = any(isinstance(child, dict) and KIND in child for child in children)
-    return is_described and all(isinstance(child, dict | str) for child in children)
-
-
-def names_of(node: Node, place: Place) -> list[Any]:
-    """The names of the objects in a node that describes several."""
-    return [name for name in node.value if name not in place.also]
-
-
-def place_name(key: str, otherwise: str) -> str:
-    """What a place is called in messages: its key, unless that is a number in a list."""
-    last = key.rpartition(".")[2]
-    return last if last and not last.isdecimal() else otherwise
-
-
-def all_ready(recipes: dict[Any, Recipe]) -> bool:
-    return all(isinstance(item, Ready) for item in recipes.values())
-
-
-def gathered(into: Any, recipes: list[Recipe]) -> Recipe:
-    """The items together, as a value if all of them are there already."""
-    if all(isinstance(item, Ready) for item in recipes):
-        try:
-            return Ready(into(item.make({}) for item in recipes))
-        except TypeError:  # a set of what cannot be in a set: an error when it is built
-            pass
-    return Gathered(into, recipes)
-
-
+Mistakes = list[InitErrorDetails]
 HERE = "config"
+
+
+def check(config: Config, schema: Schema) -> list[Problem]:
+    """Unknown keys, wrong types, missing arguments and kinds that cannot be used; nothing is built.
+
+    Modules that a `kind` names are imported, by the rules of `kinds`; no class is called, except pydantic models,
+    which check their own fields. An empty list is a config that can be built: raise `ConfigError(problems)` otherwise.
+    """
+    return Validation(config.folder).check(config.root, schema, config.key)[1]
 
 
 def build(node: Config | Mapping[str, Any], place: Place, /, **given: Any) -> Any:
@@ -274,26 +54,269 @@ def build(node: Config | Mapping[str, Any], place: Place, /, **given: Any) -> An
     unknown = given.keys() - set(place.given)
     if unknown:
         raise TypeError(f"{', '.join(sorted(unknown))}: name what is given in Place({place.name!r}, given=...) too.")
-    root, folder, key = (node.root, node.folder, node.key) if isinstance(node, Config) else (_plain(node), None, "")
-    preparer = Preparer(folder)
+    config = node if isinstance(node, Config) else None
+    root = config.root if config is not None else to_node(dict(node), HERE, None)  # type: ignore[arg-type]
+    folder, key = (config.folder, config.key) if config is not None else (None, "")
     with beside(folder):
-        recipe = preparer.placed(root, place, key)
-        if preparer.problems:
-            raise ConfigError(preparer.problems)
-        return recipe.make(given)
+        recipe, problems = Validation(folder).check(root, one_of_kind(place), key)
+        if problems:
+            raise ConfigError(problems)
+        return Builder(given, place.name).make(recipe, root, key)
 
 
-def _plain(node: Mapping[str, Any]) -> Node:
-    return to_node(dict(node), HERE, None)
+@dataclass
+class Validation:
+    """One check of a config, which is the context of pydantic's validators.
 
-
-def check(config: Config, schema: Schema) -> list[Problem]:
-    """Unknown keys, wrong types, missing arguments and kinds that cannot be used; nothing is built.
-
-    Modules that a `kind` names are imported, by the rules of `importing`; no class is called, except pydantic models,
-    which check their own fields. An empty list is a config that can be built: raise `ConfigError(problems)` otherwise.
+    kinds: which kind was named in which place.
+    outer: the outermost place that is being checked; objects of the same kind inside it are given the same arguments.
     """
-    preparer = Preparer(config.folder)
-    with beside(config.folder):
-        preparer.value(config.root, schema, config.key)
-    return list(dict.fromkeys(preparer.problems))
+
+    folder: Path | None
+    kinds: list[tuple[Place, str]] = field(default_factory=list)
+    outer: Place | None = None
+
+    def check(self, node: Node, hint: Any, key: str) -> tuple[Any, list[Problem]]:
+        """What a node is by a hint, with recipes for its objects; and every mistake in it."""
+        try:
+            with beside(self.folder):
+                return self.value(node.plain(), hint), []
+        except ValidationError as error:
+            problems = [problem_of(item, node, key) for item in error.errors(include_url=False)]
+            return None, list(dict.fromkeys(problems))
+
+    def value(self, value: Any, hint: Any, name: str = "") -> Any:
+        """The value that a hint asks for; raises pydantic's ValidationError."""
+        return TypeAdapter(typed(hint, name)).validate_python(value, context=self)
+
+    def keys(self, value: Mapping[Any, Any], hints: Mapping[Any, Any]) -> dict[Any, Any]:
+        """The values of a mapping by their hints; raises pydantic's ValidationError."""
+        found, mistakes = self.try_keys(value, hints)
+        return found if not mistakes else fail(mistakes)
+
+    def try_keys(self, value: Mapping[Any, Any], hints: Mapping[Any, Any]) -> tuple[dict[Any, Any], Mistakes]:
+        """The values of a mapping by their hints, and what is wrong with the others; a mistake may stand for a hint."""
+        found: dict[Any, Any] = {}
+        mistakes: Mistakes = []
+        for name, hint in hints.items():
+            if isinstance(hint, PydanticCustomError):
+                mistakes.append(InitErrorDetails(type=hint, loc=(name,), input=None))
+                continue
+            try:
+                found[name] = TypeAdapter(hint).validate_python(value[name], context=self)
+            except ValidationError as error:
+                mistakes += moved(error, name)
+        return found, mistakes
+
+    def schema(self, value: Any, schema: Schema) -> dict[Any, Any]:
+        """A mapping with known keys."""
+        entries = schema.entries
+        if not isinstance(value, dict):
+            raise wrong_value(f"expected a mapping with {', '.join(entries)}.")
+        unknown = [str(name) for name in value if name not in entries]
+        hints = {
+            name: typed(entries[name].accepts, name)
+            if name in entries
+            else mistake(f"unknown key; {nearest(str(name), entries)}")
+            for name in value
+        }
+        for name, entry in entries.items():
+            is_misspelt = any(near_names(other, [name], cutoff=0.6) for other in unknown)
+            if entry.required and name not in value and not is_misspelt:
+                hints[name] = missing(entry)
+        return self.keys(value, hints)
+
+    def placed(self, value: Any, place: Place, default: type | None = None) -> Any:
+        """An object that is described by its `kind` and arguments, or several by their names where that may be."""
+        if not describes_several(value, place):
+            return self.object(value, place, default)
+        names = names_of(value, place)
+        one = Annotated[Any, PlainValidator(lambda item, info: info.context.object(item, place))]
+        return self.keys(
+            value,
+            {
+                name: one
+                if name in names
+                else mistake(
+                    f"stands beside several objects ({', '.join(map(str, names))}): put one into each of them, or a "
+                    f"single {name} for all at the top of the file."
+                )
+                for name in value
+            },
+        )
+
+    def object(self, value: Any, place: Place, default: type | None = None) -> Any:
+        """The recipe for one object; a bare `kind` as text stands for a mapping with nothing else in it."""
+        value = {KIND: value} if isinstance(value, str) else value
+        if not isinstance(value, dict):
+            raise wrong_value(f"expected a mapping with `kind:` (a {place.wanted}).")
+        value = {str(name): item for name, item in value.items()}
+        try:
+            target = self.target(value, place, default)
+        except RefusedError as error:
+            return self.keys(value, {KIND: mistake(str(error)), **also_hints(value, place)})
+        if KIND in value:
+            self.kinds.append((place, value[KIND]))
+        outer, self.outer = self.outer, self.outer or place
+        try:
+            return ObjectCheck(self, value, place, target, given_in(place, outer or place)).recipe()
+        finally:
+            self.outer = outer
+
+    def target(self, value: Mapping[str, Any], place: Place, default: type | None) -> Callable[..., Any]:
+        """The class that is called, which is found and not imported from anywhere that it must not be."""
+        if KIND in value:
+            return resolve_kind(value[KIND], place, self.folder)
+        if default is not None:
+            path = public_name(default)
+            if default.__module__.split(".")[0] in sys.stdlib_module_names:
+                raise RefusedError(f"a {path} cannot be described in a file.")
+            check_class(default, path, place)
+            return default
+        if place.default is not None:
+            return resolve_kind(place.default, place, self.folder)
+        near = near_names(KIND, list(value), cutoff=0.7)
+        hint = f"; is {near[0]} meant to be kind?" if near else "."
+        raise RefusedError(f"is missing: name the class of the {place.name}, a {place.wanted}{hint}")
+
+
+def given_in(place: Place, outer: Place) -> set[str]:
+    """The arguments that the program supplies; a scheduler inside a scheduler is given the same optimizer."""
+    is_alike = outer is not place and not place.given and set(place.bases) & set(outer.bases)
+    return set(outer.given if is_alike else place.given)
+
+
+def also_hints(value: Mapping[str, Any], place: Place) -> dict[str, Any]:
+    """The keys that the program reads itself; null is the same as leaving one out."""
+    hints: dict[str, Any] = {}
+    for name, entry in place.also.items():
+        if name not in value and entry.required:
+            hints[name] = missing(entry)
+        elif name in value and (value[name] is not None or entry.required):
+            hints[name] = typed(entry.accepts, name)
+    return hints
+
+
+@dataclass
+class ObjectCheck:
+    """Checks the arguments of one object against what its class takes.
+
+    suspects: missing keys that an unknown one was probably meant to be.
+    """
+
+    validation: Validation
+    value: Mapping[str, Any]
+    place: Place
+    target: Callable[..., Any]
+    given: set[str]
+    suspects: set[str] = field(default_factory=set)
+
+    @property
+    def kind(self) -> str:
+        return str(self.value.get(KIND, getattr(self.target, "__qualname__", self.target)))
+
+    def recipe(self) -> Called | Modelled:
+        _, wrong = self.validation.try_keys(self.value, also_hints(self.value, self.place))
+        children = {name: item for name, item in self.value.items() if name not in {KIND, *self.place.also}}
+        recipe, mistakes = self.model(self.target, children) if is_model(self.target) else self.call(children)
+        return recipe if not wrong + mistakes else fail(wrong + mistakes)
+
+    def call(self, children: Mapping[str, Any]) -> tuple[Called, Mistakes]:
+        arguments = arguments_of(self.target)
+        items = {name: item for name, item in arguments.items.items() if name not in self.given}
+        parts: dict[str, Any] = {}
+        mistakes: Mistakes = []
+        model = arguments.model
+        if model is not None and model.name not in children and model.name not in self.given:
+            del items[model.name]
+            found: Any = model_in(model.hint)
+            rest = {name: item for name, item in children.items() if name not in items or name in fields_of(found)}
+            parts[model.name], mistakes = self.model(found, rest, others=items)
+            children = {name: item for name, item in children.items() if name not in rest}
+        values, wrong = self.arguments(items, children, is_open=arguments.is_open)
+        takes = frozenset(name for name in self.given if arguments.takes(name))
+        needed = frozenset(name for name in takes if name in arguments.items and arguments.items[name].is_required)
+        positional = [name for name, item in items.items() if item.is_positional and not item.is_variadic]
+        variadic = next((name for name, item in items.items() if item.is_variadic), None)
+        recipe = Called(self.target, self.kind, {**parts, **values}, takes, needed, positional, variadic)
+        return recipe, mistakes + wrong
+
+    def arguments(
+        self, items: Mapping[str, Argument], children: Mapping[str, Any], *, is_open: bool
+    ) -> tuple[dict[str, Any], Mistakes]:
+        """The value of each argument, with unknown and missing ones among the mistakes."""
+        hints = {
+            name: typed(accepted(items[name]), name)
+            if name in items
+            else self.unknown(name, items, children, is_open=is_open) or typed(Any, name)
+            for name in children
+        }
+        for name, item in items.items():
+            if item.is_required and name not in children and name not in self.suspects:
+                words = f"is missing: {self.kind} takes it, {describe(item.hint)}, and it has no default."
+                hints[name] = mistake(words)
+        return self.validation.try_keys(children, hints)
+
+    def unknown(
+        self, name: str, known: Iterable[str], present: Iterable[str], *, is_open: bool
+    ) -> PydanticCustomError | None:
+        """The mistake of a key that is not an argument; where any key is accepted, of a misspelt argument."""
+        if name in self.given:
+            return mistake("is supplied by the program: leave it out.")
+        names = [*known, *self.place.also]
+        absent = [other for other in names if other not in present and other not in self.value]
+        near = near_names(name, absent, cutoff=0.8 if is_open else 0.6)
+        if is_open and not near:
+            return None
+        self.suspects |= set(near)
+        what = "unknown key" if is_open else f"unknown key; {self.kind} takes no such argument"
+        return mistake(f"{what}; {nearest(name, absent if near else names)}")
+
+    def model(self, model: Any, children: Mapping[str, Any], others: Iterable[str] = ()) -> tuple[Modelled, Mistakes]:
+        """The fields of a pydantic model, which checks them itself; objects and nested keys among them are ours."""
+        known = fields_of(model)
+        hints: dict[str, Any] = {}
+        for name in children:
+            if name not in known:
+                hints[name] = self.unknown(name, [*known, *others], children, is_open=is_open(model)) or Any
+            elif needs_building(known[name].hint) or holds_mappings(known[name].hint):
+                hints[name] = typed(accepted(known[name]), name)
+        found, mistakes = self.validation.try_keys(children, hints)
+        wrong = {item["loc"][0] for item in mistakes} & known.keys()
+        values = {name: item for name, item in children.items() if name in known or name in found}
+        values |= {name: found.get(name) for name in hints if name in known and needs_building(known[name].hint)}
+        if KIND in known and KIND in self.value:
+            values[KIND] = self.value[KIND]
+        for item in model_mistakes(model, values, self.value):
+            is_repeated = item["loc"][0] in wrong | self.suspects if item["loc"] else wrong or self.suspects
+            if not is_repeated:
+                mistakes.append(item)
+        return Modelled(model, values), mistakes
+
+
+def accepted(item: Argument) -> Any:
+    """What an argument accepts: also null where that is its default, whatever its annotation says."""
+    hint = Any if item.hint is EMPTY else item.hint
+    plain, place = strip(hint)
+    if plain is Any and place is None and isinstance(item.default, nn.Module):
+        return nn.Module  # an argument without annotation whose default is a layer takes layers
+    if item.default is None and (place is not None or plain is not Any):
+        return Optional[hint]  # noqa: UP045 - a hint may be a string that `|` does not take
+    return hint
+
+
+def missing(entry: Entry) -> PydanticCustomError:
+    return mistake(f"is missing{f': {entry.description}' if entry.description else '.'}")
+
+
+def fail(mistakes: Mistakes) -> NoReturn:
+    raise ValidationError.from_exception_data("config", mistakes)
+
+
+def problem_of(item: Any, node: Node, key: str) -> Problem:
+    """A mistake with its line: that of the value at its location, or of the mapping where it is missing."""
+    for part in item["loc"]:
+        if part != "[key]":  # pydantic's word for a mistake in a key itself
+            node, key = child_of(node, str(part)) or node, join_key(key, part)
+    text = item["ctx"]["text"]
+    return Problem(node.file, node.line, key, f"is {node.shown()}; {text}" if item["type"] == WRONG_VALUE else text)
