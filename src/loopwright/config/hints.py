@@ -17,6 +17,7 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
     PlainValidator,
     Strict,
     TypeAdapter,
@@ -75,7 +76,7 @@ def strip(hint: Any) -> tuple[Any, Place | None]:
 
 def is_unknown(hint: Any) -> bool:
     """Whether a hint says nothing about the value."""
-    return hint in (Any, object, abc.Hashable) or isinstance(hint, str | ForwardRef | tuple)
+    return hint is Any or class_of(hint) in (object, abc.Hashable) or isinstance(hint, str | ForwardRef | tuple)
 
 
 def options_of(hint: Any) -> tuple[Any, ...] | None:
@@ -96,8 +97,7 @@ def json_of(hint: Any, name: str = "") -> dict[str, Any]:
 
 def describe(hint: Any) -> str:
     """What a hint asks for, in words for a message."""
-    options = options_of(strip(hint)[0]) or (hint,)
-    return _either(words_of(json_of(option)) for option in options)
+    return words_of(json_of(hint))
 
 
 def words_of(json: Mapping[str, Any]) -> str:
@@ -141,7 +141,7 @@ def mismatch(hint: Any, near: Iterable[str] = ()) -> PydanticCustomError:
     return wrong_value(f"expected {describe(hint)}." + (f" Did you mean {' or '.join(names)}?" if names else ""))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # since `Annotated` would take `int | float` for `float | int`
 class Expected:
     """Annotates what pydantic converts: its messages are replaced by ours, except about the parts of the value.
 
@@ -155,6 +155,9 @@ class Expected:
         choices: list[Any] = [(handler.generate_schema(option), str(i)) for i, option in enumerate(self.options)]
         inner = core_schema.union_schema(choices) if choices else handler(source)
         return core_schema.no_info_wrap_validator_function(self.check, inner)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"anyOf": [json_of(option) for option in get_args(self.hint)]} if self.options else handler(schema)
 
     def check(self, value: Any, handler: Callable[[Any], Any]) -> Any:
         try:
@@ -196,7 +199,8 @@ def typed(hint: Any, name: str = "") -> Any:
     if type(hint).__name__ == "TypeAliasType":  # may name itself, so it is looked into when there is a value
         return _leaf(lambda value, info: info.context.value(value, hint.__value__, name))
     if isinstance(hint, Schema):
-        return _leaf(lambda value, info: info.context.schema(value, hint), schema=hint)
+        words = f"a mapping with {', '.join(hint.entries)}"
+        return _leaf(lambda value, info: info.context.schema(value, hint), schema=hint, words=words)
     hint, place = strip(hint)
     if place is not None:
         words = f"a mapping with `kind:` (a {place.wanted})"
@@ -204,7 +208,10 @@ def typed(hint: Any, name: str = "") -> Any:
     options = options_of(hint)
     if options is not None:
         ordered = sorted(options, key=lambda option: EXACT.get(class_of(option), len(EXACT)))
-        return Annotated[Any, Expected(hint, tuple(typed(option, name) for option in ordered))]
+        has_numbers = int in options or float in options  # which then are not read as tensors
+        return Annotated[
+            Any, Expected(hint, tuple(LISTED if has_numbers and o is torch.Tensor else typed(o, name) for o in ordered))
+        ]
     if is_unknown(hint):
         return _leaf(partial(_unknown, name=name))
     if get_origin(hint) is Literal:
@@ -243,7 +250,7 @@ def _typed_class(hint: Any, found: Any, name: str) -> Any:
 
 def _container(kind: Any, inner: tuple[Any, ...]) -> Any:
     if kind is dict and inner and is_unknown(strip(inner[1])[0]) and strip(inner[1])[1] is None:
-        return dict[typed(inner[0]), Any]  # type: ignore[misc]  # left as it is, `kind` and all
+        return kind[FREE, FREE]  # `kind` and all
     if not inner:
         return kind if kind is dict else kind[typed(Any), ...] if kind is tuple else kind[typed(Any)]
     return kind[tuple(part if part is Ellipsis else typed(part) for part in inner)]
@@ -354,6 +361,8 @@ READERS: dict[Any, tuple[Callable[..., Any], dict[str, Any]]] = {
     torch.Tensor: (_tensor, {"type": ["array", "number"], "words": "a list of numbers"}),
 }
 WHOLE = Annotated[int, Strict(False), BeforeValidator(_number)]
+FREE: Any = _leaf(lambda value: value)
+LISTED: Any = Annotated[list[Any], AfterValidator(partial(_tensor, hint=torch.Tensor)), Expected(torch.Tensor)]
 NUMBER = Annotated[float, Strict(), BeforeValidator(_float)]
 SCALARS: dict[Any, Any] = {
     str: Annotated[str, Strict()],

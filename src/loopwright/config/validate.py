@@ -315,8 +315,10 @@ def fail(mistakes: Mistakes) -> NoReturn:
 
 def problem_of(item: Any, node: Node, key: str) -> Problem:
     """A mistake with its line: that of the value at its location, or of the mapping where it is missing."""
-    for part in item["loc"]:
-        if part != "[key]":  # pydantic's word for a mistake in a key itself
+    for before, part in zip((None, *item["loc"]), item["loc"], strict=False):
+        if part == "[key]":  # pydantic's word for a mistake in a key itself
+            node = Node(before, node.file, node.line)
+        else:
             node, key = child_of(node, str(part)) or node, join_key(key, part)
     text = item["ctx"]["text"]
     return Problem(node.file, node.line, key, f"is {node.shown()}; {text}" if item["type"] == WRONG_VALUE else text)
