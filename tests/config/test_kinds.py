@@ -12,8 +12,7 @@ from torch.utils.data import Dataset
 from loopwright import Callback, Trainer
 from loopwright.config import ConfigError, Place, build, check, load_config
 from loopwright.config.kinds import _owners, beside, depends_on, shipped_names
-
-from .projects import SCHEMA
+from tests.config.projects import SCHEMA
 
 PLACES = [
     Place("model", nn.Module),

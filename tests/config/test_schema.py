@@ -8,9 +8,8 @@ import pytest
 
 from loopwright.config import Place, json_schema, load_config, run_schema
 from loopwright.config.yaml import read_text
-
-from .json_check import is_valid
-from .projects import DATASET, MODEL, RUN, SCHEMA, TRAINER
+from tests.config.json_check import is_valid
+from tests.config.projects import DATASET, MODEL, RUN, SCHEMA, TRAINER
 
 
 @pytest.fixture(scope="module")

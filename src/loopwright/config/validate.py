@@ -12,10 +12,20 @@ from pydantic import PlainValidator, TypeAdapter, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 from torch import nn
 
-from .arguments import EMPTY, Argument, arguments_of, model_in
+from .arguments import (
+    EMPTY,
+    Argument,
+    arguments_of,
+    fields_of,
+    holds_mappings,
+    is_model,
+    is_open,
+    model_in,
+    model_mistakes,
+    needs_building,
+)
 from .hints import WRONG_VALUE, describe, mistake, moved, strip, typed, wrong_value
 from .kinds import RefusedError, beside, check_class, resolve_kind
-from .models import fields_of, holds_mappings, is_model, is_open, model_mistakes, needs_building
 from .places import (
     KIND,
     Builder,
