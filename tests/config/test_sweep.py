@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loopwright.config import ConfigError, Interval, expand_sweep, load_config, load_variant, read_sweep
-from loopwright.config.sweep import MAX_LENGTH, name_variants
+from loopwright.config.naming import MAX_LENGTH, name_variants
 
 TEXT = "lr: 0.1\nmodel: {width: 8, kind: A}\nhalf: ${model.width}\n"
 

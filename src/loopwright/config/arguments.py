@@ -1,4 +1,4 @@
-"""What a class takes: the arguments of its constructor with their hints, through `**kwargs` to the bases."""
+"""The arguments of a class, through `**kwargs` to its bases, and the fields of pydantic models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import InitErrorDetails
 from torch import nn
 
-from .hints import class_of, mistake, strip, wrong_value
+from .hints import class_of, mistake, options_of, strip, wrong_value
 from .kinds import is_class, real_mro
 from .places import Called, Modelled, Place
 
@@ -62,7 +62,7 @@ class Arguments:
 
 
 def arguments_of(target: Callable[..., Any]) -> Arguments:
-    """What a class takes, from its `__init__` and those it forwards `**kwargs` to; or what a function takes."""
+    """The arguments of a class, from its `__init__` and the `__init__`s that its `**kwargs` reach; or of a function."""
     functions = list(_constructors(target)) if is_class(target) else [target]
     items: dict[str, Argument] = {}
     is_open, is_forwarding = bool(functions), True
@@ -152,7 +152,7 @@ def model_in(hint: Any) -> type[BaseModel] | None:
 
 
 def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """The hints of a function; those that cannot be found out at run time are left out."""
+    """The type hints of a function, without hints whose names cannot be resolved at run time."""
     function = inspect.unwrap(function)
     try:
         return get_type_hints(function, include_extras=True)
@@ -207,7 +207,8 @@ def parts_of(hint: Any) -> Iterator[Any]:
     """The places and classes in a hint, whatever unions and containers they are in."""
     plain, place = strip(hint)
     inside = () if get_origin(plain) is Literal else get_args(plain)
-    yield place or (class_of(plain) or Any if inside else plain)
+    if place is not None or options_of(plain) is None:
+        yield place or (class_of(plain) if inside else plain)
     for part in inside:
         if part is not Ellipsis and not isinstance(part, list):
             yield from parts_of(part)
@@ -230,11 +231,11 @@ def holds_mappings(hint: Any) -> bool:
 
 
 def _is_for_pydantic(hint: Any) -> bool:
-    try:
-        TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=False))
+    try:  # inside a list, since a dataclass as such takes no other settings than its own
+        TypeAdapter(list[hint], config=ConfigDict(arbitrary_types_allowed=False))
     except PydanticSchemaGenerationError:
         return False
-    except PydanticUserError:  # a dataclass or typed dict has settings of its own, and so is for pydantic
+    except PydanticUserError:  # another mistake in the type, which pydantic reports itself
         return True
     return True
 

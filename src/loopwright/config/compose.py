@@ -1,4 +1,4 @@
-"""From a file and the command line to a resolved config."""
+"""From a file to a resolved config: its `defaults:` are included, overrides applied, `${...}` replaced."""
 
 from __future__ import annotations
 
@@ -15,10 +15,15 @@ from .yaml import parse_scalar, plain_text, read_file
 
 DEFAULTS = "defaults"
 REMOVE = "~"
+REFERENCE = re.compile(r"\$\$\{|\$\{([^{}]*)\}|\$\{")
+FUNCTIONS = ("env:", "env_text:")
+MAX_TEXT = 1_000_000
+MODULES = "modules"
+RUN_KEYS = ("name", "output_path", "resume", "seed", "tags")
 
 
 def read_with_includes(path: Path, trail: tuple[Path, ...] = ()) -> Node:
-    """A file merged over those that it includes, in the order in which it lists them."""
+    """A file merged over its included files, in the order in which it lists them."""
     root = read_file(path)
     trail = (*trail, path.resolve())
     included = root.value.pop(DEFAULTS, None)
@@ -94,17 +99,12 @@ def _empty(like: Node) -> Node:
     return Node({}, like.file, like.line)
 
 
-REFERENCE = re.compile(r"\$\$\{|\$\{([^{}]*)\}|\$\{")
-FUNCTIONS = ("env:", "env_text:")
-MAX_TEXT = 1_000_000
-
-
 class UnresolvedError(Exception):
     """A variable that has no value; the message says why."""
 
 
 class Resolver:
-    """Replaces the variables in a tree, in place, and collects those that have no value."""
+    """Replaces the variables in a tree, in place, and collects the variables without a value."""
 
     def __init__(self, root: Node, environ: Mapping[str, str]) -> None:
         self.root = root
@@ -260,10 +260,6 @@ def count_nodes(node: Node, limit: int) -> int:
     return total
 
 
-MODULES = "modules"
-RUN_KEYS = ("name", "output_path", "resume", "seed", "tags")
-
-
 def load_config(
     path: str | Path,
     overrides: Sequence[str] = (),
@@ -274,9 +270,21 @@ def load_config(
 ) -> Config:
     """Read a file with its includes, apply overrides, resolve variables; every mistake is in one ConfigError.
 
-    overrides: `a.b=1` changes, `+a.new=1` adds, `++a.b=1` either, `~a.b` removes; `callbacks.0.decay=0.9` by index.
-    may_add: top-level keys that an override may set although the file does not, without a `+`.
-    folder: where the modules that kinds name are, if neither beside the file nor where its `modules:` says.
+    Args:
+        path: the YAML file.
+        overrides: `a.b=1` changes, `+a.new=1` adds, `++a.b=1` either, `~a.b` removes; `callbacks.0.decay=0.9` by index.
+        environ: the variables of `${env:NAME}`.
+        may_add: top-level keys that an override may set although the file does not, without a `+`.
+        folder: where the modules that kinds name are, if neither beside the file nor where its `modules:` says.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from loopwright.config import load_config
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder, "run.yaml")
+    ...     _ = file.write_text("width: 16\\nmodel: {width: '${width}'}")
+    ...     load_config(file, ["width=32"]).tree
+    {'width': 32, 'model': {'width': 32}}
     """
     problems: list[Problem] = []
     parsed = parse_overrides(overrides, problems)

@@ -49,7 +49,7 @@ NAMES = {
     "null": "null",
 }
 EXACT = {kind: index for index, kind in enumerate((str, bool, int, float, type(None), dict, list))}
-"""The types of YAML, in the order in which the alternatives of a union are tried: a value stays what it is."""
+"""The types of YAML, in the order in which the alternatives of a union are tried: a value keeps its type."""
 
 
 def strip(hint: Any) -> tuple[Any, Place | None]:
@@ -167,7 +167,7 @@ class Expected:
         raise ValidationError.from_exception_data("", inside) if inside else mismatch(self.hint)
 
     def inside(self, error: ValidationError) -> list[InitErrorDetails]:
-        """The mistakes in parts of the value: all of them, or those of the alternative that nearly fits."""
+        """The mistakes in parts of the value: all of them, or the mistakes of the alternative that fits best."""
         if any(item["type"] not in (MISTAKE, WRONG_VALUE) for item in error.errors(include_url=False)):
             return []
         if not self.options:
@@ -208,10 +208,7 @@ def typed(hint: Any, name: str = "") -> Any:
     options = options_of(hint)
     if options is not None:
         ordered = sorted(options, key=lambda option: EXACT.get(class_of(option), len(EXACT)))
-        has_numbers = int in options or float in options  # which then are not read as tensors
-        return Annotated[
-            Any, Expected(hint, tuple(LISTED if has_numbers and o is torch.Tensor else typed(o, name) for o in ordered))
-        ]
+        return Annotated[Any, Expected(hint, tuple(typed(option, name) for option in _beside_numbers(ordered)))]
     if is_unknown(hint):
         return _leaf(partial(_unknown, name=name))
     if get_origin(hint) is Literal:
@@ -340,6 +337,21 @@ def _tensor(value: Any, hint: Any) -> torch.Tensor:
         raise mismatch(hint) from None
 
 
+class _TensorBesideNumber:
+    """The hint of a tensor in a union with `int` or `float`."""
+
+
+def _beside_numbers(options: list[Any]) -> list[Any]:
+    has_numbers = int in options or float in options
+    return [_TensorBesideNumber if has_numbers and option is torch.Tensor else option for option in options]
+
+
+def _tensor_beside_number(value: Any, hint: Any) -> torch.Tensor:
+    """A tensor unless the value is a whole number, which is read as a number there."""
+    is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    return _refuse(value, torch.Tensor) if is_whole else _tensor(value, torch.Tensor)
+
+
 def _refuse(value: Any, hint: Any) -> Any:
     raise mismatch(hint)
 
@@ -359,10 +371,10 @@ READERS: dict[Any, tuple[Callable[..., Any], dict[str, Any]]] = {
     torch.dtype: (_dtype, {"type": "string", "words": "a dtype such as float32"}),
     torch.device: (_device, {"type": "string", "words": "a device such as cpu or cuda:0"}),
     torch.Tensor: (_tensor, {"type": ["array", "number"], "words": "a list of numbers"}),
+    _TensorBesideNumber: (_tensor_beside_number, {}),
 }
 WHOLE = Annotated[int, Strict(False), BeforeValidator(_number)]
 FREE: Any = _leaf(lambda value: value)
-LISTED: Any = Annotated[list[Any], AfterValidator(partial(_tensor, hint=torch.Tensor)), Expected(torch.Tensor)]
 NUMBER = Annotated[float, Strict(), BeforeValidator(_float)]
 SCALARS: dict[Any, Any] = {
     str: Annotated[str, Strict()],

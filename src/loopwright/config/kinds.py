@@ -1,4 +1,4 @@
-"""From `kind` to the class it names: found without calling anything, and refused unless it is what the place needs."""
+"""From `kind` to the class it names: short names, which modules may be imported, and which classes called."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from importlib import import_module, invalidate_caches, metadata
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
-from types import FunctionType, MappingProxyType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from torch import nn
@@ -24,6 +24,8 @@ from ..callback import Callback
 from .places import Place
 from .tree import near_names, nearest
 
+ANYTHING: tuple[type, ...] = (nn.Module, Dataset, Sampler, Optimizer, lr_scheduler.LRScheduler, Callback)
+"""What a nested `kind` may be where the argument it is given to says nothing of its type."""
 _used_folders: set[Path] = set()
 
 
@@ -33,10 +35,19 @@ class RefusedError(Exception):
 
 @contextmanager
 def beside(folder: str | Path | None) -> Iterator[None]:
-    """Puts a config's folder first on `sys.path`, so that modules beside the file are imported from there.
+    """Put a config's folder first on `sys.path`, so that modules beside the file are imported from there.
 
     `check` and `build` do this themselves; training is to run inside it too, for imports that come late. A module of
     the same name that an earlier config had beside it is forgotten.
+
+    Args:
+        folder: the folder of the file; None changes nothing.
+
+    >>> import sys
+    >>> from loopwright.config import beside
+    >>> with beside("/"):
+    ...     sys.path[0]
+    '/'
     """
     if folder is None:
         yield
@@ -224,12 +235,12 @@ def _attribute(module: ModuleType, name: str, place: Place) -> Any:
         usable = [key for key in _public_names(module) if _is_usable(module, key, place)]
         hint = nearest(name, usable) if usable else f"nor has it any {place.wanted}."
         raise RefusedError(f"the module {module.__name__} has no {name}; {hint}") from None
-    except Exception as error:  # a module that makes its attributes when asked
+    except Exception as error:  # a module with a `__getattr__` that fails
         raise RefusedError(f"{module.__name__}.{name} cannot be had: {type(error).__name__}: {error}.") from error
 
 
 def _public_names(module: ModuleType) -> list[str]:
-    """What a module has or lists, without what is private; what it lists may be made when it is asked for."""
+    """The public names of a module; a name in `__all__` may be resolved when it is looked up."""
     listed = getattr(module, "__all__", None)
     names = list(vars(module)) if listed is None else [key for key in listed if isinstance(key, str)]
     return [name for name in names if not name.startswith("_")]
@@ -269,10 +280,10 @@ def real_mro(cls: type) -> tuple[type, ...]:
 
 def fits(cls: type, bases: tuple[type, ...]) -> bool:
     """Whether a class really is a subclass of one of the bases, or has the methods of a protocol among them."""
-    return any(base in real_mro(cls) or _is_alike(cls, base) for base in bases)
+    return any(base in real_mro(cls) or _conforms(cls, base) for base in bases)
 
 
-def _is_alike(cls: type, base: type) -> bool:
+def _conforms(cls: type, base: type) -> bool:
     """Protocols and the abstract classes of Python are also fitted by others, but not by what Python itself ships."""
     if (getattr(cls, "__module__", "") or "").split(".")[0] in sys.stdlib_module_names:
         return False
@@ -297,11 +308,6 @@ def what_is(value: Any) -> str:
     if inspect.isroutine(value):
         return "a function"
     return f"an object of type {type(value).__name__}"
-
-
-NOTHING: Mapping[str, str] = MappingProxyType({})
-ANYTHING: tuple[type, ...] = (nn.Module, Dataset, Sampler, Optimizer, lr_scheduler.LRScheduler, Callback)
-"""What a nested `kind` may be where the argument it is given to says nothing of its type."""
 
 
 def shipped_names(bases: tuple[type, ...]) -> Mapping[str, str]:

@@ -16,10 +16,17 @@ KIND = "kind"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A key of a mapping: what it accepts, which is a type hint, and whether it must be there.
+    """A key of a mapping.
 
-    A hint may hold places: `Annotated[Any, place]`, or what `one_of_kind`, `list_of` and `mapping_of` give. A nested
-    mapping with keys of its own is a `Schema`.
+    Args:
+        accepts: a type hint, which may hold places (`Annotated[Any, place]`, or `one_of_kind`, `list_of` and
+            `mapping_of`), or a `Schema` for a nested mapping with keys of its own.
+        required: whether the key must be there.
+        description: for the message where it is missing, and for editors.
+
+    >>> from loopwright.config import Entry
+    >>> Entry(int | None, description="The seed of all randomness.").required
+    False
     """
 
     accepts: Any
@@ -29,7 +36,16 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Schema:
-    """The keys that a mapping in a config may have; any other is a mistake."""
+    """The keys that a mapping in a config may have; any other is a mistake.
+
+    Args:
+        entries: what each key accepts.
+        description: the title of the JSON schema.
+
+    >>> from loopwright.config import Entry, Schema
+    >>> list(Schema({"seed": Entry(int), "name": Entry(str, required=True)}).entries)
+    ['seed', 'name']
+    """
 
     entries: Mapping[str, Entry]
     description: str = ""
@@ -41,15 +57,23 @@ class Place:
 
     Only real subclasses of `needs` (one type or several; for a Protocol, classes with its methods) are ever called.
 
-    needs: what the object must be.
-    given: constructor arguments that the program supplies (`params` of an optimizer): never asked for in the file,
-        refused there, and passed to `build` as keywords. Those that a class does not take are left out.
-    short: short names for `kind`, each with its import path. A function may be used here, and only here. Leave it out
-        for the short names of all that ships for `needs` (`AdamW`, `EarlyStopping`, ...); `{}` for none.
-    default: the `kind` where a file names none, as a short name or an import path.
-    also: keys beside `kind` that the program reads itself, checked against their own entries and never passed to the
-        class (`optimizer` inside `model`).
-    several: whether several objects may be described instead of one, each under a name of the user's choice.
+    Args:
+        name: what the object is called in messages.
+        needs: what the object must be.
+        given: constructor arguments that the program supplies (`params` of an optimizer): never asked for in the file,
+            refused there, and passed to `build` as keywords. Arguments that a class does not take are left out.
+        short: short names for `kind`, each with its import path. A function may be used here, and only here. Leave it
+            out for the short names of all that ships for `needs` (`AdamW`, `EarlyStopping`, ...); `{}` for none.
+        default: the `kind` where a file names none, as a short name or an import path.
+        also: keys beside `kind` that the program reads itself, checked against their own entries and never passed to
+            the class (`optimizer` inside `model`).
+        several: whether several objects may be described instead of one, each under a name of the user's choice.
+        description: for editors.
+
+    >>> from torch.optim import Optimizer
+    >>> from loopwright.config import Place
+    >>> Place("optimizer", Optimizer, given=("params",)).short_names["AdamW"]
+    'torch.optim.AdamW'
     """
 
     name: str
@@ -88,17 +112,32 @@ def public_name(cls: type) -> str:
 
 
 def one_of_kind(place: Place) -> Any:
-    """The hint for an object described in this place."""
+    """The hint for an object described in this place.
+
+    >>> from torch import nn
+    >>> from loopwright.config import Entry, Place, one_of_kind
+    >>> entry = Entry(one_of_kind(Place("model", nn.Module)), required=True)
+    """
     return Annotated[Any, place]
 
 
 def list_of(place: Place) -> Any:
-    """The hint for a list of objects, each described in this place."""
+    """The hint for a list of objects, each described in this place.
+
+    >>> from torch import nn
+    >>> from loopwright.config import Entry, Place, list_of
+    >>> entry = Entry(list_of(Place("layer", nn.Module)))
+    """
     return list[Annotated[Any, place]]
 
 
 def mapping_of(place: Place) -> Any:
-    """The hint for objects with names of the user's choice, each described in this place."""
+    """The hint for objects with names of the user's choice, each described in this place.
+
+    >>> from torch.utils.data import Dataset
+    >>> from loopwright.config import Entry, Place, mapping_of
+    >>> entry = Entry(mapping_of(Place("dataset", Dataset)))
+    """
     return dict[str, Annotated[Any, place]]
 
 

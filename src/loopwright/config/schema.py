@@ -1,4 +1,4 @@
-"""A JSON schema (draft 2020-12), with which editors complete and check run files."""
+"""The keys of a run file, and their JSON schema (draft 2020-12), with which editors complete and check it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ from .places import KIND, Entry, Place, Schema, mapping_of, one_of_kind
 from .tree import Config
 from .validate import Validation
 
-ARGUMENT = re.compile(r"^\s{0,12}(\w+)\s*(?:\([^()]*(?:\([^()]*\)[^()]*)*\))?\s*:\s+(\S.*)$", re.M)
+ARGUMENT = re.compile(r"^\s{0,12}(\w+)\s*(?:\([^()]*(?:\([^()]*\)[^()]*)*\))?\s*:[ \t]+(\S.*)$", re.M)
+DATA: Any = dict[str, Any]
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+VARIABLE = {"$ref": "#/$defs/variable"}
+Json = dict[str, Any]
 
 
 def first_sentence(target: Any) -> str:
@@ -37,13 +41,17 @@ def described_arguments(target: Any) -> dict[str, str]:
     return found
 
 
-DIALECT = "https://json-schema.org/draft/2020-12/schema"
-VARIABLE = {"$ref": "#/$defs/variable"}
-Json = dict[str, Any]
-
-
 def json_schema(schema: Schema, config: Config | None = None) -> Json:
-    """The schema of a file; the kinds that a config uses are described too, besides those that ship."""
+    """The JSON schema of a file, with which editors complete and check it.
+
+    Args:
+        schema: the keys of the file.
+        config: a config whose kinds are described too, besides the kinds that ship.
+
+    >>> from loopwright.config import Entry, Schema, json_schema
+    >>> json_schema(Schema({"seed": Entry(str, description="Any text.")}))["properties"]
+    {'seed': {'description': 'Any text.', 'type': 'string'}}
+    """
     folder: Path | None = None
     kinds: list[tuple[Place, str]] = []
     if config is not None:
@@ -64,7 +72,7 @@ class SchemaWriter:
             "variable": {"type": "string", "pattern": r"\$\{", "description": "A variable: ${key} or ${env:NAME}."}
         }
         self.names: dict[Any, str] = {}
-        self.outer: list[Place] = []  # those being written: an object inside one of its own kind is given the same
+        self.outer: list[Place] = []  # being written; an object inside one of the same kind has the same `given`
 
     def write(self, schema: Schema) -> Json:
         body = self.mapping(schema.entries)
@@ -153,7 +161,7 @@ class SchemaWriter:
         return not place.short_names.get(kind, kind).startswith("torch.nn.")
 
     def common(self, place: Place) -> Json:
-        """The keys that any kind takes in this place: the program's own, and those of the class that is needed."""
+        """The keys that any kind takes in this place: keys of the program, and arguments of the needed class."""
         properties = {name: self.entry(entry) for name, entry in place.also.items()}
         base = place.bases[0]
         if base in ANYTHING or getattr(base, "_is_protocol", False):
@@ -182,7 +190,7 @@ class SchemaWriter:
         return {"description": words, **body} if words else body
 
     def properties(self, target: Any, given: Iterable[str]) -> tuple[Json, list[str], bool]:
-        """The keys of a class, those that it must have, and whether it takes others."""
+        """The keys of a class, its required keys, and whether it takes others."""
         arguments = arguments_of(target)
         items = {name: item for name, item in arguments.items.items() if name not in given}
         words = described_arguments(target)
@@ -212,16 +220,13 @@ class SchemaWriter:
 
 
 def any_of(options: Iterable[Json]) -> Json:
-    """Any of the options, each named once and those inside one another taken out."""
+    """Any of the options, without duplicates and nested `anyOf`s."""
     flat: list[Json] = []
     for option in options:
         for part in option["anyOf"] if set(option) == {"anyOf"} else [option]:
             if part not in flat:
                 flat.append(part)
     return flat[0] if len(flat) == 1 else {"anyOf": flat}
-
-
-DATA: Any = dict[str, Any]
 
 
 def run_schema(
@@ -233,7 +238,25 @@ def run_schema(
     scheduler: Place | None = None,
     initializer: Place | None = None,
 ) -> Schema:
-    """The schema of a run file for a door with these places; a key without a place is not accepted."""
+    """The schema of a run file; a key without a place is not accepted.
+
+    Args:
+        model: what the model must be; the other places likewise.
+        dataset: the place of each data set under `datasets`.
+        trainer: the trainer, whose settings are the keys beside its `kind`.
+        optimizer: of a single optimizer at the top of the file.
+        scheduler: of a single scheduler at the top of the file.
+        initializer: of what loads weights before training.
+
+    >>> from torch import nn
+    >>> from torch.utils.data import Dataset
+    >>> from loopwright import Trainer
+    >>> from loopwright.config import Place, run_schema
+    >>> schema = run_schema(model=Place("model", nn.Module), dataset=Place("dataset", Dataset),
+    ...                     trainer=Place("trainer", Trainer))
+    >>> [name for name, entry in schema.entries.items() if entry.required]
+    ['model', 'datasets', 'trainer']
+    """
     entries = {
         "name": Entry(str | None, description="What the run is called; its directory is runs/<name>/<id>."),
         "seed": Entry(int | None, description="The seed of all randomness: 0 is a seed, null is none."),

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import math
 import os
 import random
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
 from .compose import RUN_KEYS, escaped, finish, folder_of, parse_overrides, read_root
+from .naming import name_variants
 from .overrides import RANGE, Override, parse_range
 from .tree import COMMAND_LINE, Config, ConfigError, Node, Problem, nearest, to_node
 
 METHODS = ("grid", "random", "optuna")
 OPTIONS = {"method": str, "num": int, "seed": int, "metric": str, "direction": str}
+SWEEP = "sweep"
+VARIED = "values of a sweep"  # where the values of the command line are resolved; a name that no file uses
+MAX_VARIANTS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Numbers from `low` to `high`, whole ones if both are; `log` spreads them evenly over orders of magnitude."""
+    """Numbers from `low` to `high`, whole ones if both are; `log` spreads them evenly over orders of magnitude.
+
+    >>> from loopwright.config import Interval
+    >>> Interval(0.001, 10.0, log=True).at(0.5)
+    0.1
+    """
 
     low: float
     high: float
@@ -71,7 +77,7 @@ class Sweep:
 def read_block(block: Node) -> Sweep:
     """The sweep that a block describes; raises ConfigError with all its mistakes.
 
-    Without `method` and `space` the block's keys are those that are varied, in a grid.
+    Without `method` and `space` the block's keys are varied in a grid.
     """
     if not isinstance(block.value, dict) or not block.value:
         message = f"is {block.shown()}; expected keys with lists of values, such as {{model.width: [16, 32]}}."
@@ -168,75 +174,6 @@ class BlockReader:
         return interval if len(self.problems) == before else None
 
 
-MAX_LENGTH = 80
-UNSAFE = re.compile(r"[^A-Za-z0-9._+=-]+")
-
-
-def name_variants(combinations: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A name for each; those that would be alike, or too long, end in a piece of the hash of their values."""
-    plain = [_plain_name(chosen) for chosen in combinations]
-    seen: dict[str, set[str]] = {}
-    for name, chosen in zip(plain, combinations, strict=True):
-        seen.setdefault(name.lower(), set()).add(_digest(chosen))
-    names = [
-        name if len(name) <= MAX_LENGTH and len(seen[name.lower()]) == 1 else _hashed(name, chosen)
-        for name, chosen in zip(plain, combinations, strict=True)
-    ]
-    return _numbered(names)
-
-
-def _plain_name(chosen: Mapping[str, Any]) -> str:
-    keys = _short_keys(list(chosen))
-    parts = [f"{keys[key]}={_text(value)}" for key, value in chosen.items()]
-    return UNSAFE.sub("-", "_".join(parts)).strip(".-") or "single"
-
-
-def _short_keys(keys: list[str]) -> dict[str, str]:
-    """The last part of each dotted key, with as many parts before it as make it different from the others."""
-    result = {}
-    for key in keys:
-        parts = key.lstrip("+").split(".")
-        for count in range(1, len(parts) + 1):
-            short = ".".join(parts[-count:])
-            if sum(("." + other.lstrip("+")).endswith("." + short) for other in keys) == 1:
-                break
-        result[key] = short
-    return result
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, dict):
-        return str(value["kind"]).rpartition(".")[2] if "kind" in value else "-".join(_text(v) for v in value.values())
-    if isinstance(value, list | tuple):
-        return "-".join(_text(item) for item in value)
-    if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "null"}[value]
-    return str(value)
-
-
-def _hashed(name: str, chosen: Mapping[str, Any]) -> str:
-    return f"{name[: MAX_LENGTH - 9].rstrip('.-_')}-{_digest(chosen)}"
-
-
-def _digest(chosen: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(chosen, default=str).encode()).hexdigest()[:8]
-
-
-def _numbered(names: list[str]) -> list[str]:
-    """The same values drawn twice are two runs: the second is called name-2."""
-    counts: dict[str, int] = {}
-    result = []
-    for name in names:
-        counts[name.lower()] = counts.get(name.lower(), 0) + 1
-        result.append(name if counts[name.lower()] == 1 else f"{name}-{counts[name.lower()]}")
-    return result
-
-
-SWEEP = "sweep"
-VARIED = "values of a sweep"  # where those of the command line are resolved; a name that no file uses
-MAX_VARIANTS = 100_000
-
-
 @dataclass(frozen=True, slots=True)
 class Variant:
     """One run of a sweep. `name` is the chosen values, safe as the name of a directory, and the same every time."""
@@ -256,6 +193,21 @@ def expand_sweep(
     """The runs of a sweep, in order; a single one called "single" where nothing is varied.
 
     Several values in overrides are combined as a grid, and win over the same key in the file's `sweep:` block.
+
+    Args:
+        path: the YAML file.
+        overrides: as in `load_config`; `a.b=1,2` and `a.b=range(0, 3)` are several values.
+        environ: the variables of `${env:NAME}`.
+        may_add: top-level keys that an override may set although the file does not.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from loopwright.config import expand_sweep
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder, "run.yaml")
+    ...     _ = file.write_text("model: {width: 16}")
+    ...     [variant.name for variant in expand_sweep(file, ["model.width=16,32"])]
+    ['width=16', 'width=32']
     """
     base = Base(path, overrides, environ, may_add)
     combinations = list(itertools.islice(combine(base.sweep, base.origin), MAX_VARIANTS + 1))
@@ -272,7 +224,19 @@ def read_sweep(
     environ: Mapping[str, str] = os.environ,
     may_add: Collection[str] = RUN_KEYS,
 ) -> Sweep:
-    """What is varied, for a search that chooses the values itself; `space` is empty where nothing is."""
+    """What is varied, for a search that chooses the values itself; `space` is empty where nothing is.
+
+    The arguments are those of `expand_sweep`.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from loopwright.config import read_sweep
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder, "run.yaml")
+    ...     _ = file.write_text("lr: 1\\nsweep: {lr: {low: 0.1, high: 1, log: true}}")
+    ...     read_sweep(file).space
+    {'lr': Interval(low=0.1, high=1, log=True, step=None)}
+    """
     return Base(path, overrides, environ, may_add).sweep
 
 
@@ -284,7 +248,24 @@ def load_variant(
     environ: Mapping[str, str] = os.environ,
     may_add: Collection[str] = RUN_KEYS,
 ) -> Variant:
-    """The run in which the keys of the space have these values."""
+    """The run in which the keys of the space have these values.
+
+    Args:
+        path: the YAML file.
+        overrides: as in `expand_sweep`.
+        chosen: a value for each key that is varied.
+        environ: the variables of `${env:NAME}`.
+        may_add: top-level keys that an override may set although the file does not.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from loopwright.config import load_variant
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder, "run.yaml")
+    ...     _ = file.write_text("lr: 1")
+    ...     load_variant(file, ["lr=1,2,3"], {"lr": 2}).config.tree
+    {'lr': 2}
+    """
     base = Base(path, overrides, environ, may_add)
     return Variant(name_variants([chosen])[0], dict(chosen), base.config(chosen))
 
@@ -348,7 +329,7 @@ def as_text(node: Node) -> Node:
 
 
 def combine(sweep: Sweep, origin: Origin) -> Iterator[dict[str, Any]]:
-    """The values of each run: all combinations, or as many random ones as are asked for."""
+    """The values of each run: all combinations, or `num` random ones."""
     if sweep.method == "optuna":
         message = "method: optuna chooses values while it runs; there is no list of runs beforehand."
         raise ConfigError([origin.problem(message)])

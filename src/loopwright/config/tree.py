@@ -1,4 +1,4 @@
-"""A resolved config: plain values that know the file and line they came from."""
+"""A resolved config: plain values that know their file and line, and mistakes that name them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any
 from ..errors import ConfigurationError
 
 COMMAND_LINE = "command line"
+Scalar = str | int | float | bool | None
+Key = str | int
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,14 @@ class Problem:
 
 
 class ConfigError(ConfigurationError):
-    """A config cannot be used; `problems` has every mistake that was found, and `str()` is the whole report."""
+    """A config cannot be used; `problems` has every mistake that was found, and `str()` is the whole report.
+
+    >>> from loopwright.config import ConfigError, Problem
+    >>> print(ConfigError([Problem("run.yaml", 3, "seed", "is null; expected a whole number.")]))
+    1 mistake in the configuration:
+    run.yaml:3: seed
+        is null; expected a whole number.
+    """
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems: tuple[Problem, ...] = tuple(dict.fromkeys(problems))
@@ -38,7 +47,17 @@ class ConfigError(ConfigurationError):
 
 
 def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
-    """A hint that ends a message about an unknown name: the nearest ones that exist, or else all of them."""
+    """The end of a message about an unknown name: the nearest names that exist, or else all of them.
+
+    Args:
+        name: the unknown name.
+        known: the names that exist.
+        cutoff: how similar a name must be, from 0 (anything) to 1 (equal).
+
+    >>> from loopwright.config import nearest
+    >>> nearest("widht", ["width", "depth"])
+    'did you mean width?'
+    """
     names = sorted(set(known))
     close = near_names(name, names, cutoff=cutoff)
     if close:
@@ -55,10 +74,6 @@ def near_names(name: str, known: Sequence[str], *, cutoff: float = 0.5) -> list[
     found = difflib.get_close_matches(name.lower(), list(lowered), n=3, cutoff=cutoff)
     ratios = {other: difflib.SequenceMatcher(None, name.lower(), other).ratio() for other in found}
     return [lowered[other] for other in found if ratios[other] > max(ratios.values()) - 0.1]
-
-
-Scalar = str | int | float | bool | None
-Key = str | int
 
 
 @dataclass(slots=True)
@@ -159,8 +174,16 @@ def child_of(node: Node, part: str) -> Node | None:
 class Config:
     """A resolved tree of plain dicts, lists and scalars that knows where each value came from.
 
-    `folder` is that of the file it was read from: modules beside the file are imported from there. `key` is where this
-    config lies in the whole ("" for the whole file).
+    Args:
+        root: the values with their files and lines.
+        folder: the folder of the file; modules beside the file are imported from there.
+        key: where this config lies in the whole ("" for the whole file).
+
+    >>> from loopwright.config import Config
+    >>> from loopwright.config.tree import to_node
+    >>> config = Config(to_node({"model": {"width": 3}}, "run.yaml", 1), ".")
+    >>> config.get("model.width"), "model.depth" in config, config.place("model.depth")
+    (3, False, ('run.yaml', 1))
     """
 
     def __init__(self, root: Node, folder: str | Path, key: str = "") -> None:

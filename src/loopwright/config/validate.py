@@ -46,20 +46,42 @@ HERE = "config"
 
 
 def check(config: Config, schema: Schema) -> list[Problem]:
-    """Unknown keys, wrong types, missing arguments and kinds that cannot be used; nothing is built.
+    """Find unknown keys, wrong types, missing arguments and kinds that cannot be used; nothing is built.
 
     Modules that a `kind` names are imported, by the rules of `kinds`; no class is called, except pydantic models,
-    which check their own fields. An empty list is a config that can be built: raise `ConfigError(problems)` otherwise.
+    which check their own fields.
+
+    Args:
+        config: what `load_config` returned.
+        schema: the keys that it may have.
+
+    Returns:
+        Every mistake; none where the config can be built. Raise `ConfigError(problems)` otherwise.
+
+    >>> from loopwright.config import Config, Entry, Schema, check
+    >>> from loopwright.config.tree import to_node
+    >>> config = Config(to_node({"sed": 1, "size": "big"}, "run.yaml", None), ".")
+    >>> for problem in check(config, Schema({"seed": Entry(int), "size": Entry(float)})):
+    ...     print(problem.key, problem.message)
+    sed unknown key; did you mean seed?
+    size is the text 'big'; expected a number.
     """
     return Validation(config.folder).check(config.root, schema, config.key)[1]
 
 
 def build(node: Config | Mapping[str, Any], place: Place, /, **given: Any) -> Any:
-    """Check one node and construct its object, with those it is made of; raises ConfigError before anything is built.
+    """Check one node and construct its object with all its parts; raises ConfigError before anything is built.
 
-    node: `config.at("model")`, whose mistakes are reported with file and line and whose file's folder is imported from,
-        or a plain mapping.
-    given: values for the names in `place.given`; what the class does not take is left out.
+    Args:
+        node: `config.at("model")`, whose mistakes are reported with file and line and whose file's folder is imported
+            from, or a plain mapping.
+        place: what the object must be.
+        given: values for the names in `place.given`; arguments that the class does not take are left out.
+
+    >>> from torch import nn
+    >>> from loopwright.config import Place, build
+    >>> build({"kind": "Linear", "in_features": 2, "out_features": 3}, Place("model", nn.Module))
+    Linear(in_features=2, out_features=3, bias=True)
     """
     unknown = given.keys() - set(place.given)
     if unknown:
@@ -192,8 +214,8 @@ class Validation:
 
 def given_in(place: Place, outer: Place) -> set[str]:
     """The arguments that the program supplies; a scheduler inside a scheduler is given the same optimizer."""
-    is_alike = outer is not place and not place.given and set(place.bases) & set(outer.bases)
-    return set(outer.given if is_alike else place.given)
+    is_same_kind = outer is not place and not place.given and set(place.bases) & set(outer.bases)
+    return set(outer.given if is_same_kind else place.given)
 
 
 def also_hints(value: Mapping[str, Any], place: Place) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""YAML text to nodes with line numbers: scalars as YAML 1.2 reads them, and nothing that could be more than data."""
+"""YAML text to nodes with line numbers, and back: scalars as YAML 1.2 reads them, and data only."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ SPECIAL = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 MERGE = "<<"
 PLAIN = "plain"
 TYPES = {f"{TAG}int": int, f"{TAG}float": float, f"{TAG}bool": bool, f"{TAG}null": type(None)}
+STRING = f"{TAG}str"
+SIMPLE = re.compile(r"[A-Za-z_./][-A-Za-z0-9_./+=@ ]*[-A-Za-z0-9_./+=@]|[A-Za-z_./]")
 
 
 class TextLoader(yaml.SafeLoader):
@@ -188,7 +190,7 @@ class Reader:
         return value
 
     def merged(self, node: yaml.Node, key: str) -> dict[Key, Node]:
-        """The keys that `<<` brings in: those of a mapping, or of a list of mappings, the first of which wins."""
+        """The keys that `<<` merges in, of a mapping or a list of mappings; the first mapping wins."""
         sources = node.value if isinstance(node, yaml.SequenceNode) else [node]
         result: dict[Key, Node] = {}
         for source in sources:
@@ -225,12 +227,8 @@ def parse_scalar(text: str) -> Scalar:
     return text
 
 
-STRING = f"{TAG}str"
-SIMPLE = re.compile(r"[A-Za-z_./][-A-Za-z0-9_./+=@ ]*[-A-Za-z0-9_./+=@]|[A-Za-z_./]")
-
-
 class TextDumper(yaml.SafeDumper):
-    """PyYAML's writer with its own opinion on plain scalars taken away, so that this module says what is quoted."""
+    """PyYAML's writer without its rules for plain scalars, so that this module decides what is quoted."""
 
     def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
         return f"{TAG}{'str' if kind is yaml.ScalarNode else 'seq' if kind is yaml.SequenceNode else 'map'}"

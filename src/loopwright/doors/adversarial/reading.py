@@ -24,7 +24,7 @@ ConfigSource: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | Config |
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 
 _COPY_NAME = re.compile(r"train(\d+)_config\.json")
-_said: set[str] = set()  # settings without an effect that this process has spoken of
+_said: set[str] = set()  # settings without an effect that this process has warned about
 
 
 class ConfigManager:
@@ -80,7 +80,7 @@ def export_config(config: Config, directory: str | os.PathLike[str]) -> Path:
     path = folder / f"train{number}_config.json"
     values = config.model_dump(mode="json")
     for key, is_given, _ in settings_without_effect(config):
-        if not is_given:  # whoever reads the copy is not to be told of what nobody set
+        if not is_given:  # so that reading the copy does not warn about it
             _remove(values, key.split("."))
     path.write_text(json.dumps({"config": values}, indent=2) + "\n")
     return path
@@ -112,7 +112,7 @@ def _remove(values: dict[str, Any], path: list[str]) -> None:
 
 
 def config_copies(directory: Path) -> list[tuple[int, Path]]:
-    """The copies in a directory with their numbers, in the order of those."""
+    """The copies in a directory with their numbers, sorted by number."""
     found = [(int(m[1]), path) for path in directory.glob("*") if (m := _COPY_NAME.fullmatch(path.name))]
     return sorted(found)
 
