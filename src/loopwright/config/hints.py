@@ -197,26 +197,26 @@ def typed(hint: Any, name: str = "") -> Any:
     name: what an object is called in messages, where its class does not say.
     """
     if type(hint).__name__ == "TypeAliasType":  # may name itself, so it is looked into when there is a value
-        return _leaf(lambda value, info: info.context.value(value, hint.__value__, name))
+        return leaf(lambda value, info: info.context.value(value, hint.__value__, name))
     if isinstance(hint, Schema):
         words = f"a mapping with {', '.join(hint.entries)}"
-        return _leaf(lambda value, info: info.context.schema(value, hint), schema=hint, words=words)
+        return leaf(lambda value, info: info.context.schema(value, hint), schema=hint, words=words)
     hint, place = strip(hint)
     if place is not None:
         words = f"a mapping with `kind:` (a {place.wanted})"
-        return _leaf(lambda value, info: info.context.placed(value, place), place=place, words=words)
+        return leaf(lambda value, info: info.context.placed(value, place), place=place, words=words)
     options = options_of(hint)
     if options is not None:
         ordered = sorted(options, key=lambda option: EXACT.get(class_of(option), len(EXACT)))
         return Annotated[Any, Expected(hint, tuple(typed(option, name) for option in _beside_numbers(ordered)))]
     if is_unknown(hint):
-        return _leaf(partial(_unknown, name=name))
+        return leaf(partial(_unknown, name=name))
     if get_origin(hint) is Literal:
         return _one_of(hint, get_args(hint))
     return _typed_class(hint, type(None) if hint is None else class_of(hint), name)
 
 
-def _leaf(read: Callable[..., Any], **json: Any) -> Any:
+def leaf(read: Callable[..., Any], **json: Any) -> Any:
     """A hint whose values are read by a function rather than by pydantic, with its JSON schema."""
     return Annotated[Any, PlainValidator(read), WithJsonSchema(json)]
 
@@ -228,21 +228,21 @@ def _typed_class(hint: Any, found: Any, name: str) -> Any:
         return Annotated[_container(CONTAINERS[found], get_args(hint)), Expected(hint)]
     if found in READERS:
         read, json = READERS[found]
-        return _leaf(partial(read, hint=hint), **json)
+        return leaf(partial(read, hint=hint), **json)
     if found is None:
-        return _leaf(partial(_refuse, hint=hint), words=str(hint))
+        return leaf(partial(_refuse, hint=hint), words=str(hint))
     if is_typeddict(found):
         return typed(_schema_of(found), name)
     if issubclass(found, enum.Enum):
         return _one_of(hint, tuple(found))
     if found is type:
-        return _leaf(partial(_class, hint=hint, name=name), type="string", words="the import path of a class")
+        return leaf(partial(_class, hint=hint, name=name), type="string", words="the import path of a class")
     words = "a mapping that describes a "
     if found is abc.Callable:
         words += "module to be called, such as {kind: GELU} (a function cannot be named)"
-        return _leaf(partial(_callable, name=name), type="object", words=words)
+        return leaf(partial(_callable, name=name), type="object", words=words)
     words += public_name(found)
-    return _leaf(partial(_described, found=found, name=name), object=found, words=words)
+    return leaf(partial(_described, found=found, name=name), object=found, words=words)
 
 
 def _container(kind: Any, inner: tuple[Any, ...]) -> Any:
@@ -265,7 +265,7 @@ def _one_of(hint: Any, options: tuple[Any, ...]) -> Any:
         texts = [name for name in names if type(name) is str]
         raise mismatch(hint, near_names(value, texts) if type(value) is str else ())
 
-    return _leaf(read, enum=names)
+    return leaf(read, enum=names)
 
 
 def _unknown(value: Any, info: Any, name: str) -> Any:
@@ -374,7 +374,7 @@ READERS: dict[Any, tuple[Callable[..., Any], dict[str, Any]]] = {
     _TensorBesideNumber: (_tensor_beside_number, {}),
 }
 WHOLE = Annotated[int, Strict(False), BeforeValidator(_number)]
-FREE: Any = _leaf(lambda value: value)
+FREE: Any = leaf(lambda value: value)
 NUMBER = Annotated[float, Strict(), BeforeValidator(_float)]
 SCALARS: dict[Any, Any] = {
     str: Annotated[str, Strict()],

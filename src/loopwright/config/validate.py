@@ -6,9 +6,9 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, Optional
+from typing import Any, NoReturn, Optional
 
-from pydantic import PlainValidator, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 from torch import nn
 
@@ -24,7 +24,7 @@ from .arguments import (
     model_mistakes,
     needs_building,
 )
-from .hints import WRONG_VALUE, describe, mistake, moved, strip, typed, wrong_value
+from .hints import WRONG_VALUE, describe, leaf, mistake, moved, strip, typed, wrong_value
 from .kinds import RefusedError, beside, check_class, resolve_kind
 from .places import (
     KIND,
@@ -163,7 +163,7 @@ class Validation:
         if not describes_several(value, place):
             return self.object(value, place, default)
         names = names_of(value, place)
-        one = Annotated[Any, PlainValidator(lambda item, info: info.context.object(item, place))]
+        one = leaf(lambda item, info: info.context.object(item, place))
         return self.keys(
             value,
             {

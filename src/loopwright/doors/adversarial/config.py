@@ -265,7 +265,12 @@ class Visualizer(Group):
 
 
 class Config(Group):
-    """All settings. A subclass may add groups and values of its own; give it to `Trainer.config_type`."""
+    """All settings. A subclass may add groups and values of its own; give it to `Trainer.config_type`.
+
+    >>> from loopwright.doors.adversarial import Config
+    >>> Config().train.loss.lambda_l1
+    100.0
+    """
 
     config_type: Literal["pix2pix"] = "pix2pix"
     common: Common = Common()

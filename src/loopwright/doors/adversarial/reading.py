@@ -28,9 +28,18 @@ _said: set[str] = set()  # settings without an effect that this process has warn
 
 
 class ConfigManager:
-    """A config and where it came from: `data` are the settings as attributes, `raw` as a dict.
+    """A config: `data` are the settings as attributes, `raw` as a dict.
 
     `Trainer` takes one as its config and then shares `data` with it.
+
+    Args:
+        input_config: what `load_config` takes.
+        kind: `Config` or a subclass with further settings.
+
+    >>> from loopwright.doors.adversarial import ConfigManager
+    >>> manager = ConfigManager({"train": {"generator": {"features": 8}}})
+    >>> manager.data.train.generator.features, manager.raw["common"]["precision"]
+    (8, 'fp32')
     """
 
     def __init__(self, input_config: ConfigSource = None, kind: type[Config] = Config) -> None:
@@ -47,9 +56,16 @@ class ConfigManager:
 
 
 def load_config(source: ConfigSource = None, kind: type[AnyConfig] = Config) -> AnyConfig:  # type: ignore[assignment]
-    """The config from a JSON or YAML file, a mapping, a config, or None for the defaults.
+    """Read a config; a setting that is left out has its default.
 
-    What is left out has its default. The settings may be under a key "config", as in a whole file.
+    Args:
+        source: the path of a JSON or YAML file, a mapping, a config, or None for the defaults. The settings may be
+            under a key "config", as in a file that `export_config` wrote.
+        kind: `Config` or a subclass with further settings.
+
+    >>> from loopwright.doors.adversarial import load_config
+    >>> load_config({"dataloader": {"batch_size": 4}}).dataloader.batch_size
+    4
     """
     if isinstance(source, ConfigManager):
         source = source.data
