@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .projects import Project
+from tests.config.projects import Project
 
 
 @pytest.fixture

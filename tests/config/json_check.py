@@ -52,6 +52,9 @@ def check(value: Any, word: str, given: Any, schema: dict[str, Any], root: dict[
     if word == "additionalProperties":
         more = [v for k, v in value.items() if k not in schema.get("properties", {})] if isinstance(value, dict) else []
         return all(is_valid(item, given, root) for item in more)
+    if word in ("minItems", "maxItems", "uniqueItems"):
+        wrong = {"minItems": len(value) < given, "maxItems": len(value) > given} if isinstance(value, list) else {}
+        return not wrong.get(word, False)
     if word == "prefixItems":
         return not isinstance(value, list) or all(map(lambda item, part: is_valid(item, part, root), value, given))
     if word == "items":

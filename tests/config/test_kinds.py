@@ -11,10 +11,8 @@ from torch.utils.data import Dataset
 
 from loopwright import Callback, Trainer
 from loopwright.config import ConfigError, Place, build, check, load_config
-from loopwright.config.importing import _owners, beside, depends_on
-from loopwright.config.shipped import shipped_names
-
-from .projects import SCHEMA
+from loopwright.config.kinds import _owners, beside, depends_on, shipped_names
+from tests.config.projects import SCHEMA
 
 PLACES = [
     Place("model", nn.Module),
@@ -182,7 +180,7 @@ HOSTILE = [
     "loopwright.cli.main",
     "loopwright.config.load_config",
     "loopwright.run.directory.shutil.rmtree",
-    "loopwright.config.building.build",
+    "loopwright.config.validate.build",
     "traps.touch",
     "traps.os.system",
     "traps.subprocess.Popen",

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loopwright.config import ConfigError, check, load_config
-
-from .projects import RUN, SCHEMA, Project
+from tests.config.projects import RUN, SCHEMA, Project
 
 LINES = RUN.splitlines()
 KEYED = [(number, match[1]) for number, line in enumerate(LINES) if (match := re.search(r"(\w+):", line))]

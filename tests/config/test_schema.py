@@ -7,10 +7,9 @@ import json
 import pytest
 
 from loopwright.config import Place, json_schema, load_config, run_schema
-from loopwright.config.reading import read_text
-
-from .json_check import is_valid
-from .projects import DATASET, MODEL, RUN, SCHEMA, TRAINER
+from loopwright.config.yaml import read_text
+from tests.config.json_check import is_valid
+from tests.config.projects import DATASET, MODEL, RUN, SCHEMA, TRAINER
 
 
 @pytest.fixture(scope="module")

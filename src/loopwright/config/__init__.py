@@ -7,17 +7,13 @@
 This package knows nothing of trainers: which objects a file describes is said with `Place`, `Entry` and `Schema`.
 """
 
-from .building import build
-from .checking import check
-from .importing import beside
-from .loading import load_config
+from .compose import load_config
+from .kinds import beside
 from .places import Entry, Place, Schema, list_of, mapping_of, one_of_kind
-from .problems import ConfigError, Problem, nearest
-from .run_schema import run_schema
-from .schema import json_schema
-from .spaces import Interval, Sweep
-from .sweeps import Variant, expand_sweep, load_variant, read_sweep
-from .tree import Config
+from .schema import json_schema, run_schema
+from .sweep import Interval, Sweep, Variant, expand_sweep, load_variant, read_sweep
+from .tree import Config, ConfigError, Problem, nearest
+from .validate import build, check
 
 __all__ = [
     "Config",

@@ -1,17 +1,31 @@
-"""What a class takes: the arguments of its constructor with their hints, through `**kwargs` to the bases."""
+"""The arguments of a class, through `**kwargs` to its bases, and the fields of pydantic models."""
 
 from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any, Union, get_args, get_origin, get_type_hints
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, is_dataclass, replace
+from functools import cache
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    PydanticSchemaGenerationError,
+    PydanticUserError,
+    TypeAdapter,
+    ValidationError,
+    create_model,
+)
+from pydantic.fields import FieldInfo
+from pydantic_core import InitErrorDetails
 from torch import nn
 
+from .hints import class_of, mistake, options_of, strip, wrong_value
 from .kinds import is_class, real_mro
+from .places import Called, Modelled, Place
 
 EMPTY = inspect.Parameter.empty
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -48,7 +62,7 @@ class Arguments:
 
 
 def arguments_of(target: Callable[..., Any]) -> Arguments:
-    """What a class takes, from its `__init__` and those it forwards `**kwargs` to; or what a function takes."""
+    """The arguments of a class, from its `__init__` and the `__init__`s that its `**kwargs` reach; or of a function."""
     functions = list(_constructors(target)) if is_class(target) else [target]
     items: dict[str, Argument] = {}
     is_open, is_forwarding = bool(functions), True
@@ -138,7 +152,7 @@ def model_in(hint: Any) -> type[BaseModel] | None:
 
 
 def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """The hints of a function; those that cannot be found out at run time are left out."""
+    """The type hints of a function, without hints whose names cannot be resolved at run time."""
     function = inspect.unwrap(function)
     try:
         return get_type_hints(function, include_extras=True)
@@ -155,3 +169,124 @@ def _hints_one_by_one(annotations: dict[str, Any], names: dict[str, Any]) -> dic
         except Exception:
             continue
     return found
+
+
+def is_model(found: Any) -> bool:
+    return is_class(found) and BaseModel in real_mro(found)
+
+
+def fields_of(model: type[BaseModel]) -> dict[str, Argument]:
+    """The keys of a model: its fields, by the names under which it reads them."""
+    found = {}
+    for name, info in model.model_fields.items():
+        default = EMPTY if info.is_required() else info.default
+        for key in _keys(model, name, info):
+            found[key] = Argument(key, hint_of(info), info.is_required(), default)
+    return found
+
+
+def _keys(model: type[BaseModel], name: str, info: FieldInfo) -> list[str]:
+    alias = info.validation_alias if isinstance(info.validation_alias, str) else info.alias
+    if alias is None:
+        return [name]
+    by_name = model.model_config.get("populate_by_name") or model.model_config.get("validate_by_name")
+    return [alias, name] if by_name else [alias]
+
+
+def hint_of(info: FieldInfo) -> Any:
+    hint = info.annotation
+    return Annotated[hint, *info.metadata] if info.metadata else hint
+
+
+def is_open(model: type[BaseModel]) -> bool:
+    """Whether a model takes keys that it has no fields for; a model that would ignore them does not."""
+    return model.model_config.get("extra") == "allow"
+
+
+def parts_of(hint: Any) -> Iterator[Any]:
+    """The places and classes in a hint, whatever unions and containers they are in."""
+    plain, place = strip(hint)
+    inside = () if get_origin(plain) is Literal else get_args(plain)
+    if place is not None or options_of(plain) is None:
+        yield place or (class_of(plain) if inside else plain)
+    for part in inside:
+        if part is not Ellipsis and not isinstance(part, list):
+            yield from parts_of(part)
+
+
+def needs_building(hint: Any, seen: tuple[Any, ...] = ()) -> bool:
+    """Whether objects that pydantic cannot make out of plain data are part of a field."""
+    for part in parts_of(hint):
+        if is_model(part) and part not in seen:
+            if any(needs_building(hint_of(info), (*seen, part)) for info in part.model_fields.values()):
+                return True
+        elif isinstance(part, Place) or not _is_for_pydantic(part):
+            return True
+    return False
+
+
+def holds_mappings(hint: Any) -> bool:
+    """Whether models or dataclasses are part of a field: pydantic passes over keys in them that it does not know."""
+    return any(is_model(part) or is_dataclass(part) for part in parts_of(hint))
+
+
+def _is_for_pydantic(hint: Any) -> bool:
+    try:  # inside a list, since a dataclass as such takes no other settings than its own
+        TypeAdapter(list[hint], config=ConfigDict(arbitrary_types_allowed=False))
+    except PydanticSchemaGenerationError:
+        return False
+    except PydanticUserError:  # another mistake in the type, which pydantic reports itself
+        return True
+    return True
+
+
+@cache
+def checker_of(model: type[BaseModel]) -> type[BaseModel]:
+    """The model with anything accepted where objects go, so that all else can be checked before they are built."""
+    replaced: dict[str, Any] = {
+        name: (Any, ... if info.is_required() else None)
+        for name, info in model.model_fields.items()
+        if needs_building(hint_of(info))
+    }
+    with warnings.catch_warnings():  # what there was to say was said when the model itself was made
+        warnings.simplefilter("ignore")
+        return create_model(model.__name__, __base__=model, **replaced) if replaced else model
+
+
+def model_mistakes(
+    model: type[BaseModel], values: Mapping[str, Any], given: Mapping[str, Any]
+) -> list[InitErrorDetails]:
+    """What a model says about the values of its fields; `given` is the mapping in the file, where its mistakes lie."""
+    unbuilt = {name for name, value in values.items() if has_recipe(value)}
+    try:
+        checker_of(model).model_validate(values)
+    except ValidationError as error:
+        found = [item for item in error.errors() if not item["loc"] or item["loc"][0] not in unbuilt]
+        return [_translated(item, given) for item in found]
+    except Exception as error:
+        # A validator that looks into an object cannot run before there is one; it will when the model is built.
+        words = mistake(f"{type(error).__name__}: {error}")
+        return [] if unbuilt else [InitErrorDetails(type=words, loc=(), input=None)]
+    return []
+
+
+def has_recipe(value: Any) -> bool:
+    """Whether there is an object in a value that is not built yet."""
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple | set) else ()
+    return isinstance(value, Called | Modelled) or any(map(has_recipe, inside))
+
+
+def _translated(item: Any, given: Any) -> InitErrorDetails:
+    """An error of pydantic in our words, at its place in the file: without names for the alternatives of a union."""
+    location: list[int | str] = []
+    for part in item["loc"]:
+        is_there = part in given if isinstance(given, dict) else isinstance(given, list) and isinstance(part, int)
+        if is_there:
+            given = given[part]
+            location.append(part)
+    if item["type"] == "missing":
+        words = mistake("is missing, and has no default.")
+        return InitErrorDetails(type=words, loc=(*location, item["loc"][-1]), input=None)
+    text = str(item["msg"]).removeprefix("Value error, ").removeprefix("Assertion failed, ").rstrip(".")
+    words = wrong_value(f"{text[:1].lower()}{text[1:]}.") if item["loc"] else mistake(f"{text}.")
+    return InitErrorDetails(type=words, loc=tuple(location), input=None)

@@ -1,18 +1,182 @@
-"""From `kind` to the class it names: found without calling anything, and refused unless it is what the place needs."""
+"""From `kind` to the class it names: short names, which modules may be imported, and which classes called."""
 
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from abc import ABCMeta
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from importlib import import_module, invalidate_caches, metadata
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from .importing import RefusedError, find, import_allowed, import_module
+from torch import nn
+from torch.optim import Optimizer, lr_scheduler
+from torch.utils.data import Dataset, Sampler
+
+from ..callback import Callback
 from .places import Place
-from .problems import near_names, nearest
+from .tree import near_names, nearest
+
+ANYTHING: tuple[type, ...] = (nn.Module, Dataset, Sampler, Optimizer, lr_scheduler.LRScheduler, Callback)
+"""What a nested `kind` may be where the argument it is given to says nothing of its type."""
+_used_folders: set[Path] = set()
+
+
+class RefusedError(Exception):
+    """A kind that is not used; the message says why and what to do."""
+
+
+@contextmanager
+def beside(folder: str | Path | None) -> Iterator[None]:
+    """Put a config's folder first on `sys.path`, so that modules beside the file are imported from there.
+
+    `check` and `build` do this themselves; training is to run inside it too, for imports that come late. A module of
+    the same name that an earlier config had beside it is forgotten.
+
+    Args:
+        folder: the folder of the file; None changes nothing.
+
+    >>> import sys
+    >>> from loopwright.config import beside
+    >>> with beside("/"):
+    ...     sys.path[0]
+    '/'
+    """
+    if folder is None:
+        yield
+        return
+    folder = Path(folder).resolve()
+    entry = str(folder)
+    _forget_namesakes(folder)
+    _used_folders.add(folder)
+    invalidate_caches()
+    sys.path.insert(0, entry)
+    try:
+        yield
+    finally:
+        if entry in sys.path:
+            sys.path.remove(entry)
+
+
+def _forget_namesakes(folder: Path) -> None:
+    names = {path.stem for path in folder.glob("*.py")} | {path.parent.name for path in folder.glob("*/__init__.py")}
+    for name in names & sys.modules.keys():
+        home = _home(sys.modules[name])
+        if home is not None and home != folder and home in _used_folders:
+            for loaded in [other for other in sys.modules if other == name or other.startswith(f"{name}.")]:
+                del sys.modules[loaded]
+
+
+def _home(module: ModuleType) -> Path | None:
+    """The folder in which a top-level module or package lies."""
+    file = getattr(module, "__file__", None)
+    if not isinstance(file, str):
+        return None
+    path = Path(file).resolve()
+    return path.parent.parent if path.name == "__init__.py" else path.parent
+
+
+def import_allowed(name: str, bases: tuple[type, ...], folder: Path | None) -> ModuleType:
+    """Import a top-level module if it may be, by rules that look at names and metadata only.
+
+    Beside the file: yes. Standard library: no. Outside any installed distribution (an own project on the path): yes.
+    In an installed distribution: if it is, or depends on, the one that defines what the place needs.
+    """
+    if name in sys.stdlib_module_names or name == "__main__":
+        raise RefusedError(
+            f"{name} belongs to Python itself, and nothing in it is ever called; a file of that name is not seen."
+        )
+    is_beside = folder is not None and _is_beside(name, folder)
+    if not is_beside:
+        _check_installed(name, bases, folder)
+    module = import_or_refuse(name)
+    if is_beside and folder is not None and _home(module) not in (None, folder.resolve()):
+        raise RefusedError(
+            f"{name} lies beside the file, but another {name} was imported before: {module.__file__}. Rename it."
+        )
+    return module
+
+
+def import_or_refuse(name: str) -> ModuleType:
+    """Import, with whatever goes wrong in the module as the reason why its kind cannot be used."""
+    try:
+        return import_module(name)
+    except (Exception, SystemExit) as error:
+        raise RefusedError(f"importing {name} failed: {type(error).__name__}: {error}.") from error
+
+
+def _is_beside(name: str, folder: Path) -> bool:
+    spec = PathFinder.find_spec(name, [str(folder)])
+    if spec is None:
+        return False
+    return spec.origin is not None or find(name) is None  # a folder without __init__.py gives way to a real package
+
+
+def find(name: str) -> ModuleSpec | None:
+    """What would be imported, without importing it (or anything above it that is not imported yet)."""
+    try:
+        return find_spec(name)
+    except (ImportError, ValueError, AttributeError):
+        return None
+
+
+def _check_installed(name: str, bases: tuple[type, ...], folder: Path | None) -> None:
+    wanted = {base.__module__.split(".")[0] for base in bases}
+    if name in wanted or name in ("torch", "loopwright"):
+        return
+    owners = _owners().get(name, [])
+    if owners and not any(depends_on(owner, package) for owner in owners for package in wanted):
+        raise RefusedError(
+            f"{name} is not imported: {owners[0]} does not depend on {' or '.join(sorted(wanted))}, "
+            f"so it cannot define what is needed here."
+        )
+    if find(name) is None:
+        beside_file = sorted(path.stem for path in folder.glob("*.py")) if folder is not None else []
+        there = f" (there: {', '.join(beside_file)})" if beside_file else ""
+        raise RefusedError(f"there is no module {name}, neither beside the file{there} nor installed.")
+
+
+@cache
+def _owners() -> dict[str, list[str]]:
+    return {name: list(owners) for name, owners in metadata.packages_distributions().items()}
+
+
+@cache
+def depends_on(distribution: str, package: str) -> bool:
+    """Whether a distribution requires another: itself or as an extra, or through what it always requires."""
+    wanted = {_plain(owner) for owner in _owners().get(package, [package])}
+    waiting, seen, is_first = [distribution], set(), True
+    while waiting:
+        current = waiting.pop()
+        for requirement in _requirements(current):
+            match = re.match(r"[A-Za-z0-9._-]+", requirement)
+            if match is None or ("extra ==" in requirement and not is_first):
+                continue
+            if _plain(match[0]) in wanted:
+                return True
+            if "extra ==" not in requirement and match[0] not in seen:
+                seen.add(match[0])
+                waiting.append(match[0])
+        is_first = False
+    return False
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _requirements(distribution: str) -> list[str]:
+    try:
+        return metadata.requires(distribution) or []
+    except metadata.PackageNotFoundError:
+        return []
 
 
 def resolve_kind(kind: object, place: Place, folder: Path | None) -> Callable[..., Any]:
@@ -49,7 +213,7 @@ def find_object(path: str, place: Place, folder: Path | None) -> Any:
             raise RefusedError(f"{path!r} is not the import path of a class, such as mine.Net.")
     module, rest = import_allowed(parts[0], place.bases, folder), parts[1:]
     while len(rest) > 1 and (name := f"{module.__name__}.{rest[0]}") and _is_package(module) and find(name):
-        module, rest = import_module(name), rest[1:]
+        module, rest = import_or_refuse(name), rest[1:]
     found, walked = _attribute(module, rest[0], place), f"{module.__name__}.{rest[0]}"
     for name in rest[1:]:
         if not is_class(found):
@@ -71,12 +235,12 @@ def _attribute(module: ModuleType, name: str, place: Place) -> Any:
         usable = [key for key in _public_names(module) if _is_usable(module, key, place)]
         hint = nearest(name, usable) if usable else f"nor has it any {place.wanted}."
         raise RefusedError(f"the module {module.__name__} has no {name}; {hint}") from None
-    except Exception as error:  # a module that makes its attributes when asked
+    except Exception as error:  # a module with a `__getattr__` that fails
         raise RefusedError(f"{module.__name__}.{name} cannot be had: {type(error).__name__}: {error}.") from error
 
 
 def _public_names(module: ModuleType) -> list[str]:
-    """What a module has or lists, without what is private; what it lists may be made when it is asked for."""
+    """The public names of a module; a name in `__all__` may be resolved when it is looked up."""
     listed = getattr(module, "__all__", None)
     names = list(vars(module)) if listed is None else [key for key in listed if isinstance(key, str)]
     return [name for name in names if not name.startswith("_")]
@@ -116,10 +280,10 @@ def real_mro(cls: type) -> tuple[type, ...]:
 
 def fits(cls: type, bases: tuple[type, ...]) -> bool:
     """Whether a class really is a subclass of one of the bases, or has the methods of a protocol among them."""
-    return any(base in real_mro(cls) or _is_alike(cls, base) for base in bases)
+    return any(base in real_mro(cls) or _conforms(cls, base) for base in bases)
 
 
-def _is_alike(cls: type, base: type) -> bool:
+def _conforms(cls: type, base: type) -> bool:
     """Protocols and the abstract classes of Python are also fitted by others, but not by what Python itself ships."""
     if (getattr(cls, "__module__", "") or "").split(".")[0] in sys.stdlib_module_names:
         return False
@@ -144,3 +308,66 @@ def what_is(value: Any) -> str:
     if inspect.isroutine(value):
         return "a function"
     return f"an object of type {type(value).__name__}"
+
+
+def shipped_names(bases: tuple[type, ...]) -> Mapping[str, str]:
+    """Short names with their import paths, for places that need one of these classes."""
+    found: dict[str, str] = {}
+    for base in bases:
+        for needed, names in _TABLE:
+            if issubclass(base, needed):
+                found |= names()
+    return found
+
+
+@cache
+def optimizer_names() -> Mapping[str, str]:
+    """`AdamW` for `torch.optim.AdamW`, and so on."""
+    return _classes("torch.optim", Optimizer)
+
+
+@cache
+def scheduler_names() -> Mapping[str, str]:
+    """`CosineAnnealingLR` for `torch.optim.lr_scheduler.CosineAnnealingLR`, and so on."""
+    return _classes("torch.optim.lr_scheduler", lr_scheduler.LRScheduler)
+
+
+@cache
+def module_names() -> Mapping[str, str]:
+    """`Linear` for `torch.nn.Linear`, and so on."""
+    return _classes("torch.nn", nn.Module)
+
+
+@cache
+def callback_names() -> Mapping[str, str]:
+    """The callbacks that ship with Loopwright, under their own names."""
+    return _public("loopwright.callbacks")
+
+
+@cache
+def schedule_names() -> Mapping[str, str]:
+    """The schedules that ship with Loopwright, under their own names."""
+    return _public("loopwright.schedules")
+
+
+_TABLE: tuple[tuple[type, Callable[[], Mapping[str, str]]], ...] = (
+    (Optimizer, optimizer_names),
+    (lr_scheduler.LRScheduler, scheduler_names),
+    (nn.Module, module_names),
+    (Callback, callback_names),
+)
+
+
+def _classes(module: str, base: type) -> Mapping[str, str]:
+    found = vars(import_module(module)).items()
+    return {
+        name: f"{module}.{name}"
+        for name, value in sorted(found)
+        if not name.startswith("_") and isinstance(value, type) and issubclass(value, base) and value is not base
+    }
+
+
+def _public(module: str) -> Mapping[str, str]:
+    """What a package of ours lists in `__all__`, without importing each of its modules; classes only."""
+    names: list[str] = import_module(module).__all__
+    return {name: f"{module}.{name}" for name in sorted(names) if name[:1].isupper()}

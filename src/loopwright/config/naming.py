@@ -13,7 +13,7 @@ UNSAFE = re.compile(r"[^A-Za-z0-9._+=-]+")
 
 
 def name_variants(combinations: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A name for each; those that would be alike, or too long, end in a piece of the hash of their values."""
+    """A name for each; a name that is too long or not unique ends in a part of the hash of its values."""
     plain = [_plain_name(chosen) for chosen in combinations]
     seen: dict[str, set[str]] = {}
     for name, chosen in zip(plain, combinations, strict=True):

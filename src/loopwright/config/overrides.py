@@ -7,9 +7,8 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from .problems import COMMAND_LINE, ConfigError, Problem, nearest
-from .reading import parse_scalar, read_text
-from .tree import Key, Node, child_of, join_key
+from .tree import COMMAND_LINE, ConfigError, Key, Node, Problem, child_of, join_key, nearest
+from .yaml import parse_scalar, read_text
 
 RANGE = re.compile(r"range\(([^()]*)\)")
 MAX_RANGE = 10_000
@@ -17,7 +16,7 @@ MAX_RANGE = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """One change. `mark` is "" (change), "+" (add), "++" (either) or "~" (remove); `values` are those of a sweep."""
+    """One change. `mark` is "" (change), "+" (add), "++" (either) or "~" (remove); `values` has several in a sweep."""
 
     key: str
     mark: str
@@ -70,7 +69,7 @@ def split_commas(text: str) -> list[str]:
 
 
 def parse_values(text: str) -> list[Node]:
-    """One value as YAML, or those of `range(start, stop[, step])`."""
+    """One value as YAML, or the values of `range(start, stop[, step])`."""
     match = RANGE.fullmatch(text.strip())
     if match is None:
         return [read_text(text.strip(), COMMAND_LINE, has_lines=False)]

@@ -1,41 +1,63 @@
-"""A JSON schema (draft 2020-12), with which editors complete and check run files."""
+"""The keys of a run file, and their JSON schema (draft 2020-12), with which editors complete and check it."""
 
 from __future__ import annotations
 
-import enum
+import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
-import torch
-
-from .arguments import EMPTY, Argument, arguments_of, model_in
-from .docstrings import described_arguments, first_sentence
-from .hints import LISTS, MAPPINGS, NAMES, PATHS, SETS, class_of, is_unknown, options_of, strip
-from .importing import RefusedError, beside
-from .including import DEFAULTS
-from .kinds import fits, resolve_kind
-from .models import fields_of, is_model, is_open
-from .places import Entry, Place, Schema
-from .preparing import KIND, Preparer
-from .shipped import ANYTHING
+from .arguments import EMPTY, Argument, arguments_of, fields_of, is_model, is_open, model_in
+from .compose import DEFAULTS
+from .hints import json_of
+from .kinds import ANYTHING, RefusedError, beside, fits, resolve_kind
+from .places import KIND, Entry, Place, Schema, mapping_of, one_of_kind
 from .tree import Config
+from .validate import Validation
 
+ARGUMENT = re.compile(r"^\s{0,12}(\w+)\s*(?:\([^()]*(?:\([^()]*\)[^()]*)*\))?\s*:[ \t]+(\S.*)$", re.M)
+DATA: Any = dict[str, Any]
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 VARIABLE = {"$ref": "#/$defs/variable"}
-SCALARS: dict[Any, str] = {int: "integer", float: "number", bool: "boolean", str: "string", type(None): "null"}
 Json = dict[str, Any]
 
 
+def first_sentence(target: Any) -> str:
+    """The first line of a docstring that the class has itself."""
+    own = vars(target).get("__doc__") if isinstance(target, type) else getattr(target, "__doc__", None)
+    text = inspect.cleandoc(own).strip() if isinstance(own, str) else ""
+    return text.partition("\n\n")[0].replace("\n", " ")[:300]
+
+
+def described_arguments(target: Any) -> dict[str, str]:
+    """Lines of the form `name: what it is` or `name (type): what it is`."""
+    init = getattr(target, "__init__", None)
+    texts = [getattr(target, "__doc__", None), getattr(init, "__doc__", None)]
+    found: dict[str, str] = {}
+    for text in texts:
+        for name, words in ARGUMENT.findall(inspect.cleandoc(text)) if isinstance(text, str) else ():
+            found.setdefault(name, words.strip()[:300])
+    return found
+
+
 def json_schema(schema: Schema, config: Config | None = None) -> Json:
-    """The schema of a file; the kinds that a config uses are described too, besides those that ship."""
+    """The JSON schema of a file, with which editors complete and check it.
+
+    Args:
+        schema: the keys of the file.
+        config: a config whose kinds are described too, besides the kinds that ship.
+
+    >>> from loopwright.config import Entry, Schema, json_schema
+    >>> json_schema(Schema({"seed": Entry(str, description="Any text.")}))["properties"]
+    {'seed': {'description': 'Any text.', 'type': 'string'}}
+    """
     folder: Path | None = None
     kinds: list[tuple[Place, str]] = []
     if config is not None:
-        preparer = Preparer(config.folder)
-        with beside(config.folder):
-            preparer.value(config.root, schema, config.key)
-        folder, kinds = config.folder, preparer.kinds
+        validation = Validation(config.folder)
+        validation.check(config.root, schema, config.key)
+        folder, kinds = config.folder, validation.kinds
     with beside(folder):
         return SchemaWriter(folder, kinds).write(schema)
 
@@ -50,7 +72,7 @@ class SchemaWriter:
             "variable": {"type": "string", "pattern": r"\$\{", "description": "A variable: ${key} or ${env:NAME}."}
         }
         self.names: dict[Any, str] = {}
-        self.outer: list[Place] = []  # those being written: an object inside one of its own kind is given the same
+        self.outer: list[Place] = []  # being written; an object inside one of the same kind has the same `given`
 
     def write(self, schema: Schema) -> Json:
         body = self.mapping(schema.entries)
@@ -64,46 +86,36 @@ class SchemaWriter:
         return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
     def entry(self, entry: Entry) -> Json:
-        found = self.mapping(entry.accepts.entries) if isinstance(entry.accepts, Schema) else self.hint(entry.accepts)
+        found = self.hint(entry.accepts)
         return {"description": entry.description, **found} if entry.description else found
 
     def hint(self, hint: Any) -> Json:
-        """What a hint accepts."""
-        hint, place = strip(hint)
-        if place is not None:
-            return self.place(place)
-        options = options_of(hint)
-        if options is not None:
-            return any_of(self.hint(option) for option in options)
-        if get_origin(hint) is Literal:
-            return any_of([{"enum": list(get_args(hint))}, VARIABLE])
-        found = type(None) if hint is None else class_of(hint)
-        return {} if is_unknown(hint) or found is None else self.of_class(found, hint)
+        """What a hint accepts: pydantic's schema of it, with the objects in it described and variables allowed."""
+        return self.completed(json_of(hint))
 
-    def of_class(self, found: type, hint: Any) -> Json:
-        if found in NAMES:
-            return {"type": "string"} if found is str else any_of([{"type": SCALARS[found]}, VARIABLE])
-        if found in (*LISTS, *SETS, tuple, torch.Size):
-            return any_of([self.items(found, hint), VARIABLE])
-        if found in MAPPINGS:
-            inner = get_args(hint)
-            return any_of([{"type": "object", "additionalProperties": self.hint(inner[1]) if inner else {}}, VARIABLE])
-        if found in (*PATHS, torch.dtype, torch.device, type):
-            return {"type": "string"}
-        if issubclass(found, enum.Enum):
-            return any_of([{"enum": [member.name for member in found]}, VARIABLE])
-        if found is torch.Tensor:
-            return {"type": ["array", "number"]}
+    def completed(self, json: Json) -> Json:
+        if "place" in json:
+            return self.place(json["place"])
+        if "schema" in json:
+            return self.mapping(json["schema"].entries)
+        if "object" in json:
+            return self.object(json["object"])
+        if "anyOf" in json:
+            return any_of(map(self.completed, json["anyOf"]))
+        body = {name: value for name, value in json.items() if name != "words"}
+        for name in ("items", "additionalProperties"):
+            if isinstance(body.get(name), dict):
+                body[name] = self.completed(body[name])
+        if "prefixItems" in body:
+            body["prefixItems"] = [self.completed(part) for part in body["prefixItems"]]
+        return body if not body or body.get("type") == "string" else any_of([body, VARIABLE])
+
+    def object(self, found: type) -> Json:
+        """An object of a class that a hint names."""
         if fits(found, ANYTHING):
             outer = next((place for place in self.outer if place.given and found in place.bases), None)
             return self.place(outer or Place(found.__name__, found))
         return any_of([self.described(found, (), {}), VARIABLE])
-
-    def items(self, found: type, hint: Any) -> Json:
-        inner = get_args(hint)
-        if found is tuple and inner and Ellipsis not in inner:
-            return {"type": "array", "prefixItems": [self.hint(part) for part in inner], "items": False}
-        return {"type": "array", "items": self.hint(inner[0]) if inner else {}}
 
     def place(self, place: Place) -> Json:
         """A reference to what a place accepts: the kinds that ship with their arguments, and any other by its path."""
@@ -149,7 +161,7 @@ class SchemaWriter:
         return not place.short_names.get(kind, kind).startswith("torch.nn.")
 
     def common(self, place: Place) -> Json:
-        """The keys that any kind takes in this place: the program's own, and those of the class that is needed."""
+        """The keys that any kind takes in this place: keys of the program, and arguments of the needed class."""
         properties = {name: self.entry(entry) for name, entry in place.also.items()}
         base = place.bases[0]
         if base in ANYTHING or getattr(base, "_is_protocol", False):
@@ -178,7 +190,7 @@ class SchemaWriter:
         return {"description": words, **body} if words else body
 
     def properties(self, target: Any, given: Iterable[str]) -> tuple[Json, list[str], bool]:
-        """The keys of a class, those that it must have, and whether it takes others."""
+        """The keys of a class, its required keys, and whether it takes others."""
         arguments = arguments_of(target)
         items = {name: item for name, item in arguments.items.items() if name not in given}
         words = described_arguments(target)
@@ -208,10 +220,60 @@ class SchemaWriter:
 
 
 def any_of(options: Iterable[Json]) -> Json:
-    """Any of the options, each named once and those inside one another taken out."""
+    """Any of the options, without duplicates and nested `anyOf`s."""
     flat: list[Json] = []
     for option in options:
         for part in option["anyOf"] if set(option) == {"anyOf"} else [option]:
             if part not in flat:
                 flat.append(part)
     return flat[0] if len(flat) == 1 else {"anyOf": flat}
+
+
+def run_schema(
+    *,
+    model: Place,
+    dataset: Place,
+    trainer: Place,
+    optimizer: Place | None = None,
+    scheduler: Place | None = None,
+    initializer: Place | None = None,
+) -> Schema:
+    """The schema of a run file; a key without a place is not accepted.
+
+    Args:
+        model: what the model must be; the other places likewise.
+        dataset: the place of each data set under `datasets`.
+        trainer: the trainer, whose settings are the keys beside its `kind`.
+        optimizer: of a single optimizer at the top of the file.
+        scheduler: of a single scheduler at the top of the file.
+        initializer: of what loads weights before training.
+
+    >>> from torch import nn
+    >>> from torch.utils.data import Dataset
+    >>> from loopwright import Trainer
+    >>> from loopwright.config import Place, run_schema
+    >>> schema = run_schema(model=Place("model", nn.Module), dataset=Place("dataset", Dataset),
+    ...                     trainer=Place("trainer", Trainer))
+    >>> [name for name, entry in schema.entries.items() if entry.required]
+    ['model', 'datasets', 'trainer']
+    """
+    entries = {
+        "name": Entry(str | None, description="What the run is called; its directory is runs/<name>/<id>."),
+        "seed": Entry(int | None, description="The seed of all randomness: 0 is a seed, null is none."),
+        "output_path": Entry(Path | None, description="The run directory; otherwise a new one in runs/<name>."),
+        "tags": Entry(list[str], description="Words to find the run by."),
+        "resume": Entry(bool | str | None, description="true or auto to go on, false to start anew, or a run's path."),
+        "vars": Entry(DATA, description="Values to use elsewhere in the file as ${vars.name}."),
+        "defaults": Entry(list[Any] | str, description="Files to include; this file's keys win over theirs."),
+        "modules": Entry(str, description="The folder of the modules that kinds name: this one, or one above it."),
+        "sweep": Entry(DATA, description="Keys with lists of values, one run for each combination."),
+        "model": Entry(one_of_kind(model), True, model.description or "The model that is trained."),
+        "datasets": Entry(
+            mapping_of(dataset), True, dataset.description or "Data sets by name, such as train and test."
+        ),
+        "trainer": Entry(one_of_kind(trainer), True, trainer.description or "The trainer and its settings."),
+    }
+    for name, place in (("optimizer", optimizer), ("scheduler", scheduler), ("initializer", initializer)):
+        if place is not None:
+            entries[name] = Entry(one_of_kind(place), description=place.description or f"The {name}.")
+    return Schema(entries, "A training run.")

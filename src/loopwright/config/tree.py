@@ -1,16 +1,79 @@
-"""A resolved config: plain values that know the file and line they came from."""
+"""A resolved config: plain values that know their file and line, and mistakes that name them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .problems import ConfigError, Problem, nearest
+from ..errors import ConfigurationError
 
+COMMAND_LINE = "command line"
 Scalar = str | int | float | bool | None
 Key = str | int
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One mistake: where it is, and what was found, was expected and can be done about it."""
+
+    file: str
+    line: int | None
+    key: str
+    message: str
+
+    def __str__(self) -> str:
+        place = self.file if self.line is None else f"{self.file}:{self.line}"
+        head = f"{place}: {self.key}" if self.key else place
+        return head + "\n    " + self.message.replace("\n", "\n    ")
+
+
+class ConfigError(ConfigurationError):
+    """A config cannot be used; `problems` has every mistake that was found, and `str()` is the whole report.
+
+    >>> from loopwright.config import ConfigError, Problem
+    >>> print(ConfigError([Problem("run.yaml", 3, "seed", "is null; expected a whole number.")]))
+    1 mistake in the configuration:
+    run.yaml:3: seed
+        is null; expected a whole number.
+    """
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems: tuple[Problem, ...] = tuple(dict.fromkeys(problems))
+        count = "1 mistake" if len(self.problems) == 1 else f"{len(self.problems)} mistakes"
+        super().__init__("\n".join([f"{count} in the configuration:", *map(str, self.problems)]))
+
+
+def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
+    """The end of a message about an unknown name: the nearest names that exist, or else all of them.
+
+    Args:
+        name: the unknown name.
+        known: the names that exist.
+        cutoff: how similar a name must be, from 0 (anything) to 1 (equal).
+
+    >>> from loopwright.config import nearest
+    >>> nearest("widht", ["width", "depth"])
+    'did you mean width?'
+    """
+    names = sorted(set(known))
+    close = near_names(name, names, cutoff=cutoff)
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    if not names:
+        return "there are none here."
+    shown = names[:20]
+    return f"there is: {', '.join(shown)}{', ...' if len(names) > len(shown) else ''}."
+
+
+def near_names(name: str, known: Sequence[str], *, cutoff: float = 0.5) -> list[str]:
+    """Up to three of the known names that look most like this one, whatever their case."""
+    lowered = {other.lower(): other for other in known}
+    found = difflib.get_close_matches(name.lower(), list(lowered), n=3, cutoff=cutoff)
+    ratios = {other: difflib.SequenceMatcher(None, name.lower(), other).ratio() for other in found}
+    return [lowered[other] for other in found if ratios[other] > max(ratios.values()) - 0.1]
 
 
 @dataclass(slots=True)
@@ -111,8 +174,16 @@ def child_of(node: Node, part: str) -> Node | None:
 class Config:
     """A resolved tree of plain dicts, lists and scalars that knows where each value came from.
 
-    `folder` is that of the file it was read from: modules beside the file are imported from there. `key` is where this
-    config lies in the whole ("" for the whole file).
+    Args:
+        root: the values with their files and lines.
+        folder: the folder of the file; modules beside the file are imported from there.
+        key: where this config lies in the whole ("" for the whole file).
+
+    >>> from loopwright.config import Config
+    >>> from loopwright.config.tree import to_node
+    >>> config = Config(to_node({"model": {"width": 3}}, "run.yaml", 1), ".")
+    >>> config.get("model.width"), "model.depth" in config, config.place("model.depth")
+    (3, False, ('run.yaml', 1))
     """
 
     def __init__(self, root: Node, folder: str | Path, key: str = "") -> None:
@@ -160,7 +231,7 @@ class Config:
         path: where the file will be. If that is below the folder of the modules that kinds name, `modules:` is added,
         so that it runs from there too; otherwise pass `folder=` to `load_config`.
         """
-        from .writing import write_yaml
+        from .yaml import write_yaml
 
         above = None if path is None else self._way_up(Path(path).resolve().parent)
         if above is None:

@@ -109,14 +109,14 @@ def meta_of(run: TrainingRun) -> dict[str, Any]:
 def restore(run: TrainingRun, tree: Any, source: str, *, kept: Kept = NOTHING_KEPT) -> None:
     """Put the state back, but for what is `kept`. Everything is compared first: all of it fits, or nothing is changed.
 
-    The position in the data is left in `run.program.mark`, for whoever opens the data to go on from here.
+    The position in the data waits in `run.pending` for the `train` call that has the data.
     """
     tree, callbacks = complete_state(tree, source), _named_callbacks(run)
     small = load_stored({part: value for part, value in tree.items() if part not in ("models", "optimizers")})
     small["callbacks"] = migrate_callbacks(callbacks, small, source)
     if problems := _compare(run, tree, small, kept):
         raise CheckpointError(
-            f"Checkpoint {source} does not fit this run, and nothing was loaded:{listed(problems)}\nBuild the same "
+            f"Checkpoint {source} does not fit this trainer, and nothing was loaded:{listed(problems)}\nBuild the same "
             "models, optimizers and callbacks as the run that wrote it, or start a new run "
             f"({run.words.start_over})."
         )

@@ -12,9 +12,8 @@ import pytest
 import yaml
 
 from loopwright.config import ConfigError, load_config
-from loopwright.config.importing import RefusedError
-from loopwright.config.kinds import resolve_kind
-from loopwright.config.problems import Problem
+from loopwright.config.kinds import RefusedError, resolve_kind
+from loopwright.config.tree import Problem
 from loopwright.doors.configured.config import CALLBACK, INITIALIZER
 from loopwright.doors.configured.experiment import Experiment
 from loopwright.doors.configured.places import MODEL, OPTIMIZER, SCHEDULER

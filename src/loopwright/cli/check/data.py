@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, default_collate
 
-from ...config.problems import near_names
+from ...config.tree import near_names
 from ...data.random import preserved_rng, seed_sample
 from ...training.supervised import describe
 from .report import ConfigReport

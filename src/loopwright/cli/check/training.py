@@ -12,7 +12,7 @@ from ...callbacks.freezing import Freeze
 from ...callbacks.nonfinite import NonFiniteGuard
 from ...checkpoint import snapshot
 from ...checkpoint.compare import compare_trees
-from ...config.problems import near_names
+from ...config.tree import near_names
 from ...debug.resume_check import check_resume
 from ...initializers import Initializer
 from ...run.reading import RunView

@@ -87,7 +87,7 @@ class ColorJitter(Group):
 
 
 class PairAugmentation(ColorJitter):
-    """What is done to input and target alike."""
+    """Augmentations of input and target together."""
 
     h_flip_chance: float = Field(default=0.5, ge=0.0, le=1.0)
     v_flip_chance: float = Chance
@@ -234,7 +234,7 @@ class Training(Group):
 
 
 class Saving(Group):
-    """What a training script asks for between epochs, and resume points, which are written without being asked for."""
+    """Models and examples, which a training script saves between epochs, and resume points, which are automatic."""
 
     save_model: bool = True
     model_save_rate: int = Field(default=5, ge=1)
@@ -265,7 +265,12 @@ class Visualizer(Group):
 
 
 class Config(Group):
-    """All settings. A subclass may add groups and values of its own; give it to `Trainer.config_type`."""
+    """All settings. A subclass may add groups and values of its own; give it to `Trainer.config_type`.
+
+    >>> from loopwright.doors.adversarial import Config
+    >>> Config().train.loss.lambda_l1
+    100.0
+    """
 
     config_type: Literal["pix2pix"] = "pix2pix"
     common: Common = Common()

@@ -8,19 +8,15 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from types import UnionType
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Union, get_args, get_origin
+from typing import Any, TypeAlias, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from ...config.tree import ConfigError, Node, Problem, child_of, join_key, to_node
+from ...config.yaml import read_file
 from ...errors import ConfigurationError
 from .config import Config
-
-if TYPE_CHECKING:
-    from ...config.problems import ConfigError
-    from ...config.tree import Node
 
 logger = logging.getLogger("loopwright")
 
@@ -28,13 +24,22 @@ ConfigSource: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | Config |
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 
 _COPY_NAME = re.compile(r"train(\d+)_config\.json")
-_said: set[str] = set()  # settings without an effect that this process has spoken of
+_said: set[str] = set()  # settings without an effect that this process has warned about
 
 
 class ConfigManager:
-    """A config and where it came from: `data` are the settings as attributes, `raw` as a dict.
+    """A config: `data` are the settings as attributes, `raw` as a dict.
 
     `Trainer` takes one as its config and then shares `data` with it.
+
+    Args:
+        input_config: what `load_config` takes.
+        kind: `Config` or a subclass with further settings.
+
+    >>> from loopwright.doors.adversarial import ConfigManager
+    >>> manager = ConfigManager({"train": {"generator": {"features": 8}}})
+    >>> manager.data.train.generator.features, manager.raw["common"]["precision"]
+    (8, 'fp32')
     """
 
     def __init__(self, input_config: ConfigSource = None, kind: type[Config] = Config) -> None:
@@ -51,9 +56,16 @@ class ConfigManager:
 
 
 def load_config(source: ConfigSource = None, kind: type[AnyConfig] = Config) -> AnyConfig:  # type: ignore[assignment]
-    """The config from a JSON or YAML file, a mapping, a config, or None for the defaults.
+    """Read a config; a setting that is left out has its default.
 
-    What is left out has its default. The settings may be under a key "config", as in a whole file.
+    Args:
+        source: the path of a JSON or YAML file, a mapping, a config, or None for the defaults. The settings may be
+            under a key "config", as in a file that `export_config` wrote.
+        kind: `Config` or a subclass with further settings.
+
+    >>> from loopwright.doors.adversarial import load_config
+    >>> load_config({"dataloader": {"batch_size": 4}}).dataloader.batch_size
+    4
     """
     if isinstance(source, ConfigManager):
         source = source.data
@@ -66,32 +78,15 @@ def load_config(source: ConfigSource = None, kind: type[AnyConfig] = Config) -> 
             f"config is {source!r}, of type {type(source).__name__}; expected the path of a JSON or YAML file, a dict, "
             "a Config, a ConfigManager, or None for the defaults."
         )
-    given = _read(Path(source)) if isinstance(source, (str, os.PathLike)) else Given("config", source)
-    values: Any = given.values
-    if not isinstance(values, Mapping):
-        raise ConfigurationError(f"{given.name} is a {type(values).__name__}; expected groups of settings by name.")
-    if set(values) == {"config"} and isinstance(values["config"], Mapping):
-        given.prefix, values = "config.", values["config"]
+    root = _read(Path(source)) if isinstance(source, (str, os.PathLike)) else to_node(_plain(source), "config", None)
+    if not isinstance(root.value, dict):
+        raise ConfigurationError(f"{root.file} is a {type(root.value).__name__}; expected groups of settings by name.")
+    if set(root.value) == {"config"} and isinstance(root.value["config"].value, dict):
+        root = root.value["config"]
     try:
-        return kind.model_validate(_plain(values))
+        return kind.model_validate(root.plain())
     except ValidationError as error:
-        raise _report(error, given, kind) from None
-
-
-@dataclass(slots=True)
-class Given:
-    """What was given as a config: its name in messages, its values, and the tree with line numbers if there is one."""
-
-    name: str
-    values: Any
-    root: Node | None = None
-    prefix: str = ""
-
-    def line_of(self, key: str) -> int | None:
-        from ...config.tree import descend
-
-        node = None if self.root is None else descend(self.root, self.prefix + key)
-        return None if node is None else node.line
+        raise _report(error, root, kind) from None
 
 
 def export_config(config: Config, directory: str | os.PathLike[str]) -> Path:
@@ -101,7 +96,7 @@ def export_config(config: Config, directory: str | os.PathLike[str]) -> Path:
     path = folder / f"train{number}_config.json"
     values = config.model_dump(mode="json")
     for key, is_given, _ in settings_without_effect(config):
-        if not is_given:  # whoever reads the copy is not to be told of what nobody set
+        if not is_given:  # so that reading the copy does not warn about it
             _remove(values, key.split("."))
     path.write_text(json.dumps({"config": values}, indent=2) + "\n")
     return path
@@ -133,21 +128,18 @@ def _remove(values: dict[str, Any], path: list[str]) -> None:
 
 
 def config_copies(directory: Path) -> list[tuple[int, Path]]:
-    """The copies in a directory with their numbers, in the order of those."""
+    """The copies in a directory with their numbers, sorted by number."""
     found = [(int(m[1]), path) for path in directory.glob("*") if (m := _COPY_NAME.fullmatch(path.name))]
     return sorted(found)
 
 
-def _read(path: Path) -> Given:
+def _read(path: Path) -> Node:
     if not path.is_file():
         raise ConfigurationError(f"There is no config file at {path}: give a JSON or YAML file, a dict, or None.")
     if path.suffix.lower() in (".yaml", ".yml"):
-        from ...config.reading import read_file
-
-        root = read_file(path)
-        return Given(str(path), root.plain(), root)
+        return read_file(path)
     try:
-        return Given(str(path), json.loads(path.read_text()))
+        return to_node(json.loads(path.read_text()), str(path), None)
     except ValueError as error:
         raise ConfigurationError(f"{path} cannot be read: {error}.") from None
 
@@ -161,64 +153,47 @@ def _plain(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
-def _report(error: ValidationError, given: Given, kind: type[BaseModel]) -> ConfigError:
+def _report(error: ValidationError, root: Node, kind: type[BaseModel]) -> ConfigError:
     """Every mistake with the key it is at; of a choice that has several forms, once."""
-    from ...config.problems import ConfigError, Problem
-
-    texts: dict[str, str] = {}
-    for found in error.errors():
-        names = _keys(found["loc"], kind)
+    found: dict[str, Problem] = {}
+    for item in error.errors():
+        node, names = root, list[str]()
+        for part in item["loc"]:
+            child = child_of(node, str(part))
+            if child is not None:  # pydantic's own names for the forms of a choice are left out
+                node, names = child, [*names, str(part)]
         key = ".".join(names)
-        if found["type"] == "extra_forbidden":
-            text = f"there is no such setting{_nearest(names, kind)}"
-        else:
-            value = found["input"]
-            shown = type(value).__name__ if isinstance(value, (Mapping, list)) else repr(value)
-            text = f"{found['msg'][0].lower()}{found['msg'][1:]}; it is {shown}."
-        texts[key] = f"{texts[key].rpartition('; it is')[0]}, or: {text}" if key in texts else text
-    return ConfigError([Problem(given.name, given.line_of(key), key, text) for key, text in texts.items()])
+        text = _in_words(item, key, kind)
+        if key in found:
+            text = f"{found[key].message.rpartition('; it is')[0]}, or: {text}"
+        found[key] = Problem(root.file, node.line, key, text)
+    return ConfigError(found.values())
 
 
-def _keys(location: tuple[int | str, ...], kind: type[BaseModel]) -> list[str]:
-    """The names in a config that lead to a place; pydantic's own names for the forms of a choice are left out."""
-    keys: list[str] = []
-    group: type[BaseModel] | None = kind
-    for part in location:
-        if group is None:
-            break
-        keys.append(str(part))
-        field = group.model_fields.get(str(part))
-        group = None if field is None else _group_of(field.annotation)
-    return keys
+def _in_words(item: Any, key: str, kind: type[BaseModel]) -> str:
+    if item["type"] == "extra_forbidden":
+        return f"there is no such setting{_nearest(key, kind)}"
+    value = item["input"]
+    shown = type(value).__name__ if isinstance(value, (Mapping, list)) else repr(value)
+    return f"{item['msg'][0].lower()}{item['msg'][1:]}; it is {shown}."
 
 
-def _group_of(annotation: Any) -> type[BaseModel] | None:
-    options = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-    return next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
-
-
-def _nearest(names: list[str], kind: type[BaseModel]) -> str:
+def _nearest(key: str, kind: type[BaseModel]) -> str:
     """The setting that was probably meant: in the same group, or the same name in another one."""
-    group: type[BaseModel] | None = kind
-    for name in names[:-1]:
-        field = group.model_fields.get(name) if group is not None else None
-        group = None if field is None else _group_of(field.annotation)
-    known = list(group.model_fields) if group is not None else []
-    near = difflib.get_close_matches(names[-1], known, n=1, cutoff=0.6)
+    keys = list(_keys(kind))
+    group, _, name = key.rpartition(".")
+    known = [other.rpartition(".")[2] for other in keys if other.rpartition(".")[0] == group]
+    near = [join_key(group, other) for other in difflib.get_close_matches(name, known, n=1, cutoff=0.6)]
+    near += [other for other in keys if other.rpartition(".")[2] == name]
     if near:
-        return f"; did you mean {'.'.join([*names[:-1], near[0]])}?"
-    elsewhere = _places(names[-1], kind)
-    if elsewhere:
-        return f"; did you mean {elsewhere[0]}?"
+        return f"; did you mean {near[0]}?"
     return f"; there is: {', '.join(known)}." if known else "."
 
 
-def _places(name: str, kind: type[BaseModel], before: str = "") -> list[str]:
-    found = []
-    for key, field in kind.model_fields.items():
-        if key == name:
-            found.append(before + key)
-        group = _group_of(field.annotation)
-        if group is not None:
-            found += _places(name, group, f"{before}{key}.")
-    return found
+def _keys(kind: type[BaseModel], before: str = "") -> Iterator[str]:
+    """The dotted names of all settings and groups."""
+    for name, field in kind.model_fields.items():
+        yield before + name
+        for option in (field.annotation, *get_args(field.annotation)):
+            if isinstance(option, type) and issubclass(option, BaseModel):
+                yield from _keys(option, f"{before}{name}.")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...callback import TrainerHooks, hook_names
-from ...config.problems import nearest
+from ...config.tree import nearest
 from ...errors import ConfigurationError
 from ...training.step_checks import mistake_in_loss
 from ...training.supervised import describe

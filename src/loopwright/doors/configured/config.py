@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, model_
 
 from ...callback import Callback
 from ...config.places import Place
-from ...config.problems import nearest
+from ...config.tree import nearest
 from ...initializers import Initializer
 from ...training import program
 

@@ -18,7 +18,7 @@ from ...callback import Callback, FunctionCallback
 from ...callbacks.losses import OnlineLoss
 from ...callbacks.measuring import ProgressLine
 from ...callbacks.nonfinite import NonFiniteGuard
-from ...config.problems import near_names
+from ...config.tree import near_names
 from ...errors import ConfigurationError
 from ...metrics.history import History
 from ...metrics.progress import Progress

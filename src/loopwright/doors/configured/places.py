@@ -11,9 +11,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
 from ...config import Config, Entry, Place, Schema, build, one_of_kind, run_schema
-from ...config.kinds import resolve_kind
-from ...config.preparing import describes_several, names_of
-from ...config.shipped import schedule_names, scheduler_names
+from ...config.kinds import resolve_kind, schedule_names, scheduler_names
+from ...config.places import describes_several, names_of
 from ...optim.build import Schedule
 from ...optim.groups import GroupedOptimizer
 from ...schedules import Curve
@@ -66,8 +65,8 @@ TRAINER = Place("trainer", BaseTrainer, given=DEPENDENCIES, description="The tra
 
 def model_names(config: Config) -> list[str]:
     """The names of the models, where a run file describes several; none where it describes one."""
-    node = config.at("model").root
-    return [str(name) for name in names_of(node, MODEL)] if describes_several(node, MODEL) else []
+    model = config.at("model").tree
+    return [str(name) for name in names_of(model, MODEL)] if describes_several(model, MODEL) else []
 
 
 @cache

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...callbacks.interval import Periodic
-from ...config.problems import near_names
+from ...config.tree import near_names
 from ...errors import ConfigurationError
 from ...metrics.history import History
 from ...metrics.progress import Progress

@@ -13,8 +13,7 @@ from torch.utils.data import Dataset
 
 from loopwright.callbacks import EMA, EarlyStopping
 from loopwright.config import ConfigError, Entry, Place, Schema, build, check, list_of, load_config
-
-from .projects import DATASET, MODEL, OPTIMIZER, SCHEDULER, SCHEMA, TRAINER
+from tests.config.projects import DATASET, MODEL, OPTIMIZER, SCHEDULER, SCHEMA, TRAINER
 
 
 def model(project, *overrides):

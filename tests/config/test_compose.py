@@ -1,0 +1,226 @@
+"""Files that include others, and variables: the tree that a file and its includes make."""
+
+from __future__ import annotations
+
+import pytest
+
+from loopwright.config import ConfigError, load_config
+
+
+def load(project, overrides=()):
+    return load_config(project.file, overrides)
+
+
+def test_included_files_are_merged_in_order_and_the_file_wins(project):
+    project.write("one.yaml", "a: {x: 1, y: 1, z: 1}\nlist: [1, 2]\n")
+    project.write("two.yaml", "a: {y: 2, z: 2}\n")
+    project.write("run.yaml", "defaults: [one.yaml, two.yaml]\na: {z: 3}\nlist: [9]\n")
+    assert load(project).tree == {"a": {"x": 1, "y": 2, "z": 3}, "list": [9]}
+
+
+def test_a_single_include_needs_no_list(project):
+    project.write("one.yaml", "a: 1\n")
+    project.write("run.yaml", "defaults: one.yaml\n")
+    assert load(project).tree == {"a": 1}
+
+
+def test_an_included_file_may_include_others_relative_to_itself(project):
+    project.write("parts/net.yaml", "defaults: [deep.yaml]\nwidth: 3\n")
+    project.write("parts/deep.yaml", "depth: 4\n")
+    project.write("run.yaml", "defaults: [parts/net.yaml]\n")
+    assert load(project).tree == {"depth": 4, "width": 3}
+
+
+def test_a_file_can_be_included_under_a_key(project):
+    project.write("nets/big.yaml", "width: 512\n")
+    project.write(
+        "run.yaml", "defaults:\n  - model: nets/big.yaml\n  - {trainer.inner: nets/big.yaml}\nmodel: {depth: 2}\n"
+    )
+    assert load(project).tree == {"model": {"width": 512, "depth": 2}, "trainer": {"inner": {"width": 512}}}
+
+
+def test_a_value_keeps_the_file_and_line_it_came_from(project):
+    one = project.write("one.yaml", "# first\na: {x: 1}\n")
+    project.write("run.yaml", "defaults: [one.yaml]\na: {y: 1}\n")
+    config = load(project)
+    assert config.place("a.x") == (str(one), 2)
+    assert config.place("a.y") == (str(project.file), 2)
+    assert config.place("a.gone") == (str(project.file), 2)
+
+
+def test_a_key_with_a_tilde_drops_an_included_one(project):
+    project.write("one.yaml", "a: {x: 1, y: 2}\n")
+    project.write("run.yaml", "defaults: [one.yaml]\na: {~x: }\n")
+    assert load(project).tree == {"a": {"y": 2}}
+
+
+def test_dropping_what_is_not_there_is_a_mistake(project):
+    project.write("one.yaml", "a: {width: 1}\n")
+    project.write("run.yaml", "defaults: [one.yaml]\na: {~widht: }\nb: {~c: }\n")
+    with pytest.raises(ConfigError) as caught:
+        load(project)
+    first, second = caught.value.problems
+    assert (first.line, first.key) == (2, "a.~widht")
+    assert "did you mean width?" in first.message
+    assert second.key == "b.~c"
+
+
+def test_files_that_include_each_other_are_refused(project):
+    project.write("one.yaml", "defaults: [two.yaml]\n")
+    project.write("two.yaml", "\ndefaults: [one.yaml]\n")
+    project.write("run.yaml", "defaults: [one.yaml]\n")
+    with pytest.raises(ConfigError, match=r"two.yaml:2: defaults\n.*one.yaml -> two.yaml -> one.yaml"):
+        load(project)
+
+
+def test_the_same_file_may_be_included_twice(project):
+    project.write("one.yaml", "a: 1\n")
+    project.write("run.yaml", "defaults: [one.yaml, {b: one.yaml}]\n")
+    assert load(project).tree == {"a": 1, "b": {"a": 1}}
+
+
+def test_a_missing_include_names_the_nearest_file(project):
+    project.write("base.yaml", "a: 1\n")
+    project.write("run.yaml", "seed: 0\ndefaults: [bsae.yaml]\n")
+    with pytest.raises(
+        ConfigError, match=r"run.yaml:2: defaults\n    there is no file bsae.yaml; did you mean base.yaml"
+    ):
+        load(project)
+
+
+def test_mistakes_in_all_included_files_are_reported_together(project):
+    project.write("one.yaml", "a: 1\na: 2\n")
+    project.write("two.yaml", "b: [1\n")
+    project.write("run.yaml", "defaults: [one.yaml, two.yaml, three.yaml, 4]\n")
+    with pytest.raises(ConfigError) as caught:
+        load(project)
+    assert len(caught.value.problems) == 4
+
+
+def test_an_override_can_change_what_was_included(project):
+    project.write("one.yaml", "vars: {width: 1}\n")
+    project.write("run.yaml", "defaults: [one.yaml]\nwidth: ${vars.width}\n")
+    assert load(project, ["vars.width=7"]).tree["width"] == 7
+
+
+def load_text(project, text, **environ):
+    return load_config(project.write("run.yaml", text), environ=environ).tree
+
+
+def problem_in(project, text, **environ):
+    with pytest.raises(ConfigError) as caught:
+        load_text(project, text, **environ)
+    (found,) = caught.value.problems
+    return found
+
+
+@pytest.mark.parametrize("value", [16, 1.5, True, None, "text", [1, {"a": 2}], {"a": [1]}])
+def test_a_variable_that_is_the_whole_value_keeps_its_type(project, value):
+    import json
+
+    assert load_text(project, f"vars: {{v: {json.dumps(value)}}}\nkey: ${{vars.v}}\n")["key"] == value
+
+
+def test_a_variable_inside_text_becomes_text(project):
+    text = "width: 16\nrate: 0.1\non: true\nname: 'net-${width}-${ rate }-${on}'\n"
+    assert load_text(project, text)["name"] == "net-16-0.1-true"
+
+
+def test_any_key_can_be_a_variable_also_an_item_of_a_list(project):
+    text = "model: {widths: [8, {last: 4}]}\na: ${model.widths.0}\nb: ${model.widths.1.last}\nc: ${model.widths.-1}\n"
+    found = load_text(project, text)
+    assert (found["a"], found["b"], found["c"]) == (8, 4, {"last": 4})
+
+
+def test_variables_may_refer_to_variables_in_any_order(project):
+    assert load_text(project, "a: ${b}\nb: ${c.d}\nc: {d: 'x${e}'}\ne: 5\n")["a"] == "x5"
+
+
+def test_a_variable_may_lead_through_another(project):
+    assert load_text(project, "a: ${b.width}\nb: ${c}\nc: {width: 3}\n")["a"] == 3
+
+
+def test_copies_of_a_mapping_are_independent(project):
+    path = project.write("run.yaml", "a: {x: 1}\nb: ${a}\n")
+    tree = load_config(path).tree
+    tree["b"]["x"] = 2
+    assert tree["a"]["x"] == 1
+
+
+def test_two_dollars_are_an_escape(project):
+    text = "a: '$${b}'\nc: '$${b}-${d}'\nd: 1\ne: ${a}\nf: {g: '$${b}'}\nh: ${f}\ni: ${h.g}\n"
+    found = load_text(project, text)
+    assert found == {
+        "a": "${b}",
+        "c": "${b}-1",
+        "d": 1,
+        "e": "${b}",
+        "f": {"g": "${b}"},
+        "h": {"g": "${b}"},
+        "i": "${b}",
+    }
+
+
+def test_dollars_alone_are_text(project):
+    assert load_text(project, "a: $5\nb: 'x$'\nc: $$\n") == {"a": "$5", "b": "x$", "c": "$$"}
+
+
+def test_the_environment_gives_numbers_as_numbers(project):
+    text = "a: ${env:A}\nb: ${env:B,0.5}\nc: '${env:C, none}'\nd: 'x-${env:A}'\ne: ${env_text:A}\n"
+    assert load_text(project, text, A="1e3") == {"a": 1000.0, "b": 0.5, "c": "none", "d": "x-1e3", "e": "1e3"}
+
+
+def test_an_empty_default_is_null(project):
+    assert load_text(project, "a: '${env:A,}'\n") == {"a": None}
+
+
+def test_a_variable_that_is_not_set_says_what_to_do(project):
+    found = problem_in(project, "seed: 0\na: ${env:RATE}\n")
+    assert (found.line, found.key) == (2, "a")
+    assert "RATE is not set" in found.message
+    assert "${env:RATE,...}" in found.message
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("vars: {width: 1}\na: ${vars.widht}\n", "vars has no widht; did you mean width?"),
+        ("width: 1\na: ${wdith}\n", "the config has no key wdith; did you mean width?"),
+        ("b: {c: 1}\na: 'x${b}'\n", "cannot be part of a text"),
+        ("b: 1\na: ${a}\n", "refers to itself"),
+        ("b: 1\na: {c: '${a}'}\n", "refers to itself"),
+        ("b: 1\na: 'x${b'\n", "not closed"),
+        ("b: 1\na: 'x${c${b}}'\n", "one variable inside another"),
+        ("b: 1\na: ${file:x}\n", "expected ${key}"),
+        ("b: 1\na: '${env:A B}'\n", "expected ${env:NAME}"),
+        ("b: 1\na: '${}'\n", "expected ${key}"),
+        ("b: [1]\na: ${b.1}\n", "b has no 1"),
+    ],
+)
+def test_a_variable_without_a_value_is_a_mistake(project, text, words):
+    found = problem_in(project, text)
+    assert found.line == 2
+    assert words in found.message
+
+
+def test_variables_that_refer_to_each_other_in_a_circle_are_refused(project):
+    with pytest.raises(ConfigError, match=r"refers to itself: a -> .*b -> .*a"):
+        load_text(project, "a: ${b}\nb: ${a}\n")
+
+
+def test_every_variable_without_a_value_is_reported(project):
+    with pytest.raises(ConfigError) as caught:
+        load_text(project, "a: ${x}\nb: {c: '${y}'}\nd: ['${env:Z}']\n")
+    assert [found.key for found in caught.value.problems] == ["a", "b.c", "d.0"]
+
+
+def test_lists_that_double_without_end_are_refused(project):
+    lines = ["v0: [1, 1]", *(f"v{i}: ['${{v{i - 1}}}', '${{v{i - 1}}}']" for i in range(1, 40))]
+    with pytest.raises(ConfigError, match="expand to more values"):
+        load_text(project, "\n".join(lines))
+
+
+def test_text_that_doubles_without_end_is_refused(project):
+    lines = ["v0: xxxxxxxx", *(f"v{i}: ${{v{i - 1}}}${{v{i - 1}}}" for i in range(1, 60))]
+    with pytest.raises(ConfigError, match="more than a million characters"):
+        load_text(project, "\n".join(lines))
