@@ -10,47 +10,47 @@ import torch.distributed as dist
 
 from loopwright.errors import DataError
 from loopwright.runtime.collectives import SHORT
-from loopwright.runtime.consensus import Agreement
+from loopwright.runtime.consensus import RequestConsensus
 from loopwright.runtime.process_group import Group
 
 from .ranks import run_ranks
 
 
-def exchange_wishes(rank: int, wishes: list[list[tuple[int, int]]]) -> list[tuple[int, ...]]:
-    agreement = Agreement(Group.join().host_group, num_wishes=2)
-    return [*(agreement.exchange(wish) for wish in wishes[rank]), agreement.finish()]
+def exchange_requests(rank: int, requests: list[list[tuple[int, int]]]) -> list[tuple[int, ...]]:
+    consensus = RequestConsensus(Group.join().host_group, num_requests=2)
+    return [*(consensus.exchange(own) for own in requests[rank]), consensus.finish()]
 
 
-def test_all_ranks_get_the_largest_wish_one_update_late() -> None:
-    wishes = [[(0, 0), (3, 0), (0, 0)], [(0, 1), (2, 0), (0, 5)], [(0, 0), (0, 0), (4, 0)]]
-    assert run_ranks(exchange_wishes, 3, wishes) == [[(0, 0), (0, 1), (3, 0), (4, 5)]] * 3
+def test_all_ranks_get_the_largest_request_one_update_late() -> None:
+    requests = [[(0, 0), (3, 0), (0, 0)], [(0, 1), (2, 0), (0, 5)], [(0, 0), (0, 0), (4, 0)]]
+    assert run_ranks(exchange_requests, 3, requests) == [[(0, 0), (0, 1), (3, 0), (4, 5)]] * 3
 
 
 def finish_twice(rank: int) -> list[tuple[int, ...]]:
-    agreement = Agreement(Group.join().host_group)
-    agreement.exchange((rank, 0, 0, 0))
-    return [agreement.finish(), agreement.finish()]
+    consensus = RequestConsensus(Group.join().host_group)
+    consensus.exchange((rank, 0, 0, 0))
+    return [consensus.finish(), consensus.finish()]
 
 
-def test_after_finish_nothing_is_under_way() -> None:
+def test_after_finish_no_exchange_is_in_flight() -> None:
     assert run_ranks(finish_twice, 2) == [[(1, 0, 0, 0), (0, 0, 0, 0)]] * 2
 
 
 def exchange_among_others(rank: int) -> tuple[list[int], float]:
-    """Agreement, gradients and objects at the same time, as in training."""
+    """Consensus, gradients and objects at the same time, as in training."""
     group = Group.join()
-    agreement = Agreement(group.new_host_group())
+    consensus = RequestConsensus(group.new_host_group())
     agreed, total = [], 0.0
     for update in range(20):
-        agreed.append(agreement.exchange((update if rank == update % 2 else 0, 0, 0, 0))[0])
+        agreed.append(consensus.exchange((update if rank == update % 2 else 0, 0, 0, 0))[0])
         gradient = torch.full((100,), float(rank))
         dist.all_reduce(gradient)
         total += gradient[0].item() + sum(group.gather_objects(rank))
-    agreement.finish()
+    consensus.finish()
     return agreed, total
 
 
-def test_an_exchange_under_way_does_not_disturb_other_collectives() -> None:
+def test_an_exchange_in_flight_does_not_disturb_other_collectives() -> None:
     assert run_ranks(exchange_among_others, 2) == [([0, *range(19)], 40.0)] * 2
 
 

@@ -1,4 +1,4 @@
-"""Gradients averaged over processes, and what travels with them."""
+"""Gradients averaged over ranks, and the message that is summed with them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def average(rank: int, flags: tuple[float, float]) -> tuple[list[Tensor | None],
     params[0].grad = torch.full((2, 3), float(rank))
     if rank == 1:
         params[1].grad = torch.ones(4)
-    message = Averaging(None, group.world).average(params, torch.tensor([flags[rank], 7.0 if rank == 0 else 0.0]))
+    message = Averaging(None, group.world).average(params, torch.tensor([flags[rank], 0.0, 7.0 if rank == 0 else 0.0]))
     assert message is not None
     return [param.grad for param in params], message.tolist()
 
@@ -29,7 +29,7 @@ def average(rank: int, flags: tuple[float, float]) -> tuple[list[Tensor | None],
 @pytest.mark.parametrize("flags", [(0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0)])
 def test_messages_are_added_up_and_change_no_gradient(flags: tuple[float, float]) -> None:
     for grads, message in run_ranks(average, 2, flags):
-        assert message == [sum(flags), 7.0]
+        assert message == [sum(flags), 0.0, 7.0]
         assert torch.equal(grads[0], torch.full((2, 3), 0.5))
         assert torch.equal(grads[1], torch.full((4,), 0.5))
         assert grads[2] is None
@@ -89,28 +89,28 @@ def test_loss_that_is_not_finite_on_one_process_is_refused_on_all_before_any_wei
 
 
 def exchange(rank: int, sends: bool) -> list[tuple[int, ...]]:
-    """Three updates, a wish of one process in the first; the clock is the first process's."""
+    """Four updates, a request of one rank in the second; the clock is that of rank 0."""
     runtime = DistributedRuntime()
     params = [nn.Parameter(torch.zeros(3))]
-    heard = []
+    agreed = []
     for update in range(4):
         if sends:
             params[0].grad = torch.ones(3)
             runtime.sync_gradients(params)
-        wish = 15 if rank == 1 and update == 1 else 0
-        heard.append(runtime.exchange((wish, 0, 0, 1000 * (update + 1) if rank == 0 else 0)))
+        request = 15 if rank == 1 and update == 1 else 0
+        agreed.append(runtime.exchange((request, 0, 0, 1000 * (update + 1) if rank == 0 else 0)))
     runtime.finish_exchange()
-    return heard
+    return agreed
 
 
 @pytest.mark.parametrize("sends", [True, False])
-def test_wish_of_one_process_is_known_to_all_one_update_later(sends: bool) -> None:
+def test_request_of_one_rank_is_known_to_all_one_update_later(sends: bool) -> None:
     expected = [(0, 0, 0, 0), (0, 0, 0, 1000), (15, 0, 0, 2000), (0, 0, 0, 3000)]
     assert run_ranks(exchange, 2, sends) == [expected, expected]
 
 
 def stop_on_one(rank: int) -> list[tuple[int, str | None, float]]:
-    """`stop()` on one process whose gradients are sharded: with them travels a message, unless it would be rounded."""
+    """`stop()` on one rank of a sharded model."""
     ended = []
     for reduce_dtype in (None, torch.bfloat16):
 

@@ -123,13 +123,16 @@ class Runtime:
         """Forward passes without a backward pass are over."""
 
     def prepare_backward(
-        self, loss: Tensor, params: Sequence[nn.Parameter], inputs: Sequence[Tensor] | None, *, is_last: bool
+        self,
+        loss: Tensor,
+        params: Sequence[nn.Parameter],
+        inputs: Sequence[Tensor] | None,
+        *,
+        is_last: bool,
+        flag: Tensor | float | None = None,
     ) -> Sequence[Tensor] | None:
         """Get ready for a backward pass to some parameters; `inputs` as what autograd knows them by."""
         return inputs
-
-    def announce(self, params: Sequence[nn.Parameter], flag: Tensor | float | None) -> None:
-        """Send a flag ahead of a window's last backward pass, where it cannot travel with these gradients."""
 
     def finish_update(self, modules: Iterable[nn.Module]) -> None:
         """An update of these models is over."""
@@ -183,11 +186,12 @@ class Runtime:
     def barrier(self, place: str) -> None:
         """Wait for all processes."""
 
-    def exchange(self, wishes: Sequence[int]) -> tuple[int, ...]:
-        return tuple(wishes)
+    def exchange(self, requests: Sequence[int]) -> tuple[int, ...]:
+        """Send this update's requests; return the maximum over all ranks of the previous update's."""
+        return tuple(requests)
 
     def finish_exchange(self) -> None:
-        """Nothing is under way."""
+        """Wait for the exchange in flight, if there is one."""
 
 
 def checked_device(given: str | torch.device) -> torch.device:

@@ -17,8 +17,7 @@ from ..data.sharding import Shard
 from ..data.workers import workers_outlive_signals
 from ..errors import ConfigurationError
 from .base import Runtime, move_to
-from .carrying import Cargo
-from .consensus import Agreement, Bell
+from .consensus import HostConsensus, RequestConsensus
 from .ddp import Averaging, Part, SyncBatchNorm, convert
 from .dtensor import Mesh, alike, clip_norm, whole
 from .environment import Launch
@@ -78,10 +77,9 @@ class DistributedRuntime(Runtime):
         self._has_buffers = False
         self._watch: Guard | None = None
         self._averaging = Averaging(self.data_group, self.mesh.data_size)
-        self._cargo = Cargo()
-        self._announced: dict[int, tuple[Tensor, Any]] = {}  # by optimizer, as its list of parameters
-        self._agreement = Agreement(self.group.new_host_group())
-        self._bell = Bell(self._agreement)
+        self._in_flight: dict[int, tuple[Tensor | None, Any]] = {}  # messages by optimizer, as its list of parameters
+        consensus = HostConsensus if self.is_host else RequestConsensus
+        self._consensus = consensus(self.group.new_host_group())
 
     def _resolve(self, strategy: str | Mesh) -> Mesh:
         if strategy == "ddp":
@@ -148,8 +146,6 @@ class DistributedRuntime(Runtime):
             again = shard_module(module, self._data_mesh(), **self._shard_settings())
             replaced = again if not replaced else {old: again[id(new)] for old, new in replaced.items()}
             self._shards.add(module)
-            if self._is_told_with_shards:
-                self._shards.carry(module, self._cargo)
         if was_meta and self.mesh.is_sharded:
             self._materialise(module)
         self._buffers[module] = _own_buffers(module)
@@ -185,17 +181,17 @@ class DistributedRuntime(Runtime):
 
     @contextmanager
     def supervised(self) -> Iterator[None]:
-        self._bell.finish()  # an earlier call may have ended with an exception
-        self._forget()
+        self._reset()  # an earlier call may have ended with an exception
         with guarded(self.group) as self._watch, workers_outlive_signals():
             yield
         self._watch = None
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
+        """Drop what refers to one `train` call: parameters, and messages in flight."""
         self._averaging.clear()
-        self._cargo.clear()
-        self._announced.clear()
+        self._in_flight.clear()
+        self._consensus.finish()
 
     def start_step(self, is_last: bool, size: int) -> None:
         """Gradients are exchanged in the window's last step only; a part of no samples is in no statistics."""
@@ -208,59 +204,48 @@ class DistributedRuntime(Runtime):
             self._shards.settle()
 
     def prepare_backward(
-        self, loss: Tensor, params: Sequence[nn.Parameter], inputs: Sequence[Tensor] | None, *, is_last: bool
+        self,
+        loss: Tensor,
+        params: Sequence[nn.Parameter],
+        inputs: Sequence[Tensor] | None,
+        *,
+        is_last: bool,
+        flag: Tensor | float | None = None,
     ) -> Sequence[Tensor] | None:
-        if self.mesh.shard == 1 or not self._shards.modules:
-            return inputs
-        return self._shards.prepare(loss, params, inputs, is_last=is_last)
+        if self._shards.modules:
+            inputs = self._shards.prepare(loss, params, inputs, is_last=is_last)
+        if is_last and not self._is_replicated:  # all-reduced during the backward pass
+            self._in_flight[id(params)] = self._send(flag)
+        return inputs
 
     @property
-    def _is_told_with_shards(self) -> bool:
-        """Whether those who exchange shards are all processes."""
-        return self.is_host and self.mesh.shard == self.world
+    def _is_replicated(self) -> bool:
+        """Whether every rank has a full copy of the model, so that gradient buckets are summed over all ranks."""
+        return self.mesh.replicate == self.world
 
-    def announce(self, params: Sequence[nn.Parameter], flag: Tensor | float | None) -> None:
-        """On the host, a message travels with the gradients of a sharded model, or arrives while those are computed."""
-        if not self.is_host or self.mesh.shard == 1:
-            return
-        message = self._bell.message(float(flag or 0))
-        if self._is_told_with_shards:
-            self._cargo.load(id(params), message)
-        else:
-            self._announced[id(params)] = self._send(message)
-
-    def _send(self, message: Tensor) -> tuple[Tensor, Any]:
-        message = message.clone()
-        return message, dist.all_reduce(message, op=dist.ReduceOp.MAX, async_op=True)
+    def _send(self, flag: Tensor | float | None) -> tuple[Tensor | None, Any]:
+        """Start to sum the message of all ranks."""
+        message = self._consensus.message(flag)
+        if message is None:
+            return None, None
+        summed = message.clone()
+        return summed, dist.all_reduce(summed, async_op=True)
 
     def sync_gradients(
         self, params: Sequence[nn.Parameter], flag: Tensor | float | None = None
     ) -> Tensor | float | None:
-        """Average the gradients that the model's own sharding does not; the largest of all processes' flags."""
-        told: Any = self._cargo.unload(id(params))
-        if told is None:
-            told = self._average(params, self._message(flag))
-        if self.is_host:
-            is_set = self._bell.hear(told if isinstance(told, list) else told.tolist())
-            return None if flag is None else is_set
-        return None if told is None else told[0].clamp(max=1).float()
-
-    def _average(self, params: Sequence[nn.Parameter], message: Tensor | None) -> Tensor | None:
-        """Average the gradients, where that is to do; all processes' messages, which travel with them if they can."""
-        told = None
+        """Average the gradients that FSDP2 has not averaged yet; 1 if any rank's flag is set, None without one."""
+        summed, work = self._in_flight.pop(id(params), (None, None))
         if self.mesh.shard == 1 and self.mesh.data_size > 1:
-            told = self._averaging.average(params, message if self.mesh.tensor == 1 else None)
-        if message is None or told is not None:
-            return told
-        key = id(params)
-        told, work = self._announced.pop(key) if key in self._announced else self._send(message)
-        work.wait()
-        return told
-
-    def _message(self, flag: Tensor | float | None) -> Tensor | None:
-        if self.is_host:
-            return self._bell.message(float(flag or 0))
-        return flag.reshape(1) if isinstance(flag, Tensor) else None
+            message = self._consensus.message(flag) if self._is_replicated else None
+            averaged = self._averaging.average(params, message)
+            summed = averaged if summed is None else summed
+        if summed is None:
+            summed, work = self._send(flag)
+        if work is not None:
+            work.wait()
+        is_set = None if summed is None else self._consensus.receive(summed)
+        return None if flag is None else is_set
 
     def finish_update(self, modules: Iterable[nn.Module]) -> None:
         """Buffers, such as the statistics of batch norm, are the first process's, as with torch's DDP."""
@@ -316,15 +301,14 @@ class DistributedRuntime(Runtime):
     def barrier(self, place: str) -> None:
         self.group.barrier(place)
 
-    def exchange(self, wishes: Sequence[int]) -> tuple[int, ...]:
-        """Post this update's wishes; what anyone wished in the update before."""
+    def exchange(self, requests: Sequence[int]) -> tuple[int, ...]:
+        """Send this update's requests; return the maximum over all ranks of the previous update's."""
         if self._watch is not None:
             self._watch.beat()
-        return (self._bell if self.is_host else self._agreement).exchange(tuple(wishes))
+        return self._consensus.exchange(tuple(requests))
 
     def finish_exchange(self) -> None:
-        self._bell.finish()
-        self._agreement.finish()
+        self._consensus.finish()
 
 
 def check_settings(strategy: str | Mesh, precision: str, sharding: Sequence[str]) -> None:

@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..errors import ConfigurationError
-from .carrying import Cargo, Carrier
 
 Gather = Callable[[Any], list[Any]]
 
@@ -46,15 +45,6 @@ class Shards:
             self._is_last = is_last
             for module in self.modules:
                 module.set_requires_gradient_sync(is_last)
-
-    def carry(self, module: Any, cargo: Cargo) -> None:
-        """Let a message travel with the gradients of the model's smallest part, where torch has a way to do so."""
-        parts = [part for part in _sharded(module) if hasattr(part, "set_custom_reduce_scatter")]
-        trained = [(size, number) for number, part in enumerate(parts) if (size := _num_trained(part))]
-        if trained:
-            part = parts[min(trained)[1]]
-            (group,) = _param_groups(part)
-            part.set_custom_reduce_scatter(Carrier(group._reduce_scatter_comm, cargo))
 
     def settle(self) -> None:
         """A forward pass leaves whole parameters behind; without a backward pass nobody else cuts them again."""
@@ -147,13 +137,6 @@ def _param_groups(part: Any) -> list[Any]:
     state = part._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
     return [group for group in groups if group is not None]
-
-
-def _num_trained(part: Any) -> int:
-    """How many numbers of it are trained; 0 also where its parameters are in several groups or in none."""
-    groups = _param_groups(part)
-    held = groups[0].fsdp_params if len(groups) == 1 else []
-    return sum(one.sharded_param.numel() for one in held if one.sharded_param.requires_grad)
 
 
 def leaves_of(loss: Tensor) -> set[int]:

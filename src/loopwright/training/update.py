@@ -42,16 +42,10 @@ class Peers(Protocol):
     ) -> Sequence[Tensor] | None:
         """Get ready for a backward pass to some parameters; `inputs` as what autograd knows them by."""
 
-    def announce(self, params: Sequence[nn.Parameter], flag: Tensor | float | None) -> None:
-        """Send a flag ahead of a window's last backward pass, where it cannot travel with these gradients."""
-
     def sync_gradients(
         self, params: Sequence[nn.Parameter], flag: Tensor | float | None = None
     ) -> Tensor | float | None:
-        """Average the gradients over all processes, where the model does not do that itself.
-
-        Returns the largest of all processes' flags, which travels with the gradients where it can.
-        """
+        """Average the gradients over all ranks, where FSDP2 has not done so; the largest of all ranks' flags."""
 
     def divide(self, grads: Sequence[Tensor], divisor: Tensor) -> None:
         """Divide gradients, of which a process may hold parts only."""
@@ -148,9 +142,7 @@ class Lane:
             loss = self.scaler.scale(loss)
         inputs: Any = None if self.holds_all else [p for p in self.params if p.requires_grad]
         if self.peers is not None:
-            inputs = self.peers.prepare_backward(loss, self.params, inputs, is_last=window.is_last)
-            if window.is_last:
-                self.peers.announce(self.params, self._flag)
+            inputs = self.peers.prepare_backward(loss, self.params, inputs, is_last=window.is_last, flag=self._flag)
         if inputs is None:
             loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
         else:
