@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -275,6 +276,33 @@ def test_a_comment_or_another_place_does_not_make_another_loss() -> None:
     exec('def loss(p, t):\n    """Old."""\n    return (p - t).abs().sum()', three)
     assert describe_object("loss", one["loss"]) == describe_object("loss", two["loss"])
     assert describe_object("loss", one["loss"]) != describe_object("loss", three["loss"])
+
+
+class Ours(nn.Module):
+    """Stands for a class of the library: what tells those is where they are defined."""
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, targets)
+
+
+def test_a_loss_of_the_library_that_another_version_wrote_otherwise_and_elsewhere_is_no_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of a version that hashed its code goes on: the hash is of code that is nobody's own."""
+    train(tmp_path, loss_fn=Ours())
+    recorded = RunManifest.read(tmp_path / "run.json").fingerprint
+    assert re.fullmatch(r"[0-9a-f]{16} \(Python [\d.]+\)", recorded["loss.code"])
+
+    def forward(self: Ours, outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.nll_loss(outputs.log_softmax(1), targets)
+
+    monkeypatch.setattr(Ours, "forward", forward)
+    with pytest.raises(ConfigurationError, match=r"loss\.code: its code is another"):
+        train(tmp_path, 2, loss_fn=Ours())
+    monkeypatch.setattr(forward, "__module__", "loopwright.losses.elsewhere")
+    monkeypatch.setattr(Ours, "__module__", "loopwright.losses.elsewhere")
+    assert train(tmp_path, 2, loss_fn=Ours()).progress.epoch == 2
+    assert RunManifest.read(tmp_path / "run.json").fingerprint["loss"] == "Ours"
 
 
 # Going on with new values

@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader, Dataset
 from loopwright import Callback, ConfigurationError, DataError, Trainer
 from loopwright.callbacks import LimitBatches, Rewind, TimeLimit
 from loopwright.callbacks.stopping import ENVIRONMENT
-from loopwright.data.open import LimitedStream, open_stream
+from loopwright.data.open import open_stream
+from loopwright.data.stream import LimitedStream
 
 from ..loops import assert_same_model, batches, build_linear
 from .runs import assert_same_after_crash, build_trainer, train

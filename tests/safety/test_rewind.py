@@ -165,7 +165,7 @@ def test_randomness_inside_the_data_set_does_not_move(points, num_workers):
         """Leaves the batch out from the beginning."""
 
         def adapt_stream(self, stream: Stream, *, is_training: bool) -> Stream:
-            from loopwright.data.open import SkippingStream
+            from loopwright.data.stream import SkippingStream
 
             class Without(SkippingStream):
                 def begin(self, epoch: int) -> None:

@@ -15,14 +15,15 @@ if TYPE_CHECKING:
     from .decoding import decode
     from .encoding import encode
     from .files import Checkpoint, read_checkpoint, write_checkpoint
+    from .headers import TensorInfo, read_header
     from .inspect import CheckpointContent, CheckpointInfo, describe_checkpoint, find_checkpoint, list_checkpoints
-    from .kept import Candidate, KeepPolicy, KeptModel, KeptModels, ResumePolicy
+    from .kept import KeptModel, KeptModels
     from .manifest import Manifest, read_manifest, verify_checkpoint
     from .pieces import Group, Piece
+    from .policy import Candidate, KeepPolicy, ResumePolicy
     from .sharded import load_stored, place_like, restore_into
     from .store import CheckpointStore, Entry, update_name
     from .stored import StoredTensor
-    from .tensors import TensorInfo, read_header
     from .tree import Tree
     from .weights import load_weights, save_weights
     from .writer import AsyncWriter, SnapshotBuffers, snapshot
@@ -71,7 +72,7 @@ __all__ = [
 
 _HOMES = {
     "AsyncWriter": "writer",
-    "Candidate": "kept",
+    "Candidate": "policy",
     "Checkpoint": "files",
     "CheckpointContent": "inspect",
     "CheckpointDiff": "compare",
@@ -80,15 +81,15 @@ _HOMES = {
     "Difference": "compare",
     "Entry": "store",
     "Group": "pieces",
-    "KeepPolicy": "kept",
+    "KeepPolicy": "policy",
     "KeptModel": "kept",
     "KeptModels": "kept",
     "Manifest": "manifest",
     "Piece": "pieces",
-    "ResumePolicy": "kept",
+    "ResumePolicy": "policy",
     "SnapshotBuffers": "writer",
     "StoredTensor": "stored",
-    "TensorInfo": "tensors",
+    "TensorInfo": "headers",
     "Tree": "tree",
     "decode": "decoding",
     "describe_checkpoint": "inspect",
@@ -101,7 +102,7 @@ _HOMES = {
     "new_token": "atomic",
     "place_like": "sharded",
     "read_checkpoint": "files",
-    "read_header": "tensors",
+    "read_header": "headers",
     "read_manifest": "manifest",
     "restore_into": "sharded",
     "save_weights": "weights",

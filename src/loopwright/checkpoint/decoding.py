@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
+from .headers import Json
 from .stored import StoredTensor
-from .tree import Json, Tree
+from .tree import Tree
 
 ARRAY_DTYPE = re.compile(r"[<>|=][biufcmMSU]\d+(\[\w+\])?")
 FLOATS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf"), "-0.0": -0.0}

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
+from .headers import Json
 from .pieces import Piece, is_dtensor, piece_of
-from .tree import Json, Tree, escape, plain_tensor, refusal
+from .tree import Tree, escape, plain_tensor, refusal
 
 NUMBERS_FROM = 256  # a list of this many floats or ints is kept as a tensor: smaller, exact and quick
 ARRAY_KINDS = "biufcmMSU"

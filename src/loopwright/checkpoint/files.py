@@ -35,13 +35,14 @@ from .atomic import FileRecord, shared_staging, staged_directory, write_bytes
 from .decoding import decode
 from .destination import check_directory
 from .encoding import HEADER_KEY, encode_with_pieces
+from .headers import Json, parse_json
 from .history_parts import Part, files_in, read_history
 from .manifest import FORMAT, MANIFEST, REMEDY, STATE, TENSORS, Manifest, find_problem, manifest_bytes, read_manifest
 from .pieces import SINGLE, Group
 from .sharded import check_token, gather_parts, part_name, write_part
 from .stored import StoredFiles, StoredTensor, read_pieces, stored_pieces, stored_tensors
 from .tensors import read_tensors, write_tensors
-from .tree import Json, Tree, escape, parse_json, unescape
+from .tree import Tree, escape, unescape
 
 MODELS = "models"
 LONGEST_NAME = 100

@@ -22,9 +22,10 @@ from torch import Tensor
 from ..errors import CheckpointError
 from ..metrics.history import Addition, Extent, History, Series, is_same
 from .atomic import FileRecord
+from .headers import parse_json
 from .manifest import find_problem
 from .tensors import read_tensors, write_tensors
-from .tree import Tree, parse_json
+from .tree import Tree
 
 FILES = "files"  # in the state, `{"history": {"files": [...]}}` says that the history is in these
 

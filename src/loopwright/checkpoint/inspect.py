@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 from ..errors import CheckpointError
 from ..metrics.direction import Mode, direction_of
-from .kept import Candidate, KeepPolicy
+from .headers import TensorInfo, read_header
 from .manifest import MANIFEST, REMEDY, STATE, TENSORS, Manifest, find_problem, read_manifest, verify_checkpoint
-from .tensors import TensorInfo, read_header
+from .policy import Candidate, KeepPolicy
 
 logger = logging.getLogger("loopwright")
 

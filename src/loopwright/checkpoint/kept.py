@@ -3,117 +3,21 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
-from numbers import Real
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from ..errors import CheckpointError, ConfigurationError
+from ..errors import CheckpointError
 from .atomic import clean_leftovers, remove_directory
 from .destination import UPDATE_NAME
 from .files import Checkpoint, read_checkpoint
+from .policy import Candidate, KeepPolicy
 from .store import checked_path, list_own
 from .tree import Tree
 from .writer import AsyncWriter
-
-
-@dataclass(frozen=True, slots=True)
-class ResumePolicy:
-    """Save a resume point every so many updates, epochs or minutes, whichever comes; keep the last few.
-
-    Those by updates and by epochs are not closer to the one before than so many seconds.
-    """
-
-    every_updates: int | None = None
-    every_epochs: int | None = None
-    every_minutes: float | None = None
-    keep: int = 2
-    min_seconds_updates: float = 0.0
-    min_seconds_epochs: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("every_updates", "every_epochs", "every_minutes"):
-            value = getattr(self, name)
-            if value is not None and not (_is_number(value) and value > 0):
-                raise ConfigurationError(f"Checkpoints({name}={value!r}): give a number above 0, or None.")
-        for seconds in (self.min_seconds_updates, self.min_seconds_epochs):
-            if not (_is_number(seconds) and seconds >= 0):
-                raise ConfigurationError(f"Checkpoints(min_seconds={seconds!r}): give a number of seconds, 0 or more.")
-        _check_keep("Checkpoints", self.keep)
-
-    def is_due(self, *, update: int, epoch_end: int | None = None, minutes_since_last: float = 0.0) -> bool:
-        """Whether to save now; `epoch_end` is the number of epochs completed, where one has just ended.
-
-        The end of an epoch is asked about apart from its last update, so updates do not count there.
-        """
-        if self.is_late(minutes_since_last):
-            return True
-        if epoch_end is not None:
-            return self.every_epochs is not None and epoch_end > 0 and epoch_end % self.every_epochs == 0
-        return self.every_updates is not None and update > 0 and update % self.every_updates == 0
-
-    def is_late(self, minutes_since_last: float) -> bool:
-        """Whether so much time has passed that it is time in any case."""
-        return self.every_minutes is not None and minutes_since_last >= self.every_minutes
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A model that may be kept: its name, its metric, and the update it was taken at."""
-
-    name: str
-    value: float
-    update: int
-
-
-@dataclass(frozen=True, slots=True)
-class KeepPolicy:
-    """Keep the best few models by a metric.
-
-    Infinities rank where they belong; NaN ranks below everything; of equals the earlier is the better.
-    """
-
-    metric: str
-    mode: Literal["min", "max"] = "min"
-    keep: int = 1
-
-    def __post_init__(self) -> None:
-        if self.mode not in ("min", "max"):
-            raise ConfigurationError(f"KeepPolicy(mode={self.mode!r}): say 'min' or 'max'.")
-        _check_keep("BestModel", self.keep)
-
-    def better(self, first: float, second: float) -> bool:
-        """Whether the first metric is truly better than the second."""
-        return self._badness(first) < self._badness(second)
-
-    def ranked(self, candidates: Iterable[Candidate]) -> list[Candidate]:
-        """The candidates, best first."""
-        return sorted(candidates, key=lambda c: (self._badness(c.value), c.update, c.name))
-
-    def is_worth_keeping(self, candidate: Candidate, kept: Iterable[Candidate]) -> bool:
-        """Whether it would be among the best few, together with those kept so far."""
-        others = [other for other in kept if other.name != candidate.name]
-        return candidate in self.ranked([*others, candidate])[: self.keep]
-
-    def _badness(self, value: float) -> tuple[bool, float]:
-        if math.isnan(value):
-            return (True, 0.0)
-        return (False, value if self.mode == "min" else -value)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def _check_keep(policy: str, keep: int) -> None:
-    if keep < 1:
-        raise ConfigurationError(f"{policy}(keep={keep}): keep at least 1.")
-
 
 logger = logging.getLogger("loopwright")
 

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ..errors import CheckpointError
-from .tensors import TensorInfo, read_header
-from .tree import Json, parse_json
+from .headers import Json, TensorInfo, parse_json, read_header
 
 PIECES = "pieces.json"
 

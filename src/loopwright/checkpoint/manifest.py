@@ -15,8 +15,8 @@ from typing import Any
 from .._version import __version__
 from ..errors import CheckpointError
 from .atomic import CHUNK, FileRecord
+from .headers import Json, parse_json
 from .layout import PIECES, read_layouts, table_of, text_of
-from .tree import Json, parse_json
 
 FORMAT = 2  # 2: the history may be in files of its own; what does without is still written as 1
 MANIFEST = "manifest.json"

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ..errors import CheckpointError, ConfigurationError
 from .atomic import FileRecord, write_bytes
+from .headers import Json, parse_json
 from .layout import (
     PIECES,
     Box,
@@ -41,7 +42,7 @@ from .manifest import record_of
 from .pieces import Group, Piece, is_dtensor, piece_of, region_of
 from .stored import StoredTensor
 from .tensors import DTYPES, split_tied, write_tensors
-from .tree import Json, Tree, parse_json
+from .tree import Tree
 
 TOKEN = re.compile(r"[0-9]+-[0-9a-f]+")
 LEAVING_SECONDS = 5.0

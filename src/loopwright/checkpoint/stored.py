@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
+from .headers import read_header
 from .layout import PIECES, Box, Layout, StoredPiece, read_layouts, whole
 from .manifest import Manifest
-from .tensors import DTYPES, open_tensors, read_header
+from .tensors import DTYPES, open_tensors
 
 DTYPE_NAMES = {name: dtype for dtype, name in DTYPES.items()}
 

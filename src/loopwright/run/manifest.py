@@ -20,7 +20,7 @@ import torch
 
 from .._version import __version__
 from ..checkpoint.atomic import staged_file, write_bytes
-from ..checkpoint.tree import parse_json
+from ..checkpoint.headers import parse_json
 from ..errors import CheckpointError, ConfigurationError
 from ..metrics.direction import Mode
 

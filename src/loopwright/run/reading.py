@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from ..checkpoint.tree import parse_json
+from ..checkpoint.headers import parse_json
 from ..errors import CheckpointError, ConfigurationError
 from ..metrics.direction import Mode, direction_of, headline
 from .config_file import read_config

@@ -218,7 +218,7 @@ def _describe_steps(trainer: Trainer) -> dict[str, Any]:
     owner = getattr(trainer, "door", trainer)
     for name in trainer.step_methods:
         function = inspect.unwrap(getattr(getattr(owner, name, None), "__func__", len))
-        if isinstance(function, FunctionType) and function.__module__.partition(".")[0] != "loopwright":
+        if isinstance(function, FunctionType) and not _is_ours(function):
             flat |= _describe_function(name, name, function)
     return flat
 
@@ -282,13 +282,20 @@ def _describe_instance(prefix: str, value: Any) -> dict[str, Any]:
 
 
 def name_of(value: Any) -> str:
-    """The name of a class or function; with its module where that is torch's, since others depend on the start."""
+    """The name of a class or function; with its module where that is torch's, since others depend on the start.
+
+    Where a class of this library is, is no part of its name either: it may move from one version to the next.
+    """
     name = getattr(value, "__qualname__", type(value).__qualname__)
     return f"{value.__module__}.{name}" if _is_torch(value) else str(name)
 
 
 def _is_torch(value: Any) -> bool:
     return str(getattr(value, "__module__", "")).partition(".")[0] == "torch"
+
+
+def _is_ours(function: FunctionType) -> bool:
+    return str(function.__module__).partition(".")[0] == "loopwright"
 
 
 def _add_plain(flat: dict[str, Any], key: str, value: Any) -> None:
@@ -316,15 +323,20 @@ def plain(value: Any) -> Any:
 
 def _describe_function(key: str, prefix: str, function: FunctionType) -> dict[str, Any]:
     """A hash of what a function does, under `key`, and the plain values that it goes by, each under its own name."""
-    digest = hashlib.sha256()
-    _add_code(digest, function.__code__, function.__doc__)
-    version = ".".join(platform.python_version_tuple()[:2])
-    flat: dict[str, Any] = {key: f"{digest.hexdigest()[:LENGTH]} (Python {version})"}
+    flat: dict[str, Any] = {key: UNKNOWN if _is_ours(function) else _hash_code(function)}
     for name, value in _surroundings(function).items():
         is_setting = value is None or isinstance(value, (bool, int, float, str))  # a list or dict may be a counter
         if is_setting and name not in PLACES and not _is_of_the_moment(value):
             flat[f"{prefix}.{name}"] = plain(value)
     return flat
+
+
+def _hash_code(function: FunctionType) -> str:
+    """Not for functions of this library: another version may write them in another way that computes the same."""
+    digest = hashlib.sha256()
+    _add_code(digest, function.__code__, function.__doc__)
+    version = ".".join(platform.python_version_tuple()[:2])
+    return f"{digest.hexdigest()[:LENGTH]} (Python {version})"
 
 
 def _surroundings(function: FunctionType) -> dict[str, Any]:

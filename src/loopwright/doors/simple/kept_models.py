@@ -12,7 +12,7 @@ from ...callback import check_arguments, named_hook
 from ...callbacks.interval import metric_of
 from ...callbacks.stopping import EarlyStopping
 from ...checkpoint.destination import check_inside
-from ...checkpoint.kept import KeepPolicy
+from ...checkpoint.policy import KeepPolicy
 from ...errors import CheckpointError, ConfigurationError
 from ...metrics.direction import Mode, WatchedMetric
 
