@@ -109,7 +109,7 @@ class Bucket:
                 local_part(param.grad).copy_(view)
 
     def _memory(self) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """The flat tensor, its part with the gradients, and views: message, which gradients there are, each gradient."""
+        """The flat tensor, its part with the gradients, and views: message, presence, each gradient."""
         if self._kept is not None:
             return self._kept
         sizes = [MESSAGE_SIZE, len(self.params), *(shape.numel() for shape in self._shapes)]
