@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from .._torch_compat import foreach_lerp_
 from ..callback import Callback
 from ..errors import CheckpointError, ConfigurationError, DataError
 from ..runtime.dtensor import alike
@@ -231,7 +232,7 @@ class Average:
                 param if param.dtype == average.dtype else param.to(average.dtype)
                 for param, average in zip(params, averages, strict=True)
             ]
-            torch._foreach_lerp_(averages, current, weight)
+            foreach_lerp_(averages, current, weight)
         self.buffers = {}
 
     def keep_buffers(self) -> None:

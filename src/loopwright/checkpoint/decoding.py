@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._torch_compat import set_state_dict_metadata
 from ..errors import CheckpointError
 from .headers import Json
 from .stored import StoredTensor
@@ -133,7 +134,7 @@ class _Decoder:
 
     def get_state_dict(self, value: dict[str, Json]) -> OrderedDict[Tree, Tree]:
         items = OrderedDict(self.decode(value["$state_dict"]))
-        items._metadata = self.decode(value["metadata"])  # type: ignore[attr-defined]
+        set_state_dict_metadata(items, self.decode(value["metadata"]))
         return items
 
     def get_path(self, value: dict[str, Json]) -> Path:

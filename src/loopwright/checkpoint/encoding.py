@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._torch_compat import state_dict_metadata
 from ..errors import CheckpointError
 from .headers import Json
 from .pieces import Piece, is_dtensor, piece_of
@@ -133,7 +134,7 @@ class _Encoder:
         return {"$counter": self.put_pairs(value, path)}
 
     def put_ordered(self, value: OrderedDict[Tree, Tree], path: str) -> Json:
-        metadata = getattr(value, "_metadata", None)  # a module's state dict: the versions of its parts
+        metadata = state_dict_metadata(value)  # a module's state dict: the versions of its parts
         if metadata is None:
             return self.put_dict(value, path)
         return {

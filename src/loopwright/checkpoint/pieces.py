@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from .._torch_compat import local_shape_and_offset, root_mesh
 from ..errors import ConfigurationError
 from .layout import Box, Numbers, whole
 from .tree import refusal
@@ -100,7 +101,7 @@ def _is_first(mesh: DeviceMesh) -> bool:
     the layers that are not part of it.
     """
     if (is_first := _first.get(mesh)) is None:
-        root = mesh._get_root_mesh()
+        root = root_mesh(mesh)
         is_first = _first[mesh] = root is mesh or int(root.mesh.flatten()[0]) in mesh.mesh.flatten().tolist()
     return is_first
 
@@ -113,9 +114,7 @@ def box_of(tensor: DTensor) -> Box:
     mesh, shape = tensor.device_mesh, tuple(tensor.shape)
     key = (shape, tuple(mesh.shape), tuple(mesh.get_coordinate() or ()), tensor.placements)
     if (box := _boxes.get(key)) is None:
-        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-        local, offsets = compute_local_shape_and_global_offset(tensor.shape, mesh, tensor.placements)
+        local, offsets = local_shape_and_offset(tensor.shape, mesh, tensor.placements)
         box = _boxes[key] = Box(tuple(map(int, offsets)), tuple(map(int, local)))
     return box
 

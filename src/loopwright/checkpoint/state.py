@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .._torch_compat import mark_stepped
 from ..data.order import derive_seed
 from ..data.random import preserved_rng, rng_state, seed_everything, set_rng_state
 from ..errors import CheckpointError
@@ -190,7 +191,7 @@ def compare_run(trainer: Trainer, small: Mapping[str, Any]) -> list[str]:
 def note_steps(trainer: Trainer, num_updates: int) -> None:
     """Let torch know that optimizers took steps, or it warns when a schedule is what a resumed run begins with."""
     for optimizer in trainer.optimizers.values() if num_updates else ():
-        optimizer._opt_called = True  # type: ignore[attr-defined]
+        mark_stepped(optimizer)
 
 
 def each_process(trainer: Trainer, state: dict[str, Any]) -> Any:

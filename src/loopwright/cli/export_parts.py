@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from .._torch_compat import tree_map
 from ..errors import ConfigurationError
 from ..run.reading import CONFIG, RunView
 
@@ -52,7 +53,7 @@ def example_inputs(trainer: Trainer, data: Any) -> Any:
                     "trainer.forward_properties is empty, so it is not known what the model is called with: name the "
                     "keys of a batch that it gets, or override `_split_batch`."
                 )
-            return torch.utils._pytree.tree_map_only(Tensor, Tensor.cpu, inputs)
+            return tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, inputs)
     finally:
         stream.close()
     raise ConfigurationError("The training data of the run is empty, so there is nothing to try the model on.")

@@ -21,6 +21,7 @@ from torch.utils.data import (
     default_collate,
 )
 
+from .._torch_compat import iterates_as_torch
 from ..errors import ConfigurationError, DataError
 from .columns import SequenceStream, is_frame
 from .fetch import Collate, Fetcher
@@ -39,10 +40,7 @@ _INSTEAD = (
 
 def is_plain(loader: object) -> bool:
     """Whether a loader iterates the way torch's own does, so that nothing is lost by doing it ourselves."""
-    if not isinstance(loader, DataLoader):
-        return False
-    kind = type(loader)
-    return kind.__iter__ is DataLoader.__iter__ and kind._get_iterator is DataLoader._get_iterator
+    return iterates_as_torch(loader)
 
 
 def open_loader(loader: DataLoader[Any], seed: int, shard: Shard | None = None) -> Stream:

@@ -11,6 +11,7 @@ import torch
 import torch.multiprocessing
 from torch.utils.data import DataLoader, get_worker_info
 
+from .._torch_compat import persistent_iterator, shut_down_workers, workers_of
 from ..errors import DataError
 from .fetch import Fetcher, Request, can_pin, pin
 from .order import WORKER, derive_seed
@@ -90,17 +91,17 @@ class WorkerFeed:
         try:
             batch: Batch = next(self._batches)
         except Exception as error:
-            _check_workers(self._batches._workers, error)
+            _check_workers(workers_of(self._batches), error)
             raise
         return batch
 
     def close(self) -> None:
         batches, loader = self._batches, self._loader
         if batches is None and loader is not None:  # persistent workers wait for the next epoch
-            batches = loader._iterator
+            batches = persistent_iterator(loader)
         if batches is not None:  # dropping it may not be enough: a traceback can keep it alive
-            batches._shutdown_workers()
-            for worker in batches._workers:  # one that does not come back from the data set
+            shut_down_workers(batches)
+            for worker in workers_of(batches):  # one that does not come back from the data set
                 if worker.is_alive():
                     worker.kill()
         self._batches = self._loader = None

@@ -11,15 +11,13 @@ from __future__ import annotations
 import mmap
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from tempfile import TemporaryFile
 from types import FrameType
 from typing import Any
 
-from torch.utils.data._utils import signal_handling as _torch
-
-signal_handling: Any = _torch  # which exports nothing that has a type
+from .._torch_compat import worker_signal_handlers
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _IS_POSIX = os.name == "posix"
@@ -95,20 +93,22 @@ def workers_outlive_signals() -> Iterator[None]:
     if flag is None:
         yield
         return
-    original, before = signal_handling._set_worker_signal_handlers, bool(flag)
+    before = bool(flag)
 
-    def set_handlers() -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        original()
-        pass_over_signals(flag)
+    def wrap(original: Callable[[], None]) -> Callable[[], None]:
+        def set_handlers() -> None:
+            signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+            original()
+            pass_over_signals(flag)
 
-    signal_handling._set_worker_signal_handlers = set_handlers
-    flag.set(True)
-    try:
-        yield
-    finally:
-        signal_handling._set_worker_signal_handlers = original
-        flag.set(before)
+        return set_handlers
+
+    with worker_signal_handlers(wrap):
+        flag.set(True)
+        try:
+            yield
+        finally:
+            flag.set(before)
 
 
 @contextmanager

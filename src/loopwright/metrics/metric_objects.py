@@ -9,11 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from .._torch_compat import (
+    CountedMetric,
+    MergeableMetric,
+    forget_computed,
+    reductions_of,
+    set_syncing,
+    set_update_count,
+    update_count,
+)
 from ..callback import Callback
 from ..checkpoint.tree import Tree
 from ..data.stream import Stateful
@@ -28,30 +37,15 @@ Gather = Callable[[Any], list[Any]]
 State = dict[str, Any]
 
 
-@runtime_checkable
-class Mergeable(Protocol):
-    """What torchmetrics calls the state of a metric, and how those of several processes become one."""
-
-    _update_count: int
-    _computed: Any
-    _to_sync: bool
-    _reductions: Mapping[str, Callable[[Any], Any] | None]
-
-    @property
-    def metric_state(self) -> Mapping[str, Any]: ...
-
-    def reset(self) -> None: ...
-
-
-def parts_of(metric: object) -> dict[str, Mergeable]:
+def parts_of(metric: object) -> dict[str, MergeableMetric]:
     """The metrics that a metric or a collection of them consists of, by their paths."""
     if not isinstance(metric, nn.Module):
         return {}
-    found: dict[str, Mergeable] = {}
+    found: dict[str, MergeableMetric] = {}
     for path, part in metric.named_modules():
         if isinstance(part, nn.ModuleDict):
             list(part.items())  # a collection shares the state of metrics that agree, and only brings it up here
-        if isinstance(part, Mergeable):
+        if isinstance(part, MergeableMetric):
             found[path] = part
     return found
 
@@ -69,14 +63,14 @@ def merged(metrics: Mapping[str, object], gather: Gather) -> Iterator[list[set[s
         for path, part in found.items():
             others = [state[name][path] for state in states if path in state.get(name, {})]
             _set(part, merge(part, others))
-            part._to_sync = False
+            set_syncing(part, False)
     try:
         yield [set(state) for state in states]
     finally:
         for name, found in parts.items():
             for path, part in found.items():
                 _set(part, own[name][path])
-                part._to_sync = True
+                set_syncing(part, True)
 
 
 def compute_together(metrics: Mapping[str, Any], gather: Gather) -> dict[str, Any]:
@@ -98,16 +92,16 @@ def merge_copies(metric: object, copies: Sequence[object]) -> None:
         merge_into(part, [state[path] for state in states])
 
 
-def merge_into(part: Mergeable, states: Sequence[State]) -> None:
+def merge_into(part: MergeableMetric, states: Sequence[State]) -> None:
     """Let a metric go on from the states of several processes."""
     _set(part, merge(part, states))
 
 
-def merge(part: Mergeable, states: Sequence[State]) -> State:
+def merge(part: MergeableMetric, states: Sequence[State]) -> State:
     """One state of several; those that were never updated have nothing to say."""
     updated = [state for state in states if state["updates"]] or list(states[:1])
     values = {}
-    for name, reduce in part._reductions.items():
+    for name, reduce in reductions_of(part).items():
         column = [state["values"][name] for state in updated]
         if len(column) == 1:
             values[name] = column[0]
@@ -120,17 +114,17 @@ def merge(part: Mergeable, states: Sequence[State]) -> State:
     return {"values": values, "updates": sum(state["updates"] for state in states)}
 
 
-def _state(part: Mergeable) -> State:
+def _state(part: MergeableMetric) -> State:
     values = {name: list(v) if isinstance(v, list) else v for name, v in part.metric_state.items()}
-    return {"values": values, "updates": part._update_count}
+    return {"values": values, "updates": update_count(part)}
 
 
-def _set(part: Mergeable, state: State) -> None:
+def _set(part: MergeableMetric, state: State) -> None:
     device = getattr(part, "device", None) or torch.device("cpu")
     for name, value in state["values"].items():
         setattr(part, name, _to(value, device))
-    part._update_count = state["updates"]
-    part._computed = None
+    set_update_count(part, state["updates"])
+    forget_computed(part)
 
 
 def _to(value: Any, device: Any) -> Any:
@@ -141,24 +135,12 @@ def _to(value: Any, device: Any) -> Any:
     return [_to(item, device) for item in value] if isinstance(value, list) else value
 
 
-@runtime_checkable
-class _Metric(Protocol):
-    """What torchmetrics calls the state of a metric: tensors, or lists of them, and how often it was updated."""
-
-    _update_count: int
-
-    @property
-    def metric_state(self) -> Mapping[str, Any]: ...
-
-    def reset(self) -> None: ...
-
-
 def metric_states(modules: Mapping[str, nn.Module]) -> dict[str, Tree]:
     """What every metric among the modules has measured so far, by its path."""
     states: dict[str, Tree] = {}
     for path, metric in _metrics(modules).items():
         values = {key: list(v) if isinstance(v, list) else v for key, v in metric.metric_state.items()}
-        states[path] = {"values": values, "updates": metric._update_count}
+        states[path] = {"values": values, "updates": update_count(metric)}
     return states
 
 
@@ -168,21 +150,21 @@ def load_metric_states(modules: Mapping[str, nn.Module], states: Sequence[Mappin
         saved = [state[path] for state in states if path in state]
         if saved or not states:
             metric.reset()
-        if len(saved) > 1 and isinstance(metric, Mergeable):
+        if len(saved) > 1 and isinstance(metric, MergeableMetric):
             merge_into(metric, saved)
         elif saved:
             for key, value in saved[0]["values"].items():
                 setattr(metric, key, value)
-            metric._update_count = saved[0]["updates"]
+            set_update_count(metric, saved[0]["updates"])
 
 
-def _metrics(modules: Mapping[str, nn.Module]) -> dict[str, _Metric]:
-    found: dict[str, _Metric] = {}
+def _metrics(modules: Mapping[str, nn.Module]) -> dict[str, CountedMetric]:
+    found: dict[str, CountedMetric] = {}
     for name, module in modules.items():
         for path, part in module.named_modules(prefix=name):
             if isinstance(part, nn.ModuleDict):
                 list(part.items())  # a collection shares the state of metrics that agree, and only brings it up here
-            if isinstance(part, _Metric):
+            if isinstance(part, CountedMetric):
                 found[path] = part
     return found
 

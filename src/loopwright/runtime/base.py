@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .._torch_compat import foreach_div_
 from ..data.sharding import Shard
 from ..data.workers import workers_outlive_signals
 from ..errors import ConfigurationError
@@ -145,7 +146,7 @@ class Runtime:
 
     def divide(self, grads: Sequence[Tensor], divisor: Tensor) -> None:
         """Divide gradients, of which a process may hold parts only."""
-        torch._foreach_div_(list(grads), divisor)
+        foreach_div_(list(grads), divisor)
 
     def clip_norm(self, params: Sequence[nn.Parameter], max_norm: float) -> Tensor:
         """Clip the gradients by the norm of all of them together, and return that."""

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from .._torch_compat import BatchNormBase, foreach_copy_
 from .dtensor import spread_of
 from .fsdp import local_part
 
@@ -85,16 +86,16 @@ class Bucket:
         is_complete = len(held) == len(grads)
         message = self._no_message if message is None else message
         if is_complete:
-            torch._foreach_copy_(views, [message, self._all_present, *held])
+            foreach_copy_(views, [message, self._all_present, *held])
         else:
             flat.zero_()
             has = [grad is not None for grad in grads]
             present = torch.tensor(has, dtype=self.dtype, device=flat.device)
-            torch._foreach_copy_([*views[:2], *compress(views[2:], has)], [message, present, *held])
+            foreach_copy_([*views[:2], *compress(views[2:], has)], [message, present, *held])
         all_reduce(flat)
         averaged.div_(world)
         if is_complete:
-            torch._foreach_copy_(held, views[2:])
+            foreach_copy_(held, views[2:])
         else:
             self._copy_out(grads, views[2:], views[1])
         return views[0]
@@ -160,7 +161,7 @@ class Part:
     counts: bool = True
 
 
-class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
+class SyncBatchNorm(BatchNormBase):
     """Normalises with the mean and variance of all processes' samples together; in eval mode like any batch norm."""
 
     part: Part

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .._torch_compat import foreach_div_
 from ..data.sharding import Shard
 from ..data.workers import workers_outlive_signals
 from ..errors import ConfigurationError
@@ -257,7 +258,7 @@ class DistributedRuntime(Runtime):
 
     def divide(self, grads: Sequence[Tensor], divisor: Tensor) -> None:
         for group in alike(grads):
-            torch._foreach_div_(group, divisor)
+            foreach_div_(group, divisor)
 
     def clip_norm(self, params: Sequence[nn.Parameter], max_norm: float) -> Tensor:
         return clip_norm(params, max_norm)

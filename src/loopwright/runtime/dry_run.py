@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from .._torch_compat import clear_mesh_caches, local_shape_at, start_fake_group
 from ..errors import ConfigurationError
 from .dtensor import Mesh
 
@@ -94,8 +95,6 @@ class DryRun:
     def _start(self) -> None:
         """The environment of the first process, and a group of all of them."""
         import torch.distributed as dist
-        from torch._C._distributed_c10d import HashStore  # where torch's types have it
-        from torch.testing._internal.distributed import fake_pg  # noqa: F401  (makes the backend known)
 
         from .process_group import Group
 
@@ -115,7 +114,7 @@ class DryRun:
             "MASTER_PORT": "29500",
             "CUDA_VISIBLE_DEVICES": "",  # the host has more memory, and nothing here is about speed
         }
-        dist.init_process_group("fake", rank=0, world_size=self.world, store=HashStore())
+        start_fake_group(self.world)
         PretendedGroup.join("cpu")
 
 
@@ -128,20 +127,7 @@ def _stop() -> None:
         group.close()
     if dist.is_initialized():
         dist.destroy_process_group()
-    _forget_meshes()
-
-
-def _forget_meshes() -> None:
-    """Empty torch's caches of what became of tensors on a mesh.
-
-    They take a mesh of the same sizes for the same mesh: real processes, forked from this one, would all be told that
-    they are the first.
-    """
-    if "torch.distributed.tensor" in sys.modules:
-        from torch.distributed.tensor import _redistribute, debug
-
-        debug._clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
-        _redistribute._gen_transform_infos.cache_clear()
+    clear_mesh_caches()  # or real processes, forked from this one, would all take themselves for rank 0
 
 
 AXES = ("replicate", "shard", "tensor")
@@ -170,10 +156,7 @@ def local_shape(tensor: Tensor, rank: int, mesh: Mesh) -> tuple[int, ...]:
 def _local_shape(
     shape: tuple[int, ...], mesh_shape: tuple[int, ...], coordinate: tuple[int, ...], placements: tuple[Any, ...]
 ) -> tuple[int, ...]:
-    from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
-
-    local, _ = _compute_local_shape_and_global_offset(shape, mesh_shape, list(coordinate), placements, True)
-    return tuple(map(int, local))
+    return local_shape_at(shape, mesh_shape, coordinate, placements)
 
 
 def local_bytes(tensor: Tensor, rank: int, mesh: Mesh) -> int:

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore  # where torch's types have it
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # public, but not in torch's type hints
 
 from ..errors import LoopwrightError
 

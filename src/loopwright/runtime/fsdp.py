@@ -10,6 +10,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .. import _torch_compat
+from .._torch_compat import own_parameters
 from ..errors import ConfigurationError
 from .dtensor import Mesh, alike, spread_of
 
@@ -50,29 +52,30 @@ def give_memory(module: nn.Module, device: torch.device) -> None:
     module.to_empty(device=device)
     for name, param in before.items():
         owner, _, last = name.rpartition(".")
-        part = module.get_submodule(owner)
-        new = part._parameters[last]
+        parameters = own_parameters(module.get_submodule(owner))
+        new = parameters[last]
         if new is not None and new is not param:
             torch.utils.swap_tensors(param, new)  # type: ignore[no-untyped-call]
-            part._parameters[last] = param
+            parameters[last] = param
 
 
 def _initialise(part: nn.Module, reset: Callable[[], Any]) -> None:
     """Let a layer fill its own parameters; those spread over processes as whole ones, for as long as it takes."""
     from ..checkpoint.sharded import restore_into
 
-    spread = {name: p for name, p in part._parameters.items() if p is not None and spread_of(p) is not None}
+    parameters = own_parameters(part)
+    spread = {name: p for name, p in parameters.items() if p is not None and spread_of(p) is not None}
     for name, param in spread.items():
         stand_in = torch.empty(param.shape, dtype=param.dtype, device=local_part(param).device)
-        part._parameters[name] = nn.Parameter(stand_in, requires_grad=param.requires_grad)
+        parameters[name] = nn.Parameter(stand_in, requires_grad=param.requires_grad)
     try:
         reset()
         for name, param in spread.items():
-            filled = part._parameters[name]
+            filled = parameters[name]
             assert filled is not None
             restore_into(param, filled.detach())
     finally:
-        part._parameters.update(spread)
+        parameters.update(spread)
 
 
 def wrong_value(module: nn.Module) -> str | None:
@@ -141,8 +144,6 @@ def shard_module(module: nn.Module, device_mesh: Any, **settings: Any) -> dict[i
 
 def checkpoint_activations(module: nn.Module) -> None:
     """Compute the activations of every block again in the backward pass instead of keeping them."""
-    from torch.distributed._composable.checkpoint_activation import checkpoint
-
     blocks = blocks_of(module)
     if not blocks:
         raise ConfigurationError(
@@ -150,7 +151,7 @@ def checkpoint_activations(module: nn.Module) -> None:
             "or Sequential): leave it off, or apply torch.utils.checkpoint in the model's forward."
         )
     for block in blocks:
-        checkpoint(block)
+        _torch_compat.checkpoint_activations(block)
 
 
 def compile_parts(module: nn.Module, what: str) -> None:

@@ -23,10 +23,10 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
-from torch.distributed.distributed_c10d import _get_default_store
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # public, but not typed
 from torch.distributed.rendezvous import rendezvous
 
+from .._torch_compat import default_store
 from ..errors import ConfigurationError
 from .collectives import gather_pickled, gather_tensors
 from .environment import Launch
@@ -325,7 +325,7 @@ def _check_backend(device: torch.device) -> None:
 
 def _own_store() -> Store:
     """The store all processes share, over a connection of our own: a waiting call blocks the one it is made on."""
-    shared: Any = _get_default_store()
+    shared: Any = default_store()
     store = shared
     while isinstance(store, PrefixStore):
         store = store.underlying_store

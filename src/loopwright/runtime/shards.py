@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from .._torch_compat import full_parameter, sharded_parameters
 from ..errors import ConfigurationError
 
 Gather = Callable[[Any], list[Any]]
@@ -98,17 +99,17 @@ class Shards:
     def _held(self) -> Iterable[Any]:
         for module in self.modules:
             for part in _sharded(module):
-                yield from (held for group in _param_groups(part) for held in group.fsdp_params)
+                yield from sharded_parameters(part)
 
     def _is_computed_with(self, param: Tensor) -> bool:
         """Whether there is a whole parameter already, which the first forward pass makes; or it was never sharded."""
         holder = self._holder(param)
-        return holder is None or hasattr(holder, "_unsharded_param")
+        return holder is None or full_parameter(holder) is not None
 
     def _whole(self, param: Tensor) -> Tensor:
         holder = self._holders.get(id(param))
-        whole: Tensor = param if holder is None else holder._unsharded_param
-        return whole
+        full = None if holder is None else full_parameter(holder)
+        return param if full is None else full
 
     def _has_gradient(self, param: nn.Parameter) -> bool:
         """Whether an earlier step of the window left one."""
@@ -131,12 +132,6 @@ def _sharded(module: Any) -> list[Any]:
     from torch.distributed.fsdp import FSDPModule
 
     return [part for part in module.modules() if isinstance(part, FSDPModule)]
-
-
-def _param_groups(part: Any) -> list[Any]:
-    state = part._get_fsdp_state()
-    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
-    return [group for group in groups if group is not None]
 
 
 def leaves_of(loss: Tensor) -> set[int]:

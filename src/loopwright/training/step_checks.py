@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from .._torch_compat import version_of
 from ..errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -245,4 +246,4 @@ def scheduler_positions(lane: Lane) -> list[Any]:
 
 def gradient_versions(lane: Lane) -> Versions:
     """What changes when gradients are replaced or changed in place."""
-    return [(id(param.grad), param.grad._version) for param in lane.params if param.grad is not None]
+    return [(id(param.grad), version_of(param.grad)) for param in lane.params if param.grad is not None]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .._torch_compat import foreach_div_, supports_found_inf
 from ..callback import Hook
 from ..errors import ConfigurationError
 from .components import check_reached
@@ -38,9 +39,15 @@ class Peers(Protocol):
     num_shares: int  # how many processes work on different samples
 
     def prepare_backward(
-        self, loss: Tensor, params: Sequence[nn.Parameter], inputs: Sequence[Tensor] | None, *, is_last: bool
+        self,
+        loss: Tensor,
+        params: Sequence[nn.Parameter],
+        inputs: Sequence[Tensor] | None,
+        *,
+        is_last: bool,
+        flag: Tensor | float | None = None,
     ) -> Sequence[Tensor] | None:
-        """Get ready for a backward pass to some parameters; `inputs` as what autograd knows them by."""
+        """Prepare a backward pass; returns `inputs` as the tensors that autograd knows. `sync_gradients` has `flag`."""
 
     def sync_gradients(
         self, params: Sequence[nn.Parameter], flag: Tensor | float | None = None
@@ -109,7 +116,7 @@ class Lane:
             and not guard.is_immediate
             and not reads_are_free
             and scaler is None
-            and getattr(optimizer, "_step_supports_amp_scaling", False)
+            and supports_found_inf(optimizer)
         )
 
     def refresh(self, trainable: Iterable[nn.Parameter]) -> None:
@@ -204,7 +211,7 @@ class Lane:
             if self.peers is not None:
                 self.peers.divide(grads, count / self.peers.num_shares)
             elif grads:
-                torch._foreach_div_(grads, count)
+                foreach_div_(grads, count)
             self._count = None
 
     def _is_agreed(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, DistributedSampler
 
+from ..._torch_compat import uncompiled
 from ...errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -130,9 +130,7 @@ def initialise(module: nn.Module, device: torch.device) -> None:
 
 def raw_module(module: nn.Module) -> nn.Module:
     """The module that `torch.compile` was given, so that names in state dicts stay as they are."""
-    dynamo = sys.modules.get("torch._dynamo.eval_frame")  # until somebody compiles, there can be no such module
-    kind = getattr(dynamo, "OptimizedModule", None)
-    return module._orig_mod if kind is not None and isinstance(module, kind) else module
+    return uncompiled(module) or module
 
 
 def as_loaders(returned: Any) -> tuple[Any, Any]:

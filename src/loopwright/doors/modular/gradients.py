@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from ..._torch_compat import foreach_mul_
 from ...runtime.dtensor import spread_of
 from ...training.step_checks import Versions, gradient_versions, scheduler_positions, watch_own_steps
 from ...training.update import Lane, Optimization
@@ -336,7 +337,7 @@ class Gradients:
             lane.note(loss)
         new = [param.grad for param in lane.params if param.grad is not None]
         if self._scale is not None and new:
-            torch._foreach_mul_(new, scale_of(lane, self._scale.device) / self._scale)
+            foreach_mul_(new, scale_of(lane, self._scale.device) / self._scale)
         add(lane.params, kept)
         self._note(lane)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ...._torch_compat import foreach_lerp_
 from ....errors import ConfigurationError
 from .events import CallbackHandler, TrainerCallback
 from .watching import SaveBestModelCallback
@@ -44,7 +45,7 @@ class ModelEma(nn.Module):
         """Move the averages towards the model's weights by 1 - decay of the way."""
         own, other = _averaged(self.module), _averaged(model)
         if own:
-            torch._foreach_lerp_(own, other, 1 - self.decay)
+            foreach_lerp_(own, other, 1 - self.decay)
         self._copy(self.module.buffers(), model.buffers())
 
     @torch.no_grad()
