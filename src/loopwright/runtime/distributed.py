@@ -22,9 +22,18 @@ from .consensus import HostConsensus, RequestConsensus
 from .ddp import Averaging, Part, SyncBatchNorm, convert
 from .dtensor import Mesh, alike, clip_norm, whole
 from .environment import Launch
-from .fsdp import cut_layers, is_meta, make_equal, materialise, send_from_first, shard_module, unify_steps, wrong_value
+from .fsdp import (
+    Shards,
+    cut_layers,
+    is_meta,
+    make_equal,
+    materialise,
+    send_from_first,
+    shard_module,
+    unify_steps,
+    wrong_value,
+)
 from .process_group import Group
-from .shards import Shards
 from .watchdog import Guard, guarded
 
 STRATEGIES = ("ddp", "fsdp")

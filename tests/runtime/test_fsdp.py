@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from loopwright.runtime.shards import Shards
+from loopwright.runtime.fsdp import Shards
 
 
 def test_an_optimizer_is_looked_at_once_however_often_its_parameters_are_listed_anew() -> None:
