@@ -388,7 +388,7 @@ class Trainer(DoorPoints):
                 assembly.adopt_replaced(self)  # a model put in for the evaluation alone is out again
         finally:
             self.is_evaluating = before
-        self.runtime.settle()
+        self.runtime.reshard()
 
     def bind_hooks(self, callbacks: Iterable[Callback]) -> None:
         self.active_callbacks = list(callbacks)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .._torch_compat import foreach_lerp_
 from ..callback import Callback
 from ..errors import CheckpointError, ConfigurationError, DataError
-from ..runtime.dtensor import alike
+from ..runtime.dtensor import group_by_mesh
 
 if TYPE_CHECKING:
     from ..data.open import Stream
@@ -222,7 +222,7 @@ class Average:
         self.buffers: dict[str, Tensor] = {}
         self._params = [param for param in model.parameters() if param.is_floating_point() or param.is_complex()]
         self._averages = [_for_averaging(param) for param in self._params]
-        self._groups = list(zip(alike(self._params), alike(self._averages), strict=True))
+        self._groups = list(zip(group_by_mesh(self._params), group_by_mesh(self._averages), strict=True))
 
     @torch.no_grad()
     def update(self, weight: float) -> None:

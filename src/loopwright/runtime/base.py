@@ -120,8 +120,8 @@ class Runtime:
     def start_step(self, is_last: bool, size: int) -> None:
         """A step of so many samples begins; `is_last` in its window."""
 
-    def settle(self) -> None:
-        """Forward passes without a backward pass are over."""
+    def reshard(self) -> None:
+        """Free the full parameters that forward passes without a backward pass have left."""
 
     def prepare_backward(
         self,

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from .._torch_compat import BatchNormBase, foreach_copy_
-from .dtensor import spread_of
-from .fsdp import local_part
+from .dtensor import local_tensor, mesh_of
 
 MESSAGE_SIZE = 3  # numbers that are summed together with the gradients, see `consensus`
 MESSAGE_DTYPES = (torch.float32, torch.float64)  # precise enough for the numbers of a message
@@ -70,7 +69,7 @@ class Bucket:
 
     def __init__(self, params: Sequence[nn.Parameter]) -> None:
         self.params = params  # kept, so that no other parameter gets the id of one
-        parts = [local_part(param) for param in params]
+        parts = [local_tensor(param) for param in params]
         self.dtype = parts[0].dtype
         self._all_present = torch.ones(len(params), dtype=self.dtype, device=parts[0].device)
         self._no_message = self._all_present.new_zeros(MESSAGE_SIZE)
@@ -107,7 +106,7 @@ class Bucket:
                 grad.copy_(view)
             elif is_present.item():
                 param.grad = torch.zeros_like(param)
-                local_part(param.grad).copy_(view)
+                local_tensor(param.grad).copy_(view)
 
     def _memory(self) -> tuple[Tensor, Tensor, list[Tensor]]:
         """The flat tensor, its part with the gradients, and views: message, presence, each gradient."""
@@ -141,13 +140,13 @@ def buckets(params: Iterable[nn.Parameter], max_bytes: int = 32 << 20) -> Iterat
 def _gradient_part(param: nn.Parameter) -> Tensor | None:
     """This process's part of a gradient, spread as its parameter is."""
     grad: Any = param.grad
-    if grad is None or type(grad) is Tensor or spread_of(grad) is None:
+    if grad is None or type(grad) is Tensor or mesh_of(grad) is None:
         own: Tensor | None = grad.detach() if grad is not None and grad.requires_grad else grad
         return own
     placements = param.placements  # type: ignore[attr-defined]
     if grad.placements != placements:
         param.grad = grad = grad.redistribute(placements=placements)
-    return local_part(grad)
+    return local_tensor(grad)
 
 
 PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)

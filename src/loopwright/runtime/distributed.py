@@ -20,21 +20,21 @@ from ..errors import ConfigurationError
 from .base import Runtime, move_to
 from .consensus import HostConsensus, RequestConsensus
 from .ddp import Averaging, Part, SyncBatchNorm, convert
-from .dtensor import Mesh, alike, clip_norm, whole
+from .dtensor import Mesh, clip_norm, full_tensor, group_by_mesh
 from .environment import Launch
 from .fsdp import (
-    Shards,
-    cut_layers,
+    ShardedModels,
+    broadcast_module,
+    broadcast_tensors,
+    disable_unsupported_steps,
+    find_bad_value,
     is_meta,
-    make_equal,
     materialise,
-    send_from_first,
+    parallelize_layers,
     shard_module,
-    unify_steps,
-    wrong_value,
 )
 from .process_group import Group
-from .watchdog import Guard, guarded
+from .watchdog import Heartbeat, watched
 
 STRATEGIES = ("ddp", "fsdp")
 
@@ -82,10 +82,10 @@ class DistributedRuntime(Runtime):
         self.data_group = self._build_data_group()
         self.part = Part(self.data_group)
         self._sync_batch_norm = sync_batch_norm
-        self._shards = Shards(self.gather_objects, finds_unused=find_unused_parameters)
+        self._shards = ShardedModels(self.gather_objects, finds_unused=find_unused_parameters)
         self._buffers: WeakKeyDictionary[nn.Module, list[Tensor]] = WeakKeyDictionary()
         self._has_buffers = False
-        self._watch: Guard | None = None
+        self._heartbeat: Heartbeat | None = None
         self._averaging = Averaging(self.data_group, self.mesh.data_size)
         self._in_flight: dict[int, tuple[Tensor | None, Any]] = {}  # messages by optimizer, as its list of parameters
         consensus = HostConsensus if self.is_host else RequestConsensus
@@ -132,7 +132,7 @@ class DistributedRuntime(Runtime):
             return  # by an earlier trainer
         if not is_meta(module):
             module.to(self.device)
-            make_equal(module, None)
+            broadcast_module(module, None)
         elif not any(param.requires_grad for param in module.parameters()):  # nobody is going to wrap it
             self._materialise(module)
 
@@ -148,7 +148,7 @@ class DistributedRuntime(Runtime):
             self._materialise(module)
         if self.mesh.tensor > 1:
             before = dict(module.named_parameters())
-            cut_layers(module, self.mesh, self.device_mesh)
+            parallelize_layers(module, self.mesh, self.device_mesh)
             after = dict(module.named_parameters())
             replaced = {id(param): after[name] for name, param in before.items()}
         super().wrap(module)
@@ -166,13 +166,13 @@ class DistributedRuntime(Runtime):
         """Initialise a model from the meta device, from the first process's random numbers on all of them."""
         torch.set_rng_state(self.broadcast_object(torch.get_rng_state()))
         materialise(module, self.device)
-        problems = [problem for problem in self.gather_objects(wrong_value(module)) if problem is not None]
+        problems = [problem for problem in self.gather_objects(find_bad_value(module)) if problem is not None]
         if problems:
             raise ConfigurationError(problems[0])
 
     def adapt_optimizer(self, optimizer: Optimizer) -> None:
         if self.mesh.is_sharded:
-            unify_steps(optimizer)
+            disable_unsupported_steps(optimizer)
 
     def _data_mesh(self) -> Any:
         names = ("replicate", "shard") if self.mesh.replicate > 1 else ("shard",)
@@ -192,9 +192,9 @@ class DistributedRuntime(Runtime):
     @contextmanager
     def supervised(self) -> Iterator[None]:
         self._reset()  # an earlier call may have ended with an exception
-        with guarded(self.group) as self._watch, workers_outlive_signals():
+        with watched(self.group) as self._heartbeat, workers_outlive_signals():
             yield
-        self._watch = None
+        self._heartbeat = None
         self._reset()
 
     def _reset(self) -> None:
@@ -209,9 +209,9 @@ class DistributedRuntime(Runtime):
         if self.mesh.shard > 1:
             self._shards.start_step(is_last)
 
-    def settle(self) -> None:
+    def reshard(self) -> None:
         if self._shards.modules:
-            self._shards.settle()
+            self._shards.reshard()
 
     def prepare_backward(
         self,
@@ -263,10 +263,10 @@ class DistributedRuntime(Runtime):
             return
         buffers = [buffer for module in modules for buffer in self._buffers.get(module, ())]
         if buffers:
-            send_from_first(buffers)
+            broadcast_tensors(buffers)
 
     def divide(self, grads: Sequence[Tensor], divisor: Tensor) -> None:
-        for group in alike(grads):
+        for group in group_by_mesh(grads):
             foreach_div_(group, divisor)
 
     def clip_norm(self, params: Sequence[nn.Parameter], max_norm: float) -> Tensor:
@@ -301,7 +301,7 @@ class DistributedRuntime(Runtime):
 
     def gather_parts(self, parts: Sequence[Any]) -> list[Any]:
         """What processes with different samples have for each batch, one after the other, without those of none."""
-        own = [part and (whole(part[0]),) for part in parts]
+        own = [part and (full_tensor(part[0]),) for part in parts]
         steps = zip(*self.gather_each(move_to(own, torch.device("cpu"))), strict=True)
         return [self.move(part[0]) for step in steps for part in step if part]
 
@@ -313,8 +313,8 @@ class DistributedRuntime(Runtime):
 
     def exchange(self, requests: Sequence[int]) -> tuple[int, ...]:
         """Send this update's requests; return the maximum over all ranks of the previous update's."""
-        if self._watch is not None:
-            self._watch.beat()
+        if self._heartbeat is not None:
+            self._heartbeat.beat()
         return self._consensus.exchange(tuple(requests))
 
     def finish_exchange(self) -> None:

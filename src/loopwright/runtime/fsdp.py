@@ -1,4 +1,8 @@
-"""What is done to a model before it trains on several processes: materialised, made equal, cut and sharded."""
+"""Models of several ranks: materialised from the meta device, made equal, cut into layers' parts, sharded by FSDP2.
+
+While a sharded model computes, full parameters take the place of the shards that an optimizer holds, and autograd knows
+only those.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +18,22 @@ from torch.optim import Optimizer
 from .. import _torch_compat
 from .._torch_compat import full_parameter, own_parameters, sharded_parameters
 from ..errors import ConfigurationError
-from .dtensor import Mesh, alike, spread_of
+from .dtensor import Mesh, copy_into, group_by_mesh, local_tensor, mesh_of
 
 
 def is_meta(module: nn.Module) -> bool:
+    """Whether a tensor of the model is on the meta device."""
     return any(tensor.is_meta for tensor in _tensors(module))
 
 
 def materialise(module: nn.Module, device: torch.device) -> None:
-    """Give a model that was built on the meta device memory and initial values.
+    """Allocate and initialise a model that was built on the meta device.
 
-    Its parameters stay the objects they are, so an optimizer may hold them already. Of a sharded model one layer at a
-    time is initialised whole, on every process with the same random numbers, and each keeps its part: the values are
-    those that one process would have drawn.
+    Its parameters stay the same objects, so an optimizer may hold them already. Of a sharded model one full layer at a
+    time is initialised, on every rank with the same random numbers, and each rank keeps its shard: the values are those
+    that a single process would have drawn.
     """
-    give_memory(module, device)
+    allocate(module, device)
     missing = []
     for name, part in module.named_modules():
         own = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
@@ -44,10 +49,10 @@ def materialise(module: nn.Module, device: torch.device) -> None:
         )
 
 
-def give_memory(module: nn.Module, device: torch.device) -> None:
-    """Memory for a model on the meta device, without values; its parameters stay the objects they are."""
-    if any(spread_of(param) is not None for param in module.parameters()):
-        module.to_empty(device=device)  # what shards a model watches this
+def allocate(module: nn.Module, device: torch.device) -> None:
+    """Allocate memory for a model on the meta device, without values; its parameters stay the same objects."""
+    if any(mesh_of(param) is not None for param in module.parameters()):
+        module.to_empty(device=device)  # FSDP2 keeps track of this
         return
     before = dict(module.named_parameters(remove_duplicate=False))
     module.to_empty(device=device)
@@ -61,43 +66,41 @@ def give_memory(module: nn.Module, device: torch.device) -> None:
 
 
 def _initialise(part: nn.Module, reset: Callable[[], Any]) -> None:
-    """Let a layer fill its own parameters; those spread over processes as whole ones, for as long as it takes."""
-    from ..checkpoint.sharded import restore_into
-
+    """Let a layer initialise its parameters; full tensors take the place of sharded ones meanwhile."""
     parameters = own_parameters(part)
-    spread = {name: p for name, p in parameters.items() if p is not None and spread_of(p) is not None}
-    for name, param in spread.items():
-        stand_in = torch.empty(param.shape, dtype=param.dtype, device=local_part(param).device)
+    sharded = {name: p for name, p in parameters.items() if p is not None and mesh_of(p) is not None}
+    for name, param in sharded.items():
+        stand_in = torch.empty(param.shape, dtype=param.dtype, device=local_tensor(param).device)
         parameters[name] = nn.Parameter(stand_in, requires_grad=param.requires_grad)
     try:
         reset()
-        for name, param in spread.items():
+        for name, param in sharded.items():
             filled = parameters[name]
             assert filled is not None
-            restore_into(param, filled.detach())
+            copy_into(param, filled.detach())
     finally:
-        parameters.update(spread)
+        parameters.update(sharded)
 
 
-def wrong_value(module: nn.Module) -> str | None:
-    """What is wrong with a model that was just initialised: a tensor without memory or without finite values."""
+def find_bad_value(module: nn.Module) -> str | None:
+    """The first tensor of a newly initialised model without memory or without finite values, in words."""
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if tensor.is_meta:
             return f"{name} is still on the meta device: its module did not initialise it."
-        local = local_part(tensor)
+        local = local_tensor(tensor)
         if local.is_floating_point() and not torch.isfinite(local).all():
             return f"{name} has non-finite values right after initialisation: correct its module's `reset_parameters`."
     return None
 
 
 def check_values(module: nn.Module) -> None:
-    """Refuse a model with tensors that have no memory or no finite values."""
-    if (problem := wrong_value(module)) is not None:
+    """Refuse a model with a tensor that has no memory or no finite values."""
+    if (problem := find_bad_value(module)) is not None:
         raise ConfigurationError(problem)
 
 
-def make_equal(module: nn.Module, group: dist.ProcessGroup | None) -> None:
-    """Give every process the parameters and buffers of the first."""
+def broadcast_module(module: nn.Module, group: dist.ProcessGroup | None) -> None:
+    """Broadcast the parameters and buffers of the first rank."""
     source = 0 if group is None else dist.get_global_rank(group, 0)
     with torch.no_grad():
         for tensor in _tensors(module):
@@ -105,7 +108,7 @@ def make_equal(module: nn.Module, group: dist.ProcessGroup | None) -> None:
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
-    """The repeated blocks of a model: modules with parameters, of one class, that stand in a list or a row."""
+    """The repeated blocks of a model: modules of one class, with parameters, in a `ModuleList` or `Sequential`."""
     blocks: list[nn.Module] = []
     for container in module.modules():
         if isinstance(container, nn.ModuleList | nn.Sequential):
@@ -117,8 +120,8 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
     return [block for block in blocks if id(block) not in inner]
 
 
-def cut_layers(module: nn.Module, mesh: Mesh, device_mesh: Any) -> None:
-    """Tensor parallelism by the mesh's plan."""
+def parallelize_layers(module: nn.Module, mesh: Mesh, device_mesh: Any) -> None:
+    """Apply tensor parallelism by the mesh's plan."""
     from torch.distributed.tensor.parallel import parallelize_module
 
     names = {name for name, _ in module.named_modules()}
@@ -132,7 +135,7 @@ def cut_layers(module: nn.Module, mesh: Mesh, device_mesh: Any) -> None:
 
 
 def shard_module(module: nn.Module, device_mesh: Any, **settings: Any) -> dict[int, nn.Parameter]:
-    """FSDP2: every repeated block, then the rest. Returns the new parameters under the ids of the old ones."""
+    """Shard every repeated block, then the rest (FSDP2). Returns the new parameters under the ids of the old ones."""
     from torch.distributed.fsdp import fully_shard
 
     before = dict(module.named_parameters())
@@ -144,7 +147,7 @@ def shard_module(module: nn.Module, device_mesh: Any, **settings: Any) -> dict[i
 
 
 def checkpoint_activations(module: nn.Module) -> None:
-    """Compute the activations of every block again in the backward pass instead of keeping them."""
+    """Recompute the activations of every block in the backward pass instead of keeping them."""
     blocks = blocks_of(module)
     if not blocks:
         raise ConfigurationError(
@@ -156,7 +159,7 @@ def checkpoint_activations(module: nn.Module) -> None:
 
 
 def compile_parts(module: nn.Module, what: str) -> None:
-    """torch.compile for the model or its blocks; in place, so that the names in its state dict stay."""
+    """Compile the model or its blocks; in place, so that the names in its state dict stay."""
     blocks = blocks_of(module)
     if what == "blocks" and not blocks:
         raise ConfigurationError(
@@ -167,19 +170,13 @@ def compile_parts(module: nn.Module, what: str) -> None:
         part.compile()
 
 
-def unify_steps(optimizer: Optimizer) -> None:
-    """Leave out the quick ways of stepping that torch has not for sharded parameters, or not for different ones."""
+def disable_unsupported_steps(optimizer: Optimizer) -> None:
+    """Turn off fused and foreach steps that torch lacks for sharded parameters, or for several device meshes."""
     options: tuple[str, ...] = () if isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW) else ("fused",)
-    if len(alike(p for group in optimizer.param_groups for p in group["params"])) > 1:
+    if len(group_by_mesh(p for group in optimizer.param_groups for p in group["params"])) > 1:
         options = ("foreach", "fused")
     for group in optimizer.param_groups:
         group.update({option: False for option in options if option in group})
-
-
-def local_part(tensor: Tensor) -> Tensor:
-    """The tensor itself, or this process's part of a distributed one."""
-    to_local = getattr(tensor, "to_local", None)
-    return to_local().detach() if callable(to_local) else tensor.detach()
 
 
 def _tensors(module: nn.Module) -> Iterator[Tensor]:
@@ -187,8 +184,8 @@ def _tensors(module: nn.Module) -> Iterator[Tensor]:
     yield from module.buffers()
 
 
-def send_from_first(tensors: Iterable[Tensor]) -> None:
-    """Give every process the first one's values, one collective for each type."""
+def broadcast_tensors(tensors: Iterable[Tensor]) -> None:
+    """Broadcast the values of the first rank; one collective per dtype."""
     groups: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:
         groups.setdefault(tensor.dtype, []).append(tensor)
@@ -204,19 +201,19 @@ def send_from_first(tensors: Iterable[Tensor]) -> None:
 Gather = Callable[[Any], list[Any]]
 
 
-class Shards:
+class ShardedModels:
     """The sharded models of a trainer.
 
-    Processes that use different parameters would send each other gradients that do not fit. The first backward pass
-    of each optimizer is looked at, and such parameters are named; with `finds_unused` every one is, and they are
-    filled with zeros where they are missing.
+    Ranks that use different parameters would reduce-scatter gradients that do not belong together. The first backward
+    pass of each optimizer is checked for it, and such parameters are named in an error; with `finds_unused` every
+    backward pass is checked, and missing gradients are zeros.
     """
 
     def __init__(self, gather: Gather, *, finds_unused: bool = False) -> None:
         self.modules: WeakSet[Any] = WeakSet()
         self._gather = gather
         self._finds_unused = finds_unused
-        self._looked_at: set[tuple[int, int]] = set()
+        self._checked: set[tuple[int, int]] = set()
         self._holders: dict[int, Any] = {}
         self._is_last: bool | None = None
 
@@ -225,14 +222,14 @@ class Shards:
         self._is_last = None
 
     def start_step(self, is_last: bool) -> None:
-        """Shards are exchanged in the backward pass of the window's last step only."""
+        """Gradients are reduce-scattered in the backward pass of the window's last step only."""
         if is_last != self._is_last:
             self._is_last = is_last
             for module in self.modules:
                 module.set_requires_gradient_sync(is_last)
 
-    def settle(self) -> None:
-        """A forward pass leaves whole parameters behind; without a backward pass nobody else cuts them again."""
+    def reshard(self) -> None:
+        """Free the full parameters that a forward pass without a backward pass has left."""
         for module in self.modules:
             for part in _sharded(module):
                 part.reshard()
@@ -240,21 +237,21 @@ class Shards:
     def prepare(
         self, loss: Tensor, params: Sequence[nn.Parameter], inputs: Sequence[Tensor] | None, *, is_last: bool
     ) -> list[Tensor] | None:
-        """Get ready for a backward pass to some parameters; `inputs` as those that autograd knows."""
-        # By the first of them and their number, which all processes have alike: lists are made anew, and a list's id
-        # that came back on one process only would leave it alone with the question.
+        """Prepare a backward pass to some parameters; returns `inputs` as the tensors that autograd knows."""
+        # By the first parameter and their number, which are the same on all ranks: lists are made anew, and a list's id
+        # that is used again on one rank only would let this rank wait for the others.
         key = (id(params[0]), len(params)) if params else (0, 0)
-        if is_last and (self._finds_unused or key not in self._looked_at):
-            self._looked_at.add(key)
-            self._look(loss, params)
+        if is_last and (self._finds_unused or key not in self._checked):
+            self._checked.add(key)
+            self._compare_used(loss, params)
         if inputs is None:
             return None
-        return [self._whole(param) for param in inputs if self._is_computed_with(param)]
+        return [self._full(param) for param in inputs if self._is_computed_with(param)]
 
-    def _look(self, loss: Tensor, params: Sequence[nn.Parameter]) -> None:
+    def _compare_used(self, loss: Tensor, params: Sequence[nn.Parameter]) -> None:
         trained = [p for p in params if p.requires_grad and self._is_computed_with(p)]
         reached = leaves_of(loss)
-        used = [id(self._whole(p)) in reached or self._has_gradient(p) for p in trained]
+        used = [id(self._full(p)) in reached or self._has_gradient(p) for p in trained]
         if self._finds_unused:
             self._fill(trained, used)
             return
@@ -264,16 +261,14 @@ class Shards:
             raise ConfigurationError(_explanation(others))
 
     def _fill(self, params: Sequence[nn.Parameter], used: Sequence[bool]) -> None:
-        """Zeros for parameters that others have gradients of; those that nobody has keep none, as on one process."""
+        """Zeros for gradients that only other ranks have; a parameter that no rank uses keeps none."""
         device = params[0].device if params else torch.device("cpu")
         anywhere = torch.tensor(used, dtype=torch.uint8, device=device)
         dist.all_reduce(anywhere, op=dist.ReduceOp.MAX)
         for param, is_used, is_needed in zip(params, used, anywhere.tolist(), strict=True):
             if is_needed and not is_used:
-                whole = self._whole(param)
-                whole.grad = torch.zeros_like(whole, memory_format=torch.contiguous_format)
-
-    # How torch keeps them; private there, and only here
+                full = self._full(param)
+                full.grad = torch.zeros_like(full, memory_format=torch.contiguous_format)
 
     def _holder(self, param: Tensor) -> Any:
         if id(param) not in self._holders:
@@ -286,11 +281,11 @@ class Shards:
                 yield from sharded_parameters(part)
 
     def _is_computed_with(self, param: Tensor) -> bool:
-        """Whether there is a whole parameter already, which the first forward pass makes; or it was never sharded."""
+        """Whether the parameter was never sharded, or has a full parameter, which the first forward pass makes."""
         holder = self._holder(param)
         return holder is None or full_parameter(holder) is not None
 
-    def _whole(self, param: Tensor) -> Tensor:
+    def _full(self, param: Tensor) -> Tensor:
         holder = self._holders.get(id(param))
         full = None if holder is None else full_parameter(holder)
         return param if full is None else full
@@ -299,11 +294,11 @@ class Shards:
         """Whether an earlier step of the window left one."""
         holder = self._holders.get(id(param))
         accumulated = None if holder is None else getattr(holder, "unsharded_accumulated_grad", None)
-        return self._whole(param).grad is not None or accumulated is not None
+        return self._full(param).grad is not None or accumulated is not None
 
     def _name(self, param: nn.Parameter) -> str:
         holder = self._holders.get(id(param))
-        wanted = {id(param), id(self._whole(param))} if holder is not None else {id(param)}
+        wanted = {id(param), id(self._full(param))} if holder is not None else {id(param)}
         for module in self.modules:
             for name, own in module.named_parameters():
                 if id(own) in wanted:
@@ -312,7 +307,7 @@ class Shards:
 
 
 def _sharded(module: Any) -> list[Any]:
-    """The parts of a model that torch exchanges one by one."""
+    """The modules that FSDP2 shards one by one."""
     from torch.distributed.fsdp import FSDPModule
 
     return [part for part in module.modules() if isinstance(part, FSDPModule)]

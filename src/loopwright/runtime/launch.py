@@ -97,11 +97,11 @@ def _call(folder: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     try:
         return _sendable(fn(*args))
     except Exception as error:
-        _settle(error)
+        _record(error)
         _note(Path(folder), error)
         raise
     finally:
-        _part()
+        _leave_group()
 
 
 def _sendable(result: Any) -> bytes:
@@ -114,16 +114,16 @@ def _sendable(result: Any) -> bytes:
         ) from None
 
 
-def _settle(error: Exception) -> None:
-    from .failure import settle
+def _record(error: Exception) -> None:
+    from .failure import record_uncaught
     from .process_group import current_group
 
     group = current_group()
     if group is not None and group.world > 1:
-        settle(error, group)
+        record_uncaught(error, group)
 
 
-def _part() -> None:
+def _leave_group() -> None:
     from .process_group import current_group
 
     group = current_group()

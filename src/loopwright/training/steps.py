@@ -265,7 +265,7 @@ def evaluate(trainer: Trainer, stream: Stream) -> dict[str, float]:
         if steps == 0:
             raise DataError("The evaluation data is empty: pass a data set or loader with at least one batch.")
         if not trainer.is_interrupted:
-            trainer.runtime.settle()
+            trainer.runtime.reshard()
             trainer.emit("on_eval_end", stream)
         if trainer.is_interrupted:  # the resumed run does all of it again
             if start is not None:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from loopwright.runtime.consensus import RequestConsensus
 from loopwright.runtime.process_group import Group
 from loopwright.runtime.signals import Signals
-from loopwright.runtime.watchdog import guarded
+from loopwright.runtime.watchdog import watched
 
 
 def fail(how: str, note: Path) -> None:
@@ -30,12 +30,12 @@ def main() -> None:
     group = Group.join()
     consensus = RequestConsensus(group.host_group)
     gradient = torch.ones(1000)
-    with guarded(group) as guard, Signals():  # torchrun's SIGTERM is only a flag, as in training
+    with watched(group) as heartbeat, Signals():  # torchrun's SIGTERM is only a flag, as in training
         for update in range(100_000):
             dist.all_reduce(gradient)
             gradient /= group.world
             consensus.exchange((0, 0, 0, 0))
-            guard.beat()
+            heartbeat.beat()
             if update == 20 and group.rank == 1:
                 fail(how, note)
         consensus.finish()

@@ -288,7 +288,7 @@ class Core(Components):
         modules = {id(module): module for module in (*self.modules.values(), *self._current_models().values())}
         with evaluating(modules.values(), self.optimizers.values()):
             yield
-        self.runtime.settle()
+        self.runtime.reshard()
 
     def set_eval_mode(self) -> None:
         """Eval mode until `set_train_mode`, for an evaluation epoch of the user's own."""

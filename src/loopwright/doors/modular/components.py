@@ -121,10 +121,10 @@ def hidden_modules(owner: object) -> str | None:
 
 def initialise(module: nn.Module, device: torch.device) -> None:
     """Give a model on the meta device memory and call its `init_weights`, where it has that."""
-    from ...runtime.fsdp import give_memory, is_meta
+    from ...runtime.fsdp import allocate, is_meta
 
     if callable(init := getattr(module, "init_weights", None)) and is_meta(module):
-        give_memory(module, device)
+        allocate(module, device)
         init()
 
 

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from ..._torch_compat import foreach_mul_
-from ...runtime.dtensor import spread_of
+from ...runtime.dtensor import mesh_of
 from ...training.step_checks import Versions, gradient_versions, scheduler_positions, watch_own_steps
 from ...training.update import Lane, Optimization
 from . import own_steps
@@ -342,7 +342,7 @@ class Gradients:
         self._note(lane)
 
     def _drop(self, lane: Lane, kept: Kept) -> None:
-        if self.trainer.accumulate > 1 and any(spread_of(param) is not None for param in lane.params):
+        if self.trainer.accumulate > 1 and any(mesh_of(param) is not None for param in lane.params):
             raise own_steps.sharded_in_window(lane)
         for param, old in zip(lane.params, kept, strict=True):
             param.grad = old
@@ -374,7 +374,7 @@ class Gradients:
             return
         is_aside = self._before is not None and lane.name in self._before
         is_gone = lane.name in self._held and not is_aside and not has_gradients(lane)
-        if is_gone and not any(spread_of(param) is not None for param in lane.params):
+        if is_gone and not any(mesh_of(param) is not None for param in lane.params):
             raise own_steps.gradients_gone(self.trainer, lane)
         noted = self._versions.get(lane.name)
         if noted is not None and noted != gradient_versions(lane):

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import LBFGS
 
 from ...errors import ConfigurationError
-from ...runtime.dtensor import spread_of
+from ...runtime.dtensor import mesh_of
 from ...training.step_checks import Versions, gradient_versions, own_step_obstacle
 from ...training.update import Lane
 
@@ -198,7 +198,7 @@ def unknown_optimizer(given: Any, lanes: Iterable[str]) -> ConfigurationError:
 
 def are_incomplete(trainer: Engine, lane: Lane) -> bool:
     """Whether gradients after `backward` are not yet what the optimizer is stepped with."""
-    if any(spread_of(param) is not None for param in lane.params):
+    if any(mesh_of(param) is not None for param in lane.params):
         return False  # a sharded model's are the sum over processes already, and clipped as such
     return lane.peers is not None or lane.scaler is not None or trainer.accumulate > 1
 
