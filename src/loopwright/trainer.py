@@ -30,7 +30,7 @@ from .training.update import Optimization, Window
 if TYPE_CHECKING:
     from .run import RunDirectory
     from .run.changes import Change
-    from .training.consensus import Accord
+    from .training.consensus import StopConsensus
     from .training.resume import Mark
 
 
@@ -106,7 +106,7 @@ class Trainer(DoorPoints):
         self.known_optimizers: dict[str, Optimizer] = {}  # as they were when they were last looked at
         self.trained: dict[str, Any] = {}  # what the `train` call under way trains
         self.is_evaluating = False
-        self.accord: Accord | None = None
+        self.accord: StopConsensus | None = None
         self.signals.is_shared = self.runtime.world > 1
         self._is_set_up = False
         self.bind_hooks(self.callbacks)

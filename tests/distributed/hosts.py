@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from .ranks import RESOLVER
+from tests.distributed.ranks import RESOLVER
 
 PORT = 29511
 

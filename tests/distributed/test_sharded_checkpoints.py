@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from loopwright.checkpoint import CheckpointStore, load_weights, read_checkpoint, read_header, verify_checkpoint
-
-from .ranks import run_ranks, start_ranks
-from .sharded_ranks import (
+from tests.distributed.ranks import run_ranks, start_ranks
+from tests.distributed.sharded_ranks import (
     LAYOUTS,
     Net,
     compare,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from loopwright.checkpoint import CheckpointStore
+from tests.distributed.hosts import two_hosts, wait_until
+from tests.distributed.ranks import run_ranks
 
-from .hosts import two_hosts, wait_until
-from .ranks import run_ranks
 from .scripts.two_hosts_training import TIMEOUT, train
 
 SCRIPTS = Path(__file__).parent / "scripts"

@@ -123,7 +123,7 @@ class Bucket:
 
 
 def buckets(params: Iterable[nn.Parameter], max_bytes: int = 32 << 20) -> Iterator[list[nn.Parameter]]:
-    """Trainable parameters in groups of one type and a bounded size."""
+    """Trainable parameters in groups of one dtype and a bounded size."""
     groups: dict[torch.dtype, list[nn.Parameter]] = {}
     sizes: dict[torch.dtype, int] = {}
     for param in params:
@@ -138,7 +138,7 @@ def buckets(params: Iterable[nn.Parameter], max_bytes: int = 32 << 20) -> Iterat
 
 
 def _gradient_part(param: nn.Parameter) -> Tensor | None:
-    """This process's part of a gradient, spread as its parameter is."""
+    """This rank's part of a gradient, with the placements of its parameter."""
     grad: Any = param.grad
     if grad is None or type(grad) is Tensor or mesh_of(grad) is None:
         own: Tensor | None = grad.detach() if grad is not None and grad.requires_grad else grad
@@ -154,14 +154,14 @@ PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 @dataclass(slots=True)
 class Part:
-    """This process's part of the batch under way; `counts` is False for a sample that only stands in for none."""
+    """This rank's part of the current batch; `counts` is False for a placeholder on a rank without samples."""
 
     group: dist.ProcessGroup | None = None
     counts: bool = True
 
 
 class SyncBatchNorm(BatchNormBase):
-    """Normalises with the mean and variance of all processes' samples together; in eval mode like any batch norm."""
+    """Batch norm with the mean and variance of all ranks' samples; in eval mode like any batch norm."""
 
     part: Part
 
@@ -192,7 +192,7 @@ class SyncBatchNorm(BatchNormBase):
 
 
 def convert(module: nn.Module, part: Part) -> list[SyncBatchNorm]:
-    """Make the batch norms of a model compute over all processes; they stay the objects they are, with their names."""
+    """Make the batch norms of a model compute over all ranks; they stay the same objects, with their names."""
     converted = []
     for norm in module.modules():
         if type(norm) in PLAIN:
@@ -237,7 +237,7 @@ class _Normalise(torch.autograd.Function):
 
 
 def _statistics(x: Tensor, part: Part) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and variance of each channel over all processes, and how many values they are of."""
+    """Mean and variance of each channel over all ranks, and the number of values."""
     dims, channels = _dims(x), x.shape[1]
     own_count = x.numel() // channels if part.counts and channels else 0
     if own_count:
@@ -256,7 +256,7 @@ def _statistics(x: Tensor, part: Part) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _dims(x: Tensor) -> list[int]:
-    """All dimensions but the channels'."""
+    """All dimensions but that of the channels."""
     return [0, *range(2, x.dim())]
 
 

@@ -1,4 +1,4 @@
-"""Several processes that train one model: copies of it (DDP), shards of it (FSDP2), or a mesh of both."""
+"""The runtime of one rank of several: replicas of the model (DDP), shards of it (FSDP2), or a mesh of both."""
 
 from __future__ import annotations
 
@@ -40,12 +40,25 @@ STRATEGIES = ("ddp", "fsdp")
 
 
 class DistributedRuntime(Runtime):
-    """One of several processes, started by torchrun, SLURM or `loopwright.launch`.
+    """One rank of several processes that torchrun, SLURM or `loopwright.launch` started.
 
-    `strategy` is "ddp" (every process has the whole model), "fsdp" (every process has a shard of it), or a `Mesh`.
-    `param_dtype` and `reduce_dtype` are FSDP2's mixed precision policy, `cpu_offload` its offloading;
-    `find_unused_parameters` lets processes with a sharded model use different parameters. `sync_batch_norm` makes
-    batch norms compute over the batch of all processes.
+    Args:
+        strategy: "ddp" (every rank has the full model), "fsdp" (every rank has a shard of it), or a `Mesh`.
+        device: "cpu" or "cuda"; by default the GPU of this process's local rank, or the CPU.
+        precision: "fp32", or autocast in "bf16" or "fp16" ("fp16" only with "ddp").
+        param_dtype: The dtype that FSDP2 gathers parameters and computes in.
+        reduce_dtype: The dtype that FSDP2 reduces gradients in.
+        cpu_offload: Keep the shards in the host's memory (FSDP2).
+        find_unused_parameters: Let the ranks of a sharded model use different parameters.
+        sync_batch_norm: Compute batch norms over the batch of all ranks.
+        activation_checkpointing: Recompute the activations of repeated blocks in the backward pass.
+        compile: Apply `torch.compile` to the "model" or to its repeated "blocks".
+        timeout: The seconds that a collective waits for the slowest rank.
+
+    Example:
+        >>> from functools import partial
+        >>> from loopwright import DistributedRuntime
+        >>> runtime = partial(DistributedRuntime, "fsdp", cpu_offload=True)  # called on each rank: runtime=runtime()
     """
 
     def __init__(
@@ -60,7 +73,7 @@ class DistributedRuntime(Runtime):
         find_unused_parameters: bool = False,
         sync_batch_norm: bool = False,
         activation_checkpointing: bool = False,
-        compile: str | None = None,  # noqa: A002  (what everyone calls it)
+        compile: str | None = None,  # noqa: A002  (the name that users know)
         timeout: float | timedelta = 600.0,
     ) -> None:
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
@@ -101,7 +114,7 @@ class DistributedRuntime(Runtime):
         return strategy
 
     def _build_data_group(self) -> dist.ProcessGroup | None:
-        """The processes that work on different samples; all of them, unless layers are cut."""
+        """The ranks that work on different samples; None for all of them, which it is without tensor parallelism."""
         if self.mesh.tensor == 1:
             return None
         own = None
@@ -133,11 +146,11 @@ class DistributedRuntime(Runtime):
         if not is_meta(module):
             module.to(self.device)
             broadcast_module(module, None)
-        elif not any(param.requires_grad for param in module.parameters()):  # nobody is going to wrap it
+        elif not any(param.requires_grad for param in module.parameters()):  # it will not be wrapped
             self._materialise(module)
 
     def wrap(self, module: nn.Module) -> dict[int, nn.Parameter]:
-        """Cut and shard the model as the mesh says; the new parameters under the ids of those they replace."""
+        """Shard the model as the mesh says; returns new parameters by the ids of the old ones."""
         if module in self._buffers:
             return {}
         replaced: dict[int, nn.Parameter] = {}
@@ -163,7 +176,7 @@ class DistributedRuntime(Runtime):
         return replaced
 
     def _materialise(self, module: nn.Module) -> None:
-        """Initialise a model from the meta device, from the first process's random numbers on all of them."""
+        """Initialise a model on the meta device from the random numbers of rank 0, on all ranks."""
         torch.set_rng_state(self.broadcast_object(torch.get_rng_state()))
         materialise(module, self.device)
         problems = [problem for problem in self.gather_objects(find_bad_value(module)) if problem is not None]
@@ -204,7 +217,7 @@ class DistributedRuntime(Runtime):
         self._consensus.finish()
 
     def start_step(self, is_last: bool, size: int) -> None:
-        """Gradients are exchanged in the window's last step only; a part of no samples is in no statistics."""
+        """Gradients are reduced in the last step of a window only; a rank without samples is in no statistics."""
         self.part.counts = size > 0
         if self.mesh.shard > 1:
             self._shards.start_step(is_last)
@@ -258,7 +271,7 @@ class DistributedRuntime(Runtime):
         return None if flag is None else is_set
 
     def finish_update(self, modules: Iterable[nn.Module]) -> None:
-        """Buffers, such as the statistics of batch norm, are the first process's, as with torch's DDP."""
+        """Broadcast buffers, such as the statistics of batch norm, from rank 0, as torch's DDP does."""
         if not self._has_buffers:
             return
         buffers = [buffer for module in modules for buffer in self._buffers.get(module, ())]
@@ -273,20 +286,20 @@ class DistributedRuntime(Runtime):
         return clip_norm(params, max_norm)
 
     def sum_count(self, count: Any) -> Any:
-        """A number of items over all processes that work on different samples."""
+        """The sum of a number of items over the ranks that work on different samples."""
         total = torch.as_tensor(count, dtype=torch.float64 if self.is_host else torch.float32, device=self.device)
         total = total.detach().clone()
         dist.all_reduce(total, group=self.data_group)
         return total
 
     def sum_table(self, table: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
-        """Sums and counts by name, added up over processes that work on different samples."""
+        """Sums and counts by name, added up over the ranks that work on different samples."""
         own = dict(table) if self.rank % self.mesh.tensor == 0 else {}
         return self.group.sum_table(own)
 
     def gather(self, tensor: Tensor, padding_value: float | None = None) -> Tensor:
         rows = super().gather(tensor)
-        is_copy = self.rank % self.mesh.tensor > 0  # of what another process with the same samples has
+        is_copy = self.rank % self.mesh.tensor > 0  # another rank has the same samples
         return self.group.gather(rows[:0] if is_copy else rows, padding_value)
 
     @property
@@ -300,7 +313,7 @@ class DistributedRuntime(Runtime):
         return self.group.gather_objects(value)
 
     def gather_parts(self, parts: Sequence[Any]) -> list[Any]:
-        """What processes with different samples have for each batch, one after the other, without those of none."""
+        """The parts of each batch of all ranks that had samples of it, in order."""
         own = [part and (full_tensor(part[0]),) for part in parts]
         steps = zip(*self.gather_each(move_to(own, torch.device("cpu"))), strict=True)
         return [self.move(part[0]) for step in steps for part in step if part]
@@ -322,7 +335,7 @@ class DistributedRuntime(Runtime):
 
 
 def check_settings(strategy: str | Mesh, precision: str, sharding: Sequence[str]) -> None:
-    """Refuse settings that do not go together; `sharding` names those given that are of a sharded model."""
+    """Refuse settings that contradict each other; `sharding` lists the given settings of sharded models."""
     if not isinstance(strategy, Mesh) and strategy not in STRATEGIES:
         raise ConfigurationError(f"runtime={strategy!r}: use one of {', '.join(STRATEGIES)}, or a Mesh.")
     is_sharded = strategy.is_sharded if isinstance(strategy, Mesh) else strategy == "fsdp"
@@ -344,7 +357,7 @@ def check_settings(strategy: str | Mesh, precision: str, sharding: Sequence[str]
 
 
 def _own_buffers(module: nn.Module) -> list[Tensor]:
-    """Buffers that may come to differ between processes: not the counters, nor what is computed by all together."""
+    """Buffers that may come to differ between ranks: not counters, nor the statistics of synchronised batch norms."""
     return [
         buffer
         for part in module.modules()
@@ -355,7 +368,7 @@ def _own_buffers(module: nn.Module) -> list[Tensor]:
 
 
 def _own_device() -> torch.device:
-    """The accelerator with this process's number on its host, or the CPU."""
+    """The GPU of this process's local rank, or the CPU."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     launch = Launch.from_environment()

@@ -15,7 +15,7 @@ from ..errors import ConfigurationError, DataError, Interrupted
 from ..metrics.history import History
 from ..runtime import dry_run
 from . import steps as loop
-from .consensus import Accord
+from .consensus import StopConsensus
 from .lazy_layers import materialise
 from .progress import Limits, counted
 from .required_metrics import check_required_metrics
@@ -186,7 +186,7 @@ def _can_seek(stream: Stream, state: dict[str, Any]) -> bool:
 def _run(trainer: Trainer, stream: Stream) -> None:
     progress = trainer.progress
     progress.call_finished = False
-    trainer.accord = Accord(trainer) if trainer.runtime.world > 1 else None
+    trainer.accord = StopConsensus(trainer) if trainer.runtime.world > 1 else None
     with trainer.signals:
         try:
             trainer.optimization.reset()

@@ -20,7 +20,7 @@ from ...metrics.metric_objects import load_metric_states, metric_states
 from ...runtime import Runtime
 from ...training import steps as loop
 from ...training.components import evaluating, start_training_mode
-from ...training.consensus import Accord
+from ...training.consensus import StopConsensus
 from ...training.result import StepResult
 from .checks import checked_output
 from .components import Components
@@ -204,7 +204,7 @@ class Core(Components):
     @contextmanager
     def together(self) -> Iterator[None]:
         """Epochs in which all processes hear of the same signals at the same update."""
-        self.accord = Accord(self) if self.runtime.world > 1 else None
+        self.accord = StopConsensus(self) if self.runtime.world > 1 else None
         with self.signals:
             yield
             self.runtime.finish_exchange()

@@ -20,10 +20,9 @@ from loopwright.runtime import watchdog
 from loopwright.runtime.process_group import Group
 from loopwright.runtime.signals import Signals
 from loopwright.runtime.watchdog import watched
+from tests.distributed.ranks import Ended, run_ranks, start_ranks
 
-from .ranks import Ended, run_ranks, start_ranks
-
-SCRIPTS = Path(__file__).parent / "scripts"
+SCRIPTS = Path(__file__).parent.parent / "distributed" / "scripts"
 LIMIT = 30.0  # the promise is 10 s, for machines that have time for their processes
 
 
