@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from loopwright.runtime.consensus import RequestConsensus
+from loopwright.runtime.ddp import Averaging
 from loopwright.runtime.distributed import DistributedRuntime
 from loopwright.runtime.process_group import Group
 from tests.distributed.ranks import run_ranks
@@ -70,3 +71,24 @@ def exchange(rank: int, sends: bool) -> list[tuple[int, ...]]:
 def test_request_of_one_rank_is_known_to_all_one_update_later(sends: bool) -> None:
     expected = [(0, 0, 0, 0), (0, 0, 0, 1000), (15, 0, 0, 2000), (0, 0, 0, 3000)]
     assert run_ranks(exchange, 2, sends) == [expected, expected]
+
+
+def sum_flags(rank: int, flags: list[float]) -> tuple[float, float]:
+    """A flag as a tensor, as on a GPU: summed in a gradient bucket, and in an all-reduce of its own."""
+    group = Group.join()
+    consensus = RequestConsensus(group.host_group)
+    message = consensus.message(torch.tensor(flags[rank]))
+    assert message is not None
+    param = nn.Parameter(torch.zeros(3))
+    param.grad = torch.ones(3)
+    in_bucket = Averaging(None, group.world).average([param], message)
+    assert in_bucket is not None
+    dist.all_reduce(message)
+    return float(consensus.receive(in_bucket)), float(consensus.receive(message))
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"), [([0.0, 0.0, 0.0], 0.0), ([0.0, 1.0, 0.0], 1.0), ([1.0, 1.0, 1.0], 1.0)]
+)
+def test_flag_on_a_device_is_set_on_all_ranks_if_it_is_on_one(flags: list[float], expected: float) -> None:
+    assert run_ranks(sum_flags, 3, flags) == [(expected, expected)] * 3

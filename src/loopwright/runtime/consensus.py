@@ -64,7 +64,7 @@ class RequestConsensus:
 
     def message(self, flag: Tensor | float | None) -> Tensor | None:
         """What is summed over all ranks before the step: the flag, on its device."""
-        return flag.expand(MESSAGE_SIZE) if isinstance(flag, Tensor) else None
+        return flag.repeat(MESSAGE_SIZE) if isinstance(flag, Tensor) else None
 
     def receive(self, summed: Tensor) -> Tensor | float:
         """1 if the flag of any rank is set."""
