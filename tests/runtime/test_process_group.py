@@ -38,8 +38,8 @@ def share_objects(rank: int) -> tuple[list[Any], Any, int, bool]:
 
 
 def test_objects_are_gathered_by_rank_and_broadcast_from_one() -> None:
-    everyone = [{"rank": 0}, {"rank": 1}]
-    assert run_ranks(share_objects, 2) == [(everyone, "from 1", 0, True), (everyone, "from 1", 1, False)]
+    by_rank = [{"rank": 0}, {"rank": 1}]
+    assert run_ranks(share_objects, 2) == [(by_rank, "from 1", 0, True), (by_rank, "from 1", 1, False)]
 
 
 def join_twice(rank: int) -> bool:

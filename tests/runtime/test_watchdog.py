@@ -77,12 +77,12 @@ def test_a_rank_that_is_killed_ends_the_others_with_one_line_each(tmp_path: Path
     assert ended[1].code == -signal.SIGKILL
 
 
-def test_torchrun_is_told_who_was_first(tmp_path: Path) -> None:
+def test_torchrun_learns_which_rank_failed_first(tmp_path: Path) -> None:
     start_ranks(fail_on_rank_1, 3, "raise", "in collectives", tmp_path)
-    told = [json.loads((tmp_path / f"error{rank}").read_text())["message"]["extraInfo"] for rank in range(3)]
-    assert min(range(3), key=lambda rank: int(told[rank]["timestamp"])) == 1
-    assert "raise ValueError" in told[1]["py_callstack"]
-    assert told[0]["py_callstack"] == "rank 0 leaves: rank 1 failed: ValueError: a bad sample"
+    reported = [json.loads((tmp_path / f"error{rank}").read_text())["message"]["extraInfo"] for rank in range(3)]
+    assert min(range(3), key=lambda rank: int(reported[rank]["timestamp"])) == 1
+    assert "raise ValueError" in reported[1]["py_callstack"]
+    assert reported[0]["py_callstack"] == "rank 0 leaves: rank 1 failed: ValueError: a bad sample"
 
 
 def fail_together(rank: int) -> tuple[str, int]:
@@ -103,7 +103,7 @@ def test_an_error_that_all_ranks_raise_can_be_caught_and_training_goes_on() -> N
 
 
 def raise_outside(rank: int) -> None:
-    """The error that nobody catches, as Python would report it."""
+    """An uncaught error, as Python would report it."""
     group = Group.join()
     if rank == 1:
         try:
@@ -156,12 +156,12 @@ def save_for_long(rank: int) -> int | None:
         return signals.stop
 
 
-def test_a_signal_ends_nobody_who_only_takes_long_to_save() -> None:
+def test_a_signal_does_not_end_a_rank_that_takes_long_to_save() -> None:
     assert run_ranks(save_for_long, 2) == [signal.SIGTERM, signal.SIGTERM]
 
 
 def lose_a_silent_peer(rank: int) -> None:
-    """Rank 1 is stopped, as if its host were gone: its connections stay open, and nobody answers."""
+    """Rank 1 is stopped, as if its host were gone: its connections stay open without an answer."""
     watchdog.SILENCE_SECONDS = 2.0
     group = Group.join()
     with watched(group) as heartbeat, Signals():

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .._torch_compat import INNER_SCHEDULERS
 from ..errors import ConfigurationError
 from ..optim.build import CurveSchedule, Schedule
 from ..run.changes import UNKNOWN, differing_by_rank, rank_refusal
@@ -201,7 +202,7 @@ def describe_scheduler(prefix: str, scheduler: Any) -> dict[str, Any]:
     """The class and the options of a scheduler, without where it is."""
     flat: dict[str, Any] = {prefix: name_of(type(scheduler))}
     for option, value in vars(scheduler).items():
-        if option == "_schedulers":
+        if option == INNER_SCHEDULERS:
             for number, inner in enumerate(value):
                 flat |= describe_scheduler(f"{prefix}.{number}", inner)
         elif option == "lr_lambdas":
