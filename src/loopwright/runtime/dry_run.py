@@ -11,18 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from .._torch_compat import clear_mesh_caches, local_shape_at, start_fake_group
 from ..errors import ConfigurationError
 from .dtensor import Mesh
-
-if TYPE_CHECKING:
-    from ..callback import Callback
-    from ..trainer import Trainer
-
 
 current: DryRun | None = None
 
@@ -35,12 +30,12 @@ class DryRun:
     """The settings of a dry run.
 
     `strategy`, a name or the sizes of a mesh, replaces the program's, and `world` its number of processes; None leaves
-    them. `watch` returns the callbacks that replace the trainer's own; one of them ends the dry run.
+    them. `watch` takes a trainer and returns the callbacks that replace its own; one of them ends the dry run.
     """
 
     def __init__(
         self,
-        watch: Callable[[Trainer], Sequence[Callback]],
+        watch: Callable[[Any], Sequence[Any]],
         *,
         world: int | None = None,
         strategy: str | Mapping[str, int] | None = None,
