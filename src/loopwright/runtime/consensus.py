@@ -74,7 +74,7 @@ class RequestConsensus:
 class HostConsensus(RequestConsensus):
     """The same for CPU ranks, where an all-reduce takes the time of the processes themselves.
 
-    On two processes of a small model an asynchronous all-reduce per update makes the update a third to a half longer. So
+    On two processes of a small model an asynchronous all-reduce makes an update a third to a half longer. So
     the message also says whether the rank has a request, and carries the last request, a clock that only rank 0 gives.
     The requests are all-reduced in an update in which some rank has one, or in which there was no message.
     """
