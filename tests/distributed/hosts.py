@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from .ranks import RESOLVER
+from tests.distributed.ranks import RESOLVER
 
 PORT = 29511
 
@@ -41,7 +41,7 @@ class TwoHosts:
             _ip("-n", name, "link", "set", "cable", "up")
 
     def set_cable(self, state: str) -> None:
-        """Pull the cable ("down"), or put it back ("up"): nothing arrives, and nobody is told."""
+        """Pull the cable ("down"), or put it back ("up"): nothing arrives, and no side is notified."""
         _ip("-n", self.names["a"], "link", "set", "cable", state)
 
     def torchrun(self, host: str, log: Path, script: Path, *args: object) -> subprocess.Popen[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from loopwright.runtime.process_group import Group
-from loopwright.runtime.watchdog import guarded
+from loopwright.runtime.watchdog import watched
 
 
 class UnreadableError(Exception):
@@ -25,7 +25,7 @@ def multiply(factor: int) -> tuple[int, torch.Tensor]:
 
 def fail_on_rank_1() -> None:
     group = Group.join()
-    with guarded(group):
+    with watched(group):
         group.barrier("before it")
         if group.rank == 1:
             raise KeyError("column")
@@ -40,7 +40,7 @@ def fail_at_first(folder: Path) -> int:
     group = Group.join()
     attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     (folder / f"{attempt}-{group.rank}").touch()
-    with guarded(group):
+    with watched(group):
         group.barrier("before it")
         if attempt == 0 and group.rank == 0:
             raise ValueError("at first")

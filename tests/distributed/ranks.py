@@ -27,7 +27,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 from loopwright.runtime.process_group import current_group
 
 LIMIT = 300.0
-# torch looks up the name of whoever connects, and a name server that does not answer would hold that up for 5 s.
+# torch looks up the name of each host that connects, and a name server that does not answer would hold that up for 5 s.
 RESOLVER = {"RES_OPTIONS": "timeout:1 attempts:1"}
 
 
@@ -170,7 +170,7 @@ def _run(fn: Callable[..., Any], rank: int, args: tuple[Any, ...], answers: int)
 
 
 def _part() -> None:
-    """Leave together: whoever is done first would close connections that others still use.
+    """Leave together: the first rank to leave would close connections that others still use.
 
     A group that the test itself made is not destroyed, which now and then hangs in gloo: the process ends anyway.
     """
@@ -199,7 +199,7 @@ def _collect(ranks: list[_Rank], end: float) -> list[Ended]:
 
 
 def _drain(ranks: list[_Rank], seconds: float) -> None:
-    """Read all pipes, so that nobody waits because one is full."""
+    """Read all pipes, so that no rank waits because its pipe is full."""
     pipes = {pipe: rank for rank in ranks for pipe in rank.pipes if pipe >= 0}
     ready, _, _ = select.select(list(pipes), [], [], seconds)
     for pipe in ready:
@@ -215,8 +215,8 @@ def _drain(ranks: list[_Rank], seconds: float) -> None:
 
 def _report_stuck(ranks: list[_Rank]) -> None:
     stuck = [rank for rank in ranks if rank.pid is not None]
-    told = "\n".join(_last_words(rank) for rank in ranks)
-    raise AssertionError(f"ranks {[rank.ended.rank for rank in stuck]} did not end in time and were killed.\n{told}")
+    output = "\n".join(_last_words(rank) for rank in ranks)
+    raise AssertionError(f"ranks {[rank.ended.rank for rank in stuck]} did not end in time and were killed.\n{output}")
 
 
 def _last_words(rank: _Rank) -> str:

@@ -1,4 +1,4 @@
-"""Small training runs that have to end alike on one process and on several: each takes a runtime, returns numbers."""
+"""Small training runs with the same result on one process and on several: each takes a runtime, returns numbers."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def build_data(n: int = 37) -> TensorDataset:
 
 
 def whole(tensor: Any) -> Tensor:
-    """A copy of all of a tensor, that may be spread over processes."""
+    """A copy of the full tensor, which may be sharded."""
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().clone()
 
 

@@ -143,7 +143,7 @@ def restore_all(rank: int, layouts: list[str], sources: list[Path]) -> list[str]
 
 
 def restore_trained(rank: int, layout: str, sources: list[Path]) -> list[str]:
-    """Restore checkpoints into a model and an optimizer spread in this way; what is then not as it was saved."""
+    """Restore checkpoints into a model and an optimizer sharded in this way; returns the differences."""
     mesh = mesh_of(layout)
     problems = []
     for source in sources:
@@ -217,7 +217,7 @@ def save_part(store: CheckpointStore, update: int, token: str) -> str:
     return ""
 
 
-def told(path: Path, text: str | None = None) -> str:
+def shared_text(path: Path, text: str | None = None) -> str:
     """Say something to the other ranks, or wait for what one of them says."""
     if text is not None:
         unfinished = path.with_suffix(".tmp")
@@ -230,25 +230,25 @@ def told(path: Path, text: str | None = None) -> str:
 
 def die_together(rank: int, directory: Path) -> list[str]:
     """Save once; then rank 2 is killed before its part, and rank 0 while it waits; rank 1 cleans in between."""
-    token = told(directory / "token", new_token() if rank == 0 else None)
+    token = shared_text(directory / "token", new_token() if rank == 0 else None)
     assert save_part(store_of(rank, 3, directory), 1, token) == ""
     if rank == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     if rank == 0:
         store = store_of(rank, 3, directory)
         store.save("update-2", part(rank, 3, 2), {"update": 2}, token=token)
-        told(directory / "cleaned")
+        shared_text(directory / "cleaned")
         os.kill(os.getpid(), signal.SIGKILL)
     assert save_part(store_of(rank, 3, directory), 2, token) == ""
-    told(directory / "points" / f".update-2.group-{token}-1" / "shard-0.json")
+    shared_text(directory / "points" / f".update-2.group-{token}-1" / "shard-0.json")
     cleaned = CheckpointStore(directory / "points").clean()
-    told(directory / "cleaned", "yes")
+    shared_text(directory / "cleaned", "yes")
     return cleaned
 
 
 def die_while_writing(rank: int, directory: Path) -> str:
     """Save twice together; the second time the system ends rank 1 in the middle of its file."""
-    token = told(directory / "token", new_token() if rank == 0 else None)
+    token = shared_text(directory / "token", new_token() if rank == 0 else None)
     assert save_part(store_of(rank, 2, directory), 1, token) == ""
     if rank == 1:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -259,7 +259,7 @@ def die_while_writing(rank: int, directory: Path) -> str:
 
 def fail_while_writing(rank: int, directory: Path) -> tuple[str, str]:
     """Save together with a rank that may not write so much, then again when it may; the errors that this rank gets."""
-    token = told(directory / "token", new_token() if rank == 0 else None)
+    token = shared_text(directory / "token", new_token() if rank == 0 else None)
     store = store_of(rank, 2, directory)
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     if rank == 1:

@@ -1,4 +1,4 @@
-"""Meshes of copies, shards and cut layers train as one process does, and their checkpoints are anybody's."""
+"""Meshes of replicas, shards and tensor-parallel layers train as one process does, and share their checkpoints."""
 
 from __future__ import annotations
 

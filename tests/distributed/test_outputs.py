@@ -6,9 +6,9 @@ from torch import nn
 from loopwright.callbacks import AdditionalOutputs
 from loopwright.checkpoint import load_weights
 from loopwright.doors.configured import TrainerResult
+from tests.distributed.ranks import run_ranks
 
 from ..doors.configured.parts import CustomTrainer, Points, build_trainer
-from .ranks import run_ranks
 
 
 class Telling(CustomTrainer):

@@ -13,9 +13,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from loopwright import ConfigurationError, Trainer
+from tests.distributed.ranks import run_ranks, start_ranks
 from tests.mistakes import Mistakes
-
-from .ranks import run_ranks, start_ranks
 
 SECTION = "Several processes"
 

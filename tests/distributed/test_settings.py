@@ -185,7 +185,7 @@ def test_a_model_from_the_meta_device_begins_and_ends_as_on_one_process(strategy
         assert_same(results[f"meta, {strategy}"], {"weights": expected["weights"]})
 
 
-def test_a_frozen_model_from_the_meta_device_is_initialised_alike(together: list[Any]) -> None:
+def test_a_frozen_model_from_the_meta_device_is_initialised_to_the_same_values(together: list[Any]) -> None:
     expected = meta_frozen("cpu")
     for results in together:
         assert_same(results["meta, frozen"], expected)

@@ -1,4 +1,4 @@
-"""Checkpoints of models that are spread over processes: the same on any number of them, or absent."""
+"""Checkpoints of sharded models: the same on any number of processes, or absent."""
 
 import os
 import signal
@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from loopwright.checkpoint import CheckpointStore, load_weights, read_checkpoint, read_header, verify_checkpoint
-
-from .ranks import run_ranks, start_ranks
-from .sharded_ranks import (
+from tests.distributed.ranks import run_ranks, start_ranks
+from tests.distributed.sharded_ranks import (
     LAYOUTS,
     Net,
     compare,
@@ -26,7 +25,7 @@ ALL = [layout for layouts in LAYOUTS.values() for layout in layouts]
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A directory for each way of spreading a model, with the checkpoint and what torch says is the whole state."""
+    """A directory for each way of sharding a model, with the checkpoint and the full state according to torch."""
     root = tmp_path_factory.mktemp("sharded")
     for world, layouts in LAYOUTS.items():
         for layout in layouts:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from loopwright.checkpoint import CheckpointStore
+from tests.distributed.hosts import two_hosts, wait_until
+from tests.distributed.ranks import run_ranks
 
-from .hosts import two_hosts, wait_until
-from .ranks import run_ranks
 from .scripts.two_hosts_training import TIMEOUT, train
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -33,9 +33,9 @@ def test_both_sides_end_when_the_cable_is_pulled_and_resume_exactly_when_they_ar
         wait_until(lambda: not any(map(is_running, pids)), TIMEOUT + 300, "the end of both ranks")
         assert first.wait(timeout=300) == 1
         # torchrun on the host that was cut off waits for the store itself, for minutes, and is ended by the fixture.
-    told = (tmp_path / "a.log").read_text()
-    assert "CommunicationError: Rank 0 of 2, at update" in told
-    assert f"did not answer within {TIMEOUT:g} s. No sign of life from rank 1." in told
+    output = (tmp_path / "a.log").read_text()
+    assert "CommunicationError: Rank 0 of 2, at update" in output
+    assert f"did not answer within {TIMEOUT:g} s. No sign of life from rank 1." in output
     assert "CommunicationError: Rank 1 of 2, at update" in (tmp_path / "b.log").read_text()
     num_updates = store.entries()[-1].meta["update"] + 10
     with two_hosts() as hosts:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from .._torch_compat import foreach_lerp_
 from ..callback import Callback
 from ..errors import CheckpointError, ConfigurationError, DataError
-from ..runtime.dtensor import alike
+from ..runtime.dtensor import group_by_mesh
 
 if TYPE_CHECKING:
     from ..data.open import Stream
@@ -231,7 +232,7 @@ def averaged_parameters(model: nn.Module) -> list[Tensor]:
 
 def paired_groups(params: Sequence[Tensor], averages: Sequence[Tensor]) -> Groups:
     """Parameters with their averages, those of one device mesh together."""
-    return list(zip(alike(params), alike(averages), strict=True))
+    return list(zip(group_by_mesh(params), group_by_mesh(averages), strict=True))
 
 
 @torch.no_grad()
@@ -242,7 +243,7 @@ def move_averages(groups: Groups, weight: float) -> None:
             param if param.dtype == average.dtype else param.to(average.dtype)
             for param, average in zip(params, averages, strict=True)
         ]
-        torch._foreach_lerp_(averages, current, weight)
+        foreach_lerp_(averages, current, weight)
 
 
 class Average:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
+from .._torch_compat import foreach_norm, sparse_values
 from ..callback import Rewinding
 from ..data.stream import SkippingStream
 from ..errors import ConfigurationError, NonFiniteLossError
@@ -230,9 +231,9 @@ def _loss_of(result: StepResult) -> float | None:
 
 def _are_finite(tensors: Iterable[Tensor]) -> bool:
     """Whether all values are finite, with one read from the device."""
-    values = [t.detach()._values() if t.is_sparse else t.detach() for t in tensors]
+    values = [sparse_values(t.detach()) if t.is_sparse else t.detach() for t in tensors]
     values = [value for value in values if value.numel()]
     if not values:
         return True
-    norms = torch._foreach_norm(values, math.inf)
+    norms = foreach_norm(values, math.inf)
     return bool(torch.stack([norm.to(norms[0].device, torch.float32) for norm in norms]).isfinite().all())

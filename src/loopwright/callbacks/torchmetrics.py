@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from .._torch_compat import PersistentMetric, set_update_count, update_count
 from ..callback import Callback
 from ..data.stream import Stateful
 from ..errors import ConfigurationError
@@ -34,15 +35,6 @@ class UpdatedMetric(Protocol):
     def compute(self) -> Any: ...
 
     def reset(self) -> Any: ...
-
-
-@runtime_checkable
-class _Persistent(Protocol):
-    """A torchmetrics metric, whose `state_dict` is empty until it is made persistent."""
-
-    _update_count: int
-
-    def persistent(self, mode: bool = False) -> None: ...
 
 
 class TorchMetrics(Callback):
@@ -261,7 +253,7 @@ def _state_of(metric: UpdatedMetric) -> dict[str, Any]:
     counts = {}
     for path, part in _persistent_parts(metric).items():
         part.persistent(True)
-        counts[path] = part._update_count
+        counts[path] = update_count(part)
     return {"state": metric.state_dict() if isinstance(metric, Stateful) else {}, "counts": counts}
 
 
@@ -273,7 +265,7 @@ def _load_state(metric: UpdatedMetric, saved: Mapping[str, Any]) -> None:
     if isinstance(metric, Stateful):
         metric.load_state_dict(saved["state"])
     for path, part in parts.items():
-        part._update_count = saved["counts"][path]
+        set_update_count(part, saved["counts"][path])
 
 
 def _load_states(metric: UpdatedMetric, saved: Sequence[Mapping[str, Any]]) -> None:
@@ -287,6 +279,6 @@ def _load_states(metric: UpdatedMetric, saved: Sequence[Mapping[str, Any]]) -> N
     merge_copies(metric, copies)
 
 
-def _persistent_parts(metric: UpdatedMetric) -> dict[str, _Persistent]:
+def _persistent_parts(metric: UpdatedMetric) -> dict[str, PersistentMetric]:
     modules = metric.named_modules() if isinstance(metric, nn.Module) else ()
-    return {path: module for path, module in modules if isinstance(module, _Persistent)}
+    return {path: module for path, module in modules if isinstance(module, PersistentMetric)}

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._torch_compat import set_state_dict_metadata, state_dict_metadata
 from ..errors import CheckpointError
 from .layout import HEADER_KEY, Json, text_of
 from .tensors import StoredTensor, numbers_tensor, stored_form
@@ -143,7 +144,7 @@ class _Encoder:
         return {"$counter": self.put_pairs(value, path)}
 
     def put_ordered(self, value: OrderedDict[Tree, Tree], path: str) -> Json:
-        metadata = getattr(value, "_metadata", None)  # a module's state dict: the versions of its parts
+        metadata = state_dict_metadata(value)  # a module's state dict: the versions of its parts
         if metadata is None:
             return self.put_dict(value, path)
         return {
@@ -342,7 +343,7 @@ class _Decoder:
 
     def get_state_dict(self, value: dict[str, Json]) -> OrderedDict[Tree, Tree]:
         items = OrderedDict(self.decode(value["$state_dict"]))
-        items._metadata = self.decode(value["metadata"])  # type: ignore[attr-defined]
+        set_state_dict_metadata(items, self.decode(value["metadata"]))
         return items
 
     def get_path(self, value: dict[str, Json]) -> Path:

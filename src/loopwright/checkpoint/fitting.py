@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from .._torch_compat import state_dict_metadata
 from ..data.random import preserved_rng
 from ..metrics.history import History
 from ..metrics.meter import Meter
@@ -95,7 +96,7 @@ def compare_model(model: nn.Module, saved: Any) -> list[str]:
     problems = [f"{key} is missing in the checkpoint" for key in own if key not in saved]
     problems += [f"{key} is in the checkpoint only" for key in saved if key not in own]
     problems += [f"{key} {p}" for key in own if key in saved and (p := _misfit(own[key], saved[key])) is not None]
-    metadata = getattr(saved, "_metadata", None) or {}
+    metadata = state_dict_metadata(saved) or {}
     if not isinstance(metadata, Mapping) or not all(isinstance(entry, Mapping) for entry in metadata.values()):
         problems.append("the versions noted with its weights are not a table")
     return problems

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
+from .._torch_compat import tree_flatten_with_path, tree_leaves, tree_map
 from ..errors import ConfigurationError, LoopwrightError, MissingExtraError
 from ..training.components import evaluating
 
@@ -108,7 +108,7 @@ def _output_names(module: nn.Module, args: Any, kwargs: Any) -> list[str] | None
     if not isinstance(outputs, Mapping):
         return None
     taken = {*kwargs, *inspect.signature(module.forward).parameters}  # a graph has one value of a name
-    leaves, _ = pytree.tree_flatten_with_path(dict(outputs))
+    leaves, _ = tree_flatten_with_path(dict(outputs))
     names = [".".join(str(_key(part)) for part in path) for path, leaf in leaves if isinstance(leaf, Tensor)]
     return [f"{name}_out" if name in taken else name for name in names]
 
@@ -127,7 +127,7 @@ def as_call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 def batch_size_of(args: Any, kwargs: Any) -> int:
     """The length of the first tensor."""
-    return next((len(leaf) for leaf in pytree.tree_leaves((args, kwargs)) if _is_batch(leaf)), 0)
+    return next((len(leaf) for leaf in tree_leaves((args, kwargs)) if _is_batch(leaf)), 0)
 
 
 def _program(
@@ -145,7 +145,7 @@ def _program(
         is_batched = _is_batch(leaf) and len(leaf) == size
         return {0: torch.export.Dim.DYNAMIC} if is_batched else None
 
-    shapes = pytree.tree_map(shape_of, kwargs or args) if is_dynamic else None
+    shapes = tree_map(shape_of, kwargs or args) if is_dynamic else None
     ins, outs = (None if part is None else list(part) for part in names)
     return torch.onnx.export(
         module,
@@ -172,11 +172,11 @@ def _compare(module: nn.Module, path: Path, args: Any, kwargs: Any, *, is_dynami
         def cut(leaf: Any, length: int = length) -> Any:
             return leaf[:length] if _is_batch(leaf) and len(leaf) == size else leaf
 
-        own_args, own_kwargs = pytree.tree_map(cut, (args, kwargs))
+        own_args, own_kwargs = tree_map(cut, (args, kwargs))
         with torch.no_grad():
-            leaves = pytree.tree_leaves(module(*own_args, **own_kwargs))
+            leaves = tree_leaves(module(*own_args, **own_kwargs))
         expected = [leaf.cpu() for leaf in leaves if isinstance(leaf, Tensor)]
-        fed = [leaf for leaf in pytree.tree_leaves((own_args, own_kwargs)) if isinstance(leaf, Tensor)]
+        fed = [leaf for leaf in tree_leaves((own_args, own_kwargs)) if isinstance(leaf, Tensor)]
         names = [entry.name for entry in session.get_inputs()]
         if len(names) != len(fed):
             raise ConfigurationError(f"The ONNX file takes {len(names)} inputs, the model {len(fed)}: one is not used.")

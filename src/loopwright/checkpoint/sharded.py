@@ -21,6 +21,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from .._torch_compat import set_state_dict_metadata, state_dict_metadata
 from ..errors import CheckpointError, ConfigurationError
 from .atomic import FileRecord, write_bytes
 from .layout import (
@@ -260,8 +261,8 @@ def load_stored(tree: Tree) -> Tree:
         if not isinstance(tree, OrderedDict):
             return type(tree)(items)  # type: ignore[call-arg]
         ordered = OrderedDict(items)
-        if (metadata := getattr(tree, "_metadata", None)) is not None:
-            ordered._metadata = metadata  # type: ignore[attr-defined]
+        if (metadata := state_dict_metadata(tree)) is not None:
+            set_state_dict_metadata(ordered, metadata)
         return ordered
     if isinstance(tree, list | tuple):
         return type(tree)(load_stored(value) for value in tree)

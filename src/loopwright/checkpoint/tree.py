@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from .._torch_compat import local_shape_and_offset, root_mesh
 from ..errors import CheckpointError, ConfigurationError
 from .layout import Box, Numbers, whole
 
@@ -171,7 +172,7 @@ def _is_first(mesh: DeviceMesh) -> bool:
     parallelism, the layers that are not part of it.
     """
     if (is_first := _first.get(mesh)) is None:
-        root = mesh._get_root_mesh()
+        root = root_mesh(mesh)
         is_first = _first[mesh] = root is mesh or int(root.mesh.flatten()[0]) in mesh.mesh.flatten().tolist()
     return is_first
 
@@ -184,9 +185,7 @@ def box_of(tensor: DTensor) -> Box:
     mesh, shape = tensor.device_mesh, tuple(tensor.shape)
     key = (shape, tuple(mesh.shape), tuple(mesh.get_coordinate() or ()), tensor.placements)
     if (box := _boxes.get(key)) is None:
-        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-        local, offsets = compute_local_shape_and_global_offset(tensor.shape, mesh, tensor.placements)
+        local, offsets = local_shape_and_offset(tensor.shape, mesh, tensor.placements)
         box = _boxes[key] = Box(tuple(map(int, offsets)), tuple(map(int, local)))
     return box
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._torch_compat import foreach_copy_, set_state_dict_metadata, state_dict_metadata
 from ..errors import CheckpointError, ConfigurationError
 from .encoding import encode_with_shards
 from .format import write_checkpoint
@@ -128,7 +129,7 @@ class _Copier:
         if not self.targets:
             return
         with torch.no_grad():
-            torch._foreach_copy_(self.targets, self.sources, non_blocking=True)
+            foreach_copy_(self.targets, self.sources, non_blocking=True)
         for device in {source.device for source in self.sources if source.device.type != "cpu"}:
             torch.accelerator.synchronize(device)
 
@@ -180,8 +181,8 @@ class _Copier:
 
     def copy_ordered(self, value: OrderedDict[Tree, Tree]) -> OrderedDict[Tree, Tree]:
         copied = OrderedDict(self.copy_dict(value))
-        if (metadata := getattr(value, "_metadata", None)) is not None:
-            copied._metadata = self.copy(metadata)  # type: ignore[attr-defined]
+        if (metadata := state_dict_metadata(value)) is not None:
+            set_state_dict_metadata(copied, self.copy(metadata))
         return copied
 
     def copy_array(self, value: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Tree:

@@ -155,6 +155,8 @@ def example_inputs(trainer: Trainer, data: Any) -> Any:
     """The inputs of the model for the first few samples, on the CPU."""
     import torch
 
+    from .._torch_compat import tree_map
+
     size = BATCH_SIZE if isinstance(data, torch.utils.data.Dataset) else None
     stream = trainer._open(data, size, shuffle=False)
     try:
@@ -166,7 +168,7 @@ def example_inputs(trainer: Trainer, data: Any) -> Any:
                     "trainer.forward_properties is empty, so it is not known what the model is called with: name the "
                     "keys of a batch that it gets, or override `_split_batch`."
                 )
-            return torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, inputs)
+            return tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf, inputs)
     finally:
         stream.close()
     raise ConfigurationError("The training data of the run is empty, so there is nothing to try the model on.")

@@ -27,6 +27,7 @@ from torch.utils.data import (
     default_convert,
 )
 
+from .._torch_compat import pin_memory
 from .order import COLLATE, SAMPLE, derive_seed
 from .random import RngTracker, numpy_random
 from .stream import Batch, batch_size_of
@@ -177,9 +178,7 @@ def can_pin() -> bool:
 
 def pin(value: Any) -> Any:
     """Copy the tensors of a batch into pinned memory, as a DataLoader does."""
-    from torch.utils.data._utils.pin_memory import pin_memory
-
-    return pin_memory(value)  # type: ignore[no-untyped-call]
+    return pin_memory(value)
 
 
 def _stacked(dataset: Any) -> list[Any]:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset, default_collate
-from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
+from .._torch_compat import has_default_tensor_collate
 from ..errors import DataError
 from .fetch import BatchSource, Request, can_pin, pin
 from .order import BatchPlan, EpochPlan, EvenBatches, spans_from
@@ -297,7 +297,7 @@ def is_tensor_data(dataset: Any, collate: Any) -> bool:
         dataset = dataset.dataset
     if type(dataset) is not TensorDataset or collate is not default_collate:
         return False
-    if default_collate_fn_map.get(Tensor) is not collate_tensor_fn:  # user code replaced the default
+    if not has_default_tensor_collate():  # user code replaced the default
         return False
     tensors = dataset.tensors
     return all(map(_is_plain, tensors)) and len({tensor.device for tensor in tensors}) == 1

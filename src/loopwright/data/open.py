@@ -21,6 +21,7 @@ from torch.utils.data import (
     default_collate,
 )
 
+from .._torch_compat import iterates_as_torch
 from ..errors import ConfigurationError, DataError
 from .columns import is_frame
 from .fetch import Collate, Fetcher, LocalSource
@@ -180,10 +181,7 @@ def _check_no_batching(data: Any, batch_size: int | None, collate_fn: object) ->
 
 def is_plain(loader: object) -> bool:
     """Whether a loader iterates exactly as torch's DataLoader does, so that a stream can take over its iteration."""
-    if not isinstance(loader, DataLoader):
-        return False
-    kind = type(loader)
-    return kind.__iter__ is DataLoader.__iter__ and kind._get_iterator is DataLoader._get_iterator
+    return iterates_as_torch(loader)
 
 
 def open_loader(loader: DataLoader[Any], seed: int, shard: Shard | None = None) -> Stream:

@@ -19,6 +19,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from .._torch_compat import draws_each_sample_once
 from ..errors import DataError
 from .random import preserved_rng, seed_sample
 from .stream import HasEpochs, Stateful
@@ -195,7 +196,7 @@ def order_of(sampler: Any, seed: int) -> Order:
     """Return the order that corresponds to a loader's sampler."""
     if type(sampler) is SequentialSampler:
         return SequentialOrder(sampler.data_source)
-    if type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None:
+    if type(sampler) is RandomSampler and draws_each_sample_once(sampler):
         return ShuffledOrder(sampler.data_source, seed)
     if type(sampler) is BatchSampler:
         return GroupedOrder(order_of(sampler.sampler, seed), sampler.batch_size, sampler.drop_last)

@@ -23,14 +23,12 @@ from typing import Any
 import torch
 import torch.multiprocessing
 from torch.utils.data import DataLoader, get_worker_info
-from torch.utils.data._utils import signal_handling as _torch
 
+from .._torch_compat import persistent_iterator, shut_down_workers, worker_signal_handlers, workers_of
 from ..errors import DataError
 from .fetch import Fetcher, Request, can_pin
 from .order import WORKER, derive_seed
 from .stream import Batch
-
-signal_handling: Any = _torch  # a module without type annotations
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _IS_POSIX = os.name == "posix"
@@ -76,17 +74,17 @@ class WorkerSource:
         try:
             batch: Batch = next(self._batches)
         except Exception as error:
-            _check_workers(self._batches._workers, error)
+            _check_workers(workers_of(self._batches), error)
             raise
         return batch
 
     def close(self) -> None:
         batches, loader = self._batches, self._loader
         if batches is None and loader is not None:  # persistent workers between epochs
-            batches = loader._iterator
+            batches = persistent_iterator(loader)
         if batches is not None:  # shut down explicitly: a traceback may keep a reference
-            batches._shutdown_workers()
-            for worker in batches._workers:  # a worker that hangs in the data set
+            shut_down_workers(batches)
+            for worker in workers_of(batches):  # a worker that hangs in the data set
                 if worker.is_alive():
                     worker.kill()
         self._batches = self._loader = None
@@ -240,20 +238,22 @@ def workers_outlive_signals() -> Iterator[None]:
     if flag is None:
         yield
         return
-    original, before = signal_handling._set_worker_signal_handlers, bool(flag)
+    before = bool(flag)
 
-    def set_handlers() -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        original()
-        leave_signals_to_trainer(flag)
+    def wrap(original: Callable[[], None]) -> Callable[[], None]:
+        def set_handlers() -> None:
+            signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+            original()
+            leave_signals_to_trainer(flag)
 
-    signal_handling._set_worker_signal_handlers = set_handlers
-    flag.set(True)
-    try:
-        yield
-    finally:
-        signal_handling._set_worker_signal_handlers = original
-        flag.set(before)
+        return set_handlers
+
+    with worker_signal_handlers(wrap):
+        flag.set(True)
+        try:
+            yield
+        finally:
+            flag.set(before)
 
 
 @contextmanager

@@ -10,11 +10,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from .._torch_compat import (
+    CountedMetric,
+    MergeableMetric,
+    forget_computed,
+    reductions_of,
+    set_syncing,
+    set_update_count,
+    update_count,
+)
 from ..data.stream import Stateful
 from ..errors import CheckpointError, ConfigurationError
 from .meter import ComputedMetric
@@ -49,32 +58,11 @@ class MetricOwners:
         return cls(modules, {"": program, **objects})
 
 
-@runtime_checkable
-class TorchMetric(Protocol):
-    """A torchmetrics metric: its state is tensors, or lists of tensors, and the number of its updates."""
-
-    _update_count: int
-
-    @property
-    def metric_state(self) -> Mapping[str, Any]: ...
-
-    def reset(self) -> None: ...
-
-
-@runtime_checkable
-class Mergeable(TorchMetric, Protocol):
-    """A torchmetrics metric that says how the states of several processes are reduced to one."""
-
-    _computed: Any
-    _to_sync: bool
-    _reductions: Mapping[str, Callable[[Any], Any] | None]
-
-
-def mergeable_parts(metric: object) -> dict[str, Mergeable]:
+def mergeable_parts(metric: object) -> dict[str, MergeableMetric]:
     """The mergeable metrics that a metric or a collection consists of, by path."""
     if not isinstance(metric, nn.Module):
         return {}
-    return {path: part for path, part in _parts(metric) if isinstance(part, Mergeable)}
+    return {path: part for path, part in _parts(metric) if isinstance(part, MergeableMetric)}
 
 
 def _parts(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
@@ -97,14 +85,14 @@ def merged(metrics: Mapping[str, object], gather: Gather) -> Iterator[list[set[s
         for path, part in found.items():
             others = [state[name][path] for state in states if path in state.get(name, {})]
             _set(part, merge(part, others))
-            part._to_sync = False
+            set_syncing(part, False)
     try:
         yield [set(state) for state in states]
     finally:
         for name, found in parts.items():
             for path, part in found.items():
                 _set(part, own[name][path])
-                part._to_sync = True
+                set_syncing(part, True)
 
 
 def compute_together(metrics: Mapping[str, Any], gather: Gather) -> dict[str, Any]:
@@ -126,16 +114,16 @@ def merge_copies(metric: object, copies: Sequence[object]) -> None:
         merge_into(part, [state[path] for state in states])
 
 
-def merge_into(part: Mergeable, states: Sequence[State]) -> None:
+def merge_into(part: MergeableMetric, states: Sequence[State]) -> None:
     """Set a metric to the merged states of several processes."""
     _set(part, merge(part, states))
 
 
-def merge(part: Mergeable, states: Sequence[State]) -> State:
+def merge(part: MergeableMetric, states: Sequence[State]) -> State:
     """Merge the states of several processes, leaving out metrics that were never updated."""
     updated = [state for state in states if state["updates"]] or list(states[:1])
     values = {}
-    for name, reduce in part._reductions.items():
+    for name, reduce in reductions_of(part).items():
         column = [state["values"][name] for state in updated]
         if len(column) == 1:
             values[name] = column[0]
@@ -148,17 +136,17 @@ def merge(part: Mergeable, states: Sequence[State]) -> State:
     return {"values": values, "updates": sum(state["updates"] for state in states)}
 
 
-def _state(part: TorchMetric) -> State:
+def _state(part: CountedMetric) -> State:
     values = {name: list(v) if isinstance(v, list) else v for name, v in part.metric_state.items()}
-    return {"values": values, "updates": part._update_count}
+    return {"values": values, "updates": update_count(part)}
 
 
-def _set(part: Mergeable, state: State) -> None:
+def _set(part: MergeableMetric, state: State) -> None:
     device = getattr(part, "device", None) or torch.device("cpu")
     for name, value in state["values"].items():
         setattr(part, name, _to(value, device))
-    part._update_count = state["updates"]
-    part._computed = None
+    set_update_count(part, state["updates"])
+    forget_computed(part)
 
 
 def _to(value: Any, device: Any) -> Any:
@@ -180,17 +168,17 @@ def load_metric_states(modules: Mapping[str, nn.Module], states: Sequence[Mappin
         saved = [state[path] for state in states if path in state]
         if saved or not states:
             metric.reset()
-        if len(saved) > 1 and isinstance(metric, Mergeable):
+        if len(saved) > 1 and isinstance(metric, MergeableMetric):
             merge_into(metric, saved)
         elif saved:
             for key, value in saved[0]["values"].items():
                 setattr(metric, key, value)
-            metric._update_count = saved[0]["updates"]
+            set_update_count(metric, saved[0]["updates"])
 
 
-def _metrics(modules: Mapping[str, nn.Module]) -> dict[str, TorchMetric]:
+def _metrics(modules: Mapping[str, nn.Module]) -> dict[str, CountedMetric]:
     parts = (part for name, module in modules.items() for part in _parts(module, name))
-    return {path: part for path, part in parts if isinstance(part, TorchMetric)}
+    return {path: part for path, part in parts if isinstance(part, CountedMetric)}
 
 
 def object_states(owners: MetricOwners) -> dict[str, State]:

@@ -1,4 +1,4 @@
-"""Where training happens: device, precision and, later, several processes."""
+"""The runtime of a process: device, precision, process group, collectives and failure detection."""
 
 from .base import Runtime, resolve_runtime
 from .dtensor import Mesh

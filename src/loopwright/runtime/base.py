@@ -1,4 +1,4 @@
-"""One process on one device: placement of models and batches, precision, and what the device can do."""
+"""The runtime of a single process: placement of models and batches on a device, precision, and device properties."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .._torch_compat import foreach_div_
 from ..data.sharding import Shard
 from ..data.workers import workers_outlive_signals
 from ..errors import ConfigurationError
@@ -25,18 +26,27 @@ _wrapped: WeakSet[nn.Module] = WeakSet()
 
 
 class Runtime:
-    """A device and a precision. It is also what several processes are to the rest of the package: the simplest case.
+    """A device and a precision. `DistributedRuntime` has the same interface for one rank of several.
 
-    `activation_checkpointing` computes the activations of repeated blocks again in the backward pass;
-    `compile` is "model" or "blocks".
+    Args:
+        device: A device or its name, such as "cpu" or "cuda:1"; the best one there is by default.
+        precision: "fp32", or autocast in "bf16" or "fp16"; "fp16" comes with loss scaling.
+        activation_checkpointing: Recompute the activations of repeated blocks in the backward pass, to save memory.
+        compile: Apply `torch.compile` to the "model" or to its repeated "blocks".
+
+    Example:
+        >>> from loopwright import Runtime
+        >>> runtime = Runtime("cpu", precision="bf16")
+        >>> runtime.device.type, runtime.world, runtime.is_main
+        ('cpu', 1, True)
     """
 
     rank = 0
     world = 1
-    sample_rank = 0  # among those that work on different samples
-    num_shares = 1
+    sample_rank = 0  # among the ranks that work on different samples
+    num_shares = 1  # the number of ranks that work on different samples
     shard: Shard | None = None
-    forwards_together = False  # whether a forward pass needs all processes, so that none may leave one out
+    forwards_together = False  # whether a forward pass needs all ranks, so that none may skip one
 
     def __init__(
         self,
@@ -44,7 +54,7 @@ class Runtime:
         precision: str = "fp32",
         *,
         activation_checkpointing: bool = False,
-        compile: str | None = None,  # noqa: A002  (what everyone calls it)
+        compile: str | None = None,  # noqa: A002  (the name that users know)
     ) -> None:
         if precision not in _DTYPES:
             raise ConfigurationError(f"Unknown precision {precision!r}: use one of {', '.join(_DTYPES)}.")
@@ -69,20 +79,20 @@ class Runtime:
 
     @property
     def reads_are_free(self) -> bool:
-        """Whether reading a number from the device waits for nothing."""
+        """Whether reading a number does not synchronise with a device."""
         return self.is_host
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the process that prints and writes for all."""
+        """Whether this is the rank that prints and writes for all."""
         return True
 
     def build_scaler(self) -> torch.amp.GradScaler | None:
-        """A loss scaler of its own for each optimizer, where the precision needs one."""
+        """A new loss scaler, where the precision needs one; every optimizer has its own."""
         return torch.amp.GradScaler(self.device.type) if self.precision == "fp16" else None
 
     def place(self, module: nn.Module) -> None:
-        """Put a module where it computes."""
+        """Move a module to the device; one on the meta device is initialised there."""
         from .fsdp import check_values, is_meta, materialise
 
         if is_meta(module):
@@ -91,7 +101,7 @@ class Runtime:
         module.to(self.device)
 
     def wrap(self, module: nn.Module) -> dict[int, nn.Parameter]:
-        """Prepare a model for training; new parameters, where there are any, under the ids of those they replace."""
+        """Prepare a model for training; returns new parameters under the ids of the parameters that they replace."""
         from .fsdp import checkpoint_activations, compile_parts
 
         if module in _wrapped:
@@ -104,58 +114,66 @@ class Runtime:
         return {}
 
     def move(self, batch: Any) -> Any:
-        """The batch with every tensor in it on the device; containers keep their type."""
+        """The batch with all its tensors on the device; containers keep their type."""
         return batch if self.is_host else move_to(batch, self.device)
 
-    # What is nothing to do for one process
+    # What a single process has nothing to do for
 
     def supervised(self) -> AbstractContextManager[Any]:
-        """Around training: when it fails on one process, it ends on all; signals do not end workers of loaders."""
+        """The context of training: a failure of one rank ends all; signals do not end loaders' workers."""
         return workers_outlive_signals()
 
     def adapt_optimizer(self, optimizer: Optimizer) -> None:
-        """Let an optimizer cope with the parameters that the models have now."""
+        """Turn off what an optimizer cannot do with the parameters that the models have now."""
 
     def start_step(self, is_last: bool, size: int) -> None:
-        """A step of so many samples begins; `is_last` in its window."""
+        """Begin a step of `size` samples; `is_last` says that it ends its accumulation window."""
 
-    def settle(self) -> None:
-        """Forward passes without a backward pass are over."""
+    def reshard(self) -> None:
+        """Free the full parameters that forward passes without a backward pass have left."""
 
     def prepare_backward(
-        self, loss: Tensor, params: Sequence[nn.Parameter], inputs: Sequence[Tensor] | None, *, is_last: bool
+        self,
+        loss: Tensor,
+        params: Sequence[nn.Parameter],
+        inputs: Sequence[Tensor] | None,
+        *,
+        is_last: bool,
+        flag: Tensor | float | None = None,
     ) -> Sequence[Tensor] | None:
-        """Get ready for a backward pass to some parameters; `inputs` as what autograd knows them by."""
+        """Prepare a backward pass to some parameters; returns `inputs` as the tensors that autograd knows.
+
+        `flag` is that of `sync_gradients`: in a window's last backward pass it may be all-reduced meanwhile.
+        """
         return inputs
 
-    def announce(self, params: Sequence[nn.Parameter], flag: Tensor | float | None) -> None:
-        """Send a flag ahead of a window's last backward pass, where it cannot travel with these gradients."""
-
     def finish_update(self, modules: Iterable[nn.Module]) -> None:
-        """An update of these models is over."""
+        """End an update of these models."""
 
     def sync_gradients(
         self, params: Sequence[nn.Parameter], flag: Tensor | float | None = None
     ) -> Tensor | float | None:
-        """Make the gradients of a window those of all processes together; the largest of their flags."""
+        """Average the gradients of a window over all ranks; returns the largest of their flags."""
         return flag
 
     def divide(self, grads: Sequence[Tensor], divisor: Tensor) -> None:
-        """Divide gradients, of which a process may hold parts only."""
-        torch._foreach_div_(list(grads), divisor)
+        """Divide gradients, which may be sharded."""
+        foreach_div_(list(grads), divisor)
 
     def clip_norm(self, params: Sequence[nn.Parameter], max_norm: float) -> Tensor:
-        """Clip the gradients by the norm of all of them together, and return that."""
+        """Clip the gradients by their total norm, and return that."""
         return nn.utils.clip_grad_norm_(params, max_norm)
 
     def sum_count(self, count: Any) -> Any:
+        """The sum of a number of items over the ranks that work on different samples."""
         return count
 
     def sum_table(self, table: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
+        """Sums and counts by name, added up over the ranks that work on different samples."""
         return dict(table)
 
     def gather(self, tensor: Tensor, padding_value: float | None = None) -> Tensor:
-        """The rows of all processes that work on different samples, one after the other, on every process.
+        """The rows of all ranks that work on different samples, concatenated, on every rank.
 
         Where dimensions other than the first differ, `padding_value` fills them up to the largest.
         """
@@ -163,35 +181,38 @@ class Runtime:
 
     @property
     def gather_samples(self) -> Callable[[Any], list[Any]] | None:
-        """`gather_each`, where there are several processes."""
+        """`gather_each` on several ranks, None on one."""
         return None
 
     def gather_each(self, value: Any) -> list[Any]:
-        """One value of each process that works on samples of its own."""
+        """One value of each rank that works on samples of its own."""
         return [value]
 
     def gather_objects(self, value: Any) -> list[Any]:
+        """Every rank's value, by rank, on every rank."""
         return [value]
 
     def gather_parts(self, parts: Sequence[Any]) -> list[Any]:
-        """What all processes have for each batch, in the order of its samples; each part in a tuple, perhaps empty."""
+        """All ranks' parts of each batch, in the order of its samples; each part is in a tuple, which may be empty."""
         return [part[0] for part in parts if part]
 
     def broadcast_object(self, value: Any) -> Any:
+        """The value of rank 0, on every rank."""
         return value
 
     def barrier(self, place: str) -> None:
-        """Wait for all processes."""
+        """Wait for all ranks; `place` names the barrier in an error."""
 
-    def exchange(self, wishes: Sequence[int]) -> tuple[int, ...]:
-        return tuple(wishes)
+    def exchange(self, requests: Sequence[int]) -> tuple[int, ...]:
+        """Send this update's requests; return the maximum over all ranks of the previous update's."""
+        return tuple(requests)
 
     def finish_exchange(self) -> None:
-        """Nothing is under way."""
+        """Wait for the exchange in flight, if there is one."""
 
 
 def checked_device(given: str | torch.device) -> torch.device:
-    """The device, if torch knows it and it is there."""
+    """The device; refused if torch does not know it or the machine lacks it."""
     try:
         device = torch.device(given)
     except (RuntimeError, TypeError):
@@ -214,6 +235,7 @@ def checked_device(given: str | torch.device) -> torch.device:
 
 
 def detect_device() -> torch.device:
+    """The best device of this machine: CUDA, then MPS, then the CPU."""
     if torch.cuda.is_available():
         return torch.device("cuda")
     if torch.backends.mps.is_available():
@@ -222,7 +244,7 @@ def detect_device() -> torch.device:
 
 
 def move_to(value: Any, device: torch.device) -> Any:
-    """Nested containers with their tensors moved; anything else is passed through."""
+    """Move the tensors in nested containers to a device; other values are passed through."""
     if isinstance(value, Tensor):
         return value.to(device, non_blocking=True)
     if isinstance(value, Mapping):
@@ -236,7 +258,7 @@ def move_to(value: Any, device: torch.device) -> Any:
 
 
 def is_launched() -> bool:
-    """Whether this is one of several processes that something started together."""
+    """Whether a launcher (torchrun, SLURM or `launch`) started this process as one of several."""
     if not os.environ.keys() & {"WORLD_SIZE", "SLURM_NTASKS"}:
         return False
     from .environment import Launch
@@ -245,13 +267,13 @@ def is_launched() -> bool:
 
 
 def resolve_runtime(given: Any, precision: str, device: Any = None) -> Runtime:
-    """The runtime a trainer was asked for.
+    """The runtime of a trainer, from its arguments.
 
-    An object as it is; a device; "ddp", "fsdp" or a `Mesh`; or None: several processes if there are, else the best
-    device there is. `device` says the device where `given` does not, and has to be the same where it does.
+    `given` is a `Runtime`, a device, "ddp", "fsdp", a `Mesh`, or None: DDP if a launcher started several processes,
+    otherwise the best device. `device` names the device where `given` does not, and must be the same where it does.
     """
     if dry_run.current is not None:
-        device = None  # a rehearsal is on the machine that there is
+        device = None  # a dry run is on the CPU
     runtime = _resolve(given, precision, None if device is None else checked_device(device))
     if device is not None and not _is_same(checked_device(device), runtime.device):
         raise ConfigurationError(
@@ -261,12 +283,12 @@ def resolve_runtime(given: Any, precision: str, device: Any = None) -> Runtime:
 
 
 def _is_same(device: torch.device, other: torch.device) -> bool:
-    """Whether two say the same device, where one of them may leave out which."""
+    """Whether two devices are the same, where one may lack the index."""
     return device.type == other.type and (device.index == other.index or None in (device.index, other.index))
 
 
 def _device_of_each(device: torch.device | None) -> torch.device | None:
-    """The device of one of several processes; None where each takes its own of that kind."""
+    """The device of one of several processes; None where each takes the one of its local rank."""
     if device is not None and device.index is not None and device.type != "cpu":
         raise ConfigurationError(
             f"device={str(device)!r} was given to several processes, which have a device each: write {device.type!r}."

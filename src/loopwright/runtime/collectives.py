@@ -1,4 +1,4 @@
-"""Host objects, and tensors of different shapes, from all processes."""
+"""Collectives of host objects, and of tensors whose shapes differ between ranks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch.nn.functional import pad
 
 from ..errors import DataError
 
-SHORT = 4096  # bytes of an object that travel together with its length
+SHORT = 4096  # bytes of a pickled object that are sent together with its length
 
 
 def gather_pickled(value: Any, group: dist.ProcessGroup) -> list[Any]:
-    """Every process's value, by rank; in one collective where they are all short, and otherwise in two."""
+    """Every rank's value, by rank; in one collective where all are short, otherwise in two."""
     own = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
     sent = torch.zeros(8 + SHORT, dtype=torch.uint8)
     sent[:8].view(torch.int64)[0] = own.numel()
@@ -40,7 +40,7 @@ def _all_gather(sent: Tensor, group: dist.ProcessGroup) -> Tensor:
 def gather_tensors(
     tensor: Tensor, shapes: Sequence[tuple[tuple[int, ...], torch.dtype]], padding_value: float | None
 ) -> Tensor:
-    """One after the other along the first dimension, the other dimensions filled up to the largest."""
+    """Concatenate all ranks' tensors along the first dimension, the other dimensions padded to the largest."""
     common = _common_shape(shapes, padding_value)
     parts = _exchange(tensor, [shape or (1,) for shape, _ in shapes])
     return torch.cat([_fill(part, common, padding_value) for part in parts])

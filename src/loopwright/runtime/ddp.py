@@ -1,4 +1,4 @@
-"""Gradients averaged over processes, and a few numbers that travel with them."""
+"""Data parallelism: gradients averaged over ranks, and batch norm over the batch of all ranks."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from .dtensor import spread_of
-from .fsdp import local_part
+from .._torch_compat import BatchNormBase, foreach_copy_
+from .dtensor import local_tensor, mesh_of
 
-EXACT = (torch.float32, torch.float64)  # types that do not round the numbers that travel much
-KEPT_BYTES = 1 << 20  # up to here memory for a bucket costs less than to ask for it in every update
+MESSAGE_SIZE = 3  # numbers that are summed together with the gradients, see `consensus`
+MESSAGE_DTYPES = (torch.float32, torch.float64)  # precise enough for the numbers of a message
+KEPT_BYTES = 1 << 20  # up to this size, keeping a bucket's memory is cheaper than allocating it in every update
 
 
 class Averaging:
-    """Averages over the processes of a group, one collective a bucket."""
+    """Averages gradients over the ranks of a group; one all-reduce per bucket."""
 
     def __init__(self, group: dist.ProcessGroup | None, world: int) -> None:
         self._group, self._world = group, world
@@ -29,22 +30,21 @@ class Averaging:
         self._plans: dict[tuple[Any, ...], list[Bucket]] = {}
 
     def clear(self) -> None:
-        """Forget the parameters seen so far."""
+        """Drop the buckets of all parameters seen so far."""
         self._plans.clear()
 
     def average(self, params: Sequence[nn.Parameter], message: Tensor | None = None) -> Tensor | None:
-        """Average the gradients; the sum of all processes' messages, or None where there was nothing to carry them.
+        """Average the gradients, and sum a message in the same all-reduce; None where no bucket can hold a message.
 
-        A parameter that took part on some processes only counts as zero on the others; one that took part nowhere
-        keeps no gradient, as on a single process. A message travels with the first bucket.
+        A parameter with a gradient on some ranks only counts as zero on the others; one without a gradient on any
+        rank keeps none, as in a single process.
         """
-        told = None
-        for number, bucket in enumerate(self._plan(params)):
-            if number == 0 and message is not None and bucket.dtype in EXACT:
-                told = bucket.average(self._sum, self._world, message)
-            else:
-                bucket.average(self._sum, self._world, None)
-        return told
+        summed = None
+        for bucket in self._plan(params):
+            has_message = message is not None and summed is None and bucket.dtype in MESSAGE_DTYPES
+            header = bucket.average(self._sum, self._world, message if has_message else None)
+            summed = header if has_message else summed
+        return summed
 
     def _plan(self, params: Sequence[nn.Parameter]) -> list[Bucket]:
         key = tuple([(id(param), param.dtype) for param in params if param.requires_grad])
@@ -61,69 +61,69 @@ class Averaging:
 
 
 class Bucket:
-    """Parameters of one type whose gradients are averaged together.
+    """Parameters of one dtype whose gradients are averaged in one all-reduce.
 
-    A flat tensor holds the message, a mark for each parameter that has a gradient, which only a process without it has
-    to read, and the gradients.
+    The flat tensor holds a message, one number per parameter that says whether it has a gradient (read only by a rank
+    that lacks one), and the gradients.
     """
 
     def __init__(self, params: Sequence[nn.Parameter]) -> None:
         self.params = params  # kept, so that no other parameter gets the id of one
-        parts = [local_part(param) for param in params]
+        parts = [local_tensor(param) for param in params]
         self.dtype = parts[0].dtype
-        self._marks = torch.ones(len(params), dtype=self.dtype, device=parts[0].device)
+        self._all_present = torch.ones(len(params), dtype=self.dtype, device=parts[0].device)
+        self._no_message = self._all_present.new_zeros(MESSAGE_SIZE)
         self._shapes = [part.shape for part in parts]
         self._is_kept = sum(part.nbytes for part in parts) <= KEPT_BYTES
-        self._kept: dict[int, tuple[Tensor, Tensor, list[Tensor]]] = {}
+        self._kept: tuple[Tensor, Tensor, list[Tensor]] | None = None
 
-    def average(self, add_up: Callable[[Tensor], None], world: int, message: Tensor | None) -> Tensor | None:
-        """Average the gradients; the sum of the messages, to be read before the next call."""
+    def average(self, all_reduce: Callable[[Tensor], None], world: int, message: Tensor | None = None) -> Tensor:
+        """Average the gradients; the sum of all ranks' messages, to be read before the next call."""
         grads = [_gradient_part(param) for param in self.params]
         held = [grad for grad in grads if grad is not None]
-        flat, averaged, views = self._memory(0 if message is None else message.numel())
-        heads = [self._marks] if message is None else [message, self._marks]
-        front, is_complete = len(heads), len(held) == len(grads)
+        flat, averaged, views = self._memory()
+        is_complete = len(held) == len(grads)
+        message = self._no_message if message is None else message
         if is_complete:
-            torch._foreach_copy_(views, [*heads, *held])
+            foreach_copy_(views, [message, self._all_present, *held])
         else:
             flat.zero_()
             has = [grad is not None for grad in grads]
-            heads[-1] = torch.tensor(has, dtype=self.dtype, device=flat.device)
-            torch._foreach_copy_([*views[:front], *compress(views[front:], has)], [*heads, *held])
-        add_up(flat)
+            present = torch.tensor(has, dtype=self.dtype, device=flat.device)
+            foreach_copy_([*views[:2], *compress(views[2:], has)], [message, present, *held])
+        all_reduce(flat)
         averaged.div_(world)
         if is_complete:
-            torch._foreach_copy_(held, views[front:])
+            foreach_copy_(held, views[2:])
         else:
-            self._hand_out(grads, views[front:], views[front - 1])
-        return None if message is None else views[0]
+            self._copy_out(grads, views[2:], views[1])
+        return views[0]
 
-    def _hand_out(self, grads: Sequence[Tensor | None], views: Sequence[Tensor], marks: Tensor) -> None:
-        """Copy the averages to the gradients, also to those of other processes only."""
-        for param, grad, view, mark in zip(self.params, grads, views, marks, strict=True):
+    def _copy_out(self, grads: Sequence[Tensor | None], views: Sequence[Tensor], present: Tensor) -> None:
+        """Copy the averages to the gradients, including those that only other ranks had."""
+        for param, grad, view, is_present in zip(self.params, grads, views, present, strict=True):
             if grad is not None:
                 grad.copy_(view)
-            elif mark.item():
+            elif is_present.item():
                 param.grad = torch.zeros_like(param)
-                local_part(param.grad).copy_(view)
+                local_tensor(param.grad).copy_(view)
 
-    def _memory(self, num_words: int) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """The flat tensor, its part for gradients, and a view of it for the message, the marks and each gradient."""
-        if num_words in self._kept:
-            return self._kept[num_words]
-        heads = [num_words, len(self.params)] if num_words else [len(self.params)]
-        sizes = [*heads, *(shape.numel() for shape in self._shapes)]
-        flat = self._marks.new_empty(sum(sizes))
-        cut = torch.split(flat, sizes)
-        views = [view.view(shape) for view, shape in zip(cut[len(heads) :], self._shapes, strict=True)]
-        memory = flat, flat[sum(heads) :], [*cut[: len(heads)], *views]
+    def _memory(self) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """The flat tensor, its part with the gradients, and views: message, presence, each gradient."""
+        if self._kept is not None:
+            return self._kept
+        sizes = [MESSAGE_SIZE, len(self.params), *(shape.numel() for shape in self._shapes)]
+        flat = self._all_present.new_empty(sum(sizes))
+        message, present, *cut = torch.split(flat, sizes)
+        views = [message, present, *(view.view(shape) for view, shape in zip(cut, self._shapes, strict=True))]
+        memory = flat, flat[sum(sizes[:2]) :], views
         if self._is_kept:
-            self._kept[num_words] = memory
+            self._kept = memory
         return memory
 
 
 def buckets(params: Iterable[nn.Parameter], max_bytes: int = 32 << 20) -> Iterator[list[nn.Parameter]]:
-    """Trainable parameters in groups of one type and a bounded size."""
+    """Trainable parameters in groups of one dtype and a bounded size."""
     groups: dict[torch.dtype, list[nn.Parameter]] = {}
     sizes: dict[torch.dtype, int] = {}
     for param in params:
@@ -138,15 +138,15 @@ def buckets(params: Iterable[nn.Parameter], max_bytes: int = 32 << 20) -> Iterat
 
 
 def _gradient_part(param: nn.Parameter) -> Tensor | None:
-    """This process's part of a gradient, spread as its parameter is."""
+    """This rank's part of a gradient, with the placements of its parameter."""
     grad: Any = param.grad
-    if grad is None or type(grad) is Tensor or spread_of(grad) is None:
+    if grad is None or type(grad) is Tensor or mesh_of(grad) is None:
         own: Tensor | None = grad.detach() if grad is not None and grad.requires_grad else grad
         return own
     placements = param.placements  # type: ignore[attr-defined]
     if grad.placements != placements:
         param.grad = grad = grad.redistribute(placements=placements)
-    return local_part(grad)
+    return local_tensor(grad)
 
 
 PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -154,14 +154,14 @@ PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 @dataclass(slots=True)
 class Part:
-    """This process's part of the batch under way; `counts` is False for a sample that only stands in for none."""
+    """This rank's part of the current batch; `counts` is False for a placeholder on a rank without samples."""
 
     group: dist.ProcessGroup | None = None
     counts: bool = True
 
 
-class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
-    """Normalises with the mean and variance of all processes' samples together; in eval mode like any batch norm."""
+class SyncBatchNorm(BatchNormBase):
+    """Batch norm with the mean and variance of all ranks' samples; in eval mode like any batch norm."""
 
     part: Part
 
@@ -192,7 +192,7 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
 
 
 def convert(module: nn.Module, part: Part) -> list[SyncBatchNorm]:
-    """Make the batch norms of a model compute over all processes; they stay the objects they are, with their names."""
+    """Make the batch norms of a model compute over all ranks; they stay the same objects, with their names."""
     converted = []
     for norm in module.modules():
         if type(norm) in PLAIN:
@@ -237,7 +237,7 @@ class _Normalise(torch.autograd.Function):
 
 
 def _statistics(x: Tensor, part: Part) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and variance of each channel over all processes, and how many values they are of."""
+    """Mean and variance of each channel over all ranks, and the number of values."""
     dims, channels = _dims(x), x.shape[1]
     own_count = x.numel() // channels if part.counts and channels else 0
     if own_count:
@@ -256,7 +256,7 @@ def _statistics(x: Tensor, part: Part) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _dims(x: Tensor) -> list[int]:
-    """All dimensions but the channels'."""
+    """All dimensions but that of the channels."""
     return [0, *range(2, x.dim())]
 
 

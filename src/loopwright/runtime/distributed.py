@@ -1,4 +1,4 @@
-"""Several processes that train one model: copies of it (DDP), shards of it (FSDP2), or a mesh of both."""
+"""The runtime of one rank of several: replicas of the model (DDP), shards of it (FSDP2), or a mesh of both."""
 
 from __future__ import annotations
 
@@ -13,30 +13,52 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .._torch_compat import foreach_div_
 from ..data.sharding import Shard
 from ..data.workers import workers_outlive_signals
 from ..errors import ConfigurationError
 from .base import Runtime, move_to
-from .carrying import Cargo
-from .consensus import Agreement, Bell
+from .consensus import HostConsensus, RequestConsensus
 from .ddp import Averaging, Part, SyncBatchNorm, convert
-from .dtensor import Mesh, alike, clip_norm, whole
+from .dtensor import Mesh, clip_norm, full_tensor, group_by_mesh
 from .environment import Launch
-from .fsdp import cut_layers, is_meta, make_equal, materialise, send_from_first, shard_module, unify_steps, wrong_value
+from .fsdp import (
+    ShardedModels,
+    broadcast_module,
+    broadcast_tensors,
+    disable_unsupported_steps,
+    find_bad_value,
+    is_meta,
+    materialise,
+    parallelize_layers,
+    shard_module,
+)
 from .process_group import Group
-from .shards import Shards
-from .watchdog import Guard, guarded
+from .watchdog import Heartbeat, watched
 
 STRATEGIES = ("ddp", "fsdp")
 
 
 class DistributedRuntime(Runtime):
-    """One of several processes, started by torchrun, SLURM or `loopwright.launch`.
+    """One rank of several processes that torchrun, SLURM or `loopwright.launch` started.
 
-    `strategy` is "ddp" (every process has the whole model), "fsdp" (every process has a shard of it), or a `Mesh`.
-    `param_dtype` and `reduce_dtype` are FSDP2's mixed precision policy, `cpu_offload` its offloading;
-    `find_unused_parameters` lets processes with a sharded model use different parameters. `sync_batch_norm` makes
-    batch norms compute over the batch of all processes.
+    Args:
+        strategy: "ddp" (every rank has the full model), "fsdp" (every rank has a shard of it), or a `Mesh`.
+        device: "cpu" or "cuda"; by default the GPU of this process's local rank, or the CPU.
+        precision: "fp32", or autocast in "bf16" or "fp16" ("fp16" only with "ddp").
+        param_dtype: The dtype that FSDP2 gathers parameters and computes in.
+        reduce_dtype: The dtype that FSDP2 reduces gradients in.
+        cpu_offload: Keep the shards in the host's memory (FSDP2).
+        find_unused_parameters: Let the ranks of a sharded model use different parameters.
+        sync_batch_norm: Compute batch norms over the batch of all ranks.
+        activation_checkpointing: Recompute the activations of repeated blocks in the backward pass.
+        compile: Apply `torch.compile` to the "model" or to its repeated "blocks".
+        timeout: The seconds that a collective waits for the slowest rank.
+
+    Example:
+        >>> from functools import partial
+        >>> from loopwright import DistributedRuntime
+        >>> runtime = partial(DistributedRuntime, "fsdp", cpu_offload=True)  # called on each rank: runtime=runtime()
     """
 
     def __init__(
@@ -51,7 +73,7 @@ class DistributedRuntime(Runtime):
         find_unused_parameters: bool = False,
         sync_batch_norm: bool = False,
         activation_checkpointing: bool = False,
-        compile: str | None = None,  # noqa: A002  (what everyone calls it)
+        compile: str | None = None,  # noqa: A002  (the name that users know)
         timeout: float | timedelta = 600.0,
     ) -> None:
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
@@ -73,15 +95,14 @@ class DistributedRuntime(Runtime):
         self.data_group = self._build_data_group()
         self.part = Part(self.data_group)
         self._sync_batch_norm = sync_batch_norm
-        self._shards = Shards(self.gather_objects, finds_unused=find_unused_parameters)
+        self._shards = ShardedModels(self.gather_objects, finds_unused=find_unused_parameters)
         self._buffers: WeakKeyDictionary[nn.Module, list[Tensor]] = WeakKeyDictionary()
         self._has_buffers = False
-        self._watch: Guard | None = None
+        self._heartbeat: Heartbeat | None = None
         self._averaging = Averaging(self.data_group, self.mesh.data_size)
-        self._cargo = Cargo()
-        self._announced: dict[int, tuple[Tensor, Any]] = {}  # by optimizer, as its list of parameters
-        self._agreement = Agreement(self.group.new_host_group())
-        self._bell = Bell(self._agreement)
+        self._in_flight: dict[int, tuple[Tensor | None, Any]] = {}  # messages by optimizer, as its list of parameters
+        consensus = HostConsensus if self.is_host else RequestConsensus
+        self._consensus = consensus(self.group.new_host_group())
 
     def _resolve(self, strategy: str | Mesh) -> Mesh:
         if strategy == "ddp":
@@ -93,7 +114,7 @@ class DistributedRuntime(Runtime):
         return strategy
 
     def _build_data_group(self) -> dist.ProcessGroup | None:
-        """The processes that work on different samples; all of them, unless layers are cut."""
+        """The ranks that work on different samples; None for all of them, which it is without tensor parallelism."""
         if self.mesh.tensor == 1:
             return None
         own = None
@@ -124,12 +145,12 @@ class DistributedRuntime(Runtime):
             return  # by an earlier trainer
         if not is_meta(module):
             module.to(self.device)
-            make_equal(module, None)
-        elif not any(param.requires_grad for param in module.parameters()):  # nobody is going to wrap it
+            broadcast_module(module, None)
+        elif not any(param.requires_grad for param in module.parameters()):  # it will not be wrapped
             self._materialise(module)
 
     def wrap(self, module: nn.Module) -> dict[int, nn.Parameter]:
-        """Cut and shard the model as the mesh says; the new parameters under the ids of those they replace."""
+        """Shard the model as the mesh says; returns new parameters by the ids of the old ones."""
         if module in self._buffers:
             return {}
         replaced: dict[int, nn.Parameter] = {}
@@ -140,7 +161,7 @@ class DistributedRuntime(Runtime):
             self._materialise(module)
         if self.mesh.tensor > 1:
             before = dict(module.named_parameters())
-            cut_layers(module, self.mesh, self.device_mesh)
+            parallelize_layers(module, self.mesh, self.device_mesh)
             after = dict(module.named_parameters())
             replaced = {id(param): after[name] for name, param in before.items()}
         super().wrap(module)
@@ -148,8 +169,6 @@ class DistributedRuntime(Runtime):
             again = shard_module(module, self._data_mesh(), **self._shard_settings())
             replaced = again if not replaced else {old: again[id(new)] for old, new in replaced.items()}
             self._shards.add(module)
-            if self._is_told_with_shards:
-                self._shards.carry(module, self._cargo)
         if was_meta and self.mesh.is_sharded:
             self._materialise(module)
         self._buffers[module] = _own_buffers(module)
@@ -157,16 +176,16 @@ class DistributedRuntime(Runtime):
         return replaced
 
     def _materialise(self, module: nn.Module) -> None:
-        """Initialise a model from the meta device, from the first process's random numbers on all of them."""
+        """Initialise a model on the meta device from the random numbers of rank 0, on all ranks."""
         torch.set_rng_state(self.broadcast_object(torch.get_rng_state()))
         materialise(module, self.device)
-        problems = [problem for problem in self.gather_objects(wrong_value(module)) if problem is not None]
+        problems = [problem for problem in self.gather_objects(find_bad_value(module)) if problem is not None]
         if problems:
             raise ConfigurationError(problems[0])
 
     def adapt_optimizer(self, optimizer: Optimizer) -> None:
         if self.mesh.is_sharded:
-            unify_steps(optimizer)
+            disable_unsupported_steps(optimizer)
 
     def _data_mesh(self) -> Any:
         names = ("replicate", "shard") if self.mesh.replicate > 1 else ("shard",)
@@ -185,113 +204,102 @@ class DistributedRuntime(Runtime):
 
     @contextmanager
     def supervised(self) -> Iterator[None]:
-        self._bell.finish()  # an earlier call may have ended with an exception
-        self._forget()
-        with guarded(self.group) as self._watch, workers_outlive_signals():
+        self._reset()  # an earlier call may have ended with an exception
+        with watched(self.group) as self._heartbeat, workers_outlive_signals():
             yield
-        self._watch = None
-        self._forget()
+        self._heartbeat = None
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
+        """Drop what refers to one `train` call: parameters, and messages in flight."""
         self._averaging.clear()
-        self._cargo.clear()
-        self._announced.clear()
+        self._in_flight.clear()
+        self._consensus.finish()
 
     def start_step(self, is_last: bool, size: int) -> None:
-        """Gradients are exchanged in the window's last step only; a part of no samples is in no statistics."""
+        """Gradients are reduced in the last step of a window only; a rank without samples is in no statistics."""
         self.part.counts = size > 0
         if self.mesh.shard > 1:
             self._shards.start_step(is_last)
 
-    def settle(self) -> None:
+    def reshard(self) -> None:
         if self._shards.modules:
-            self._shards.settle()
+            self._shards.reshard()
 
     def prepare_backward(
-        self, loss: Tensor, params: Sequence[nn.Parameter], inputs: Sequence[Tensor] | None, *, is_last: bool
+        self,
+        loss: Tensor,
+        params: Sequence[nn.Parameter],
+        inputs: Sequence[Tensor] | None,
+        *,
+        is_last: bool,
+        flag: Tensor | float | None = None,
     ) -> Sequence[Tensor] | None:
-        if self.mesh.shard == 1 or not self._shards.modules:
-            return inputs
-        return self._shards.prepare(loss, params, inputs, is_last=is_last)
+        if self._shards.modules:
+            inputs = self._shards.prepare(loss, params, inputs, is_last=is_last)
+        if is_last and not self._is_replicated:  # all-reduced during the backward pass
+            self._in_flight[id(params)] = self._send(flag)
+        return inputs
 
     @property
-    def _is_told_with_shards(self) -> bool:
-        """Whether those who exchange shards are all processes."""
-        return self.is_host and self.mesh.shard == self.world
+    def _is_replicated(self) -> bool:
+        """Whether every rank has a full copy of the model, so that gradient buckets are summed over all ranks."""
+        return self.mesh.replicate == self.world
 
-    def announce(self, params: Sequence[nn.Parameter], flag: Tensor | float | None) -> None:
-        """On the host, a message travels with the gradients of a sharded model, or arrives while those are computed."""
-        if not self.is_host or self.mesh.shard == 1:
-            return
-        message = self._bell.message(float(flag or 0))
-        if self._is_told_with_shards:
-            self._cargo.load(id(params), message)
-        else:
-            self._announced[id(params)] = self._send(message)
-
-    def _send(self, message: Tensor) -> tuple[Tensor, Any]:
-        message = message.clone()
-        return message, dist.all_reduce(message, op=dist.ReduceOp.MAX, async_op=True)
+    def _send(self, flag: Tensor | float | None) -> tuple[Tensor | None, Any]:
+        """Start to sum the message of all ranks."""
+        message = self._consensus.message(flag)
+        if message is None:
+            return None, None
+        summed = message.clone()
+        return summed, dist.all_reduce(summed, async_op=True)
 
     def sync_gradients(
         self, params: Sequence[nn.Parameter], flag: Tensor | float | None = None
     ) -> Tensor | float | None:
-        """Average the gradients that the model's own sharding does not; the largest of all processes' flags."""
-        told: Any = self._cargo.unload(id(params))
-        if told is None:
-            told = self._average(params, self._message(flag))
-        if self.is_host:
-            is_set = self._bell.hear(told if isinstance(told, list) else told.tolist())
-            return None if flag is None else is_set
-        return None if told is None else told[0].clamp(max=1).float()
-
-    def _average(self, params: Sequence[nn.Parameter], message: Tensor | None) -> Tensor | None:
-        """Average the gradients, where that is to do; all processes' messages, which travel with them if they can."""
-        told = None
+        """Average the gradients that FSDP2 has not averaged yet; 1 if any rank's flag is set, None without one."""
+        summed, work = self._in_flight.pop(id(params), (None, None))
         if self.mesh.shard == 1 and self.mesh.data_size > 1:
-            told = self._averaging.average(params, message if self.mesh.tensor == 1 else None)
-        if message is None or told is not None:
-            return told
-        key = id(params)
-        told, work = self._announced.pop(key) if key in self._announced else self._send(message)
-        work.wait()
-        return told
-
-    def _message(self, flag: Tensor | float | None) -> Tensor | None:
-        if self.is_host:
-            return self._bell.message(float(flag or 0))
-        return flag.reshape(1) if isinstance(flag, Tensor) else None
+            message = self._consensus.message(flag) if self._is_replicated else None
+            averaged = self._averaging.average(params, message)
+            summed = averaged if summed is None else summed
+        if summed is None:
+            summed, work = self._send(flag)
+        if work is not None:
+            work.wait()
+        is_set = None if summed is None else self._consensus.receive(summed)
+        return None if flag is None else is_set
 
     def finish_update(self, modules: Iterable[nn.Module]) -> None:
-        """Buffers, such as the statistics of batch norm, are the first process's, as with torch's DDP."""
+        """Broadcast buffers, such as the statistics of batch norm, from rank 0, as torch's DDP does."""
         if not self._has_buffers:
             return
         buffers = [buffer for module in modules for buffer in self._buffers.get(module, ())]
         if buffers:
-            send_from_first(buffers)
+            broadcast_tensors(buffers)
 
     def divide(self, grads: Sequence[Tensor], divisor: Tensor) -> None:
-        for group in alike(grads):
-            torch._foreach_div_(group, divisor)
+        for group in group_by_mesh(grads):
+            foreach_div_(group, divisor)
 
     def clip_norm(self, params: Sequence[nn.Parameter], max_norm: float) -> Tensor:
         return clip_norm(params, max_norm)
 
     def sum_count(self, count: Any) -> Any:
-        """A number of items over all processes that work on different samples."""
+        """The sum of a number of items over the ranks that work on different samples."""
         total = torch.as_tensor(count, dtype=torch.float64 if self.is_host else torch.float32, device=self.device)
         total = total.detach().clone()
         dist.all_reduce(total, group=self.data_group)
         return total
 
     def sum_table(self, table: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
-        """Sums and counts by name, added up over processes that work on different samples."""
+        """Sums and counts by name, added up over the ranks that work on different samples."""
         own = dict(table) if self.rank % self.mesh.tensor == 0 else {}
         return self.group.sum_table(own)
 
     def gather(self, tensor: Tensor, padding_value: float | None = None) -> Tensor:
         rows = super().gather(tensor)
-        is_copy = self.rank % self.mesh.tensor > 0  # of what another process with the same samples has
+        is_copy = self.rank % self.mesh.tensor > 0  # another rank has the same samples
         return self.group.gather(rows[:0] if is_copy else rows, padding_value)
 
     @property
@@ -305,8 +313,8 @@ class DistributedRuntime(Runtime):
         return self.group.gather_objects(value)
 
     def gather_parts(self, parts: Sequence[Any]) -> list[Any]:
-        """What processes with different samples have for each batch, one after the other, without those of none."""
-        own = [part and (whole(part[0]),) for part in parts]
+        """The parts of each batch of all ranks that had samples of it, in order."""
+        own = [part and (full_tensor(part[0]),) for part in parts]
         steps = zip(*self.gather_each(move_to(own, torch.device("cpu"))), strict=True)
         return [self.move(part[0]) for step in steps for part in step if part]
 
@@ -316,19 +324,18 @@ class DistributedRuntime(Runtime):
     def barrier(self, place: str) -> None:
         self.group.barrier(place)
 
-    def exchange(self, wishes: Sequence[int]) -> tuple[int, ...]:
-        """Post this update's wishes; what anyone wished in the update before."""
-        if self._watch is not None:
-            self._watch.beat()
-        return (self._bell if self.is_host else self._agreement).exchange(tuple(wishes))
+    def exchange(self, requests: Sequence[int]) -> tuple[int, ...]:
+        """Send this update's requests; return the maximum over all ranks of the previous update's."""
+        if self._heartbeat is not None:
+            self._heartbeat.beat()
+        return self._consensus.exchange(tuple(requests))
 
     def finish_exchange(self) -> None:
-        self._bell.finish()
-        self._agreement.finish()
+        self._consensus.finish()
 
 
 def check_settings(strategy: str | Mesh, precision: str, sharding: Sequence[str]) -> None:
-    """Refuse settings that do not go together; `sharding` names those given that are of a sharded model."""
+    """Refuse settings that contradict each other; `sharding` lists the given settings of sharded models."""
     if not isinstance(strategy, Mesh) and strategy not in STRATEGIES:
         raise ConfigurationError(f"runtime={strategy!r}: use one of {', '.join(STRATEGIES)}, or a Mesh.")
     is_sharded = strategy.is_sharded if isinstance(strategy, Mesh) else strategy == "fsdp"
@@ -350,7 +357,7 @@ def check_settings(strategy: str | Mesh, precision: str, sharding: Sequence[str]
 
 
 def _own_buffers(module: nn.Module) -> list[Tensor]:
-    """Buffers that may come to differ between processes: not the counters, nor what is computed by all together."""
+    """Buffers that may come to differ between ranks: not counters, nor the statistics of synchronised batch norms."""
     return [
         buffer
         for part in module.modules()
@@ -361,7 +368,7 @@ def _own_buffers(module: nn.Module) -> list[Tensor]:
 
 
 def _own_device() -> torch.device:
-    """The accelerator with this process's number on its host, or the CPU."""
+    """The GPU of this process's local rank, or the CPU."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     launch = Launch.from_environment()

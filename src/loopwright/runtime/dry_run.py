@@ -1,7 +1,6 @@
-"""A rehearsal of several processes on one: the first of them, with others that are only pretended.
+"""A dry run of several processes: this process is rank 0 of a fake process group, whose collectives return at once.
 
-Everything that a set-up of several processes builds and checks is built and checked, as torch's fake process group
-lets every collective come back at once.
+All that training on several processes builds and checks is built and checked.
 """
 
 from __future__ import annotations
@@ -12,30 +11,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
+from .._torch_compat import clear_mesh_caches, local_shape_at, start_fake_group
 from ..errors import ConfigurationError
 from .dtensor import Mesh
-
-if TYPE_CHECKING:
-    pass
-
 
 current: DryRun | None = None
 
 
 class DryRunDone(BaseException):
-    """The rehearsal has seen what it wanted. No `Exception`, so that nobody's error handling stops it on the way."""
+    """The end of a dry run. No `Exception`, so that no error handling of the program catches it."""
 
 
 class DryRun:
-    """What a program meets instead of several processes.
+    """The settings of a dry run.
 
-    `strategy`, a name or the sizes of a mesh, is used in place of the program's, `world` processes in place of those
-    it launches; None leaves them.
-    `watch` gives the callbacks that a trainer has instead of its own, one of which ends the rehearsal.
+    `strategy`, a name or the sizes of a mesh, replaces the program's, and `world` its number of processes; None leaves
+    them. `watch` takes a trainer and returns the callbacks that replace its own; one of them ends the dry run.
     """
 
     def __init__(
@@ -49,11 +44,11 @@ class DryRun:
         self._asked_for, self._strategy = world, strategy
         self.world = world if world is not None else (prod(strategy.values()) if isinstance(strategy, Mapping) else 2)
         if self.world < 2:
-            raise ConfigurationError(f"{self.world} process: a rehearsal is for several, 2 or more.")
+            raise ConfigurationError(f"{self.world} process: a dry run is for several, 2 or more.")
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Pretend for as long as this lasts, and leave everything as it was."""
+        """The context of the dry run; afterwards the process is as before."""
         global current
         hook, variables = sys.excepthook, dict(os.environ)
         current = self
@@ -68,7 +63,7 @@ class DryRun:
             os.environ.update(variables)
 
     def strategy_for(self, given: Any) -> Any:
-        """What a trainer is to use that was given `runtime=given`; the plan for layers is always the program's."""
+        """The strategy of a trainer with `runtime=given`; the tensor-parallel plan is always the program's."""
         from .base import Runtime
 
         if self._strategy is None:
@@ -83,7 +78,7 @@ class DryRun:
         return Mesh(**self._strategy, plan=given.plan if isinstance(given, Mesh) else None)
 
     def call(self, fn: Callable[..., Any], args: tuple[Any, ...], processes: int) -> list[Any]:
-        """What `launch` does in a rehearsal: the function here, as the first of so many processes."""
+        """Replace `launch`: call the function in this process, as rank 0."""
         if self._asked_for is None and processes != self.world:
             _stop()
             self.world = processes
@@ -91,15 +86,13 @@ class DryRun:
         return [fn(*args)]
 
     def _start(self) -> None:
-        """The environment of the first process, and a group of all of them."""
+        """Set the environment of rank 0, and start the fake process group."""
         import torch.distributed as dist
-        from torch._C._distributed_c10d import HashStore  # where torch's types have it
-        from torch.testing._internal.distributed import fake_pg  # noqa: F401  (makes the backend known)
 
         from .process_group import Group
 
-        class PretendedGroup(Group):
-            """Others that say what this process says."""
+        class FakeGroup(Group):
+            """A group whose other ranks have the values of this one."""
 
             def new_host_group(self) -> dist.ProcessGroup:
                 group: dist.ProcessGroup = dist.new_group()
@@ -114,8 +107,8 @@ class DryRun:
             "MASTER_PORT": "29500",
             "CUDA_VISIBLE_DEVICES": "",  # the host has more memory, and nothing here is about speed
         }
-        dist.init_process_group("fake", rank=0, world_size=self.world, store=HashStore())
-        PretendedGroup.join("cpu")
+        start_fake_group(self.world)
+        FakeGroup.join("cpu")
 
 
 def _stop() -> None:
@@ -127,27 +120,14 @@ def _stop() -> None:
         group.close()
     if dist.is_initialized():
         dist.destroy_process_group()
-    _forget_meshes()
-
-
-def _forget_meshes() -> None:
-    """Empty torch's caches of what became of tensors on a mesh.
-
-    They take a mesh of the same sizes for the same mesh: real processes, forked from this one, would all be told that
-    they are the first.
-    """
-    if "torch.distributed.tensor" in sys.modules:
-        from torch.distributed.tensor import _redistribute, debug
-
-        debug._clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
-        _redistribute._gen_transform_infos.cache_clear()
+    clear_mesh_caches()  # or real processes, forked from this one, would all take themselves for rank 0
 
 
 AXES = ("replicate", "shard", "tensor")
 
 
 def coordinate_of(rank: int, mesh: Mesh) -> dict[str, int]:
-    """Where a process is in the mesh; neighbours share layers, then shards, then are copies."""
+    """The coordinate of a rank in the mesh: neighbours differ in `tensor`, then in `shard`, then in `replicate`."""
     return {
         "replicate": rank // (mesh.shard * mesh.tensor),
         "shard": rank // mesh.tensor % mesh.shard,
@@ -156,39 +136,37 @@ def coordinate_of(rank: int, mesh: Mesh) -> dict[str, int]:
 
 
 def local_shape(tensor: Tensor, rank: int, mesh: Mesh) -> tuple[int, ...]:
-    """The shape of what a process holds of a tensor; all of it, unless it is spread."""
-    spread: Any = tensor
+    """The shape of a rank's part of a tensor: the full shape, unless it is a DTensor."""
+    dtensor: Any = tensor
     if getattr(tensor, "placements", None) is None:
         return tuple(tensor.shape)
     place = coordinate_of(rank, mesh)
-    own = tuple(place[name] for name in spread.device_mesh.mesh_dim_names)
-    return _local_shape(tuple(tensor.shape), tuple(spread.device_mesh.shape), own, tuple(spread.placements))
+    own = tuple(place[name] for name in dtensor.device_mesh.mesh_dim_names)
+    return _local_shape(tuple(tensor.shape), tuple(dtensor.device_mesh.shape), own, tuple(dtensor.placements))
 
 
 @lru_cache(maxsize=65536)
 def _local_shape(
     shape: tuple[int, ...], mesh_shape: tuple[int, ...], coordinate: tuple[int, ...], placements: tuple[Any, ...]
 ) -> tuple[int, ...]:
-    from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
-
-    local, _ = _compute_local_shape_and_global_offset(shape, mesh_shape, list(coordinate), placements, True)
-    return tuple(map(int, local))
+    return local_shape_at(shape, mesh_shape, coordinate, placements)
 
 
 def local_bytes(tensor: Tensor, rank: int, mesh: Mesh) -> int:
+    """The bytes of a rank's part of a tensor."""
     return prod(local_shape(tensor, rank, mesh)) * tensor.element_size()
 
 
 def placement_text(tensor: Tensor) -> str:
-    """How a tensor is spread, in words: "dim 0 over shard"; "whole" where every process has all of it."""
-    spread: Any = tensor
+    """The placement of a tensor in words: "dim 0 over shard"; "whole" where every rank has the full tensor."""
+    dtensor: Any = tensor
     placements = getattr(tensor, "placements", None)
     if placements is None:
         return "whole"
-    names = spread.device_mesh.mesh_dim_names
+    names = dtensor.device_mesh.mesh_dim_names
     cuts = [
         f"dim {placement.dim} over {name}"
-        for name, placement, size in zip(names, placements, spread.device_mesh.shape, strict=True)
+        for name, placement, size in zip(names, placements, dtensor.device_mesh.shape, strict=True)
         if not placement.is_replicate() and size > 1
     ]
     return ", ".join(cuts) or "whole"

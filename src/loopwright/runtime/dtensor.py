@@ -1,4 +1,7 @@
-"""Tensors in groups that one operation can take together: whole ones, and those spread over the same processes."""
+"""Tensors on a device mesh: sharded tensors (DTensor), their local parts, and the mesh that a user asks for.
+
+`torch.distributed.tensor` is never imported here before something else did: until then there can be no DTensor.
+"""
 
 from __future__ import annotations
 
@@ -7,40 +10,58 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
+from .._torch_compat import local_shape_and_offset
 from ..errors import ConfigurationError
 
 T = TypeVar("T", bound=Tensor)
 
 
-def spread_of(tensor: Tensor) -> Any:
-    """The processes that a tensor is spread over; None for a whole one."""
-    module = sys.modules.get("torch.distributed.tensor")  # until somebody imports it, there can be no such tensor
+def mesh_of(tensor: Tensor) -> Any:
+    """The device mesh of a DTensor; None for a plain tensor."""
+    module = sys.modules.get("torch.distributed.tensor")
     kind = getattr(module, "DTensor", None)
     return tensor.device_mesh if kind is not None and isinstance(tensor, kind) else None
 
 
-def alike(tensors: Iterable[T]) -> list[list[T]]:
-    """The tensors by what they are spread over, each group in its order."""
+def group_by_mesh(tensors: Iterable[T]) -> list[list[T]]:
+    """Groups of tensors that one operation can take together: plain ones, and those of each device mesh."""
     groups: dict[Any, list[T]] = {}
     for tensor in tensors:
-        groups.setdefault(spread_of(tensor), []).append(tensor)
+        groups.setdefault(mesh_of(tensor), []).append(tensor)
     return list(groups.values())
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor; of one that is spread over processes, each of which has to ask."""
-    full: Any = getattr(tensor, "full_tensor", None)
-    return tensor if full is None else full()
+def full_tensor(tensor: Tensor) -> Tensor:
+    """The full tensor; of a DTensor by a collective that all ranks of its mesh have to call."""
+    gather: Any = getattr(tensor, "full_tensor", None)
+    return tensor if gather is None else gather()
+
+
+def local_tensor(tensor: Tensor) -> Tensor:
+    """The tensor itself, or this rank's part of a DTensor."""
+    to_local = getattr(tensor, "to_local", None)
+    return to_local().detach() if callable(to_local) else tensor.detach()
+
+
+@torch.no_grad()
+def copy_into(target: Tensor, full: Tensor) -> None:
+    """Copy a full tensor into a plain tensor, or this rank's part of it into a DTensor, without communication."""
+    mesh: Any = mesh_of(target)
+    if mesh is not None:
+        shape, offsets = local_shape_and_offset(target.shape, mesh, target.placements)  # type: ignore[attr-defined]
+        full = full[tuple(slice(start, start + size) for start, size in zip(offsets, shape, strict=True))]
+    local_tensor(target).copy_(full)
 
 
 def clip_norm(params: Sequence[nn.Parameter], max_norm: float) -> Tensor:
-    """Clip the gradients by the norm of all of them together, and return that."""
-    groups = alike(p for p in params if p.grad is not None)
+    """Clip the gradients by their total norm over all shards, and return that."""
+    groups = group_by_mesh(p for p in params if p.grad is not None)
     if len(groups) <= 1:
-        return whole(nn.utils.clip_grad_norm_(params, max_norm))
-    norms = [whole(nn.utils.get_total_norm([p.grad for p in group if p.grad is not None])) for group in groups]
+        return full_tensor(nn.utils.clip_grad_norm_(params, max_norm))
+    norms = [full_tensor(nn.utils.get_total_norm([p.grad for p in group if p.grad is not None])) for group in groups]
     total = nn.utils.get_total_norm(norms)
     for group in groups:
         nn.utils.clip_grads_with_norm_(group, max_norm, total)
@@ -49,11 +70,22 @@ def clip_norm(params: Sequence[nn.Parameter], max_norm: float) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """`replicate` x `shard` x `tensor` processes.
+    """A device mesh of `replicate` x `shard` x `tensor` processes.
 
-    Copies (`replicate`) and shards (`shard`, FSDP2) each work on their own samples; processes that hold parts of the
-    same layers (`tensor`) work on the same ones. `plan` says which layers are cut and how, as torch's
-    `parallelize_module` takes it: names of submodules to `ColwiseParallel()`, `RowwiseParallel()` and so on.
+    Replicas and shards each work on samples of their own; the ranks of one tensor-parallel group work on the same ones.
+
+    Args:
+        replicate: The number of copies of the model; gradients are averaged between them.
+        shard: The number of shards of each copy (FSDP2).
+        tensor: The number of ranks that share a layer (tensor parallelism); needs a `plan`.
+        plan: The layers to be shared and how, as torch's `parallelize_module` takes it: names of submodules to
+            `ColwiseParallel()`, `RowwiseParallel()` and so on.
+
+    Example:
+        >>> from loopwright import Mesh
+        >>> mesh = Mesh(replicate=2, shard=4)
+        >>> mesh.size, mesh.data_size
+        (8, 8)
     """
 
     replicate: int = 1
@@ -83,7 +115,7 @@ class Mesh:
 
     @property
     def data_size(self) -> int:
-        """How many parts a batch is divided into."""
+        """The number of parts that a batch is divided into."""
         return self.replicate * self.shard
 
     @property
@@ -91,6 +123,7 @@ class Mesh:
         return self.shard > 1 or self.tensor > 1
 
     def check(self, world: int) -> None:
+        """Refuse a number of processes that the mesh is not for."""
         if self.size != world:
             raise ConfigurationError(
                 f"Mesh(replicate={self.replicate}, shard={self.shard}, tensor={self.tensor}) is for {self.size} "

@@ -1,4 +1,4 @@
-"""How this process was started: what torchrun or SLURM say about it in environment variables."""
+"""The launch of this process, as torchrun or SLURM describe it in environment variables."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from ..errors import ConfigurationError
 
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_SLURM_PORTS = range(12000, 32000)  # below those that systems hand out for outgoing connections
+_SLURM_PORTS = range(12000, 32000)  # below the ports that systems use for outgoing connections
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One process of several that were started together, and where they meet."""
+    """One process of several that were started together, and the address of their rendezvous."""
 
     rank: int
     world: int
@@ -28,7 +28,7 @@ class Launch:
 
     @classmethod
     def from_environment(cls, variables: Mapping[str, str] | None = None) -> Launch | None:
-        """What the variables (default: this process's) describe; None where nobody started several processes.
+        """The launch that the variables (default: this process's) describe; None where there is no launcher.
 
         torchrun's come before SLURM's, since torchrun is often started by srun.
         """
@@ -94,7 +94,7 @@ def _from_torchrun(variables: Mapping[str, str]) -> Launch:
 
 
 def _is_slurm_step(variables: Mapping[str, str]) -> bool:
-    """Whether `srun` started several of us: not a batch script, nor a shell at a terminal."""
+    """Whether `srun` started this process as one of several: not a batch script, nor a shell at a terminal."""
     is_step = "SLURM_PROCID" in variables and ("SLURM_STEP_ID" in variables or "SLURM_STEPID" in variables)
     return is_step and "SLURM_PTY_PORT" not in variables and _num_tasks(variables) > 1
 

@@ -1,7 +1,7 @@
-"""What is told about a failing process: to the others through the store, to torchrun in its error file, to the user.
+"""Reports of a failing process: to the other ranks through the store, to torchrun in its error file, to the user.
 
-The first to fail is the one whose traceback matters. The others would only say that they lost a connection, so they
-leave with one line that names the first.
+The traceback that matters is that of the rank that failed first. The others have only lost a connection, so they leave
+with one line that names that rank.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore  # where torch's types have it
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # public, but not in torch's type hints
 
 from ..errors import LoopwrightError
 
@@ -28,7 +28,7 @@ _LATER_SECONDS = 10
 
 
 class CommunicationError(LoopwrightError, RuntimeError):
-    """A collective timed out, or lost a process, and nobody said why."""
+    """A collective timed out, or lost a process, and no rank has recorded why."""
 
 
 class PeerFailure(SystemExit):
@@ -36,7 +36,7 @@ class PeerFailure(SystemExit):
 
 
 def is_communication(error: BaseException) -> bool:
-    """Whether an error is about the connection to other processes, and so maybe the consequence of another's."""
+    """Whether an error is about the connection to other ranks, and so maybe the consequence of another rank's."""
     if isinstance(error, (CommunicationError, dist.DistError)):
         return True
     text = str(error).lower()
@@ -45,7 +45,7 @@ def is_communication(error: BaseException) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Who failed first, and of what."""
+    """The rank that failed first, and its error; rank -1 if it is not known."""
 
     rank: int
     error: str
@@ -59,7 +59,7 @@ class Failure:
         return cls(group.rank, describe(error), text, time.time(), group.peers[group.rank].machine)
 
     def line(self, rank: int) -> str:
-        """What another rank says when it leaves because of this."""
+        """The line that another rank prints when it leaves because of this failure."""
         who = f"rank {self.rank} failed: " if self.rank >= 0 else ""
         return f"rank {rank} leaves: {who}{self.error.strip().splitlines()[0]}"
 
@@ -68,40 +68,41 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-class Ledger:
-    """The notes of one guarded stretch of training in the store that all processes share."""
+class FailureStore:
+    """The records of one watched block in the store that all ranks share: first failure, heartbeats, finished ranks."""
 
     def __init__(self, group: Group, number: int) -> None:
-        self._store = PrefixStore(f"guard{number}", group.store)
+        self._store = PrefixStore(f"watched{number}", group.store)
         self._rank = group.rank
 
     def record(self, failure: Failure) -> Failure:
-        """Note a failure; the first one noted is returned, which may be another's."""
+        """Record a failure, unless there is one; returns the first, which may be another rank's."""
         return _parse(self._store.compare_set("failure", "", json.dumps(asdict(failure))))
 
     def find(self) -> Failure | None:
+        """The recorded failure, if there is one."""
         return _parse(self._store.get("failure")) if self._store.check(["failure"]) else None
 
     def acknowledge(self) -> None:
-        """This process knows of the failure, and has said its line."""
-        self._store.add("told", 1)
+        """Record that this rank knows of the failure and has printed its line."""
+        self._store.add("acknowledged", 1)
 
-    def num_told(self) -> int:
-        return self._store.add("told", 0)
+    def num_acknowledged(self) -> int:
+        return self._store.add("acknowledged", 0)
 
     def finish(self) -> None:
-        """This process came to the end in good order."""
+        """Record that this rank has left the block in good order."""
         self._store.set(f"finished{self._rank}", "1")
 
     def has_finished(self, rank: int) -> bool:
         return self._store.check([f"finished{rank}"])
 
-    def beat(self, sign: str) -> None:
-        """A sign of life: a text that differs from the last one."""
-        self._store.set(f"beat{self._rank}", sign)
+    def beat(self, text: str) -> None:
+        """Send a heartbeat: a text that differs from the last one."""
+        self._store.set(f"beat{self._rank}", text)
 
     def last_beat(self, rank: int) -> str:
-        """The last sign of life of a process; empty where it never gave one."""
+        """The last heartbeat of a rank; empty before the first."""
         key = f"beat{rank}"
         return self._store.get(key).decode() if self._store.check([key]) else ""
 
@@ -111,7 +112,7 @@ def _parse(text: bytes) -> Failure:
 
 
 def write_error_file(failure: Failure) -> None:
-    """Where torchrun looks for what it shows at the end: the failure with the earliest time is the root cause."""
+    """Write the file from which torchrun shows the root cause: the failure with the earliest time."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path:
         return
@@ -121,74 +122,76 @@ def write_error_file(failure: Failure) -> None:
 
 
 def write_follower_file(first: Failure, group: Group, own: Failure | None = None) -> None:
-    """The error file of a process that left because of another.
+    """Write the error file of a process that leaves because of another.
 
-    torchrun counts times in whole seconds and notices an end only at its next look, so this one's is put well after.
-    On another machine torchrun has no file of the first, so its traceback is told there as well.
+    torchrun compares times in seconds and sees an end only at its next poll, so the time is set well after the first.
+    On another machine torchrun has no file of the first failure, so its traceback is repeated there.
     """
     line = first.line(group.rank)
     is_here = first.machine == group.peers[group.rank].machine
-    told = own.traceback if own is not None else ""
+    before = own.traceback if own is not None else ""
     text = line if is_here or not first.traceback else f"{line}\n{first.traceback}"
-    write_error_file(replace(first, error=line, traceback=f"{told}{text}", time=first.time + _LATER_SECONDS))
+    write_error_file(replace(first, error=line, traceback=f"{before}{text}", time=first.time + _LATER_SECONDS))
 
 
-def tell(line: str) -> None:
-    """A line on stderr at once, whatever state the interpreter is in."""
+def print_now(line: str) -> None:
+    """Print a line to stderr at once, whatever state the interpreter is in."""
     sys.stdout.flush()
     print(line, file=sys.stderr, flush=True)
 
 
-def linger(ledger: Ledger, group: Group, seconds: float) -> None:
-    """Wait until all others know, so that what is printed next is last, and torchrun sees this process leave first."""
+def wait_until_acknowledged(records: FailureStore, group: Group, seconds: float) -> None:
+    """Wait until all other ranks know, so that the traceback comes last and torchrun sees this process end first."""
     end = time.monotonic() + seconds
     others = [peer for peer in group.peers if peer.rank != group.rank]
     while time.monotonic() < end:
         try:
-            if ledger.num_told() >= sum(not (peer.is_gone() or ledger.has_finished(peer.rank)) for peer in others):
+            if records.num_acknowledged() >= sum(
+                not (peer.is_gone() or records.has_finished(peer.rank)) for peer in others
+            ):
                 return
-        except RuntimeError:  # the store is gone, and nobody can be told
+        except RuntimeError:  # the store is gone
             return
         time.sleep(0.05)
 
 
 def install_hook(group: Group) -> None:
-    """Record an error that ends the program outside of training, and keep the traceback of a follower back."""
+    """Record an error that ends the program outside of training; of a rank that follows it, print no traceback."""
     if group.world == 1:
         return
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if group.is_closed or settle(error, group):
+        if group.is_closed or record_uncaught(error, group):
             previous(kind, error, trace)
 
     sys.excepthook = hook
 
 
-def settle(error: BaseException, group: Group) -> bool:
-    """Note an error that nobody caught; whether its traceback is to be shown."""
-    noted = _marked(error)
-    if noted is not None:
-        return noted
+def record_uncaught(error: BaseException, group: Group) -> bool:
+    """Record an uncaught error; whether its traceback is to be shown."""
+    is_first = _marked(error)
+    if is_first is not None:
+        return is_first
     group.has_failed = True
-    ledger = Ledger(group, group.num_guards + 1)  # the others may be there already, waiting for this one
+    records = FailureStore(group, group.num_watched + 1)  # where the others may be waiting already
     own = Failure.of(error, group)
     try:
-        first = ledger.record(own)
+        first = records.record(own)
     except RuntimeError:
         write_error_file(own)
         return True
     if first == own:
         write_error_file(own)
-        linger(ledger, group, seconds=2.0)
+        wait_until_acknowledged(records, group, seconds=2.0)
         return True
     follow(first, group, own)
-    ledger.acknowledge()
+    records.acknowledge()
     return False
 
 
 def mark(error: BaseException, *, is_first: bool) -> None:
-    """Note on an error that it went through a guard, and what was found there, for the hook if nobody catches it."""
+    """Mark an error that left a watched block with whether it was the first, for the hook that handles it uncaught."""
     error._loopwright_first = is_first  # type: ignore[attr-defined]
 
 
@@ -202,7 +205,7 @@ def _marked(error: BaseException | None) -> bool | None:
 
 
 def follow(first: Failure, group: Group, own: Failure | None = None) -> None:
-    """Say that this process leaves because of another, and what it would have said itself if that is different."""
+    """Print that this process leaves because of another, and its own error if that is a different one."""
     differs = own is not None and own.error != first.error and not own.error.startswith(CommunicationError.__name__)
-    tell(first.line(group.rank) + (f" (its own error: {own.error})" if own is not None and differs else ""))
+    print_now(first.line(group.rank) + (f" (its own error: {own.error})" if own is not None and differs else ""))
     write_follower_file(first, group, own)

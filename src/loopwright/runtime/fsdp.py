@@ -1,31 +1,39 @@
-"""What is done to a model before it trains on several processes: materialised, made equal, cut and sharded."""
+"""Models of several ranks: materialised from the meta device, made equal, cut into layers' parts, sharded by FSDP2.
+
+While a sharded model computes, full parameters take the place of the shards that an optimizer holds, and autograd knows
+only those.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .. import _torch_compat
+from .._torch_compat import full_parameter, own_parameters, sharded_parameters
 from ..errors import ConfigurationError
-from .dtensor import Mesh, alike, spread_of
+from .dtensor import Mesh, copy_into, group_by_mesh, local_tensor, mesh_of
 
 
 def is_meta(module: nn.Module) -> bool:
+    """Whether a tensor of the model is on the meta device."""
     return any(tensor.is_meta for tensor in _tensors(module))
 
 
 def materialise(module: nn.Module, device: torch.device) -> None:
-    """Give a model that was built on the meta device memory and initial values.
+    """Allocate and initialise a model that was built on the meta device.
 
-    Its parameters stay the objects they are, so an optimizer may hold them already. Of a sharded model one layer at a
-    time is initialised whole, on every process with the same random numbers, and each keeps its part: the values are
-    those that one process would have drawn.
+    Its parameters stay the same objects, so an optimizer may hold them already. Of a sharded model one full layer at a
+    time is initialised, on every rank with the same random numbers, and each rank keeps its shard: the values are those
+    that a single process would have drawn.
     """
-    give_memory(module, device)
+    allocate(module, device)
     missing = []
     for name, part in module.named_modules():
         own = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
@@ -41,59 +49,58 @@ def materialise(module: nn.Module, device: torch.device) -> None:
         )
 
 
-def give_memory(module: nn.Module, device: torch.device) -> None:
-    """Memory for a model on the meta device, without values; its parameters stay the objects they are."""
-    if any(spread_of(param) is not None for param in module.parameters()):
-        module.to_empty(device=device)  # what shards a model watches this
+def allocate(module: nn.Module, device: torch.device) -> None:
+    """Allocate memory for a model on the meta device, without values; its parameters stay the same objects."""
+    if any(mesh_of(param) is not None for param in module.parameters()):
+        module.to_empty(device=device)  # FSDP2 keeps track of this
         return
     before = dict(module.named_parameters(remove_duplicate=False))
     module.to_empty(device=device)
     for name, param in before.items():
         owner, _, last = name.rpartition(".")
-        part = module.get_submodule(owner)
-        new = part._parameters[last]
+        parameters = own_parameters(module.get_submodule(owner))
+        new = parameters[last]
         if new is not None and new is not param:
             torch.utils.swap_tensors(param, new)  # type: ignore[no-untyped-call]
-            part._parameters[last] = param
+            parameters[last] = param
 
 
 def _initialise(part: nn.Module, reset: Callable[[], Any]) -> None:
-    """Let a layer fill its own parameters; those spread over processes as whole ones, for as long as it takes."""
-    from ..checkpoint.sharded import restore_into
-
-    spread = {name: p for name, p in part._parameters.items() if p is not None and spread_of(p) is not None}
-    for name, param in spread.items():
-        stand_in = torch.empty(param.shape, dtype=param.dtype, device=local_part(param).device)
-        part._parameters[name] = nn.Parameter(stand_in, requires_grad=param.requires_grad)
+    """Let a layer initialise its parameters; full tensors take the place of sharded ones meanwhile."""
+    parameters = own_parameters(part)
+    sharded = {name: p for name, p in parameters.items() if p is not None and mesh_of(p) is not None}
+    for name, param in sharded.items():
+        stand_in = torch.empty(param.shape, dtype=param.dtype, device=local_tensor(param).device)
+        parameters[name] = nn.Parameter(stand_in, requires_grad=param.requires_grad)
     try:
         reset()
-        for name, param in spread.items():
-            filled = part._parameters[name]
+        for name, param in sharded.items():
+            filled = parameters[name]
             assert filled is not None
-            restore_into(param, filled.detach())
+            copy_into(param, filled.detach())
     finally:
-        part._parameters.update(spread)
+        parameters.update(sharded)
 
 
-def wrong_value(module: nn.Module) -> str | None:
-    """What is wrong with a model that was just initialised: a tensor without memory or without finite values."""
+def find_bad_value(module: nn.Module) -> str | None:
+    """The first tensor of a newly initialised model without memory or without finite values, in words."""
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if tensor.is_meta:
             return f"{name} is still on the meta device: its module did not initialise it."
-        local = local_part(tensor)
+        local = local_tensor(tensor)
         if local.is_floating_point() and not torch.isfinite(local).all():
             return f"{name} has non-finite values right after initialisation: correct its module's `reset_parameters`."
     return None
 
 
 def check_values(module: nn.Module) -> None:
-    """Refuse a model with tensors that have no memory or no finite values."""
-    if (problem := wrong_value(module)) is not None:
+    """Refuse a model with a tensor that has no memory or no finite values."""
+    if (problem := find_bad_value(module)) is not None:
         raise ConfigurationError(problem)
 
 
-def make_equal(module: nn.Module, group: dist.ProcessGroup | None) -> None:
-    """Give every process the parameters and buffers of the first."""
+def broadcast_module(module: nn.Module, group: dist.ProcessGroup | None) -> None:
+    """Broadcast the parameters and buffers of the first rank."""
     source = 0 if group is None else dist.get_global_rank(group, 0)
     with torch.no_grad():
         for tensor in _tensors(module):
@@ -101,7 +108,7 @@ def make_equal(module: nn.Module, group: dist.ProcessGroup | None) -> None:
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
-    """The repeated blocks of a model: modules with parameters, of one class, that stand in a list or a row."""
+    """The repeated blocks of a model: modules of one class, with parameters, in a `ModuleList` or `Sequential`."""
     blocks: list[nn.Module] = []
     for container in module.modules():
         if isinstance(container, nn.ModuleList | nn.Sequential):
@@ -113,8 +120,8 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
     return [block for block in blocks if id(block) not in inner]
 
 
-def cut_layers(module: nn.Module, mesh: Mesh, device_mesh: Any) -> None:
-    """Tensor parallelism by the mesh's plan."""
+def parallelize_layers(module: nn.Module, mesh: Mesh, device_mesh: Any) -> None:
+    """Apply tensor parallelism by the mesh's plan."""
     from torch.distributed.tensor.parallel import parallelize_module
 
     names = {name for name, _ in module.named_modules()}
@@ -128,7 +135,7 @@ def cut_layers(module: nn.Module, mesh: Mesh, device_mesh: Any) -> None:
 
 
 def shard_module(module: nn.Module, device_mesh: Any, **settings: Any) -> dict[int, nn.Parameter]:
-    """FSDP2: every repeated block, then the rest. Returns the new parameters under the ids of the old ones."""
+    """Shard every repeated block, then the rest (FSDP2). Returns the new parameters under the ids of the old ones."""
     from torch.distributed.fsdp import fully_shard
 
     before = dict(module.named_parameters())
@@ -140,9 +147,7 @@ def shard_module(module: nn.Module, device_mesh: Any, **settings: Any) -> dict[i
 
 
 def checkpoint_activations(module: nn.Module) -> None:
-    """Compute the activations of every block again in the backward pass instead of keeping them."""
-    from torch.distributed._composable.checkpoint_activation import checkpoint
-
+    """Recompute the activations of every block in the backward pass instead of keeping them."""
     blocks = blocks_of(module)
     if not blocks:
         raise ConfigurationError(
@@ -150,11 +155,11 @@ def checkpoint_activations(module: nn.Module) -> None:
             "or Sequential): leave it off, or apply torch.utils.checkpoint in the model's forward."
         )
     for block in blocks:
-        checkpoint(block)
+        _torch_compat.checkpoint_activations(block)
 
 
 def compile_parts(module: nn.Module, what: str) -> None:
-    """torch.compile for the model or its blocks; in place, so that the names in its state dict stay."""
+    """Compile the model or its blocks; in place, so that the names in its state dict stay."""
     blocks = blocks_of(module)
     if what == "blocks" and not blocks:
         raise ConfigurationError(
@@ -165,19 +170,13 @@ def compile_parts(module: nn.Module, what: str) -> None:
         part.compile()
 
 
-def unify_steps(optimizer: Optimizer) -> None:
-    """Leave out the quick ways of stepping that torch has not for sharded parameters, or not for different ones."""
+def disable_unsupported_steps(optimizer: Optimizer) -> None:
+    """Turn off fused and foreach steps that torch lacks for sharded parameters, or for several device meshes."""
     options: tuple[str, ...] = () if isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW) else ("fused",)
-    if len(alike(p for group in optimizer.param_groups for p in group["params"])) > 1:
+    if len(group_by_mesh(p for group in optimizer.param_groups for p in group["params"])) > 1:
         options = ("foreach", "fused")
     for group in optimizer.param_groups:
         group.update({option: False for option in options if option in group})
-
-
-def local_part(tensor: Tensor) -> Tensor:
-    """The tensor itself, or this process's part of a distributed one."""
-    to_local = getattr(tensor, "to_local", None)
-    return to_local().detach() if callable(to_local) else tensor.detach()
 
 
 def _tensors(module: nn.Module) -> Iterator[Tensor]:
@@ -185,8 +184,8 @@ def _tensors(module: nn.Module) -> Iterator[Tensor]:
     yield from module.buffers()
 
 
-def send_from_first(tensors: Iterable[Tensor]) -> None:
-    """Give every process the first one's values, one collective for each type."""
+def broadcast_tensors(tensors: Iterable[Tensor]) -> None:
+    """Broadcast the values of the first rank; one collective per dtype."""
     groups: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:
         groups.setdefault(tensor.dtype, []).append(tensor)
@@ -197,3 +196,148 @@ def send_from_first(tensors: Iterable[Tensor]) -> None:
         for tensor in group:
             tensor.detach().copy_(flat[start : start + tensor.numel()].view_as(tensor))
             start += tensor.numel()
+
+
+Gather = Callable[[Any], list[Any]]
+
+
+class ShardedModels:
+    """The sharded models of a trainer.
+
+    Ranks that use different parameters would reduce-scatter gradients that do not belong together. The first backward
+    pass of each optimizer is checked for it, and such parameters are named in an error; with `finds_unused` every
+    backward pass is checked, and missing gradients are zeros.
+    """
+
+    def __init__(self, gather: Gather, *, finds_unused: bool = False) -> None:
+        self.modules: WeakSet[Any] = WeakSet()
+        self._gather = gather
+        self._finds_unused = finds_unused
+        self._checked: set[tuple[int, int]] = set()
+        self._holders: dict[int, Any] = {}
+        self._is_last: bool | None = None
+
+    def add(self, module: nn.Module) -> None:
+        self.modules.add(module)
+        self._is_last = None
+
+    def start_step(self, is_last: bool) -> None:
+        """Gradients are reduce-scattered in the backward pass of the window's last step only."""
+        if is_last != self._is_last:
+            self._is_last = is_last
+            for module in self.modules:
+                module.set_requires_gradient_sync(is_last)
+
+    def reshard(self) -> None:
+        """Free the full parameters that a forward pass without a backward pass has left."""
+        for module in self.modules:
+            for part in _sharded(module):
+                part.reshard()
+
+    def prepare(
+        self, loss: Tensor, params: Sequence[nn.Parameter], inputs: Sequence[Tensor] | None, *, is_last: bool
+    ) -> list[Tensor] | None:
+        """Prepare a backward pass to some parameters; returns `inputs` as the tensors that autograd knows."""
+        # By the first parameter and their number, which are the same on all ranks: lists are made anew, and a list's id
+        # that is used again on one rank only would let this rank wait for the others.
+        key = (id(params[0]), len(params)) if params else (0, 0)
+        if is_last and (self._finds_unused or key not in self._checked):
+            self._checked.add(key)
+            self._compare_used(loss, params)
+        if inputs is None:
+            return None
+        return [self._full(param) for param in inputs if self._is_computed_with(param)]
+
+    def _compare_used(self, loss: Tensor, params: Sequence[nn.Parameter]) -> None:
+        trained = [p for p in params if p.requires_grad and self._is_computed_with(p)]
+        reached = leaves_of(loss)
+        used = [id(self._full(p)) in reached or self._has_gradient(p) for p in trained]
+        if self._finds_unused:
+            self._fill(trained, used)
+            return
+        unused = [self._name(p) for p, is_used in zip(trained, used, strict=True) if not is_used]
+        others = [names for names in self._gather(unused) if names is not None]
+        if any(names != unused for names in others):
+            raise ConfigurationError(_explanation(others))
+
+    def _fill(self, params: Sequence[nn.Parameter], used: Sequence[bool]) -> None:
+        """Zeros for gradients that only other ranks have; a parameter that no rank uses keeps none."""
+        device = params[0].device if params else torch.device("cpu")
+        anywhere = torch.tensor(used, dtype=torch.uint8, device=device)
+        dist.all_reduce(anywhere, op=dist.ReduceOp.MAX)
+        for param, is_used, is_needed in zip(params, used, anywhere.tolist(), strict=True):
+            if is_needed and not is_used:
+                full = self._full(param)
+                full.grad = torch.zeros_like(full, memory_format=torch.contiguous_format)
+
+    def _holder(self, param: Tensor) -> Any:
+        if id(param) not in self._holders:
+            self._holders = {id(held.sharded_param): held for held in self._held()}
+        return self._holders.get(id(param))
+
+    def _held(self) -> Iterable[Any]:
+        for module in self.modules:
+            for part in _sharded(module):
+                yield from sharded_parameters(part)
+
+    def _is_computed_with(self, param: Tensor) -> bool:
+        """Whether the parameter was never sharded, or has a full parameter, which the first forward pass makes."""
+        holder = self._holder(param)
+        return holder is None or full_parameter(holder) is not None
+
+    def _full(self, param: Tensor) -> Tensor:
+        holder = self._holders.get(id(param))
+        full = None if holder is None else full_parameter(holder)
+        return param if full is None else full
+
+    def _has_gradient(self, param: nn.Parameter) -> bool:
+        """Whether an earlier step of the window left one."""
+        holder = self._holders.get(id(param))
+        accumulated = None if holder is None else getattr(holder, "unsharded_accumulated_grad", None)
+        return self._full(param).grad is not None or accumulated is not None
+
+    def _name(self, param: nn.Parameter) -> str:
+        holder = self._holders.get(id(param))
+        wanted = {id(param), id(self._full(param))} if holder is not None else {id(param)}
+        for module in self.modules:
+            for name, own in module.named_parameters():
+                if id(own) in wanted:
+                    return str(name)
+        return "a parameter"
+
+
+def _sharded(module: Any) -> list[Any]:
+    """The modules that FSDP2 shards one by one."""
+    from torch.distributed.fsdp import FSDPModule
+
+    return [part for part in module.modules() if isinstance(part, FSDPModule)]
+
+
+def leaves_of(loss: Tensor) -> set[int]:
+    """The ids of the tensors that a loss was computed from and that take a gradient."""
+    found: set[int] = set()
+    seen: set[Any] = set()
+    waiting: list[Any] = [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            found.add(id(variable))
+        waiting += [after for after, _ in node.next_functions]
+    return found
+
+
+def _explanation(unused: Sequence[Sequence[str]]) -> str:
+    common = set(unused[0]).intersection(*unused[1:])
+    listed = "; ".join(
+        f"on rank {rank}: {', '.join(name for name in names if name not in common) or 'none of them'}"
+        for rank, names in enumerate(unused)
+    )
+    return (
+        "The loss does not depend on the same parameters on all processes, which a sharded model needs in order to add "
+        f"up gradients. Without a gradient were, {listed}. Let every process use them all, or say "
+        "DistributedRuntime('fsdp', find_unused_parameters=True), which costs a look at every backward pass."
+    )

@@ -1,4 +1,4 @@
-"""Several processes from a script or a notebook, through torch's own elastic launcher."""
+"""Several processes from a script or a notebook, through torch's elastic launcher."""
 
 from __future__ import annotations
 
@@ -49,11 +49,24 @@ def launch(
     max_restarts: int = 0,
     start_method: str | None = None,
 ) -> list[Any]:
-    """Call `fn(*args)` on several new processes of this machine, and return what each returns, by rank.
+    """Call `fn(*args)` on several new processes of this machine; returns their results, by rank.
 
-    Inside, everything is as under torchrun. An exception is raised here as it was there, with that rank's traceback
-    as its cause; before that, all processes are started again up to `max_restarts` times. `start_method` is "spawn"
-    where the new processes can import `fn`, and "fork" for a function of a notebook.
+    The environment of each process is as under torchrun.
+
+    Args:
+        fn: A function that the new processes can import, or one of a notebook.
+        *args: Its arguments; they have to be picklable where processes are spawned.
+        processes: The number of processes.
+        max_restarts: How often all processes are started again after one of them failed.
+        start_method: "spawn" or "fork"; by default "spawn" where the new processes can import `fn`, otherwise "fork".
+
+    Raises:
+        Exception: The exception of the rank that failed first, with its traceback as the cause.
+
+    Example:
+        >>> from loopwright import launch
+        >>> launch(max, 2, 3, processes=2)  # doctest: +SKIP
+        [3, 3]
     """
     _check(fn, processes, max_restarts)
     if dry_run.current is not None:
@@ -91,17 +104,17 @@ def _launch(
 
 
 def _call(folder: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
-    """What each process does: `fn`, its result or its exception as bytes."""
+    """Run `fn` in a new process; returns its result as bytes, and leaves its exception in a file."""
     gc.freeze()  # after a fork the parent's threads are not here: collecting its garbage might wait for one
     torch.set_num_threads(1)  # as torchrun sets it; it also has to be 1 after a fork
     try:
         return _sendable(fn(*args))
     except Exception as error:
-        _settle(error)
+        _record(error)
         _note(Path(folder), error)
         raise
     finally:
-        _part()
+        _leave_group()
 
 
 def _sendable(result: Any) -> bytes:
@@ -114,16 +127,16 @@ def _sendable(result: Any) -> bytes:
         ) from None
 
 
-def _settle(error: Exception) -> None:
-    from .failure import settle
+def _record(error: Exception) -> None:
+    from .failure import record_uncaught
     from .process_group import current_group
 
     group = current_group()
     if group is not None and group.world > 1:
-        settle(error, group)
+        record_uncaught(error, group)
 
 
-def _part() -> None:
+def _leave_group() -> None:
     from .process_group import current_group
 
     group = current_group()
@@ -132,7 +145,7 @@ def _part() -> None:
 
 
 def _note(folder: Path, error: Exception) -> None:
-    """Leave the exception where the launcher finds it; torch passes on only the text, and only of one process."""
+    """Write the exception to a file for the launcher; torch passes on only the text, and only of one process."""
     rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     text = "".join(traceback.format_exception(error))
     try:
@@ -175,7 +188,7 @@ def _check(fn: Callable[..., Any], processes: int, max_restarts: int) -> None:
 
 
 def _is_importable(fn: Callable[..., Any]) -> bool:
-    """Whether a new process can find the function: not one that was typed at a prompt or into a notebook."""
+    """Whether a new process can import the function: not one of a prompt or a notebook."""
     module = sys.modules.get(getattr(fn, "__module__", None) or "")
     return getattr(fn, "__module__", None) != "__main__" or getattr(module, "__file__", None) is not None
 
@@ -205,7 +218,7 @@ def _check_method(method: str, fn: Callable[..., Any], args: tuple[Any, ...]) ->
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Leave this process as it was: torch's launcher sets signal handlers and a variable, and logs what we raise."""
+    """Restore signal handlers and variables that torch's launcher sets, and keep it from logging what we raise."""
     variables = {name: os.environ.get(name) for name in (_LAUNCHER, "TORCHELASTIC_SIGNALS_TO_HANDLE")}
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
     is_main = threading.current_thread() is threading.main_thread()

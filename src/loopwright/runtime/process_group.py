@@ -1,6 +1,6 @@
-"""The processes that train together: how they meet, exchange host objects and part.
+"""The process group: rendezvous, collectives of host objects, and shutdown.
 
-A collective that times out or loses a peer says which rank was where, and what to do.
+A collective that times out or loses a peer is an error that says which rank was where, and what to do.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
-from torch.distributed.distributed_c10d import _get_default_store
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # public, but not typed
 from torch.distributed.rendezvous import rendezvous
 
+from .._torch_compat import default_store
 from ..errors import ConfigurationError
 from .collectives import gather_pickled, gather_tensors
 from .environment import Launch
@@ -35,15 +35,15 @@ from .failure import CommunicationError, install_hook, is_communication
 _PAUSE = 0.01
 
 
-def meet(launch: Launch, timeout: float) -> Store:
-    """The store of this attempt, once all processes are there."""
+def rendezvous_store(launch: Launch, timeout: float) -> Store:
+    """Wait for all ranks of this attempt; the store that they share."""
     where = f"{launch.master_addr}:{launch.master_port}"
     url = "env://" if launch.source == "torchrun" else f"tcp://{where}"
     try:
         found = rendezvous(url, rank=launch.rank, world_size=launch.world, timeout=timedelta(seconds=timeout))
         store: Store = next(found)[0]
         end = time.monotonic() + timeout
-        name = _invite(store, launch, end) if launch.rank == 0 else _accept(store, launch, end)
+        name = _open(store, launch, end) if launch.rank == 0 else _join(store, launch, end)
     except RuntimeError as error:
         raise CommunicationError(
             f"Rank {launch.rank} of {launch.world} did not meet the others at {where} within {timeout:g} s: are all "
@@ -52,29 +52,29 @@ def meet(launch: Launch, timeout: float) -> Store:
     return PrefixStore(name, store)
 
 
-def _invite(store: Store, launch: Launch, end: float) -> str:
-    """Rank 0 chooses the name, and says who has come under it."""
+def _open(store: Store, launch: Launch, end: float) -> str:
+    """Rank 0 chooses the name of the attempt, and lists the ranks that joined under it."""
     name = f"loopwright-{uuid.uuid4().hex}"
     store.set("loopwright-name", name)
     missing = set(range(1, launch.world))
     while missing:
-        missing = {rank for rank in missing if not store.check([f"{name}/come{rank}"])}
+        missing = {rank for rank in missing if not store.check([f"{name}/joined{rank}"])}
         if missing and time.monotonic() > end:
             raise RuntimeError(f"rank {', '.join(map(str, sorted(missing)))} did not come")
         time.sleep(_PAUSE if missing else 0.0)
-    come = [store.get(f"{name}/come{rank}").decode() for rank in range(1, launch.world)]
-    store.set(f"{name}/all", " ".join(come))
+    joined = [store.get(f"{name}/joined{rank}").decode() for rank in range(1, launch.world)]
+    store.set(f"{name}/all", " ".join(joined))
     return name
 
 
-def _accept(store: Store, launch: Launch, end: float) -> str:
-    """The others come under the name they find, and again under the next one, if that was left from before."""
+def _join(store: Store, launch: Launch, end: float) -> str:
+    """The others join under the name they find, and again under the next one if that was of an earlier attempt."""
     own, name = f"{uuid.uuid4().hex}-{os.getpid()}", ""
     while True:
         found = store.get("loopwright-name").decode() if store.check(["loopwright-name"]) else ""
         if found and found != name:
             name = found
-            store.set(f"{name}/come{launch.rank}", own)
+            store.set(f"{name}/joined{launch.rank}", own)
         if name and store.check([f"{name}/all"]) and own in store.get(f"{name}/all").decode().split():
             return name
         if time.monotonic() > end:
@@ -84,7 +84,7 @@ def _accept(store: Store, launch: Launch, end: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One process, so described that another on the same machine can see whether it is still running."""
+    """One process, described so that another on the same machine can see whether it is still running."""
 
     rank: int
     host: str
@@ -97,7 +97,7 @@ class Peer:
         return cls(rank, socket.gethostname(), _machine(), os.getpid(), _status(os.getpid())[1])
 
     def is_local(self) -> bool:
-        """Whether its process number means something here: the same system, and the same process numbers."""
+        """Whether it is on this system, in the same namespace of process ids."""
         return self.machine != "" and self.machine == _machine()
 
     def is_gone(self) -> bool:
@@ -109,7 +109,7 @@ class Peer:
 
 
 def _machine() -> str:
-    """The running system and its process numbers' namespace; empty where the system does not tell."""
+    """The running system and its namespace of process ids; empty where the system does not say."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -136,7 +136,7 @@ _current: Group | None = None
 
 
 class Group:
-    """All processes of this training; made by `Group.join`, once in a process."""
+    """All processes of this training; made by `Group.join`, once per process."""
 
     def __init__(self, device: torch.device, timeout: float, launch: Launch | None, *, is_owner: bool) -> None:
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
@@ -144,7 +144,7 @@ class Group:
         self.device = device
         self.timeout = timeout
         self.launch = launch
-        self.num_guards = 0
+        self.num_watched = 0  # blocks so far
         self.is_closed = self.has_failed = False
         self._is_owner = is_owner
         self._releases: list[Callable[[], None]] = []
@@ -157,10 +157,10 @@ class Group:
     def join(
         cls, device: str | torch.device = "cpu", *, launch: Launch | None = None, timeout: float = TIMEOUT
     ) -> Group:
-        """Meet the other processes, or return the group this process is in already.
+        """Join the other ranks, or return the group this process is in already.
 
-        An initialised `torch.distributed` is used as it is, and left to whoever initialised it. `timeout` is how
-        many seconds a collective waits for the slowest process.
+        An initialised `torch.distributed` is used as it is, and not shut down by us. `timeout` is the number of
+        seconds that a collective waits for the slowest rank.
         """
         global _current
         device = torch.device(device)
@@ -247,7 +247,7 @@ class Group:
             raise self.explain(error, place) from error
 
     def explain(self, error: BaseException, place: str, more: str = "") -> CommunicationError:
-        """A communication error as one that says who was where and what to do."""
+        """A communication error that says which rank was where and what to do."""
         timed_out = "timed out" in str(error).lower() or "timeout" in str(error).lower()
         what = (
             f"the other processes did not answer within {self.timeout:g} s"
@@ -262,11 +262,11 @@ class Group:
         )
 
     def on_close(self, release: Callable[[], None]) -> None:
-        """Call this before parting: wrappers such as DDP must be dropped first, or gloo may hang in their place."""
+        """Call this before shutdown: wrappers such as DDP must be dropped first, or gloo may hang."""
         self._releases.append(release)
 
     def close(self) -> None:
-        """Part from the other processes; at the end of the program this happens by itself."""
+        """Leave the process group; this happens by itself at the end of the program."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -295,7 +295,7 @@ def _initialize(device: torch.device, timeout: float, launch: Launch | None) -> 
     with _explained(launch):
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-            store=meet(launch, timeout),
+            store=rendezvous_store(launch, timeout),
             rank=launch.rank,
             world_size=launch.world,
             timeout=timedelta(seconds=timeout),
@@ -325,7 +325,7 @@ def _check_backend(device: torch.device) -> None:
 
 def _own_store() -> Store:
     """The store all processes share, over a connection of our own: a waiting call blocks the one it is made on."""
-    shared: Any = _get_default_store()
+    shared: Any = default_store()
     store = shared
     while isinstance(store, PrefixStore):
         store = store.underlying_store
@@ -338,7 +338,7 @@ def _own_store() -> Store:
 
 @contextmanager
 def _no_hang(seconds: float) -> Iterator[None]:
-    """End the process if torch does not let go.
+    """End the process if torch does not return.
 
     By a signal that the system answers, since a hanging destructor holds the interpreter's lock, so that no thread
     and no handler in Python would run.

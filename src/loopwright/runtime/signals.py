@@ -1,7 +1,7 @@
-"""Signals while training: a handler only sets a flag, which the loop looks at after each update.
+"""Signals during training: a handler only sets a flag, which the loop reads after each update.
 
-SIGTERM and the first SIGINT ask for a stop at the end of the update; a second SIGINT interrupts at once. SIGUSR1 asks
-for a resume point without stopping.
+SIGTERM and the first SIGINT request a stop at the end of the update; a second SIGINT interrupts at once. SIGUSR1
+requests a resume point without stopping.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any, Self
 
 
 class Signals:
-    """The flags, and the handlers that set them for as long as training lasts.
+    """The flags, and the handlers that set them during training.
 
-    `requested` is what this process was sent, `stop` what the loop acts on; with several processes (`is_shared`) it
-    does so once all of them know.
+    `requested` is the signal that this process got, `stop` the one that the loop acts on. On several ranks
+    (`is_shared`), `stop` is set by the consensus, at the same update on all of them.
     """
 
     def __init__(self) -> None:
@@ -34,16 +34,16 @@ class Signals:
 
     @property
     def exit_code(self) -> int:
-        """What a shell reports for a process that the signal ended: 130 for SIGINT, 143 for SIGTERM."""
+        """The exit code of a process that the signal ended: 130 for SIGINT, 143 for SIGTERM."""
         return 128 + (self.stop or 0)
 
     def __enter__(self) -> Self:
         self.requested, self.stop, self.wants_save = None, None, False
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._previous[number] = signal.signal(number, self._ask_to_stop)
+                self._previous[number] = signal.signal(number, self._request_stop)
             if hasattr(signal, "SIGUSR1"):
-                self._previous[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._ask_to_save)
+                self._previous[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._request_save)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -54,7 +54,7 @@ class Signals:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Let nothing ask for a stop until the block is over; for work that a resumed run could not make up for."""
+        """Defer stop requests to the end of the block; for work that a resumed run could not repeat."""
         stop, is_shared = self.stop, self.is_shared
         self.stop, self.is_shared = None, True
         try:
@@ -64,16 +64,16 @@ class Signals:
             self.stop = stop if stop is not None or is_shared else self.requested
 
     def take_save(self) -> bool:
-        """Whether a resume point was asked for since the last time."""
+        """Whether a resume point was requested since the last call."""
         wanted, self.wants_save = self.wants_save, False
         return wanted
 
-    def _ask_to_stop(self, number: int, frame: FrameType | None) -> None:
+    def _request_stop(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self.requested is not None:
             raise KeyboardInterrupt
         self.requested = number
         if not self.is_shared:
             self.stop = number
 
-    def _ask_to_save(self, number: int, frame: FrameType | None) -> None:
+    def _request_save(self, number: int, frame: FrameType | None) -> None:
         self.wants_save = True

@@ -1,7 +1,25 @@
-"""A guarded stretch of training: whoever raises or dies in it ends all the others soon, and in good order.
+"""The watchdog of training on several processes: when one rank raises or dies, all others end soon, and in good order.
 
-Two threads look on. One talks to the store that all processes share, and may be held up there; the other only keeps
-time, and ends the process if its main thread is stuck in a collective that cannot finish any more.
+Two threads of each process look on. The listener talks to the store that all ranks share, and may be held up there; the
+timekeeper only counts time, and ends the process if its main thread is stuck in a collective that cannot finish any
+more. The timekeeper also reads the signals of this process from a pipe, since no Python handler runs while the main
+thread is in a collective.
+
+State          begins when           main thread                            threads
+-------------  --------------------  -------------------------------------  -----------------------------------------
+training       the block begins      calls `beat` once per update           send a heartbeat every `INTERVAL`, look for
+                                                                            recorded failures and dead processes
+failed         the block raises      records it; if it is the first, waits  as before
+                                     for acknowledgements; raises
+disconnected   the block raises a    waits `GRACE_SECONDS` for the failure  read the other ranks' heartbeats, too
+               communication error   of another rank: `PeerFailure`, or an
+                                     error that says where all ranks were
+following      another rank's        leaves when its collective fails       print a line that names that rank; end the
+               failure is found                                             process `GRACE_SECONDS` + 1 s later
+storeless      the store is lost     continues; it may explain an error     the listener ends
+terminated     SIGTERM               finishes its update, saves, leaves     read heartbeats; end the process if it and
+                                                                            another are silent for `SILENCE_SECONDS`
+finished       the block ends        records it, so that it is not missed   end
 """
 
 from __future__ import annotations
@@ -22,13 +40,13 @@ from ..errors import Interrupted
 from .failure import (
     CommunicationError,
     Failure,
-    Ledger,
+    FailureStore,
     PeerFailure,
     follow,
     is_communication,
-    linger,
     mark,
-    tell,
+    print_now,
+    wait_until_acknowledged,
     write_error_file,
 )
 
@@ -36,8 +54,8 @@ if TYPE_CHECKING:
     from .process_group import Group
 
 
-class Wakeup:
-    """A pipe into which the system writes the signals this process gets. Start and stop it on the main thread."""
+class SignalPipe:
+    """A pipe into which the system writes the numbers of signals to this process. For use on the main thread."""
 
     def __init__(self) -> None:
         self._reader, self._writer = socket.socketpair()
@@ -46,7 +64,7 @@ class Wakeup:
         self._is_set = self._start()
 
     def _start(self) -> bool:
-        """Not where somebody else has the signals written for them, or off the main thread."""
+        """Whether the pipe is in use: not off the main thread, nor where another library reads signals this way."""
         if threading.current_thread() is not threading.main_thread():
             return False
         previous = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
@@ -56,19 +74,19 @@ class Wakeup:
         return False
 
     def wait(self, seconds: float) -> bytes:
-        """The numbers of signals that came, at the latest after so many seconds."""
+        """Wait for signals, at most for some seconds; their numbers."""
         select.select([self._reader], [], [], seconds)
         with suppress(BlockingIOError):
             return self._reader.recv(64)
         return b""
 
     def release(self) -> None:
-        """Let whoever waits go on."""
+        """End a `wait`."""
         with suppress(BlockingIOError):
             self._writer.send(b"\0")
 
     def stop(self, *, is_read: bool) -> None:
-        """No more signals; the pipe stays open where a thread may still be reading it."""
+        """Stop reading signals; the pipe stays open while a thread may still read it."""
         if self._is_set:
             signal.set_wakeup_fd(-1)
         if not is_read:
@@ -76,23 +94,23 @@ class Wakeup:
             self._writer.close()
 
 
-INTERVAL = 0.25
-PATIENCE = 3.0  # seconds for the main thread to leave by itself, and for others to say what happened
-SILENCE = 20.0  # seconds without a sign of life after which one who was asked to stop gives another up
+INTERVAL = 0.25  # seconds between heartbeats
+GRACE_SECONDS = 3.0  # for the main thread to leave by itself, and for other ranks to record what happened
+SILENCE_SECONDS = 20.0  # without a heartbeat, after which a rank that got SIGTERM gives up another
 
 
-class Guard(Protocol):
-    """What the loop holds while it is guarded."""
+class Heartbeat(Protocol):
+    """The loop's side of the watchdog."""
 
     place: str
     """Where the loop is, for messages; empty for the number of the update."""
 
     def beat(self) -> None:
-        """A sign of life of the loop, once in an update."""
+        """Say that the loop is alive; once per update."""
 
 
-class _Alone:
-    """The guard of a single process: nobody to look after."""
+class _NoWatchdog:
+    """The heartbeat of a single process, which has no other rank to watch."""
 
     def __init__(self) -> None:
         self.place = ""
@@ -102,121 +120,121 @@ class _Alone:
 
 
 @contextmanager
-def guarded(group: Group | None) -> Iterator[Guard]:
-    """Training inside ends on all processes when it fails on one. Every process has to come here equally often."""
+def watched(group: Group | None) -> Iterator[Heartbeat]:
+    """End the block on all ranks when it fails on one. Every rank has to enter such blocks equally often."""
     if group is None or group.world == 1:
-        yield _Alone()
+        yield _NoWatchdog()
         return
-    watch = Watch(group)
-    watch.start()
+    watchdog = Watchdog(group)
+    watchdog.start()
     try:
-        yield watch
+        yield watchdog
     except Interrupted:
-        watch.finish()
+        watchdog.finish()
         raise
     except BaseException as error:
-        raised = watch.leave(error)
+        raised = watchdog.leave(error)
         if raised is error:
             raise
         raise raised from (None if isinstance(raised, PeerFailure) else error)
     else:
-        watch.finish()
+        watchdog.finish()
     finally:
-        watch.stop()
+        watchdog.stop()
 
 
-class Watch:
-    """The two threads, and what they know."""
+class Watchdog:
+    """The two threads of a watched block, and the state that they share; the table of states is above."""
 
     def __init__(self, group: Group) -> None:
-        group.num_guards += 1
+        group.num_watched += 1
         self.place = ""
         self._beats = 0
         self._group = group
-        self._ledger = Ledger(group, group.num_guards)
+        self._records = FailureStore(group, group.num_watched)
         self._failure: Failure | None = None
-        self._suspicion: Failure | None = None  # the store is lost: enough to explain an error, not to end anyone
-        self._known = threading.Event()  # one of the two
-        self._is_in_trouble = False
-        self._told = threading.Lock()
-        self._has_left = False  # the main thread is on its way out by itself
+        self._suspicion: Failure | None = None  # the store is lost: enough to explain an error, not to end a process
+        self._known = threading.Event()  # a failure or a suspicion
+        self._is_disconnected = False
+        self._is_following = threading.Lock()
+        self._has_left = False  # the main thread leaves by itself
         self._stopping = threading.Event()
-        # Silence is counted in rounds of the time keeper: where this process itself was held up, they are as well.
-        self._round = self._heard = 0
-        self._signs: dict[int, tuple[str, int]] = {}  # rank: its last sign of life, and since when it is the last
+        # Silence is counted in ticks of the timekeeper: while this process itself is held up, there are none.
+        self._tick = self._answered = 0  # the store answered last at that tick
+        self._heartbeats: dict[int, tuple[str, int]] = {}  # rank: its last heartbeat, and the tick it came at
         self._terminated = False
         self._others = [peer for peer in group.peers if peer.rank != group.rank]
         self._threads = [
             threading.Thread(target=target, name=f"loopwright-{target.__name__.strip('_')}", daemon=True)
-            for target in (self._listen, self._keep_time)
+            for target in (self._listen, self._count_time)
         ]
 
     def beat(self) -> None:
         self._beats += 1
 
     def start(self) -> None:
-        self._wakeup = Wakeup()
+        self._signals = SignalPipe()
         with suppress(RuntimeError):
-            self._ledger.beat(f"0 {self._where}")
+            self._records.beat(f"0 {self._where}")
         for thread in self._threads:
             thread.start()
 
     def finish(self) -> None:
-        """The end in good order: whoever leaves now is not missed."""
+        """Record that this rank ended in good order, so that the others do not miss it."""
         with suppress(RuntimeError):  # the store may have left with rank 0
-            if self._is_heard:
-                self._ledger.finish()
+            if self._store_answers:
+                self._records.finish()
 
     def stop(self) -> None:
         self._has_left = True
         self._stopping.set()
-        self._wakeup.release()
+        self._signals.release()
         for thread in self._threads:
             thread.join(timeout=1.0)  # one may be held up by a store that does not answer
-        self._wakeup.stop(is_read=self._threads[1].is_alive())
+        self._signals.stop(is_read=self._threads[1].is_alive())
 
     # The main thread, when it fails
 
     def leave(self, error: BaseException) -> BaseException:
-        """Settle who failed first; what to raise."""
+        """Find out which rank failed first; returns the exception to raise."""
         self._group.has_failed = True
         if not is_communication(error):
-            return self._settle(error)
-        self._is_in_trouble = True
-        self._known.wait(PATIENCE)
+            return self._record_own(error)
+        self._is_disconnected = True
+        self._known.wait(GRACE_SECONDS)
         first = self._failure or self._suspicion
         if first is None:
-            return self._settle(self._explained(error))
+            return self._record_own(self._explained(error))
         self._follow(first)
         self._wait_for_first(first)
         return PeerFailure(1)
 
-    def _settle(self, error: BaseException) -> BaseException:
+    def _record_own(self, error: BaseException) -> BaseException:
         own = Failure.of(error, self._group)
         self._has_left = True
         first = self._record(own)
         mark(error, is_first=first == own)
         if first == own:
             write_error_file(own)
-            if self._is_heard:
-                linger(self._ledger, self._group, PATIENCE)
+            if self._store_answers:
+                wait_until_acknowledged(self._records, self._group, GRACE_SECONDS)
             return error
         self._follow(first, own)
         return PeerFailure(1) if is_communication(error) else error
 
     def _record(self, own: Failure) -> Failure:
         try:
-            return self._ledger.record(own) if self._is_heard else own
+            return self._records.record(own) if self._store_answers else own
         except RuntimeError:
             return own
 
     @property
-    def _is_heard(self) -> bool:
-        """Whether the store answers; one that does not would hold us up."""
-        return self._seconds_since(self._heard) < PATIENCE
+    def _store_answers(self) -> bool:
+        """Whether the store has answered lately; one that does not would block this thread."""
+        return self._seconds_since(self._answered) < GRACE_SECONDS
 
-    def _seconds_since(self, number: int) -> float:
-        return (self._round - number) * INTERVAL
+    def _seconds_since(self, tick: int) -> float:
+        return (self._tick - tick) * INTERVAL
 
     @property
     def _where(self) -> str:
@@ -232,35 +250,37 @@ class Watch:
         return explained
 
     def _silent(self, seconds: float) -> str:
-        """Who gave no sign of life for so long, in words; empty if all did."""
-        if self._seconds_since(self._heard) > seconds:
+        """The ranks without a heartbeat for that long, or the store, in words; empty if there are none."""
+        if self._seconds_since(self._answered) > seconds:
             return "the store that all processes share"
-        ranks = [str(rank) for rank, (_, since) in list(self._signs.items()) if self._seconds_since(since) > seconds]
+        ranks = [
+            str(rank) for rank, (_, since) in list(self._heartbeats.items()) if self._seconds_since(since) > seconds
+        ]
         return f"rank {', '.join(ranks)}" if ranks else ""
 
     def _places(self) -> dict[int, str]:
-        """Where the other processes said they were, those that were heard of."""
-        return {rank: sign.partition(" ")[2] for rank, (sign, _) in list(self._signs.items())}
+        """Where the other ranks were at their last heartbeat."""
+        return {rank: heartbeat.partition(" ")[2] for rank, (heartbeat, _) in list(self._heartbeats.items())}
 
     def _wait_for_first(self, first: Failure) -> None:
-        """Let the first to fail be the first to leave: torchrun ends it before it has said why, otherwise."""
+        """Wait for the process that failed first: if another ends earlier, torchrun ends it before it has said why."""
         peer = self._group.peers[first.rank] if first.rank >= 0 else None
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + GRACE_SECONDS
         while peer is not None and peer.is_local() and not peer.is_gone() and time.monotonic() < end:
             time.sleep(0.05)
 
-    # The thread that listens
+    # The listener
 
     def _listen(self) -> None:
         count = 0
         while not self._stopping.wait(INTERVAL):
             count += 1
             try:
-                self._ledger.beat(f"{count} {self._where}")
+                self._records.beat(f"{count} {self._where}")
                 self._look_for_failure()
-                if self._terminated or self._is_in_trouble:
-                    self._look_for_signs()
-                self._heard = self._round
+                if self._terminated or self._is_disconnected:
+                    self._read_heartbeats()
+                self._answered = self._tick
             except RuntimeError:
                 self._lose_store()
                 return
@@ -268,32 +288,32 @@ class Watch:
     def _look_for_failure(self) -> None:
         if self._failure is not None:
             return
-        found = self._ledger.find()
+        found = self._records.find()
         if found is None:
             found = self._missing()
         if found is not None and found.rank != self._group.rank:
             self._learn(found)
 
     def _missing(self) -> Failure | None:
-        """A process on this machine that is gone without a word; noted on its behalf, for those elsewhere too."""
+        """A rank of this machine whose process is gone without a record; recorded here for the other machines."""
         for peer in self._others:
-            if peer.is_gone() and not self._ledger.has_finished(peer.rank):
+            if peer.is_gone() and not self._records.has_finished(peer.rank):
                 text = f"its process ({peer.pid} on {peer.host}) is gone without a word: killed, or out of memory"
-                return self._ledger.record(Failure(peer.rank, text, "", time.time(), peer.machine))
+                return self._records.record(Failure(peer.rank, text, "", time.time(), peer.machine))
         return None
 
-    def _look_for_signs(self) -> None:
+    def _read_heartbeats(self) -> None:
         for peer in self._others:
-            sign = self._ledger.last_beat(peer.rank)
-            if self._ledger.has_finished(peer.rank):
-                self._signs.pop(peer.rank, None)
-            elif not sign:  # it has not come here yet
+            heartbeat = self._records.last_beat(peer.rank)
+            if self._records.has_finished(peer.rank):
+                self._heartbeats.pop(peer.rank, None)
+            elif not heartbeat:  # it has not entered the block yet
                 continue
-            elif peer.rank not in self._signs or self._signs[peer.rank][0] != sign:
-                self._signs[peer.rank] = (sign, self._round)
+            elif peer.rank not in self._heartbeats or self._heartbeats[peer.rank][0] != heartbeat:
+                self._heartbeats[peer.rank] = (heartbeat, self._tick)
 
     def _lose_store(self) -> None:
-        """Without the store nobody can be asked. It may have left with rank 0, who keeps it, in good order."""
+        """Suspect a failure. The store may also have ended with rank 0, which keeps it, in good order."""
         gone = next((peer for peer in self._others if peer.is_gone()), None)
         if gone is not None:
             text = f"its process ({gone.pid} on {gone.host}) is gone: killed, or out of memory"
@@ -310,44 +330,48 @@ class Watch:
         self._known.set()
 
     def _follow(self, first: Failure, own: Failure | None = None) -> None:
-        """Say once that this process leaves because of another."""
-        if self._told.acquire(blocking=False):
+        """Print once that this process leaves because of another."""
+        if self._is_following.acquire(blocking=False):
             if own is None and first.error.startswith(CommunicationError.__name__):
-                self._show_main_thread()  # nobody raised: whoever did not come to a collective is the reason
+                self._show_main_thread()  # no rank raised: one did not come to a collective
             follow(first, self._group, own)
             if self._suspicion is None:
                 with suppress(RuntimeError):
-                    self._ledger.acknowledge()
+                    self._records.acknowledge()
 
     def _show_main_thread(self) -> None:
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
-        tell(f"rank {self._group.rank} is at {self._where}:\n{stack.rstrip()}")
+        print_now(f"rank {self._group.rank} is at {self._where}:\n{stack.rstrip()}")
 
-    # The thread that keeps time
+    # The timekeeper
 
-    def _keep_time(self) -> None:
-        beats, alive, known = -1, 0, 0
+    def _count_time(self) -> None:
+        beats, last_beat, known = -1, 0, 0
         while not self._stopping.is_set():
-            self._terminated |= signal.SIGTERM in self._wakeup.wait(INTERVAL)
-            self._round += 1
+            self._terminated |= signal.SIGTERM in self._signals.wait(INTERVAL)
+            self._tick += 1
             if self._beats != beats:
-                beats, alive = self._beats, self._round
+                beats, last_beat = self._beats, self._tick
             if self._failure is not None and known == 0:
-                known = self._round
+                known = self._tick
             if self._has_left:
                 continue
-            if known and self._seconds_since(known) > PATIENCE + 1.0:
+            if known and self._seconds_since(known) > GRACE_SECONDS + 1.0:
                 _end()
-            if self._terminated and self._seconds_since(alive) > SILENCE and (silent := self._silent(SILENCE)):
-                # Saving for long is no reason to be ended: that is, when all others are still there.
+            if (
+                self._terminated
+                and self._seconds_since(last_beat) > SILENCE_SECONDS
+                and (silent := self._silent(SILENCE_SECONDS))
+            ):
+                # While all others are alive, a long save is no reason to end the process.
                 text = f"asked to stop (SIGTERM), and there is no sign of life from {silent}"
                 self._follow(Failure(-1, text, "", time.time()))
                 _end()
 
 
 def _end() -> None:
-    """Leave at once: the main thread is stuck in a call that no exception reaches."""
+    """End the process at once: its main thread is stuck in a call that no exception reaches."""
     with suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, CyclicLR, LambdaLR, OneCycleLR
 
+from .._torch_compat import INNER_SCHEDULERS, closed_form_of, set_last_lr
 from ..optim.build import CurveSchedule
 from .fingerprint import group_key, key_of
 from .resume import Kept
@@ -113,8 +114,8 @@ class NewValues:
         for option, value in given.items():
             if option == "base_lrs" or f"{prefix}.{option}" in self.changed:
                 setattr(scheduler, option, value)
-        for number, inner in enumerate(getattr(scheduler, "_schedulers", ())):
-            self._apply_schedule(f"{prefix}.{number}", inner, given["_schedulers"][number])
+        for number, inner in enumerate(getattr(scheduler, INNER_SCHEDULERS, ())):
+            self._apply_schedule(f"{prefix}.{number}", inner, given[INNER_SCHEDULERS][number])
 
 
 def _options(group: Group) -> Group:
@@ -126,8 +127,8 @@ def _settings(scheduler: Any) -> dict[str, Any]:
     if isinstance(scheduler, CurveSchedule):
         return {}
     own = {key: list(value) if isinstance(value, list) else value for key, value in vars(scheduler).items()}
-    if "_schedulers" in own:
-        own["_schedulers"] = [_settings(inner) for inner in own["_schedulers"]]
+    if INNER_SCHEDULERS in own:
+        own[INNER_SCHEDULERS] = [_settings(inner) for inner in own[INNER_SCHEDULERS]]
     return own
 
 
@@ -138,7 +139,7 @@ def _steps(scheduler: Any, optimizer: Optimizer) -> bool:
 
 def _recompute(scheduler: Any, optimizer: Optimizer) -> None:
     """Set the rates that a scheduler has at its place with its new options, where those do not depend on the way."""
-    form = getattr(scheduler, "_get_closed_form_lr", None)
+    form = closed_form_of(scheduler)
     if form is None and isinstance(scheduler, CLOSED):
         form = scheduler.get_lr
     if form is not None:
@@ -147,7 +148,7 @@ def _recompute(scheduler: Any, optimizer: Optimizer) -> None:
             rates = form()
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             _set(group, "lr", rate)
-    scheduler._last_lr = [group["lr"] for group in optimizer.param_groups]
+    set_last_lr(scheduler, [group["lr"] for group in optimizer.param_groups])
 
 
 def _is_switched(change: Change) -> bool:

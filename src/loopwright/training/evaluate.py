@@ -56,7 +56,7 @@ def evaluate(run: TrainingRun, stream: Stream) -> dict[str, float]:
         if steps == 0:
             raise DataError("The evaluation data is empty: pass a data set or loader with at least one batch.")
         if not run.is_interrupted:
-            run.runtime.settle()
+            run.runtime.reshard()
             run.emit("on_eval_end", stream)
         if run.is_interrupted:  # the resumed run does all of it again
             if start is not None:

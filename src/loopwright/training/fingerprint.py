@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import IterableDataset, default_collate
 
+from .._torch_compat import INNER_SCHEDULERS
 from ..data.fetch import Fetcher, peek_samples
 from ..errors import ConfigurationError
 from ..optim.build import CurveLike, CurveSchedule, Schedule
@@ -214,7 +215,7 @@ def describe_scheduler(prefix: str, scheduler: Any) -> dict[str, Any]:
     """The class and the options of a scheduler, without where it is."""
     flat: dict[str, Any] = {prefix: name_of(type(scheduler))}
     for option, value in vars(scheduler).items():
-        if option == "_schedulers":
+        if option == INNER_SCHEDULERS:
             for number, inner in enumerate(value):
                 flat |= describe_scheduler(f"{prefix}.{number}", inner)
         elif option == "lr_lambdas":

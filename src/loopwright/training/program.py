@@ -227,7 +227,7 @@ class Program(TrainerHooks):
                 assembly.adopt_replaced(self)  # a model put in for the evaluation alone is out again
         finally:
             run.is_evaluating = before
-        self.runtime.settle()
+        self.runtime.reshard()
 
     def _eval_without_samples(self, batch: Any) -> None:
         """Take part in an evaluation step of which this process has no sample; `batch` is a part of another's."""

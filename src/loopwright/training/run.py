@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..data.stream import Stream
     from ..run import RunDirectory
     from ..run.changes import Change
-    from .consensus import Accord
+    from .consensus import StopConsensus
     from .program import Program, Words
     from .resume import PendingRestore
 
@@ -75,7 +75,7 @@ class TrainingRun:
         self.stop_reason: str | None = None
         self.signals = Signals()
         self.signals.is_shared = runtime.world > 1
-        self.consensus: Accord | None = None
+        self.consensus: StopConsensus | None = None
         # Files
         self.directory: RunDirectory | None = None
         self.pending: PendingRestore | None = None

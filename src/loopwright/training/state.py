@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .._torch_compat import mark_stepped
 from ..checkpoint.atomic import new_token
 from ..checkpoint.components import load_model, load_optimizer
 from ..checkpoint.fitting import (
@@ -203,7 +204,7 @@ def compare_run(run: TrainingRun, small: Mapping[str, Any]) -> list[str]:
 def note_steps(run: TrainingRun, num_updates: int) -> None:
     """Let torch know that optimizers took steps, or it warns when a schedule is what a resumed run begins with."""
     for optimizer in run.components.optimizers.values() if num_updates else ():
-        optimizer._opt_called = True  # type: ignore[attr-defined]
+        mark_stepped(optimizer)
 
 
 def each_process(run: TrainingRun, state: dict[str, Any]) -> Any:

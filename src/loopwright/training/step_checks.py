@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from .._torch_compat import version_of
 from ..errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -260,4 +261,4 @@ def scheduler_positions(update: OptimizerUpdate) -> list[Any]:
 
 def gradient_versions(update: OptimizerUpdate) -> Versions:
     """The identities and versions of gradients, which change when gradients are replaced or changed in place."""
-    return [(id(param.grad), param.grad._version) for param in update.params if param.grad is not None]
+    return [(id(param.grad), version_of(param.grad)) for param in update.params if param.grad is not None]

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from .._torch_compat import LOADING_METHODS, has_load_hooks
 from ..checkpoint.components import Parts, load_optimizer
 from ..checkpoint.fitting import compare_components, listed
 from ..checkpoint.writer import snapshot
@@ -92,12 +93,11 @@ def _may_refuse(model: nn.Module) -> bool:
     """
     if any(is_lazy(value) for value in (*model.parameters(), *model.buffers())):
         return False
-    return any(_loads_its_own_way(type(module)) or module._load_state_dict_pre_hooks for module in model.modules())
+    return any(_loads_its_own_way(type(module)) or has_load_hooks(module) for module in model.modules())
 
 
 def _loads_its_own_way(kind: type[nn.Module]) -> bool:
-    names = ("_load_from_state_dict", "load_state_dict", "set_extra_state")
-    is_own = any(getattr(kind, name) is not getattr(nn.Module, name) for name in names)
+    is_own = any(getattr(kind, name) is not getattr(nn.Module, name) for name in LOADING_METHODS)
     return is_own and not kind.__module__.startswith("torch.")
 
 

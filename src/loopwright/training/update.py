@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .._torch_compat import foreach_div_, supports_found_inf
 from ..callback import Hook
 from ..errors import ConfigurationError
 from .components import check_reached
@@ -37,20 +38,20 @@ class Peers(Protocol):
     num_shares: int  # the number of processes that work on different samples
 
     def prepare_backward(
-        self, loss: Tensor, params: Sequence[nn.Parameter], inputs: Sequence[Tensor] | None, *, is_last: bool
+        self,
+        loss: Tensor,
+        params: Sequence[nn.Parameter],
+        inputs: Sequence[Tensor] | None,
+        *,
+        is_last: bool,
+        flag: Tensor | float | None = None,
     ) -> Sequence[Tensor] | None:
-        """Prepare a backward pass to some parameters; returns `inputs` as the tensors that autograd knows."""
-
-    def announce(self, params: Sequence[nn.Parameter], flag: Tensor | float | None) -> None:
-        """Send a flag before a window's last backward pass, where it cannot be sent with these gradients."""
+        """Prepare a backward pass; returns `inputs` as the tensors that autograd knows. `sync_gradients` has `flag`."""
 
     def sync_gradients(
         self, params: Sequence[nn.Parameter], flag: Tensor | float | None = None
     ) -> Tensor | float | None:
-        """Average the gradients over all processes, unless the model does that itself.
-
-        Returns the maximum of all processes' flags, which is sent with the gradients where that is possible.
-        """
+        """Average the gradients over all ranks, where FSDP2 has not done so; the largest of all ranks' flags."""
 
     def divide(self, grads: Sequence[Tensor], divisor: Tensor) -> None:
         """Divide gradients, which may be sharded."""
@@ -155,7 +156,7 @@ class OptimizerUpdate:
             and not guard.is_immediate
             and not reads_are_free
             and scaler is None
-            and getattr(optimizer, "_step_supports_amp_scaling", False)
+            and supports_found_inf(optimizer)
         )
 
     @property
@@ -205,9 +206,7 @@ class OptimizerUpdate:
             loss = self.scaler.scale(loss)
         inputs: Any = None if self.holds_all else [p for p in self.params if p.requires_grad]
         if self.peers is not None:
-            inputs = self.peers.prepare_backward(loss, self.params, inputs, is_last=window.is_last)
-            if window.is_last:
-                self.peers.announce(self.params, self._flag)
+            inputs = self.peers.prepare_backward(loss, self.params, inputs, is_last=window.is_last, flag=self._flag)
         if inputs is None:
             loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
         else:
@@ -269,7 +268,7 @@ class OptimizerUpdate:
         if self.peers is not None:
             self.peers.divide(grads, count / self.peers.num_shares)
         elif grads:
-            torch._foreach_div_(grads, count)
+            foreach_div_(grads, count)
         self._count = None
 
     def read_flag(self, where: str = "") -> bool:

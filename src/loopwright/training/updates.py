@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .._torch_compat import supports_found_inf
 from ..errors import ConfigurationError
 from .update import OptimizerUpdate, Window
 
@@ -102,7 +103,7 @@ class _SeveralOptimizers:
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self.param_groups: list[dict[str, Any]] = []
         self._optimizers: Sequence[Any] = optimizers
-        self._step_supports_amp_scaling = all(getattr(o, "_step_supports_amp_scaling", False) for o in optimizers)
+        self._step_supports_amp_scaling = all(supports_found_inf(o) for o in optimizers)
 
     def step(self) -> None:
         given = {name: value for name, value in vars(self).items() if name in ("grad_scale", "found_inf")}

@@ -250,7 +250,7 @@ def test_an_error_of_the_program_is_shown_with_its_traceback_after_what_is_known
 NOT_DONE = {
     "no training": ("print('hello')", (), "ended without a call of `train`"),
     "left early": ("sys.exit(3)", (), "ended with exit code 3 before it trained"),
-    "one process": ("build().train(data)", ("--processes", "1"), "a rehearsal is for several"),
+    "one process": ("build().train(data)", ("--processes", "1"), "a dry run is for several"),
     "an unknown axis": ("build().train(data)", ("--mesh", "pipe=2"), "'pipe=2' is none of replicate=N"),
 }
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from loopwright.runtime.consensus import Agreement
+from loopwright.runtime.consensus import RequestConsensus
 from loopwright.runtime.process_group import Group
 from loopwright.runtime.signals import Signals
-from loopwright.runtime.watchdog import guarded
+from loopwright.runtime.watchdog import watched
 
 
 def fail(how: str, note: Path) -> None:
@@ -28,17 +28,17 @@ def fail(how: str, note: Path) -> None:
 def main() -> None:
     how, note = sys.argv[1], Path(sys.argv[2])
     group = Group.join()
-    agreement = Agreement(group.host_group)
+    consensus = RequestConsensus(group.host_group)
     gradient = torch.ones(1000)
-    with guarded(group) as guard, Signals():  # torchrun's SIGTERM is only a flag, as in training
+    with watched(group) as heartbeat, Signals():  # torchrun's SIGTERM is only a flag, as in training
         for update in range(100_000):
             dist.all_reduce(gradient)
             gradient /= group.world
-            agreement.exchange((0, 0, 0, 0))
-            guard.beat()
+            consensus.exchange((0, 0, 0, 0))
+            heartbeat.beat()
             if update == 20 and group.rank == 1:
                 fail(how, note)
-        agreement.finish()
+        consensus.finish()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from loopwright import ConfigurationError
 from loopwright.callbacks import NonFiniteGuard
 from loopwright.doors.modular import own_steps
 from loopwright.errors import NonFiniteLossError
-from loopwright.runtime import watchdog as guard
+from loopwright.runtime import watchdog
 from loopwright.training.update import OptimizerUpdate, Window
 
 from ...distributed.ranks import run_ranks
@@ -292,7 +292,7 @@ REFUSED_ON_RANKS = {
 
 
 def refused(rank: int) -> list[str]:
-    guard.PATIENCE = 60.0  # both raise, one maybe long after the other
+    watchdog.GRACE_SECONDS = 60.0  # both raise, one maybe long after the other
     said = []
     for kind in REFUSED_ON_RANKS.values():
         with pytest.raises(ConfigurationError) as caught:

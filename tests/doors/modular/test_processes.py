@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from loopwright.errors import ConfigurationError
-from loopwright.runtime import watchdog as guard
+from loopwright.runtime import watchdog
 
 from ...distributed.ranks import RESOLVER, run_ranks
 from ...distributed.scenarios import assert_same, weights_of
@@ -133,7 +133,7 @@ def test_two_processes_give_the_weights_and_metrics_of_one(options: dict[str, An
 
 
 def dropping(rank: int) -> str:
-    guard.PATIENCE = 60.0  # both raise, one maybe long after the other
+    watchdog.GRACE_SECONDS = 60.0  # both raise, one maybe long after the other
     with pytest.raises(ConfigurationError) as caught:
         fit(DoubleStepping, strategy="fsdp")
     return str(caught.value)

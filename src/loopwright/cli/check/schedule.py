@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from ..._torch_compat import mark_stepped
 from ...callbacks.interval import Interval, Periodic, Watching
 from ...callbacks.scheduling import Scheduled
 from ...optim.build import CurveSchedule, Schedule
@@ -175,7 +176,7 @@ def _check_length(report: ConfigReport, key: str, schedule: Schedule, steps: int
 def _follow(report: ConfigReport, key: str, schedule: Schedule, steps: int) -> None:
     """Step a scheduler to the end of the run, for at most MAX_SECONDS."""
     scheduler, optimizer = schedule.scheduler, schedule.scheduler.optimizer
-    optimizer._opt_called = True  # or torch warns that the optimizer itself took no step
+    mark_stepped(optimizer)
     end = monotonic() + MAX_SECONDS
     for step in range(1, steps + 1):
         try:

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from ..._torch_compat import mark_stepped
 from ...errors import ConfigurationError
 from .config import LearningRate
 
@@ -132,7 +133,7 @@ class ScheduledRate(LRScheduler):
 
     def step(self, epoch: int | None = None) -> None:
         """Go to the next epoch, also where a loss scaler left out every step of this one, which torch warns about."""
-        self.optimizer._opt_called = True  # type: ignore[attr-defined]
+        mark_stepped(self.optimizer)
         self._is_stepping = True
         super().step(epoch)
         self._is_stepping = False

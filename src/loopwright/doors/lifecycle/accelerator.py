@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ..._torch_compat import uncompiled
 from . import run_config
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class Accelerator:
 
 def unwrapped(model: nn.Module, keep_torch_compile: bool) -> nn.Module:
     """The model without what was wrapped around it to train it on several devices or, if asked, to compile it."""
-    compiled = model._modules.get("_orig_mod")  # where torch.compile keeps the model
+    compiled = uncompiled(model)
     if compiled is not None:
         return model if keep_torch_compile else unwrapped(compiled, keep_torch_compile)
     if isinstance(model, nn.parallel.DistributedDataParallel):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..._torch_compat import version_of
 from ...errors import ConfigurationError
 from ...training.components import check_accumulation, check_clipping
 
@@ -186,7 +187,7 @@ class WeightsWatch:
         return self.trainer._core.gradients.has_stepped or self._current_versions() != self._versions
 
     def _current_versions(self) -> list[tuple[int, int]]:
-        return [(id(param), param._version) for param in self.trainer._core.optimizer_update.params]
+        return [(id(param), version_of(param)) for param in self.trainer._core.optimizer_update.params]
 
     def _untrained_updates(self) -> ConfigurationError:
         is_step = self.trainer._overrides("optimizer_step")

@@ -21,7 +21,7 @@ from ...metrics.result import StepResult
 from ...runtime import Runtime
 from ...training import steps as loop
 from ...training.components import evaluating, start_training_mode
-from ...training.consensus import Accord
+from ...training.consensus import StopConsensus
 from ...training.evaluate import evaluate
 from .checks import checked_output
 from .components import Components
@@ -204,7 +204,7 @@ class Core(Components):
     @contextmanager
     def together(self) -> Iterator[None]:
         """Epochs in which all processes hear of the same signals at the same update."""
-        self.run.consensus = Accord(self.run) if self.runtime.world > 1 else None
+        self.run.consensus = StopConsensus(self.run) if self.runtime.world > 1 else None
         with self.run.signals:
             yield
             self.runtime.finish_exchange()
@@ -287,7 +287,7 @@ class Core(Components):
         modules = {id(module): module for module in (*self.modules.values(), *self._current_models().values())}
         with evaluating(modules.values(), self.optimizers.values()):
             yield
-        self.runtime.settle()
+        self.runtime.reshard()
 
     def set_eval_mode(self) -> None:
         """Eval mode until `set_train_mode`, for an evaluation epoch of the user's own."""

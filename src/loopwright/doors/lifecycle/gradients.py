@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..._torch_compat import overflow_flags
 from ...errors import ConfigurationError
 from ...training.update import OptimizerUpdate, Window
 
@@ -213,4 +214,4 @@ class Gradients:
     def _overflowed(self, optimizer: Optimizer) -> bool:
         """Whether the loss scaler saw a gradient that is not finite when it took the scale out; clipping hides that."""
         scaler = self.update.scaler
-        return scaler is not None and any(flag.item() for flag in scaler._found_inf_per_device(optimizer).values())
+        return scaler is not None and any(flag.item() for flag in overflow_flags(scaler, optimizer))

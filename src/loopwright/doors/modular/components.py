@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, DistributedSampler
 
+from ..._torch_compat import uncompiled
 from ...errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -121,18 +121,16 @@ def hidden_modules(owner: object) -> str | None:
 
 def initialise(module: nn.Module, device: torch.device) -> None:
     """Give a model on the meta device memory and call its `init_weights`, where it has that."""
-    from ...runtime.fsdp import give_memory, is_meta
+    from ...runtime.fsdp import allocate, is_meta
 
     if callable(init := getattr(module, "init_weights", None)) and is_meta(module):
-        give_memory(module, device)
+        allocate(module, device)
         init()
 
 
 def raw_module(module: nn.Module) -> nn.Module:
     """The module that `torch.compile` was given, so that names in state dicts stay as they are."""
-    dynamo = sys.modules.get("torch._dynamo.eval_frame")  # until somebody compiles, there can be no such module
-    kind = getattr(dynamo, "OptimizedModule", None)
-    return module._orig_mod if kind is not None and isinstance(module, kind) else module
+    return uncompiled(module) or module
 
 
 def as_loaders(returned: Any) -> tuple[Any, Any]:

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from ...runtime.dtensor import spread_of
+from ..._torch_compat import foreach_mul_
+from ...runtime.dtensor import mesh_of
 from ...training.step_checks import Versions, gradient_versions, scheduler_positions, watch_own_steps
 from ...training.update import OptimizerUpdate
 from ...training.updates import Updates
@@ -337,12 +338,12 @@ class Gradients:
             update.flag_nonfinite(loss)
         new = [param.grad for param in update.params if param.grad is not None]
         if self._scale is not None and new:
-            torch._foreach_mul_(new, scale_of(update, self._scale.device) / self._scale)
+            foreach_mul_(new, scale_of(update, self._scale.device) / self._scale)
         add(update.params, kept)
         self._note(update)
 
     def _drop(self, update: OptimizerUpdate, kept: Kept) -> None:
-        if self.trainer.accumulate > 1 and any(spread_of(param) is not None for param in update.params):
+        if self.trainer.accumulate > 1 and any(mesh_of(param) is not None for param in update.params):
             raise own_steps.sharded_in_window(update)
         for param, old in zip(update.params, kept, strict=True):
             param.grad = old
@@ -376,7 +377,7 @@ class Gradients:
             return
         is_aside = self._before is not None and update.name in self._before
         is_gone = update.name in self._held and not is_aside and not has_gradients(update)
-        if is_gone and not any(spread_of(param) is not None for param in update.params):
+        if is_gone and not any(mesh_of(param) is not None for param in update.params):
             raise own_steps.gradients_gone(self.trainer, update)
         noted = self._versions.get(update.name)
         if noted is not None and noted != gradient_versions(update):

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import LBFGS
 
 from ...errors import ConfigurationError
-from ...runtime.dtensor import spread_of
+from ...runtime.dtensor import mesh_of
 from ...training.step_checks import Versions, gradient_versions, own_step_obstacle
 from ...training.update import OptimizerUpdate
 
@@ -194,7 +194,7 @@ def unknown_optimizer(given: Any, updates: Iterable[str]) -> ConfigurationError:
 
 def are_incomplete(trainer: Engine, update: OptimizerUpdate) -> bool:
     """Whether gradients after `backward` are not yet what the optimizer is stepped with."""
-    if any(spread_of(param) is not None for param in update.params):
+    if any(mesh_of(param) is not None for param in update.params):
         return False  # a sharded model's are the sum over processes already, and clipped as such
     return update.peers is not None or update.scaler is not None or trainer.accumulate > 1
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ..._torch_compat import version_of
 from ...callback import Callback
 from ...callbacks.nonfinite import NonFiniteGuard
 from ...errors import ConfigurationError, NonFiniteLossError
@@ -143,7 +144,7 @@ class EpochWatch:
         self.own_steps += 1
 
     def _count_changes(self) -> int:
-        return sum(param._version for module in self.engine.modules.values() for param in module.parameters())
+        return sum(version_of(param) for module in self.engine.modules.values() for param in module.parameters())
 
 
 def is_clipped(params: list[nn.Parameter], max_norm: float) -> bool:

@@ -16,21 +16,20 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from loopwright.runtime import watchdog as guard_module
+from loopwright.runtime import watchdog
 from loopwright.runtime.process_group import Group
 from loopwright.runtime.signals import Signals
-from loopwright.runtime.watchdog import guarded
+from loopwright.runtime.watchdog import watched
+from tests.distributed.ranks import Ended, run_ranks, start_ranks
 
-from .ranks import Ended, run_ranks, start_ranks
-
-SCRIPTS = Path(__file__).parent / "scripts"
+SCRIPTS = Path(__file__).parent.parent / "distributed" / "scripts"
 LIMIT = 30.0  # the promise is 10 s, for machines that have time for their processes
 
 
-def reduce_forever(group: Group, guard: guard_module.Guard) -> None:
+def reduce_forever(group: Group, heartbeat: watchdog.Heartbeat) -> None:
     while True:
         dist.all_reduce(torch.ones(10))
-        guard.beat()
+        heartbeat.beat()
 
 
 def wait_forever() -> None:
@@ -42,8 +41,8 @@ def fail_on_rank_1(rank: int, how: str, others: str, folder: Path) -> None:
     os.environ["TORCHELASTIC_ERROR_FILE"] = str(folder / f"error{rank}")
     group = Group.join()
     if how == "kill":
-        guard_module.PATIENCE = 1.0  # to wait less here
-    with guarded(group) as guard:
+        watchdog.GRACE_SECONDS = 1.0  # to wait less here
+    with watched(group) as heartbeat:
         group.barrier("before it")
         if rank == 1:
             (folder / "failed").write_text(repr(time.time()))
@@ -52,7 +51,7 @@ def fail_on_rank_1(rank: int, how: str, others: str, folder: Path) -> None:
             raise ValueError("a bad sample")
         if others == "computing":
             wait_forever()
-        reduce_forever(group, guard)
+        reduce_forever(group, heartbeat)
 
 
 def check_followers(ended: list[Ended], folder: Path, reason: str) -> None:
@@ -78,24 +77,24 @@ def test_a_rank_that_is_killed_ends_the_others_with_one_line_each(tmp_path: Path
     assert ended[1].code == -signal.SIGKILL
 
 
-def test_torchrun_is_told_who_was_first(tmp_path: Path) -> None:
+def test_torchrun_learns_which_rank_failed_first(tmp_path: Path) -> None:
     start_ranks(fail_on_rank_1, 3, "raise", "in collectives", tmp_path)
-    told = [json.loads((tmp_path / f"error{rank}").read_text())["message"]["extraInfo"] for rank in range(3)]
-    assert min(range(3), key=lambda rank: int(told[rank]["timestamp"])) == 1
-    assert "raise ValueError" in told[1]["py_callstack"]
-    assert told[0]["py_callstack"] == "rank 0 leaves: rank 1 failed: ValueError: a bad sample"
+    reported = [json.loads((tmp_path / f"error{rank}").read_text())["message"]["extraInfo"] for rank in range(3)]
+    assert min(range(3), key=lambda rank: int(reported[rank]["timestamp"])) == 1
+    assert "raise ValueError" in reported[1]["py_callstack"]
+    assert reported[0]["py_callstack"] == "rank 0 leaves: rank 1 failed: ValueError: a bad sample"
 
 
 def fail_together(rank: int) -> tuple[str, int]:
     group = Group.join()
     caught = ""
     try:
-        with guarded(group):
+        with watched(group):
             raise ValueError(f"of rank {rank}")
     except ValueError as error:
         caught = str(error)
-    with guarded(group) as guard:
-        guard.beat()
+    with watched(group) as heartbeat:
+        heartbeat.beat()
         return caught, sum(group.gather_objects(rank))
 
 
@@ -104,7 +103,7 @@ def test_an_error_that_all_ranks_raise_can_be_caught_and_training_goes_on() -> N
 
 
 def raise_outside(rank: int) -> None:
-    """The error that nobody catches, as Python would report it."""
+    """An uncaught error, as Python would report it."""
     group = Group.join()
     if rank == 1:
         try:
@@ -112,8 +111,8 @@ def raise_outside(rank: int) -> None:
         except KeyError:
             sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
             raise
-    with guarded(group) as guard:
-        reduce_forever(group, guard)
+    with watched(group) as heartbeat:
+        reduce_forever(group, heartbeat)
 
 
 def test_a_rank_that_raises_before_training_ends_those_that_wait_for_it() -> None:
@@ -124,14 +123,14 @@ def test_a_rank_that_raises_before_training_ends_those_that_wait_for_it() -> Non
 
 
 def get_stuck(rank: int) -> None:
-    guard_module.PATIENCE = 1.0
+    watchdog.GRACE_SECONDS = 1.0
     group = Group.join(timeout=8.0)
-    with guarded(group) as guard:
+    with watched(group) as heartbeat:
         for update in range(5):
             if rank == 1 and update == 3:
                 wait_forever()
             dist.all_reduce(torch.ones(10))
-            guard.beat()
+            heartbeat.beat()
 
 
 def test_a_collective_that_times_out_names_rank_and_place_and_shows_who_is_stuck() -> None:
@@ -146,10 +145,10 @@ def test_a_collective_that_times_out_names_rank_and_place_and_shows_who_is_stuck
 
 def save_for_long(rank: int) -> int | None:
     """No sign of life of the loop for twice as long as is looked on."""
-    guard_module.SILENCE = 2.0
+    watchdog.SILENCE_SECONDS = 2.0
     group = Group.join()
-    with guarded(group) as guard, Signals() as signals:
-        guard.beat()
+    with watched(group) as heartbeat, Signals() as signals:
+        heartbeat.beat()
         group.barrier("before it")
         os.kill(os.getpid(), signal.SIGTERM)
         threading.Event().wait(4.0)
@@ -157,20 +156,20 @@ def save_for_long(rank: int) -> int | None:
         return signals.stop
 
 
-def test_a_signal_ends_nobody_who_only_takes_long_to_save() -> None:
+def test_a_signal_does_not_end_a_rank_that_takes_long_to_save() -> None:
     assert run_ranks(save_for_long, 2) == [signal.SIGTERM, signal.SIGTERM]
 
 
 def lose_a_silent_peer(rank: int) -> None:
-    """Rank 1 is stopped, as if its host were gone: its connections stay open, and nobody answers."""
-    guard_module.SILENCE = 2.0
+    """Rank 1 is stopped, as if its host were gone: its connections stay open without an answer."""
+    watchdog.SILENCE_SECONDS = 2.0
     group = Group.join()
-    with guarded(group) as guard, Signals():
+    with watched(group) as heartbeat, Signals():
         group.barrier("before it")
         if rank == 1:
             stop_until_gone(group)
         threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
-        reduce_forever(group, guard)
+        reduce_forever(group, heartbeat)
 
 
 def stop_until_gone(group: Group) -> None:
@@ -191,22 +190,22 @@ def test_a_signal_ends_a_rank_that_is_stuck_in_a_collective_with_one_who_is_sile
 
 
 def train_in_turn(rank: int) -> list[str]:
-    """Threads of the guard that are left after it."""
+    """Threads of the watchdog that are left after it."""
     group = Group.join()
     for _ in range(2):
-        with guarded(group) as guard:
-            guard.beat()
+        with watched(group) as heartbeat:
+            heartbeat.beat()
             group.barrier("in it")
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("loopwright")]
 
 
-def test_a_guard_that_ends_well_leaves_nothing_behind() -> None:
+def test_a_watchdog_that_ends_well_leaves_no_threads() -> None:
     assert run_ranks(train_in_turn, 2) == [[], []]
 
 
 def finish_early(rank: int) -> str:
     group = Group.join()
-    with guarded(group):
+    with watched(group):
         if rank == 1:
             threading.Event().wait(1.0)  # the other is gone by now, in good order
     return "trained"

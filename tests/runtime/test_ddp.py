@@ -1,4 +1,4 @@
-"""Batch norm over the batch of all processes is batch norm over the whole batch on one."""
+"""Gradients averaged over ranks with a message; batch norm over the batch of all ranks, as in one process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from loopwright import DistributedRuntime, Trainer
-from loopwright.runtime.ddp import SyncBatchNorm
+from loopwright.runtime import ddp
+from loopwright.runtime.ddp import Averaging, SyncBatchNorm, buckets
+from loopwright.runtime.process_group import Group
 from tests.distributed.ranks import run_ranks
 from tests.distributed.scenarios import assert_same, weights_of
 
@@ -103,3 +105,54 @@ def test_torchs_own_which_needs_cuda_is_replaced_too() -> None:
     assert convert(model, Part()) == [norm]
     assert isinstance(model[0], SyncBatchNorm)
     assert list(model.state_dict()) == names
+
+
+def average(rank: int, flags: tuple[float, float]) -> tuple[list[Tensor | None], list[float]]:
+    group = Group.join()
+    params = [nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(()))]
+    params[0].grad = torch.full((2, 3), float(rank))
+    if rank == 1:
+        params[1].grad = torch.ones(4)
+    message = Averaging(None, group.world).average(params, torch.tensor([flags[rank], 0.0, 7.0 if rank == 0 else 0.0]))
+    assert message is not None
+    return [param.grad for param in params], message.tolist()
+
+
+@pytest.mark.parametrize("flags", [(0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0)])
+def test_messages_are_added_up_and_change_no_gradient(flags: tuple[float, float]) -> None:
+    for grads, message in run_ranks(average, 2, flags):
+        assert message == [sum(flags), 0.0, 7.0]
+        assert torch.equal(grads[0], torch.full((2, 3), 0.5))
+        assert torch.equal(grads[1], torch.full((4,), 0.5))
+        assert grads[2] is None
+
+
+def average_often(rank: int) -> list[tuple[bool, list[Tensor | None]]]:
+    """Several updates of the same parameters, in memory that is kept and in such that is not."""
+    group, rounds = Group.join(), []
+    for limit in (ddp.KEPT_BYTES, 0):
+        ddp.KEPT_BYTES = limit
+        params = [nn.Parameter(torch.zeros(2, 3).t()), nn.Parameter(torch.zeros(4))]
+        average = Averaging(None, group.world).average
+        for update in range(3):
+            params[0].grad = before = torch.full((2, 3), float(rank + update)).t()
+            params[1].grad = None if rank == 0 and update == 1 else torch.ones(4)
+            average(params, torch.zeros(3, dtype=torch.float64))
+            is_same = params[0].grad is before and before.stride() == params[0].stride()
+            rounds.append((is_same, [param.grad for param in params]))
+    return rounds
+
+
+def test_gradients_stay_the_tensors_they_were_and_no_update_changes_those_of_another() -> None:
+    for rounds in run_ranks(average_often, 2):
+        for update, (is_same, grads) in zip([0, 1, 2] * 2, rounds, strict=True):
+            assert is_same
+            assert torch.equal(grads[0], torch.full((3, 2), update + 0.5))
+            assert torch.equal(grads[1], torch.full((4,), 0.5 if update == 1 else 1.0))
+
+
+def test_buckets_end_at_the_parameter_that_fills_them_and_hold_one_type() -> None:
+    sizes, single = (3, 1, 2, 2, 5), [nn.Parameter(torch.zeros(1, dtype=torch.float64))]
+    params = [nn.Parameter(torch.zeros(n)) for n in sizes]
+    found = list(buckets([*params[:2], *single, *params[2:]], max_bytes=16))
+    assert [[p.numel() for p in bucket] for bucket in found] == [[3, 1], [2, 2], [5], [1]]

@@ -29,7 +29,7 @@ SRUN = {
 }
 
 
-def test_without_any_variable_nobody_started_several_processes() -> None:
+def test_without_any_variable_there_is_no_launch() -> None:
     assert Launch.from_environment({"PATH": "/bin", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}) is None
 
 

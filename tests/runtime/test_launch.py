@@ -12,8 +12,7 @@ import pytest
 
 from loopwright import ConfigurationError
 from loopwright.runtime.launch import LaunchError, RankError, launch
-
-from . import launched
+from tests.distributed import launched
 
 
 def test_a_function_runs_on_new_processes_and_its_results_come_back_by_rank() -> None:

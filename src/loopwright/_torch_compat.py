@@ -1,0 +1,335 @@
+"""Every private name of torch and torchmetrics that this package uses, each under a plain name.
+
+A release that moves or removes one of them is answered here and nowhere else. "Since" names the first release of torch
+that has it, as far as we know; the oldest one supported, 2.6, has them all. What `import torch` and `torch.utils.data`
+do not import is imported at the call.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, RandomSampler
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+# Operations on lists of tensors, one kernel for many of them
+
+foreach_copy_ = torch._foreach_copy_
+"""Copy each tensor of the second list into that of the first. Since 2.1."""
+
+foreach_div_ = torch._foreach_div_
+"""Divide each tensor in place. Since 1.7."""
+
+foreach_mul_ = torch._foreach_mul_
+"""Multiply each tensor in place. Since 1.7."""
+
+foreach_lerp_ = torch._foreach_lerp_
+"""Move each tensor of the first list towards that of the second. Since 2.0."""
+
+foreach_norm = torch._foreach_norm
+"""The norm of each tensor. Since 1.12."""
+
+
+# Tensors and modules
+
+BatchNormBase = _BatchNorm
+"""The base class of all batch norms, for one that computes over several ranks. Since 0.1."""
+
+
+def version_of(tensor: Tensor) -> int:
+    """The number of changes in place that autograd has counted, to notice one. Since 0.4."""
+    return tensor._version
+
+
+def sparse_values(tensor: Tensor) -> Tensor:
+    """The stored values of a sparse tensor, coalesced or not; `Tensor.values` takes only a coalesced one. Since 0.4."""
+    return tensor._values()
+
+
+def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
+    """The table of a module's own parameters, to put others in their place without `__setattr__`. Since 0.1."""
+    return module._parameters
+
+
+def has_load_hooks(module: nn.Module) -> bool:
+    """Whether code of its own runs when the module's state dict is loaded. Since 0.4."""
+    return bool(module._load_state_dict_pre_hooks)
+
+
+LOADING_METHODS = ("_load_from_state_dict", "load_state_dict", "set_extra_state")
+"""Methods that a module overrides to load its state dict in its own way. Since 0.4; `set_extra_state` since 1.10."""
+
+
+def state_dict_metadata(state: object) -> Any:
+    """The versions of modules that a state dict carries as an attribute; None without. Since 0.4.1."""
+    return getattr(state, "_metadata", None)
+
+
+def set_state_dict_metadata(state: object, metadata: object) -> None:
+    """Give a copy of a state dict the versions of modules, which `load_state_dict` reads. Since 0.4.1."""
+    state._metadata = metadata  # type: ignore[attr-defined]
+
+
+def uncompiled(module: nn.Module) -> nn.Module | None:
+    """The module inside the one that `torch.compile(module)` returned; None for any other. Since 2.0."""
+    return module._modules.get("_orig_mod")
+
+
+# Optimizers, schedules and loss scaling
+
+
+def supports_found_inf(optimizer: Optimizer) -> bool:
+    """Whether `step` leaves itself out where the tensor `found_inf` says so (fused optimizers). Since 1.13."""
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+
+
+def mark_stepped(optimizer: Any) -> None:
+    """Keep a scheduler from warning that the optimizer took no step before it. Since 2.4."""
+    optimizer._opt_called = True
+
+
+def closed_form_of(scheduler: object) -> Callable[[], list[Any]] | None:
+    """The learning rates at a scheduler's position, where they do not depend on the steps before. Since 1.4."""
+    return getattr(scheduler, "_get_closed_form_lr", None)
+
+
+def set_last_lr(scheduler: Any, rates: list[Any]) -> None:
+    """Set the learning rates that `get_last_lr` returns. Since 1.4."""
+    scheduler._last_lr = rates
+
+
+INNER_SCHEDULERS = "_schedulers"
+"""The attribute in which chained and sequential schedulers keep those inside. Since 1.4."""
+
+
+def overflow_flags(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> list[Tensor]:
+    """Whether unscaling met a non-finite gradient, for each device. Since 1.6."""
+    return list(scaler._found_inf_per_device(optimizer).values())
+
+
+# DataLoader
+
+
+def iterates_as_torch(loader: object) -> bool:
+    """Whether an object is a DataLoader whose class changed nothing about its iteration. Since 1.7."""
+    if not isinstance(loader, DataLoader):
+        return False
+    kind = type(loader)
+    return kind.__iter__ is DataLoader.__iter__ and kind._get_iterator is DataLoader._get_iterator
+
+
+def draws_each_sample_once(sampler: RandomSampler) -> bool:
+    """Whether a sampler is a permutation of the data set: no replacement and no number of its own. Since 1.0."""
+    return not sampler.replacement and sampler._num_samples is None
+
+
+def persistent_iterator(loader: DataLoader[Any]) -> Any:
+    """The iterator of persistent workers that wait for the next epoch; None without. Since 1.7."""
+    return loader._iterator
+
+
+def workers_of(batches: Any) -> list[Any]:
+    """The worker processes of a loader's iterator. Since 1.0."""
+    workers: list[Any] = batches._workers
+    return workers
+
+
+def shut_down_workers(batches: Any) -> None:
+    """Ask the worker processes of a loader's iterator to end. Since 1.0."""
+    batches._shutdown_workers()
+
+
+@contextmanager
+def worker_signal_handlers(wrap: Callable[[Callable[[], None]], Callable[[], None]]) -> Iterator[None]:
+    """Meanwhile, let workers set their signal handlers by `wrap(torch's own function)`. Since 1.1."""
+    from torch.utils.data._utils import signal_handling as torchs
+
+    handling: Any = torchs  # which exports nothing that has a type
+    original = handling._set_worker_signal_handlers
+    handling._set_worker_signal_handlers = wrap(original)
+    try:
+        yield
+    finally:
+        handling._set_worker_signal_handlers = original
+
+
+def has_default_tensor_collate() -> bool:
+    """Whether `default_collate` stacks tensors as torch does, and was not extended by the user. Since 2.0."""
+    from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
+
+    return default_collate_fn_map.get(Tensor) is collate_tensor_fn
+
+
+def pin_memory(batch: Any) -> Any:
+    """Copy the tensors of a nested batch into pinned memory, as a DataLoader does. Since 1.0."""
+    from torch.utils.data._utils.pin_memory import pin_memory as pin
+
+    return pin(batch)  # type: ignore[no-untyped-call]
+
+
+# Nested containers
+
+
+def tree_flatten_with_path(tree: Any) -> tuple[list[tuple[Any, Any]], Any]:
+    """The leaves of nested containers with their paths, and the structure. Since 2.2."""
+    from torch.utils import _pytree
+
+    return _pytree.tree_flatten_with_path(tree)
+
+
+def tree_leaves(tree: Any) -> list[Any]:
+    """The leaves of nested containers. Since 2.2."""
+    from torch.utils import _pytree
+
+    return _pytree.tree_leaves(tree)
+
+
+def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Nested containers with a function applied to each leaf. Since 1.8."""
+    from torch.utils import _pytree
+
+    return _pytree.tree_map(function, tree)
+
+
+# Processes
+
+
+def default_store() -> Any:
+    """The key-value store of the default process group. Since 1.10."""
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    return _get_default_store()
+
+
+def start_fake_group(world: int) -> None:
+    """Initialise `torch.distributed` as rank 0 of pretended ranks; collectives return at once. Since 2.0."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed import fake_pg  # noqa: F401  (makes the backend known)
+
+    store = dist.HashStore()  # type: ignore[attr-defined]  # public, but not in torch's type hints
+    dist.init_process_group("fake", rank=0, world_size=world, store=store)
+
+
+def checkpoint_activations(module: nn.Module) -> None:
+    """Let a module recompute its activations in the backward pass; it stays the object that it is. Since 2.0."""
+    from torch.distributed._composable.checkpoint_activation import checkpoint
+
+    checkpoint(module)
+
+
+# Tensors on a device mesh
+
+
+def root_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """The mesh that another one is a part of; the mesh itself where it is none. Since 2.6."""
+    return mesh._get_root_mesh()
+
+
+def local_shape_and_offset(shape: Any, mesh: DeviceMesh, placements: Any) -> tuple[Any, Any]:
+    """The shape of this rank's part of a tensor, and where it begins. Since 2.0."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    return compute_local_shape_and_global_offset(shape, mesh, placements)
+
+
+def local_shape_at(
+    shape: tuple[int, ...], mesh_shape: tuple[int, ...], coordinate: tuple[int, ...], placements: tuple[Any, ...]
+) -> tuple[int, ...]:
+    """The shape of the part of a tensor that the rank at a coordinate of the mesh holds. Since 2.6."""
+    from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
+
+    local, _ = _compute_local_shape_and_global_offset(shape, mesh_shape, list(coordinate), placements, True)
+    return tuple(map(int, local))
+
+
+def clear_mesh_caches() -> None:
+    """Empty the caches of sharding decisions, which take a mesh of the same sizes for the same mesh. Since 2.6."""
+    if "torch.distributed.tensor" in sys.modules:
+        from torch.distributed.tensor import _redistribute, debug
+
+        debug._clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
+        _redistribute._gen_transform_infos.cache_clear()
+
+
+# FSDP2: while a sharded module computes, full parameters take the place of the shards that an optimizer holds
+
+
+def sharded_parameters(module: Any) -> Iterator[Any]:
+    """What FSDP2 keeps for each parameter of a module that it shards; `sharded_param` is the optimizer's. Since 2.4."""
+    state = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]  # newer ones have several
+    for group in groups:
+        if group is not None:
+            yield from group.fsdp_params
+
+
+def full_parameter(held: Any) -> Tensor | None:
+    """The full parameter that autograd knows; None before the first forward pass. Since 2.4."""
+    return getattr(held, "_unsharded_param", None)
+
+
+# torchmetrics (1.4 and later)
+
+
+@runtime_checkable
+class CountedMetric(Protocol):
+    """A metric that counts its updates and shows its state, as those of torchmetrics do."""
+
+    _update_count: int
+
+    @property
+    def metric_state(self) -> Mapping[str, Any]: ...
+
+    def reset(self) -> None: ...
+
+
+@runtime_checkable
+class MergeableMetric(CountedMetric, Protocol):
+    """A metric that says how the states of several ranks become one, as those of torchmetrics do."""
+
+    _computed: Any
+    _to_sync: bool
+    _reductions: Mapping[str, Callable[[Any], Any] | None]
+
+
+@runtime_checkable
+class PersistentMetric(Protocol):
+    """A metric of torchmetrics, which leaves its state out of its state dict until `persistent(True)`."""
+
+    _update_count: int
+
+    def persistent(self, mode: bool = False) -> None: ...
+
+
+def update_count(metric: CountedMetric | PersistentMetric) -> int:
+    """How often a metric was updated."""
+    return metric._update_count
+
+
+def set_update_count(metric: CountedMetric | PersistentMetric, count: int) -> None:
+    """Set how often a metric was updated; without updates `compute` warns."""
+    metric._update_count = count
+
+
+def reductions_of(metric: MergeableMetric) -> Mapping[str, Callable[[Any], Any] | None]:
+    """The functions that reduce the stacked states of several ranks to one, by the name of the state."""
+    return metric._reductions
+
+
+def forget_computed(metric: MergeableMetric) -> None:
+    """Let `compute` compute again instead of returning what it returned last."""
+    metric._computed = None
+
+
+def set_syncing(metric: MergeableMetric, is_on: bool) -> None:
+    """Whether `compute` gathers the states of all ranks by itself."""
+    metric._to_sync = is_on
