@@ -52,7 +52,7 @@ class NewValues:
     # What cannot take over saved state
 
     def _new_optimizers(self, run: TrainingRun) -> Iterator[str]:
-        from ..checkpoint.fitting import compare_groups
+        from .state_mismatch import compare_groups
 
         for name, optimizer in run.components.optimizers.items():
             prefix, count = key_of("optimizer", name), len(optimizer.param_groups)

@@ -259,7 +259,7 @@ def _recorded(run: TrainingRun) -> dict[str, Any] | None:
 
 
 def _weights_fit(run: TrainingRun, checkpoint: Checkpoint) -> bool:
-    from ..checkpoint.fitting import compare_model
+    from .state_mismatch import compare_model
 
     saved = checkpoint.tree["models"]
     return set(saved) == set(run.components.models) and not any(

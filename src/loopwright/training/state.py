@@ -12,15 +12,6 @@ from torch import Tensor
 from .._torch_compat import mark_stepped
 from ..checkpoint.atomic import new_token
 from ..checkpoint.components import load_model, load_optimizer
-from ..checkpoint.fitting import (
-    compare_callbacks,
-    compare_components,
-    compare_rest,
-    listed,
-    wrong_history,
-    wrong_meter,
-    wrong_rng,
-)
 from ..checkpoint.format import read_checkpoint, write_checkpoint
 from ..checkpoint.migrations import complete_state, migrate_callbacks, unused_states
 from ..checkpoint.sharded import load_stored
@@ -40,6 +31,15 @@ from ..metrics.metric_objects import (
 )
 from ..metrics.progress import Progress
 from .resume import NOTHING_KEPT, Kept, PendingRestore
+from .state_mismatch import (
+    compare_callbacks,
+    compare_components,
+    compare_rest,
+    listed,
+    wrong_history,
+    wrong_meter,
+    wrong_rng,
+)
 from .undo import metric_owners, undone_on_error
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from ...checkpoint import read_checkpoint, write_checkpoint
 from ...checkpoint.components import Parts, read_parts
-from ...checkpoint.fitting import differing_kinds, listed
 from ...checkpoint.migrations import complete_state, explained
 from ...data.random import set_rng_state
 from ...errors import CheckpointError
 from ...training.state import capture, meta_of, own_rng, return_to, write_together
+from ...training.state_mismatch import differing_kinds, listed
 from ...training.undo import load_parts
 from .core import Core
 

@@ -191,8 +191,8 @@ def as_lists(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
 
 def read_run(parts: Parts, engine: Engine | None) -> dict[str, Any]:
     """What a checkpoint notes of the epochs so far, once it is known that `engine`, if given, can go on from it."""
-    from ...checkpoint.fitting import differing_kinds, listed, wrong_fields
     from ...training.state import compare_run
+    from ...training.state_mismatch import differing_kinds, listed, wrong_fields
 
     noted = parts.rest.get("simple", {}) if parts.path.is_dir() else {}
     problems = list(differing_kinds({"run": {"rows": [{}], "best": {}}}, noted, "simple"))

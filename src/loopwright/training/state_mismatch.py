@@ -13,16 +13,16 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from .._torch_compat import state_dict_metadata
+from ..checkpoint.tensors import StoredTensor
 from ..data.random import preserved_rng
 from ..metrics.history import History
 from ..metrics.meter import Meter
 from ..metrics.progress import Progress
-from ..training.resume import NOTHING_KEPT, Kept
-from .tensors import StoredTensor
+from .resume import NOTHING_KEPT, Kept
 
 if TYPE_CHECKING:
     from ..callback import Callback
-    from ..training.components import Components
+    from .components import Components
 
 LISTED = 20
 # What torch's optimizers keep for a parameter: entries with its shape, and entries that are one number.
