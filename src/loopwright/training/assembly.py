@@ -19,6 +19,7 @@ from ..data.random import seed_everything
 from ..errors import ConfigurationError
 from ..optim.build import CurveSchedule, Schedule, build_schedule
 from ..runtime import dry_run
+from ..runtime.modes import start_training_mode
 from .components import (
     check_accumulation,
     check_clipping,
@@ -29,7 +30,6 @@ from .components import (
     found_on,
     is_trained,
     replaced_in,
-    start_training_mode,
     swap_parameters,
 )
 from .update import OptimizerUpdate

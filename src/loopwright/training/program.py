@@ -14,8 +14,9 @@ from torch.optim import Optimizer
 
 from ..callback import Callback, TrainerHooks
 from ..data.open import open_stream
+from ..runtime.modes import evaluating
 from . import assembly
-from .components import Components, checked_directory, evaluating
+from .components import Components, checked_directory
 
 if TYPE_CHECKING:
     from ..data.stream import Stream

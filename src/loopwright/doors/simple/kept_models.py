@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...callback import check_arguments, named_hook
+from ...callback import named_hook
 from ...callbacks.interval import metric_of
 from ...callbacks.stopping import EarlyStopping
 from ...checkpoint.manifest import check_inside
-from ...errors import CheckpointError, ConfigurationError
+from ...errors import CheckpointError, ConfigurationError, check_arguments
 from ...metrics.best import Mode, WatchedMetric, is_better, settle_all
 
 if TYPE_CHECKING:
