@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, CyclicLR, Lamb
 from .._torch_compat import INNER_SCHEDULERS, closed_form_of, set_last_lr
 from ..optim.build import CurveSchedule
 from .fingerprint import group_key, key_of
-from .resume import Kept
+from .state_mismatch import Kept
 
 if TYPE_CHECKING:
     from ..run.changes import Change

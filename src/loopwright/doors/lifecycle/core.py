@@ -21,8 +21,8 @@ from ...metrics.result import StepResult
 from ...runtime import Runtime
 from ...runtime.modes import evaluating, start_training_mode
 from ...training import steps as loop
-from ...training.consensus import StopConsensus
 from ...training.evaluate import evaluate
+from ...training.run import StopConsensus
 from .checks import checked_output
 from .components import Components
 from .loaders import EvaluationLoader, TrainingLoader, prepared
