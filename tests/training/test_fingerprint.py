@@ -14,17 +14,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import loopwright
-from loopwright import ConfigurationError, Schedule, Trainer
-from loopwright.cli import main
+from loopwright import ConfigurationError, Trainer
 from loopwright.data.fetch import peek_samples
 from loopwright.run import RunManifest
 from loopwright.run.changes import program_changes
 from tests.forked import call_forked
-from tests.loops import assert_same_model, batches, build_linear, build_net
+from tests.loops import build_net
 from tests.mistakes import Mistakes
 
 SECTION = "The program changed, the run directory did not"
@@ -304,99 +303,7 @@ def test_a_loss_of_the_library_that_another_version_wrote_otherwise_and_elsewher
     assert RunManifest.read(tmp_path / "run.json").fingerprint["loss"] == "Ours"
 
 
-# Going on with new values
-
-
-def test_an_accepted_learning_rate_is_used_and_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As a hand-written loop that changes the learning rate of its Adam after an epoch."""
-    data, model = drawn(), build_linear()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
-    for epoch in range(3):
-        optimizer.param_groups[0]["lr"] = 0.01 if epoch == 0 else 0.1
-        for inputs, targets in batches(data, 8, epoch):
-            optimizer.zero_grad()
-            F.cross_entropy(model(inputs), targets).backward()
-            optimizer.step()
-    new = partial(torch.optim.Adam, lr=0.1)
-    train(tmp_path, model=build_linear())
-    train(tmp_path, 2, model=build_linear(), optimizer=new, changes="accept")
-    trainer = train(tmp_path, 3, model=build_linear(), optimizer=new)  # accepted once, it is the run's
-    assert_same_model(trainer.model, model)
-    (noted,) = RunManifest.read(tmp_path / "run.json").changes
-    assert (noted["update"], noted["values"]) == (5, {"optimizer.lr": [0.01, 0.1]})
-    assert main(["show", str(tmp_path)]) == 0
-    assert "changes      at update 5: optimizer.lr 0.01 -> 0.1\n" in capsys.readouterr().out
-
-
-def test_accepted_values_count_also_if_the_run_dies_before_it_saves_again(tmp_path: Path) -> None:
-    class Dies(loopwright.Callback):
-        def on_train_step_start(self, trainer: Trainer, batch: Any) -> None:
-            raise KeyboardInterrupt
-
-    new = partial(torch.optim.Adam, lr=0.1)
-    train(tmp_path)
-    with pytest.raises(KeyboardInterrupt):
-        train(tmp_path, 2, optimizer=new, changes="accept", callbacks=[Dies()])
-    trainer = train(tmp_path, 2, optimizer=new)
-    assert trainer.optimizers["optimizer"].param_groups[0]["lr"] == 0.1
-    assert len(RunManifest.read(tmp_path / "run.json").changes) == 1
-
-
-def test_another_optimizer_starts_without_state_and_says_so(
-    tmp_path: Path, mistake: Mistakes, capsys: pytest.CaptureFixture[str]
-) -> None:
-    train(tmp_path)
-    momentum = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
-    trainer = train(tmp_path, 2, optimizer=momentum, changes="accept", progress="lines")
-    assert isinstance(trainer.optimizers["optimizer"], torch.optim.SGD)
-    assert trainer.progress.epoch == 2
-    out = capsys.readouterr().out
-    assert "Optimizer 'optimizer' (SGD) does not fit the saved state: it starts without any." in out
-    said = out.partition("\nResuming")[0]
-    mistake.said(SECTION, 'Another optimizer, with `changes="accept"`', said)
-
-
-def test_an_option_that_needs_other_state_starts_without_the_old(tmp_path: Path) -> None:
-    train(tmp_path)
-    trainer = train(tmp_path, 2, optimizer=partial(torch.optim.Adam, lr=0.01, amsgrad=True), changes="accept")
-    assert trainer.progress.epoch == 2
-
-
-SCHEDULES: dict[str, tuple[Any, Any]] = {
-    "steps": (partial(StepLR, step_size=1, gamma=0.5), lambda base, epoch: base * 0.5**epoch),
-    "cosine": (
-        partial(CosineAnnealingLR, T_max=10, eta_min=0.001),
-        lambda base, epoch: 0.001 + (base - 0.001) * (1 + np.cos(np.pi * epoch / 10)) / 2,
-    ),
-    "function": (partial(LambdaLR, lr_lambda=lambda epoch: 1 / (1 + epoch)), lambda base, epoch: base / (1 + epoch)),
-}
-
-
-@pytest.mark.parametrize("kind", SCHEDULES)
-def test_a_schedule_goes_on_from_the_new_learning_rate(tmp_path: Path, kind: str) -> None:
-    schedule, expected = SCHEDULES[kind]
-    train(tmp_path, 2, scheduler=schedule)
-    trainer = train(tmp_path, 3, scheduler=schedule, optimizer=partial(torch.optim.Adam, lr=0.1), changes="accept")
-    assert trainer.optimizers["optimizer"].param_groups[0]["lr"] == pytest.approx(expected(0.1, 3))
-
-
-def test_new_options_of_a_schedule_count_at_its_place(tmp_path: Path) -> None:
-    train(tmp_path, 2, scheduler=partial(StepLR, step_size=1, gamma=0.5))
-    trainer = train(tmp_path, 3, scheduler=partial(StepLR, step_size=1, gamma=0.1), changes="accept")
-    assert trainer.optimizers["optimizer"].param_groups[0]["lr"] == pytest.approx(0.01 * 0.1**3)
-
-
-def test_a_schedule_that_is_taken_away_leaves_the_given_learning_rate(tmp_path: Path) -> None:
-    train(tmp_path, 2, scheduler=partial(StepLR, step_size=1, gamma=0.5))
-    trainer = train(tmp_path, 3, changes="accept")
-    assert trainer.optimizers["optimizer"].param_groups[0]["lr"] == 0.01
-
-
-def test_a_schedule_that_is_added_starts_at_its_beginning(tmp_path: Path) -> None:
-    train(tmp_path, 2)
-    schedule = Schedule(partial(StepLR, step_size=1, gamma=0.5), every="epoch")
-    trainer = train(tmp_path, 3, scheduler=schedule, changes="accept")
-    assert trainer.optimizers["optimizer"].param_groups[0]["lr"] == pytest.approx(0.005)
+# Going on with other data
 
 
 def test_other_data_leaves_out_the_rest_of_the_epoch_and_says_so(
