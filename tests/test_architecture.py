@@ -167,7 +167,7 @@ def is_text(node: ast.expr) -> bool:
 
 
 def written(path: Path) -> Iterator[tuple[str, str]]:
-    """Every attribute that a file assigns or deletes, as (owner, name); by `setattr`, too, where a computed name is `*`."""
+    """Every attribute that a file assigns or deletes, as (owner, name); `*` where `setattr` has a computed name."""
     for node in ast.walk(ast.parse(path.read_text())):
         for target in targets(node):
             if isinstance(target, ast.Attribute):
