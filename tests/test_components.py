@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from loopwright import Callback, ConfigurationError, Trainer
-from loopwright.training.components import evaluating, found_on
+from loopwright.runtime.modes import evaluating
+from loopwright.training.components import found_on
 
 from .loops import assert_same_model, build_linear, build_net
 

@@ -20,7 +20,8 @@ from .optim.build import build_optimizer, build_schedule, check_given, named
 from .runtime import Runtime, resolve_runtime
 from .training import components, evaluate
 from .training.components import Components
-from .training.program import Changes, Display, Precision, Program
+from .training.default_program import DefaultProgram
+from .training.program import Changes, Display, Precision
 from .training.run import TrainingRun
 from .training.supervised import call_model, checked_pair, loss_of, split_supervised, stack_outputs
 from .training.updates import OptimizerChoice
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from .runtime import Mesh
 
 
-class Trainer(Program):
+class Trainer(DefaultProgram):
     """Train one or several models. Constructor arguments are the default `configure_*`; override what differs.
 
     Example:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,16 +13,15 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from .._torch_compat import state_dict_metadata
+from ..checkpoint.tensors import StoredTensor
 from ..data.random import preserved_rng
 from ..metrics.history import History
 from ..metrics.meter import Meter
 from ..metrics.progress import Progress
-from ..training.resume import NOTHING_KEPT, Kept
-from .tensors import StoredTensor
 
 if TYPE_CHECKING:
     from ..callback import Callback
-    from ..training.components import Components
+    from .components import Components
 
 LISTED = 20
 # What torch's optimizers keep for a parameter: entries with its shape, and entries that are one number.
@@ -47,6 +46,17 @@ METER = ("sums", "counts", "logged")
 GENERATORS, DEVICE_GENERATORS = ("torch", "numpy", "python"), ("cuda", "mps")
 OPEN = ("TorchMetrics",)  # shipped callbacks whose fields are names of the user
 SCALER = ("scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker")
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Optimizers and schedules, by name, that a restore leaves as the program made them."""
+
+    optimizers: frozenset[str] = frozenset()
+    schedules: frozenset[str] = frozenset()
+
+
+NOTHING_KEPT = Kept()
 
 
 def listed(problems: Sequence[str]) -> str:
