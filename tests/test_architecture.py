@@ -104,6 +104,11 @@ def test_the_table_of_owners_names_every_attribute_of_a_run_and_of_its_component
     trainer = linear_trainer()
     assert set(written_by_class("TrainingRun")) == set(vars(trainer.run)) - {"program", "runtime", "components"}
     assert set(written_by_class("Components")) == set(vars(trainer._components))
+    assert set(written_by_class("Trainer")) == {name for name in vars(trainer) if not name.startswith("_")} - {
+        "run",
+        "runtime",
+        "model",
+    }
 
 
 def test_the_table_of_owners_names_every_file_of_training_that_writes_an_attribute() -> None:
