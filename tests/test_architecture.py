@@ -1,4 +1,8 @@
-"""The architecture page shows the code that is there, and the code keeps to the measures that the page names."""
+"""The architecture page shows the code that is there, and the code keeps to the measures that the page names.
+
+`python -m tests.test_architecture` copies the functions of the loop from the code into the page, and prints how the list
+of `WRITERS` has to change.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,8 @@ from loopwright.training import steps as loop
 
 ROOT = Path(__file__).parent.parent
 SOURCE = Path(loopwright.__file__).parent
-PAGE = (ROOT / "docs" / "architecture.md").read_text()
+DOCUMENT = ROOT / "docs" / "architecture.md"
+PAGE = DOCUMENT.read_text()
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
 
 SHOWN = [
@@ -268,15 +273,18 @@ def writers() -> dict[str, set[str]]:
     return found
 
 
+def without(first: dict[str, set[str]], second: dict[str, set[str]]) -> dict[str, set[str]]:
+    """What the first has and the second has not."""
+    rest = {name: values - second.get(name, set()) for name, values in first.items()}
+    return {name: values for name, values in rest.items() if values}
+
+
 def test_nothing_outside_of_training_writes_a_trainer_or_its_run_but_for_the_known_places() -> None:
-    new = {name: found - WRITERS.get(name, set()) for name, found in writers().items()}
-    assert {name: found for name, found in new.items() if found} == {}
+    assert without(writers(), WRITERS) == {}
 
 
 def test_a_place_that_no_longer_writes_a_trainer_or_its_run_is_taken_off_the_list() -> None:
-    found = writers()
-    gone = {name: known - found.get(name, set()) for name, known in WRITERS.items()}
-    assert {name: known for name, known in gone.items() if known} == {}
+    assert without(WRITERS, writers()) == {}
 
 
 def takes_trainer(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
@@ -315,3 +323,17 @@ def test_the_package_has_few_modules_at_its_root() -> None:
     assert {name for name in modules if name.startswith("_")} <= {
         *("__init__", "__main__", "_lazy", "_other_frameworks", "_torch_compat", "_version"),
     }
+
+
+def renew_page() -> None:
+    """Copy the functions of the loop into the page."""
+    start = PAGE.index("```py\n") + len("```py\n")
+    functions = "\n\n".join(inspect.getsource(function) for function in SHOWN)
+    DOCUMENT.write_text(PAGE[:start] + functions + PAGE[PAGE.index("```", start) :])
+
+
+if __name__ == "__main__":
+    renew_page()
+    for title, places in (("take off", without(WRITERS, writers())), ("not allowed", without(writers(), WRITERS))):
+        for name, attributes in sorted(places.items()):
+            print(f"{title}: {name}: {', '.join(sorted(attributes))}")
