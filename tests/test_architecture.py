@@ -1,7 +1,7 @@
 """The architecture page shows the code that is there, and the code keeps to the measures that the page names.
 
-`python -m tests.test_architecture` copies the functions of the loop from the code into the page, and prints how the list
-of `WRITERS` has to change.
+`python -m tests.test_architecture` copies the functions of the loop from the code into the page, and prints how
+`WRITERS` has to change.
 """
 
 from __future__ import annotations
