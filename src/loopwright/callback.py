@@ -28,7 +28,7 @@ class Callback:
     """
 
     evaluates_again = False  # whether it evaluates in `on_eval_end` and adds all that measures under its own names
-    unheard: Collection[str] = ()  # events that this one does without, although its class has a method for them
+    ignored_events: Collection[str] = ()  # events that this one does without, although its class has a method for them
     state_version = 1  # of what `state_dict` returns; raise it where that changes, and override `migrate_state`
     precedence = 0  # callbacks with a higher one hear of every event later, whatever order they were given in
 
@@ -335,7 +335,7 @@ class Dispatch:
                 found.append(named_hook(getattr(owner, name), f"{type(owner).__name__}.{name}", None))
             for callback in callbacks:
                 is_overridden = getattr(type(callback), name, None) is not getattr(vocabulary, name)
-                if is_overridden and name not in getattr(callback, "unheard", ()):
+                if is_overridden and name not in getattr(callback, "ignored_events", ()):
                     label = getattr(callback, "name", type(callback).__name__)
                     given = owner if trainer_for is None else trainer_for(callback)
                     found.append(named_hook(getattr(callback, name), f"{label}.{name}", given))

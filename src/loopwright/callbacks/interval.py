@@ -109,7 +109,7 @@ class Periodic(Callback):
     ) -> None:
         self.interval = Interval(type(self).__name__, every_n_epochs, every_n_updates, every_n_samples)
         is_by_epoch = self.interval.unit == "epoch"
-        self.unheard = ("on_update_end", "on_rewind") if is_by_epoch else ("on_train_epoch_end",)
+        self.ignored_events = ("on_update_end", "on_rewind") if is_by_epoch else ("on_train_epoch_end",)
 
     def measure(self, trainer: Trainer) -> Mapping[str, float]:
         """The values to log now."""
@@ -176,7 +176,7 @@ class Watching(Callback):
         self.watched = WatchedMetric(metric, mode, type(self).__name__)
         self.interval = Interval(type(self).__name__, every_n_epochs, every_n_updates, every_n_samples)
         is_by_epoch = self.interval.unit == "epoch"
-        self.unheard = ("on_update_end", "on_rewind") if is_by_epoch else ("on_epoch_end",)
+        self.ignored_events = ("on_update_end", "on_rewind") if is_by_epoch else ("on_epoch_end",)
 
     def look(self, trainer: Trainer, value: float, metrics: Mapping[str, float]) -> None:
         """Act on the metric's value; `metrics` are all metrics of this moment."""
