@@ -38,6 +38,18 @@ class Interval:
 
     An interval in samples is due at the first update at or past each multiple of n. It has no state to save, since a
     run is resumed between two updates.
+
+    Args:
+        owner: The name of the callback, for messages.
+        epochs: Every n epochs; at most one of the three is given.
+        updates: Every n updates.
+        samples: Every n samples.
+
+    >>> from loopwright import Progress
+    >>> from loopwright.callbacks import Interval
+    >>> interval = Interval("MyCallback", None, 100, None)
+    >>> interval.is_due_after_update(Progress(update=200))
+    True
     """
 
     def __init__(self, owner: str, epochs: int | None, updates: int | None, samples: int | None) -> None:
@@ -159,6 +171,21 @@ class Watching(Callback):
 
     After epochs it can be any metric of the epoch's row; after updates or samples, one that a callback has logged in
     this epoch by then, such as `test_loss` of an `OfflineLoss` with the same interval.
+
+    Args:
+        metric: The name of the metric.
+        mode: Which values are better; "auto" knows it from the metric.
+        every_n_epochs: Look every n epochs; one of the three intervals may be given.
+        every_n_updates: Look every n updates.
+        every_n_samples: Look every n samples, after the update that reaches them.
+
+    >>> from loopwright.callbacks import Watching
+    >>> class StopAbove(Watching):
+    ...     def look(self, trainer, value, metrics):
+    ...         if value > 0.9:
+    ...             trainer.stop(f"{self.metric} is {value}")
+    >>> StopAbove("eval_accuracy", "max").metric
+    'eval_accuracy'
     """
 
     precedence = 1  # after the callbacks that log the metric

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import nn
@@ -31,6 +31,15 @@ if TYPE_CHECKING:
 Precision = Literal["fp32", "bf16", "fp16"]
 Display = Literal["auto", "bar", "lines", "silent"]
 Changes = Literal["refuse", "accept"]
+
+
+class Indexed(Protocol):
+    """Data with samples by index, such as a `torch.utils.data.Dataset`."""
+
+    def __getitem__(self, index: Any, /) -> Any: ...
+
+
+Data = Iterable[Any] | Indexed
 
 
 @dataclass(frozen=True, slots=True)
