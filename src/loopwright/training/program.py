@@ -1,4 +1,4 @@
-"""What a run calls of its trainer besides the user's steps: the points at which a door does otherwise."""
+"""The trainer as its run sees it: the methods that a run calls, which doors replace."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Data = Iterable[Any] | Indexed
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """What messages call the user's methods, arguments and ways on; each door has its document's words."""
+    """The names of the user's methods and arguments in messages; each door has those of its document."""
 
     start_over: str = "resume=False"
     accept_changes: str = 'changes="accept"'
@@ -61,13 +61,13 @@ class Words:
 
 
 class Program(TrainerHooks):
-    """The trainer as its run sees it. `Trainer` adds what users call and override; doors replace the points here."""
+    """Base class of `Trainer` with the methods that a run calls; doors replace those with an underscore."""
 
     words: Words = Words()
-    _step_methods: ClassVar[tuple[str, ...]] = (  # what a user writes that decides what is learnt
+    _step_methods: ClassVar[tuple[str, ...]] = (  # methods of users that the fingerprint describes
         *("train_step", "compute_loss", "forward", "split_batch", "prepare_batch"),
     )
-    _plateau_metric: str | None = "loss"  # what ReduceLROnPlateau watches; None where only a subclass's user knows
+    _plateau_metric: str | None = "loss"  # of ReduceLROnPlateau; None if the user has to name it
 
     run: TrainingRun
     _components: Components
@@ -83,7 +83,7 @@ class Program(TrainerHooks):
 
     @property
     def progress(self) -> Progress:
-        """How far the run is: epochs, steps, updates, samples, seconds."""
+        """The counters of the run: epochs, steps, updates, samples, seconds."""
         return self.run.progress
 
     @property
@@ -93,7 +93,7 @@ class Program(TrainerHooks):
 
     @property
     def stop_reason(self) -> str | None:
-        """Why training was asked to end, or None."""
+        """The reason of the first stop request, or None."""
         return self.run.stop_reason
 
     @property
@@ -155,7 +155,7 @@ class Program(TrainerHooks):
     # Building
 
     def setup(self) -> None:
-        """Build what `configure_*` describe, once: models first, then optimizers, which need their parameters.
+        """Call the `configure_*` methods, once: models first, then optimizers, which need their parameters.
 
         `train`, `evaluate`, `predict`, `save` and `load` call it; call it yourself to look at models and optimizers
         before them.
@@ -168,16 +168,16 @@ class Program(TrainerHooks):
             assembly.assemble_optimizers(self, self._components.replaced)
 
     def _setup_training(self) -> None:
-        """Work out everything that is needed once per `train` call."""
+        """Prepare a `train` call."""
         self.setup()
         self._check_defaults()
         assembly.assemble_training(self)
 
     def _check_defaults(self) -> None:
-        """Check what the default step and the default loss need."""
+        """Check the components that the default step and the default loss need."""
 
     def _adopt_replaced(self) -> None:
-        """Continue with a model or optimizer that a hook has assigned in place of another, or say why it cannot."""
+        """Use models and optimizers that a hook has assigned in place of others, or refuse them."""
         is_training = not self.run.is_evaluating and bool(self._components.trained)
         (assembly.adopt_in_training if is_training else assembly.adopt_replaced)(self)
 
@@ -186,7 +186,7 @@ class Program(TrainerHooks):
         return False
 
     def _measure_as_default(self, batch: Any) -> Any:
-        """What the default `train_step` would report for a batch, without training on it."""
+        """Return the result of the default `train_step` for a batch, without training on it."""
         raise NotImplementedError
 
     @property
@@ -194,11 +194,11 @@ class Program(TrainerHooks):
         return True
 
     def _describe_more(self) -> dict[str, Any]:
-        """Further entries of the fingerprint, besides components and data."""
+        """Return further entries of the fingerprint, besides components and data."""
         return {}
 
     def _open(self, data: Any, batch_size: int | None, *, shuffle: bool) -> Stream:
-        """A stream over data, as the callbacks adapt it."""
+        """Open a stream over data, as the callbacks adapt it."""
         seed = self.runtime.broadcast_object(torch.initial_seed()) if self.seed is None else self.seed
         stream = open_stream(data, batch_size=batch_size, seed=seed, shuffle=shuffle, shard=self.runtime.shard)
         for callback in self.run.callbacks:
@@ -208,14 +208,14 @@ class Program(TrainerHooks):
     # Epochs and steps
 
     def _train_epoch(self) -> None:
-        """One epoch as the loop runs it; a door puts around it what its document has there."""
+        """Train one epoch; a door adds the events of its document around it."""
         from .steps import train_epoch
 
         train_epoch(self.run)
 
     @property
     def _defers_signals(self) -> bool:
-        """Whether something is under way that a resumed run would not do again, so that a signal waits for its end."""
+        """Whether a signal has to wait, since a resumed run would not repeat the present work."""
         return False
 
     def _schedule_epoch(self, row: Mapping[str, float]) -> None:
@@ -226,20 +226,20 @@ class Program(TrainerHooks):
 
     @contextmanager
     def _eval_mode(self) -> Iterator[None]:
-        """Eval mode for the models, and every mode as it was afterwards."""
+        """Context with the models in eval mode; every module gets its previous mode back."""
         assembly.adopt_replaced(self)
         run = self.run
         before, run.is_evaluating = run.is_evaluating, True
         try:
             with evaluating(self.modules.values(), self.optimizers.values()):
                 yield
-                assembly.adopt_replaced(self)  # a model put in for the evaluation alone is out again
+                assembly.adopt_replaced(self)  # a model that was assigned for the evaluation only
         finally:
             run.is_evaluating = before
         self.runtime.reshard()
 
     def _eval_without_samples(self, batch: Any) -> None:
-        """Take part in an evaluation step of which this process has no sample; `batch` is a part of another's."""
+        """Run an evaluation step for its collectives only; `batch` is a part of another process's."""
         from .evaluate import eval_without_samples
 
         if self.runtime.forwards_together:
@@ -248,7 +248,7 @@ class Program(TrainerHooks):
     # Checks
 
     def _watch_steps(self) -> StepWatch | None:
-        """What checks the steps of an epoch, where they are not the default ones."""
+        """Return the object that checks the steps of an epoch; None for the default steps."""
         if self._has_default_step:
             return None
         from .step_checks import StepWatch
@@ -262,13 +262,13 @@ class Program(TrainerHooks):
         refuse_own_step(self, update)
 
     def _check_trained(self) -> None:
-        """Look, at the end of the first epoch, for optimizers that have trained nothing."""
+        """Check after the first epoch that every optimizer has trained something."""
         from .step_checks import check_trained
 
         check_trained(self.run)
 
     def _check_update(self, loss: Any, count: Any = None) -> None:
-        """Refuse an update that is made in an evaluation, or with something that is no loss."""
+        """Refuse an update in an evaluation, or with a value that is not a loss."""
         from .step_checks import refuse_update
 
         refuse_update(self, loss, count)
@@ -277,9 +277,9 @@ class Program(TrainerHooks):
 
     @property
     def _core(self) -> Program:
-        """The trainer that owns the run; a callback may have been given a door in front of it."""
+        """The trainer that owns the run; a callback may have the trainer of a door instead."""
         return self
 
     def _trainer_for(self, callback: Callback) -> Any:
-        """What a callback is given as its trainer."""
+        """Return the object that a callback gets as its trainer."""
         return self

@@ -1,4 +1,4 @@
-"""Which run a `train` call belongs to, and the checkpoint it goes on from."""
+"""Find the run that a `train` call belongs to, and restore the checkpoint that it continues from."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class PendingRestore:
-    """What of a checkpoint waits for the `train` call that continues from it, which has the data and the optimizers."""
+    """The part of a checkpoint that the next `train` call restores, when data and optimizers exist."""
 
     data: dict[str, Any] | None
     eval_data: dict[str, Any] | None
@@ -33,18 +33,18 @@ class PendingRestore:
     fingerprint: dict[str, Any] | None
 
     def restore_updates(self, run: TrainingRun) -> None:
-        """Let each optimizer count on from where it was."""
+        """Restore the counters of each optimizer."""
         if self.updates is not None:
             run.optimization.load_state_dict(self.updates)
             self.updates = None
 
     def restore_rng(self) -> None:
-        """Let the random generators go on from where they were."""
+        """Restore the random generators."""
         if self.rng is not None:
             set_rng_state(self.rng)
 
     def place(self, stream: Stream, eval_stream: Stream | None) -> None:
-        """Take up the positions in the data, and then the random generators, which opening data may have used."""
+        """Restore the positions in the data, then the random generators, since opening data may use them."""
         if self.data is not None:
             seek(stream, self.data)
         if self.eval_data is not None and eval_stream is not None:
@@ -53,12 +53,12 @@ class PendingRestore:
 
 
 def seek(stream: Stream, state: dict[str, Any]) -> None:
-    """Take up a saved position in the data."""
+    """Restore a saved position in the data."""
     try:
         stream.load_state_dict(state)
     except LoopwrightError:
         raise
-    except Exception as error:  # a saved state is not ours to trust, nor is a user's own load_state_dict
+    except Exception as error:  # any error of a damaged state, or of a user's own load_state_dict
         raise CheckpointError(
             f"The position in the data that the checkpoint holds cannot be used ({type(error).__name__}: {error}): use "
             "another checkpoint, or start a new run."
@@ -67,7 +67,7 @@ def seek(stream: Stream, state: dict[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Optimizers and schedules, by name, that a restore leaves as the program made them."""
+    """The names of optimizers and schedules that a restore does not change."""
 
     optimizers: frozenset[str] = frozenset()
     schedules: frozenset[str] = frozenset()
@@ -78,7 +78,7 @@ NOTHING_KEPT = Kept()
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a `train` call goes on from: the newest of its run, a checkpoint, or nothing; and if that was another."""
+    """The request of a `train` call: resume the newest checkpoint, a given one, or none; and accept changes or not."""
 
     path: Path | None = None
     is_fresh: bool = False
@@ -97,7 +97,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The checkpoint that a run goes on from, when it was written, and whether the program was another one then."""
+    """The checkpoint that a run continues from, the time it was written, and whether the program has changed since."""
 
     path: Path
     created: datetime
@@ -105,7 +105,7 @@ class Resumed:
 
 
 def restore_run(run: TrainingRun, stream: Stream, origin: Origin) -> Resumed | None:
-    """Open the run directory and take the newest sound checkpoint, or the one that was named.
+    """Open the run directory and restore the newest valid checkpoint, or the given one.
 
     A fresh start opens a directory of its own beside one that already holds a run.
     """
@@ -124,7 +124,7 @@ def restore_run(run: TrainingRun, stream: Stream, origin: Origin) -> Resumed | N
 
 
 def _identify(run: TrainingRun, stream: Stream, *, is_later: bool) -> None:
-    """Note what this run is; several processes compare it in every call, before any waits for another."""
+    """Compute the fingerprint of the run; ranks compare theirs in every call, before any collective could deadlock."""
     is_shared = run.runtime.world > 1
     if dry_run.current is not None or (is_later and not is_shared and run.fingerprint is not None):
         return
@@ -152,7 +152,7 @@ def _open_directory(run: TrainingRun, *, is_fresh: bool) -> None:
 
 
 def _load(run: TrainingRun, origin: Origin) -> Resumed | None:
-    """Restore from a checkpoint directory, or from the newest of the run; drop what came after it."""
+    """Restore a given checkpoint, or the newest of the run; discard checkpoints of later updates, and damaged ones."""
     if origin.path is None and not _finds_any(run):
         return None
     from ..checkpoint import CheckpointStore
@@ -172,7 +172,7 @@ def _load(run: TrainingRun, origin: Origin) -> Resumed | None:
 
 
 def take_up(run: TrainingRun, checkpoint: Checkpoint, origin: Origin) -> bool:
-    """Restore a checkpoint of the same program, or of another one where that is accepted; whether it was another."""
+    """Restore a checkpoint of the same program, or of a changed one if accepted; return whether it has changed."""
     from ..checkpoint.migrations import complete_state
     from .state import restore
 
@@ -190,7 +190,7 @@ def take_up(run: TrainingRun, checkpoint: Checkpoint, origin: Origin) -> bool:
 
 
 def _find_newest(run: TrainingRun, store: CheckpointStore | None) -> Checkpoint | None:
-    """The newest sound checkpoint of the run, which the first process chooses for all."""
+    """Return the newest valid checkpoint of the run, as rank 0 finds it."""
     from ..checkpoint import read_checkpoint
 
     assert store is not None
@@ -211,17 +211,17 @@ def _read_named(run: TrainingRun, path: Path) -> Checkpoint:
 
 
 def _finds_any(run: TrainingRun) -> bool:
-    """Whether there is something to resume from; a new run does without what reads checkpoints."""
+    """Whether there is a checkpoint to resume from; a new run does not import the modules that read checkpoints."""
     assert run.directory is not None
     found = run.runtime.is_main and any(run.directory.checkpoints.iterdir())
     return bool(run.runtime.broadcast_object(found))
 
 
-# Whether it is still the same program
+# Changes of the program
 
 
 def _compare(run: TrainingRun, checkpoint: Checkpoint, origin: Origin) -> dict[str, Change]:
-    """In what the program differs from the one that wrote a checkpoint, by key; refused unless that is accepted.
+    """Return the changes of the program since a checkpoint was written, by key; raise unless they are accepted.
 
     What was accepted earlier is in the run's record already, and is not refused again.
     """
@@ -247,7 +247,7 @@ def _compare(run: TrainingRun, checkpoint: Checkpoint, origin: Origin) -> dict[s
 
 
 def _recorded(run: TrainingRun) -> dict[str, Any] | None:
-    """What the run directory says that the run is; the first process reads it for all."""
+    """Return the fingerprint that the run directory has, as rank 0 reads it."""
     from ..run import RunManifest
 
     assert run.directory is not None
@@ -267,11 +267,11 @@ def _weights_fit(run: TrainingRun, checkpoint: Checkpoint) -> bool:
     )
 
 
-# What is said at the start
+# The first line of a run
 
 
 def starting_line(run: TrainingRun, resumed: Resumed | None) -> str:
-    """What is trained, where, and from which point on."""
+    """Return the first line of a `train` call: the point that training starts from, the device and the model."""
     facts = [_device_text(run), _size_text(run), *_schedule_texts(run)]
     return f"{_place_text(run, resumed)}: {', '.join(facts)}.{_untrained_text(run)}"
 
@@ -302,14 +302,14 @@ def _size_text(run: TrainingRun) -> str:
 
 
 def _schedule_texts(run: TrainingRun) -> Iterator[str]:
-    """How often each scheduler is stepped, where the program left that to its kind."""
+    """Yield a text for each scheduler whose interval the program does not name."""
     for schedule in run.components.schedules.values():
         if schedule.every is None and not isinstance(schedule.scheduler, CurveSchedule):
             yield f"{type(schedule.scheduler).__name__} stepped once an {schedule.interval}"
 
 
 def _untrained_text(run: TrainingRun) -> str:
-    """A word about parameters that could be trained and that no optimizer has."""
+    """Return a line on parameters that require gradients and belong to no optimizer."""
     own = {
         id(p) for optimizer in run.components.optimizers.values() for g in optimizer.param_groups for p in g["params"]
     }
@@ -325,7 +325,7 @@ def _untrained_text(run: TrainingRun) -> str:
 
 
 def age_text(moment: datetime) -> str:
-    """How long ago a moment was, in its largest unit."""
+    """Return the time since then in words, in its largest unit."""
     seconds = max((datetime.now(UTC) - moment).total_seconds(), 0)
     for unit, size in (("day", 86400), ("hour", 3600), ("minute", 60)):
         if seconds >= size:
