@@ -1,7 +1,7 @@
 """The loop: the only place where training data is iterated. It knows no devices, no files and no printing.
 
-`open_steps` is a generator of steps, and its caller computes each of them: the core by `train_step`, in `train_steps`; a
-door by the stages of its document; a user loop by its own body.
+`open_steps` is a generator of steps, and its caller computes each of them: the core by `train_step` (`train_steps`), a
+door by the stages of its document, a user loop by its own body.
 """
 
 from __future__ import annotations
