@@ -1,4 +1,4 @@
-"""Loopwright trains PyTorch models: the same run whatever happens to it, in a loop that costs no more than your own."""
+"""Loopwright trains PyTorch models: exact resume after any interruption, in a loop as fast as a hand-written one."""
 
 from __future__ import annotations
 
@@ -77,4 +77,5 @@ _HOMES = {
     "load_weights": "run.best",
 }
 
-__getattr__, __dir__ = lazily(__name__, _HOMES)
+if not TYPE_CHECKING:  # for a type checker, every misspelt name would be there
+    __getattr__, __dir__ = lazily(__name__, _HOMES)

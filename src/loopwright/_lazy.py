@@ -1,4 +1,4 @@
-"""Names of a package that are imported when somebody asks for them."""
+"""Names of a package that are imported at their first use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OTHERS = {  # names that other frameworks have
 
 
 def lazily(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of a package, given the module that each public name is in."""
+    """Return `__getattr__` and `__dir__` of a package, given the module of each public name."""
     names = sorted(homes)
 
     def find(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Names that other frameworks use, and what to write instead. Imported only when something is wrong, or subclassed."""
+"""Names of other frameworks, and what to write instead. Imported only for errors and subclasses of `Trainer`."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ OVERRIDDEN = (
     *("train_step", "eval_step", "prepare_batch", "split_batch", "forward", "compute_loss"),
     *("configure_models", "configure_optimizers", "configure_data"),
 )
-STEPS = {  # methods of other frameworks that would never be called, and the override point that is
+STEPS = {  # methods of other frameworks, which would never be called: the right method and its arguments
     "training_step": ("train_step", "train_step(self, batch)"),
     "validation_step": ("eval_step", "eval_step(self, batch)"),
     "test_step": ("eval_step", "eval_step(self, batch)"),
@@ -122,7 +122,7 @@ STEPS = {  # methods of other frameworks that would never be called, and the ove
 
 
 def explain_call(error: TypeError, function: Callable[..., Any]) -> CallError:
-    """The same error with what to write instead: another framework's name, a near one, or how it is called."""
+    """Return the error with advice: the right name of another framework's argument, a similar one, or the signature."""
     name, said = function.__qualname__, str(error)
     unknown = re.search(r"unexpected keyword argument '(\w+)'", said)
     if unknown is None:
@@ -145,7 +145,7 @@ def call_of(function: Callable[..., Any]) -> str:
 
 
 def explain_attribute(owner: object, name: str) -> None:
-    """Say what to write instead of an attribute that other frameworks have, unless this class has one, which failed."""
+    """Raise with advice for an attribute of other frameworks; do nothing if a property of that name failed."""
     if "callbacks" not in vars(owner) and not name.startswith("_"):
         raise AttributeError(
             f"{type(owner).__name__} has no attribute {name!r}, since the trainer was never set up: call "
@@ -159,7 +159,7 @@ def explain_attribute(owner: object, name: str) -> None:
 
 
 def check_subclass(trainer: object, base: type) -> None:
-    """Refuse overrides that would never be called, or not with these arguments, before anything is built."""
+    """Refuse overrides that would never be called or take other arguments, before anything is built."""
     _check_steps(trainer, base)
     for name in OVERRIDDEN:
         if getattr(type(trainer), name) is not getattr(base, name):

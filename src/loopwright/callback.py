@@ -1,4 +1,4 @@
-"""The events of a run and who hears them: `Callback`, and the dispatch that is worked out once per run."""
+"""The events of a run: `Callback`, the checks of its methods, and the dispatch that is prepared once per run."""
 
 from __future__ import annotations
 
@@ -18,97 +18,118 @@ if TYPE_CHECKING:
     from .trainer import Trainer as Trainer  # callbacks import the type from here: the one import that points up
 
 Hook = Callable[..., None]
-COUNTS = frozenset(("epoch", "step", "batch_idx", "epoch_idx", "iteration"))  # of other frameworks, in front
+COUNTS = frozenset(("epoch", "step", "batch_idx", "epoch_idx", "iteration"))  # first arguments in other frameworks
 
 
 class Callback:
-    """Observes a run. Override the `on_*` methods you need; only those are ever called.
+    """Base class of objects that observe a run: override the `on_*` methods that you need.
 
-    The trainer has hooks of the same names, without the `trainer` argument, which run before the callbacks'.
+    The trainer has hooks of the same names, without the `trainer` argument; they run before those of the callbacks.
+    Callbacks are called in the order in which they were given. They may read the trainer, log metrics with
+    `trainer.log` and `trainer.log_step`, and end training with `trainer.stop(reason)`.
+
+    Example:
+        >>> import torch
+        >>> from loopwright import Callback, Trainer
+        >>> class StopBelow(Callback):
+        ...     def __init__(self, loss):
+        ...         self.loss = loss
+        ...
+        ...     def on_epoch_end(self, trainer, metrics):
+        ...         if metrics["loss"] < self.loss:
+        ...             trainer.stop(f"the loss is below {self.loss}")
+        >>> x, model = torch.ones(8, 1), torch.nn.Linear(1, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> trainer = Trainer(model, optimizer, torch.nn.MSELoss(), callbacks=StopBelow(1e-3), progress="silent")
+        >>> len(trainer.train((x, x), num_epochs=1000)) < 1000
+        True
     """
 
-    evaluates_again = False  # whether it evaluates in `on_eval_end` and adds all that measures under its own names
-    unheard: Collection[str] = ()  # events that this one does without, although its class has a method for them
-    state_version = 1  # of what `state_dict` returns; raise it where that changes, and override `migrate_state`
-    precedence = 0  # callbacks with a higher one hear of every event later, whatever order they were given in
+    evaluates_again = False  # whether it evaluates in `on_eval_end` and logs the results under names of its own
+    ignored_events: Collection[str] = ()  # events for which the class has a method that this object does not need
+    state_version = 1  # of the state that `state_dict` returns; raise it with a change, and override `migrate_state`
+    precedence = 0  # callbacks with a higher one are called later, in whichever order they were given
 
     def on_train_start(self, trainer: Trainer) -> None:
-        """A `train` call begins; everything is built and, when resuming, restored."""
+        """Called once per `train` call, before the first step: models are built and, when resuming, restored."""
 
     def on_epoch_start(self, trainer: Trainer) -> None:
-        """An epoch begins (not called again when a run is resumed inside one)."""
+        """Called before the first step of an epoch; not again when a run is resumed inside the epoch."""
 
     def on_train_step_start(self, trainer: Trainer, batch: Any) -> None:
-        """A batch is about to go through `train_step`."""
+        """Called before each `train_step`, with the batch that `prepare_batch` returned."""
 
     def on_train_step_end(self, trainer: Trainer, batch: Any, result: StepResult) -> None:
-        """A batch went through `train_step`."""
+        """Called after each `train_step`, with its batch and result. `trainer.log_step` adds metrics to the step.
+
+        Reading a value of `result` here makes every step wait for the device; `on_log` gets the values without that.
+        """
 
     def on_optimizer_start(self, trainer: Trainer, optimizer: str) -> None:
-        """The named optimizer's gradients are complete and unscaled; clipping and its step come next."""
+        """Called before the named optimizer's step, and before clipping: `param.grad` is complete and unscaled."""
 
     def on_update_end(self, trainer: Trainer) -> None:
-        """A window of steps, with every optimizer step in it, is over. Checkpoints are taken here."""
+        """Called after each accumulation window with all its optimizer steps. Checkpoints are saved here."""
 
     def on_log(self, trainer: Trainer, rows: list[StepRow]) -> None:
-        """Step metrics were read from the device: one row for each step since the last time.
+        """Called when step metrics were read from the device, with one row for each step since the last call.
 
         A row has the metrics (`row["loss"]`) and their place in the run (`row.step`, `row.update`, `row.epoch`,
         `row.samples`, `row.seconds`).
         """
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
-        """All batches of an epoch are through; what is given to `trainer.log` here is part of the epoch's row."""
+        """Called after the last step of an epoch, before its evaluation. `trainer.log` adds to the epoch's row."""
 
     def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
-        """An epoch's data is exhausted, evaluation included; `metrics` is its row in the history."""
+        """Called after an epoch and its evaluation, with the epoch's row of the history, which is complete."""
 
     def on_loop_end(self, trainer: Trainer) -> None:
-        """The loop was left, by a limit, a stop or a signal; all is as training left it. Final checkpoint."""
+        """Called after the last update, if a limit, a stop or a signal ended training. The last checkpoint is saved."""
 
     def on_train_end(self, trainer: Trainer) -> None:
-        """A `train` call has done what it was asked to; not called when a signal or an exception ended it."""
+        """Called at the end of a `train` call that reached a limit or a stop; not after a signal or an exception."""
 
     def on_eval_start(self, trainer: Trainer, data: Stream) -> None:
-        """An evaluation over `data` begins."""
+        """Called before an evaluation, with the stream of its batches. The models are in eval mode."""
 
     def on_eval_step_end(self, trainer: Trainer, batch: Any, result: StepResult) -> None:
-        """A batch went through `eval_step`."""
+        """Called after each `eval_step`, with its batch and result."""
 
     def on_eval_end(self, trainer: Trainer, data: Stream) -> None:
-        """The batches are through; what is given to `trainer.log` here still belongs to this evaluation."""
+        """Called after the last batch of an evaluation; `trainer.log` adds to the results of this evaluation."""
 
     def on_rewind(self, trainer: Trainer) -> None:
-        """Training went back to an earlier update of this epoch; states are loaded, what was written since is void."""
+        """Called after training returned to an earlier update of this epoch: discard what was collected since then."""
 
     def on_exception(self, trainer: Trainer, error: BaseException) -> None:
-        """An exception is leaving `train`; it is raised again afterwards."""
+        """Called when an exception leaves `train`; it is raised again afterwards."""
 
     def adapt_stream(self, stream: Stream, *, is_training: bool) -> Stream:
-        """The stream that training or evaluation is to read instead of this one."""
+        """Return the stream to read in place of this one, in training or evaluation."""
         return stream
 
     def metric_names(self, known: set[str]) -> set[str]:
-        """Names of epoch metrics that this callback adds to the `known` ones with `trainer.log`."""
+        """Return the names of epoch metrics that this callback adds to the `known` ones with `trainer.log`."""
         return set()
 
     def eval_streams(self, trainer: Trainer) -> Mapping[str, Stream]:
-        """Data that this callback evaluates by itself, by what it puts in front of the names of what that measures."""
+        """Return the data that this callback evaluates by itself, by the prefix of the metrics' names."""
         return {}
 
     def finish_again(self, trainer: Trainer) -> None:
-        """An earlier process finished this run, and there is nothing to train: leave the models as its end did."""
+        """Called instead of training where an earlier process finished this run: leave the models as its end did."""
 
     def write_before_save(self, trainer: Trainer) -> Collection[AsyncWriter]:
-        """Start writing what a resume point of now relies on: it is completed after what these writers write."""
+        """Start writing files that the next resume point needs; it is completed after these writers are."""
         return ()
 
     def watched_metrics(self) -> Iterable[WatchedMetric]:
-        """Metrics of which it looks for the best values; before the first step each is settled, or refused."""
+        """Return the metrics whose best values this callback needs; their modes are checked before the first step."""
         return ()
 
     def required_metrics(self) -> set[str]:
-        """Names of epoch metrics that this callback cannot work without; checked before the first step."""
+        """Return the names of epoch metrics that this callback needs; checked before the first step."""
         return set()
 
     @property
@@ -117,11 +138,11 @@ class Callback:
         return type(self).state_dict is not Callback.state_dict
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must hold for this callback to go on exactly: tensors, numbers, strings, lists, dicts."""
+        """Return the state that a checkpoint saves for an exact resume: tensors, numbers, strings, lists, dicts."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Load a state that `state_dict` returned."""
 
     def migrate_state(self, state: dict[str, Any], version: int) -> dict[str, Any]:
         """Turn a state that an earlier version of this class saved into one that `load_state_dict` takes.
@@ -161,54 +182,39 @@ class Callback:
 
 
 class TrainerHooks:
-    """The same events as methods of the trainer itself; see `Callback` for when each one happens."""
+    """The events as methods of the trainer itself; see `Callback` for when each one is called."""
 
     if not TYPE_CHECKING:  # or every misspelt attribute would have a type
 
         def __getattr__(self, name: str) -> Any:
-            """An attribute that is not there: what to write instead, if other frameworks have it."""
+            """Raise the error of a missing attribute, with the right name where other frameworks have that one."""
             from ._other_frameworks import explain_attribute
 
             explain_attribute(self, name)
-            return object.__getattribute__(self, name)  # which raises again what it raised
+            return object.__getattribute__(self, name)  # raises the first error again
 
     def on_train_start(self) -> None: ...
-
     def on_epoch_start(self) -> None: ...
-
     def on_train_step_start(self, batch: Any) -> None: ...
-
     def on_train_step_end(self, batch: Any, result: StepResult) -> None: ...
-
     def on_optimizer_start(self, optimizer: str) -> None: ...
-
     def on_update_end(self) -> None: ...
-
     def on_log(self, rows: list[StepRow]) -> None: ...
-
     def on_train_epoch_end(self) -> None: ...
-
     def on_epoch_end(self, metrics: Mapping[str, float]) -> None: ...
-
     def on_loop_end(self) -> None: ...
-
     def on_train_end(self) -> None: ...
-
     def on_eval_start(self, data: Stream) -> None: ...
-
     def on_eval_step_end(self, batch: Any, result: StepResult) -> None: ...
-
     def on_eval_end(self, data: Stream) -> None: ...
-
     def on_rewind(self) -> None: ...
-
     def on_exception(self, error: BaseException) -> None: ...
 
 
 class Rewinding(BaseException):
-    """Raised by a callback at the end of a step or update: the loop calls `undo` and goes on from where that leads.
+    """Raised by a callback at the end of a step or update: the loop calls `undo` and continues from the state it loads.
 
-    No `Exception`, so that nobody's error handling stops it on the way.
+    Not an `Exception`, so that no `except Exception` of a user's method catches it.
     """
 
     def __init__(self, undo: Callable[[], None]) -> None:
@@ -222,7 +228,7 @@ def hook_names(vocabulary: type) -> tuple[str, ...]:
 class FunctionCallback(Callback):
     """A plain function as a callback: called as `function(trainer, metrics)` at the end of every epoch."""
 
-    def __init__(self, function: Callable[..., None]) -> None:
+    def __init__(self, function: Callable[..., object]) -> None:
         self.function = function
         self.name = getattr(function, "__name__", type(function).__name__)
         check_arguments(function, ("trainer", "metrics"), f"Callback function {self.name}")
@@ -231,8 +237,11 @@ class FunctionCallback(Callback):
         self.function(trainer, metrics)
 
 
+CallbackLike = Callback | type[Callback] | Callable[[Any, Any], object]
+
+
 def as_callbacks(given: Any) -> list[Callback]:
-    """Callbacks from what the user passed: an iterable of them, one of them, or nothing."""
+    """Return the list of callbacks of a constructor argument: an iterable of callbacks, one callback, or None."""
     if given is None:
         return []
     if isinstance(given, (Callback, type, str, Mapping)) or callable(given) or not isinstance(given, Iterable):
@@ -241,7 +250,7 @@ def as_callbacks(given: Any) -> list[Callback]:
 
 
 def as_callback(given: Any) -> Callback:
-    """A callback from what the user passed: an instance, a class, or a plain function."""
+    """Return the callback of an instance, a class, or a plain function."""
     if isinstance(given, type) and issubclass(given, Callback):
         check_arguments(given, (), f"The callback {given.__name__}, passed as a class,")
         given = given()
@@ -272,7 +281,7 @@ def _check_state_version(callback: Callback) -> None:
 
 
 def check_hooks(callback: object, vocabulary: type, *, allow_other: bool = False) -> None:
-    """Refuse misspelt hooks and hooks whose arguments do not fit, at registration rather than hours later."""
+    """Refuse misspelt hooks and hooks with other arguments, at registration rather than hours later."""
     check_hook_names(callback, vocabulary, allow_other=allow_other)
     for name in hook_names(vocabulary):
         if getattr(type(callback), name) is getattr(vocabulary, name):
@@ -283,7 +292,7 @@ def check_hooks(callback: object, vocabulary: type, *, allow_other: bool = False
 
 
 def check_hook_names(callback: object, vocabulary: type, *, allow_other: bool = False) -> None:
-    """Refuse `on_*` methods that are no events; with `allow_other`, those that look like a misspelt one."""
+    """Refuse `on_*` methods that are no events; with `allow_other`, only names close to an event's."""
     known, owner = hook_names(vocabulary), type(callback).__name__
     for name in dir(type(callback)):
         if not name.startswith("on_") or name in known or not callable(getattr(callback, name)):
@@ -295,7 +304,7 @@ def check_hook_names(callback: object, vocabulary: type, *, allow_other: bool = 
 
 
 def _refuse_counts(function: Callable[..., Any], expected: Sequence[str], label: str) -> None:
-    """Refuse a hook whose first argument is to be a number, as in Keras: the trainer would be given in its place."""
+    """Refuse a hook whose first argument is a counter, as in Keras: it would be called with the trainer instead."""
     first = next(iter(inspect.signature(function).parameters), None)
     if first in COUNTS and expected and first != expected[0]:
         raise ConfigurationError(
@@ -305,9 +314,9 @@ def _refuse_counts(function: Callable[..., Any], expected: Sequence[str], label:
 
 
 class Dispatch:
-    """Which functions run at each event: the owner's own hook first, then the callbacks', in order.
+    """The functions of each event: the owner's own hook first, then those of the callbacks, in order.
 
-    `trainer_for` says what each callback is given as its trainer, where that is not the owner.
+    `trainer_for` returns the object that a callback gets as its trainer, where that is not the owner.
     """
 
     def __init__(
@@ -325,7 +334,7 @@ class Dispatch:
                 found.append(named_hook(getattr(owner, name), f"{type(owner).__name__}.{name}", None))
             for callback in callbacks:
                 is_overridden = getattr(type(callback), name, None) is not getattr(vocabulary, name)
-                if is_overridden and name not in getattr(callback, "unheard", ()):
+                if is_overridden and name not in getattr(callback, "ignored_events", ()):
                     label = getattr(callback, "name", type(callback).__name__)
                     given = owner if trainer_for is None else trainer_for(callback)
                     found.append(named_hook(getattr(callback, name), f"{label}.{name}", given))
@@ -337,7 +346,7 @@ class Dispatch:
 
 
 def named_hook(function: Hook, label: str, owner: object | None) -> Hook:
-    """The function with its owner bound, so that an exception in it says which callback and event it came from."""
+    """Bind a hook to its first argument; an exception in it is raised with a note of the callback and the event."""
     first = () if owner is None else (owner,)
 
     def call(*args: Any) -> None:

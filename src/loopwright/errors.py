@@ -1,5 +1,6 @@
-"""The errors Loopwright raises, and how they reach a user: every message says what happened, what was expected and what
-to do, and a traceback shows the user's own lines.
+"""The errors of Loopwright. A message says what happened, what was expected and what to do.
+
+Tracebacks of public functions show the user's own lines.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ VARIABLE = "LOOPWRIGHT_TRACEBACK"  # in the environment: "full" keeps every fram
 
 
 class LoopwrightError(Exception):
-    """Base of every error that is ours, so that one `except` catches them all."""
+    """Base class of all errors of Loopwright."""
 
 
 class ConfigurationError(LoopwrightError, ValueError):
-    """The trainer was put together in a way that cannot train."""
+    """An argument, an override or a combination of components that cannot work."""
 
 
 class DataError(LoopwrightError, ValueError):
@@ -41,7 +42,7 @@ class NonFiniteLossError(LoopwrightError, FloatingPointError):
 
 
 class Interrupted(SystemExit):
-    """A signal ended training after the update it came in. Leaves the program with 130 (SIGINT) or 143 (SIGTERM)."""
+    """A signal ended training after the current update. The exit code is 130 (SIGINT) or 143 (SIGTERM)."""
 
 
 class CallError(LoopwrightError, TypeError):
@@ -53,7 +54,7 @@ class MissingExtraError(LoopwrightError, ImportError):
 
 
 def public(function: Callable[P, R]) -> Callable[P, R]:
-    """A function that users call: one that is called wrongly says what to write, and tracebacks are short."""
+    """Decorate a function that users call: wrong arguments raise an error with advice, and tracebacks are short."""
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -86,7 +87,7 @@ def check_arguments(function: Callable[..., Any], expected: Iterable[str], label
 
 @contextmanager
 def full_tracebacks() -> Iterator[None]:
-    """Keep every frame of what is raised inside, for whoever looks for its cause."""
+    """Context in which errors keep every frame of their tracebacks."""
     token = _is_full.set(True)
     try:
         yield
@@ -95,9 +96,9 @@ def full_tracebacks() -> Iterator[None]:
 
 
 def shortened(traceback: TracebackType, error: BaseException) -> TracebackType:
-    """The traceback without frames of this package, except the first one and those that called somebody else's code.
+    """Return the traceback without frames of this package, except the first and those that call other code.
 
-    One that ends in this package and is none of its own errors is left whole: that may be our mistake.
+    A traceback that ends in this package with an error of another class is not shortened: it may be a bug of ours.
     """
     entries = [traceback]
     while (following := entries[-1].tb_next) is not None:
@@ -105,7 +106,7 @@ def shortened(traceback: TracebackType, error: BaseException) -> TracebackType:
     if _is_ours(entries[-1]) and not isinstance(error, LoopwrightError):
         return traceback
     result: TracebackType | None = None
-    is_followed = False  # by a frame that is not ours
+    is_followed = False  # by a frame of other code
     for entry in reversed(entries):
         if entry is traceback or is_followed or not _is_ours(entry):
             result = TracebackType(result, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from .callback import Callback, TrainerHooks, as_callbacks, check_hooks
+from .callback import TrainerHooks, as_callbacks, check_hooks
 from .data.open import as_dataset, refuse_shuffled
 from .data.stream import Stream
 from .errors import ConfigurationError, public
@@ -21,12 +21,13 @@ from .runtime import Runtime, resolve_runtime
 from .training import components, evaluate
 from .training.components import Components
 from .training.default_program import DefaultProgram
-from .training.program import Changes, Display, Precision
+from .training.program import Changes, Data, Display, Precision
 from .training.run import TrainingRun
 from .training.supervised import call_model, checked_pair, loss_of, split_supervised, stack_outputs
 from .training.updates import OptimizerChoice
 
 if TYPE_CHECKING:
+    from .callback import CallbackLike
     from .metrics.history import History
     from .optim.build import LossFunction, OptimizerLike, SchedulerLike
     from .runtime import Mesh
@@ -35,14 +36,15 @@ if TYPE_CHECKING:
 class Trainer(DefaultProgram):
     """Train one or several models. Constructor arguments are the default `configure_*`; override what differs.
 
-    Example:
+    The examples of the methods continue this one:
         >>> import torch
-        >>> from loopwright import Trainer
+        >>> from loopwright import Callback, Trainer
         >>> x = torch.randn(64, 3)
+        >>> data = x, x.sum(1, keepdim=True)
         >>> model = torch.nn.Linear(3, 1)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> trainer = Trainer(model, optimizer, torch.nn.functional.mse_loss, progress="silent")
-        >>> history = trainer.train((x, x.sum(1, keepdim=True)), num_epochs=5, batch_size=16)
+        >>> history = trainer.train(data, num_epochs=5, batch_size=16)
         >>> history["loss"][-1] < history["loss"][0]
         True
     """
@@ -55,7 +57,7 @@ class Trainer(DefaultProgram):
         loss_fn: LossFunction | None = None,
         *,
         scheduler: SchedulerLike | Mapping[str, SchedulerLike] | None = None,
-        callbacks: Callback | Iterable[Any] = (),
+        callbacks: CallbackLike | Iterable[CallbackLike] | None = (),
         accumulate: int = 1,
         clip_norm: float | None = None,
         clip_value: float | None = None,
@@ -66,7 +68,7 @@ class Trainer(DefaultProgram):
         run_dir: str | Path | None = None,
         progress: Display = "auto",
     ) -> None:
-        """Keep what the run is made of; nothing is built or moved to a device before `train`, `evaluate` or `setup`.
+        """Check and keep the arguments; models are built and moved to the device by `train`, `evaluate` or `setup`.
 
         Args:
             model: A module, or several by name. Not needed where `configure_models` is overridden.
@@ -76,17 +78,17 @@ class Trainer(DefaultProgram):
                 `(sum, count)`. Not needed where the model returns its loss or `compute_loss` is overridden.
             scheduler: A torch scheduler, a function of the optimizer that makes one, a curve of
                 `loopwright.schedules`, or a `Schedule` that says how often it is stepped; or several by name.
-            callbacks: `Callback` objects, or functions of (trainer, metrics), called after every epoch.
+            callbacks: One or several `Callback` objects, or functions of (trainer, metrics), called after every epoch.
             accumulate: Batches per update. The gradient is that of one batch of all their samples.
             clip_norm: Largest norm of the gradients of an update; None for no clipping.
             clip_value: Largest absolute value of a gradient's entry; None for no clipping.
             precision: "fp32", or autocast to "bf16" or "fp16" (with loss scaling).
-            device: "cpu", "cuda", "cuda:1", "mps" or a `torch.device`. Default: the best that there is.
+            device: "cpu", "cuda", "cuda:1", "mps" or a `torch.device`. Default: a GPU if there is one, else the CPU.
             runtime: "ddp", "fsdp", a `Mesh`, a `Runtime`, or a device. Default: DDP where the program was started as
                 one of several processes, else one device.
-            seed: Of weights that `configure_models` makes, of the order of samples and of randomness in data.
-                None for another one in every run.
-            run_dir: Where the run is recorded and resumed from; without one nothing is written.
+            seed: Seeds the weights that `configure_models` makes, the order of samples and randomness in data sets.
+                None for a different seed in every run.
+            run_dir: The directory that the run is recorded in and resumed from; without one nothing is written.
             progress: "bar", "lines" or "silent". Default: a bar on a terminal, lines elsewhere.
         """
         check_hooks(self, TrainerHooks, allow_other=True)
@@ -136,39 +138,36 @@ class Trainer(DefaultProgram):
             self.schedules[name] = build_schedule(given, self.optimizers.get(name, only))
 
     def configure_data(self) -> tuple[Any, Any]:
-        """Training and evaluation data, where `train` is called without. Default: none."""
+        """Return (training data, evaluation data) for a `train` call without data. Default: an error."""
         raise ConfigurationError("Trainer has no data: pass it to `train`, or override `configure_data`.")
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """The parameters of all models, each once, that can be trained."""
+        """Yield the parameters of all models that require gradients, each once."""
         return self._components.parameters()
 
     # One step, in its parts
 
     def prepare_batch(self, batch: Any) -> Any:
-        """The batch as the steps want it. Default: its tensors on the device."""
+        """Return the batch for `train_step` and `eval_step`. Default: its tensors moved to the device."""
         return self.runtime.move(batch)
 
     def split_batch(self, batch: Any) -> tuple[Any, Any]:
-        """(inputs, targets) of a batch; targets may be None."""
+        """Return (inputs, targets) of a batch; targets may be None."""
         return split_supervised(batch, self.loss_fn is not None)
 
     def forward(self, inputs: Any) -> Any:
-        """The model's outputs. A dict of inputs goes in as keywords, a tuple as positional arguments."""
+        """Return the model's outputs. A dict of inputs is passed as keyword arguments, a tuple as positional ones."""
         return call_model(self.model, inputs)
 
     def compute_loss(self, outputs: Any, targets: Any) -> Any:
-        """A tensor, a dict of named losses (their sum is optimised), or (sum, count) for ragged token losses."""
+        """Return a tensor, a dict of named losses (their sum is minimised), or (sum, count) for ragged token losses."""
         return loss_of(outputs, targets, self.loss_fn)
 
     def train_step(self, batch: Any) -> Any:
         """Train on one batch: forward, loss, one `update` of all optimizers. Override it where each has its own loss.
 
-        Args:
-            batch: What `prepare_batch` returned.
-
         Returns:
-            What is reported: a loss, a dict of named values, a `StepResult`, or None.
+            The values to report: a loss, a dict of named values, a `StepResult`, or None.
         """
         pair = self.split_batch(batch)
         inputs, targets = pair if type(pair) is tuple and len(pair) == 2 else checked_pair(pair)
@@ -178,14 +177,14 @@ class Trainer(DefaultProgram):
         return result
 
     def eval_step(self, batch: Any) -> Any:
-        """Measure one batch in eval mode, without gradients; what it returns is averaged over all samples."""
+        """Measure one batch in eval mode, without gradients; the returned values are averaged over all samples."""
         pair = self.split_batch(batch)
         inputs, targets = pair if type(pair) is tuple and len(pair) == 2 else checked_pair(pair)
         outputs = self.forward(inputs)
         return StepResult.of_loss(self.compute_loss(outputs, targets), self.run.window.size, outputs)
 
     def predict_step(self, batch: Any) -> Any:
-        """What `predict` gives for a batch, in eval mode and without gradients: the model's outputs."""
+        """Return the outputs of one batch for `predict`, in eval mode and without gradients. Default: the model's."""
         return self.forward(self.split_batch(batch)[0])
 
     def update(
@@ -193,12 +192,25 @@ class Trainer(DefaultProgram):
         loss: Tensor,
         optimizer: OptimizerChoice = None,
         *,
-        count: Any = None,
+        count: Tensor | float | None = None,
         retain_graph: bool | None = None,
     ) -> None:
         """Backward now; at the end of the accumulation window clip, step, schedule and zero the optimizer, or several.
 
-        Gradients go to their parameters only. With `count`, `loss` is a sum over that number of items.
+        Args:
+            loss: A scalar, not scaled for accumulation. Its gradients go to the parameters of `optimizer` only.
+            optimizer: The optimizer or its name, or several. Not needed where there is only one.
+            count: The number of items that `loss` is a sum over (tokens, say); None where `loss` is a mean.
+            retain_graph: As for `Tensor.backward`; needed where two updates share a graph.
+
+        Example:
+            >>> class Regression(Trainer):
+            ...     def train_step(self, batch):
+            ...         inputs, targets = batch
+            ...         loss = (self.model(inputs) - targets).square().mean()
+            ...         self.update(loss)
+            ...         return {"loss": loss}
+            >>> history = Regression(model, optimizer, progress="silent").train(data, num_epochs=1)
         """
         if self.run.is_evaluating:
             self._check_update(loss, count)
@@ -213,9 +225,9 @@ class Trainer(DefaultProgram):
     @public
     def train(
         self,
-        data: Any = None,
+        data: Data | None = None,
         num_epochs: int | None = None,
-        eval_data: Any = None,
+        eval_data: Data | None = None,
         *,
         num_updates: int | None = None,
         num_samples: int | None = None,
@@ -226,23 +238,27 @@ class Trainer(DefaultProgram):
     ) -> History:
         """Train until the first limit is reached (one epoch, if none is given).
 
-        A run in `run_dir` continues where it was. If the program is not the one it was started with, that is an error.
+        A run in `run_dir` continues where it was. If the program has changed since, that is an error.
 
         Args:
             data: A data set, a DataLoader, inputs and targets as one argument `(x, y)`, or a list of batches. Default:
-                what `configure_data` returns.
+                the data of `configure_data`.
             num_epochs: Passes over the data, counted from this call.
             eval_data: Evaluated after every epoch; of the same kinds as `data`.
             num_updates: Optimizer updates, counted from this call.
-            num_samples: Samples, counted from this call; the last batch is cut where it would be too many.
-            max_time: Of training without evaluations: seconds, a text such as "1h30m", or a `timedelta`.
-            batch_size: Samples per batch, of all processes together, where the data does not come in batches.
-                Default: 32.
+            num_samples: Samples, counted from this call; the last batch is cut to end exactly there.
+            max_time: Time in training steps, evaluations not included: seconds, "1h30m", or a `timedelta`.
+            batch_size: Samples per batch, of all processes together, where the data is not in batches. Default: 32.
             resume: "auto" continues the run in `run_dir`; False starts a new one; a path continues that checkpoint.
-            changes: "accept" continues a run although the program has changed, with the new values.
+            changes: "refuse", or "accept" to continue a run with a changed program and the new values.
 
         Returns:
-            The history of the run: `history["loss"]` has a value per epoch, `history.steps("loss")` one per step.
+            The history of the run: `history["loss"]` has a value per epoch, `history.steps["loss"]` one per step.
+
+        Example:
+            >>> history = trainer.train(data, num_epochs=2, eval_data=data, batch_size=16)
+            >>> abs(history["eval_loss"][-1] - trainer.evaluate(data)["loss"]) < 1e-6
+            True
         """
         from .training.train_call import run_training
 
@@ -251,45 +267,78 @@ class Trainer(DefaultProgram):
         return run_training(self.run, data, eval_data, limits, batch_size=batch_size, resume=resume, changes=changes)
 
     @public
-    def evaluate(self, data: Any, *, batch_size: int | None = None) -> dict[str, float]:
-        """Average what `eval_step` returns over every sample once, in eval mode and without gradients.
+    def evaluate(self, data: Data, *, batch_size: int | None = None) -> dict[str, float]:
+        """Average the values of `eval_step` over every sample once, in eval mode and without gradients.
 
         Args:
             data: A data set, a DataLoader, `(x, y)`, or a list of batches.
-            batch_size: Samples per batch, where the data does not come in batches. Default: 32.
+            batch_size: Samples per batch, where the data is not in batches. Default: 32.
 
         Returns:
             The averages by name, such as `{"loss": 0.31, "accuracy": 0.9}`.
+
+        Example:
+            >>> list(trainer.evaluate(data, batch_size=64))
+            ['loss']
         """
         self.setup()
         stream = data if isinstance(data, Stream) else self._open(data, batch_size, shuffle=False)
         return evaluate.evaluate(self.run, stream)
 
     @public
-    def predict(self, data: Any, *, batch_size: int | None = None) -> Any:
-        """The model's outputs for all samples, in order: concatenated if they are tensors, else a list of batches."""
+    def predict(self, data: Data, *, batch_size: int | None = None) -> Any:
+        """Return the model's outputs for all samples in order, in eval mode and without gradients.
+
+        Args:
+            data: As for `evaluate`; targets are not needed. A loader that shuffles is refused.
+            batch_size: Samples per batch, where the data is not in batches. Default: 32.
+
+        Returns:
+            The outputs concatenated, if they are tensors; otherwise a list of the batches' outputs.
+
+        Example:
+            >>> trainer.predict(x).shape
+            torch.Size([64, 1])
+        """
         refuse_shuffled(data)
         self.setup()
         return stack_outputs(evaluate.predict(self.run, self._open(data, batch_size, shuffle=False)))
 
     def stop(self, reason: str = "stop() was called") -> None:
-        """Request the end of training after the current update."""
+        """Request the end of training after the current update; `reason` is printed and recorded."""
         self.run.stop(reason)
 
     @public
     def log(self, values: Mapping[str, Any]) -> None:
-        """Add metrics to the evaluation or epoch under way: numbers, or objects with `compute` and `reset`."""
+        """Add metrics to the current evaluation or epoch: numbers, or objects with `compute` and `reset`.
+
+        Example:
+            >>> class WeightNorm(Callback):
+            ...     def on_train_epoch_end(self, trainer):
+            ...         trainer.log({"weight_norm": trainer.model.weight.norm()})
+        """
         self.run.current_meter.log(values)
 
     def log_step(self, values: Mapping[str, Any]) -> None:
-        """Add metrics to the training step that has just ended; tensors are read at the next log point."""
+        """Add metrics to the last training step. Tensors are read at the next log point: no step waits for the device.
+
+        Example:
+            >>> class WeightNorm(Callback):
+            ...     def on_update_end(self, trainer):
+            ...         trainer.log_step({"weight_norm": trainer.model.weight.norm()})
+        """
         self.run.meter.add_to_last(values)
 
     # Files
 
     @public
     def save(self, path: str | Path) -> None:
-        """Write the complete state of this trainer to a checkpoint directory."""
+        """Write the complete state of this trainer to a checkpoint directory, which `load` reads.
+
+        Example:
+            >>> trainer.save("checkpoint")
+            >>> trainer.load("checkpoint")
+        """
         from .training.state import save_trainer
 
         self.setup()
@@ -297,7 +346,7 @@ class Trainer(DefaultProgram):
 
     @public
     def load(self, path: str | Path) -> None:
-        """Take the complete state from a checkpoint; whatever does not fit is listed and nothing is changed."""
+        """Load the complete state from a checkpoint. If parts do not fit, they are listed and nothing is changed."""
         from .training.state import load_trainer
 
         self.setup()
@@ -305,9 +354,17 @@ class Trainer(DefaultProgram):
 
     @public
     def load_weights(self, path: str | Path, *, model: str | None = None) -> None:
-        """Take the weights of the best kept model of a run (or its newest state), of a checkpoint or of a file.
+        """Load the weights of a run's best kept model (or its newest state), of a checkpoint or of a file.
 
-        Everything has to fit, and a line says what was loaded. `model` names the one to load where there are several.
+        Every name and shape has to fit; a printed line says what was loaded.
+
+        Args:
+            path: A run directory, a checkpoint, or a file of weights (safetensors or `.pt`).
+            model: The name of the model to load, where there are several.
+
+        Example:
+            >>> trainer.export("weights.safetensors")
+            >>> trainer.load_weights("weights.safetensors")
         """
         from .optim.initialize import FromCheckpoint
 
@@ -316,7 +373,7 @@ class Trainer(DefaultProgram):
 
     @public
     def export(self, path: str | Path) -> None:
-        """Write the weights alone, as safetensors (or `.pt`)."""
+        """Write the weights alone, as safetensors or `.pt`; of several models, with the model's name as a prefix."""
         from .training.state import export_weights
 
         self.setup()

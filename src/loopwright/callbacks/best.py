@@ -59,7 +59,7 @@ class BestMetric(Watching):
         self.best_at = 0
         self.others: dict[str, float] = {}
         if self.interval.unit != "epoch":
-            self.unheard = (*self.unheard, "on_train_epoch_end")
+            self.ignored_events = (*self.ignored_events, "on_train_epoch_end")
 
     def metric_names(self, known: set[str]) -> set[str]:
         return set(self._named(dict.fromkeys(self.also, 0.0)))

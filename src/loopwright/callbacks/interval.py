@@ -38,6 +38,18 @@ class Interval:
 
     An interval in samples is due at the first update at or past each multiple of n. It has no state to save, since a
     run is resumed between two updates.
+
+    Args:
+        owner: The name of the callback, for messages.
+        epochs: Every n epochs; at most one of the three is given.
+        updates: Every n updates.
+        samples: Every n samples.
+
+    >>> from loopwright import Progress
+    >>> from loopwright.callbacks import Interval
+    >>> interval = Interval("MyCallback", None, 100, None)
+    >>> interval.is_due_after_update(Progress(update=200))
+    True
     """
 
     def __init__(self, owner: str, epochs: int | None, updates: int | None, samples: int | None) -> None:
@@ -109,7 +121,7 @@ class Periodic(Callback):
     ) -> None:
         self.interval = Interval(type(self).__name__, every_n_epochs, every_n_updates, every_n_samples)
         is_by_epoch = self.interval.unit == "epoch"
-        self.unheard = ("on_update_end", "on_rewind") if is_by_epoch else ("on_train_epoch_end",)
+        self.ignored_events = ("on_update_end", "on_rewind") if is_by_epoch else ("on_train_epoch_end",)
 
     def measure(self, trainer: Trainer) -> Mapping[str, float]:
         """The values to log now."""
@@ -159,6 +171,21 @@ class Watching(Callback):
 
     After epochs it can be any metric of the epoch's row; after updates or samples, one that a callback has logged in
     this epoch by then, such as `test_loss` of an `OfflineLoss` with the same interval.
+
+    Args:
+        metric: The name of the metric.
+        mode: Which values are better; "auto" knows it from the metric.
+        every_n_epochs: Look every n epochs; one of the three intervals may be given.
+        every_n_updates: Look every n updates.
+        every_n_samples: Look every n samples, after the update that reaches them.
+
+    >>> from loopwright.callbacks import Watching
+    >>> class StopAbove(Watching):
+    ...     def look(self, trainer, value, metrics):
+    ...         if value > 0.9:
+    ...             trainer.stop(f"{self.metric} is {value}")
+    >>> StopAbove("eval_accuracy", "max").metric
+    'eval_accuracy'
     """
 
     precedence = 1  # after the callbacks that log the metric
@@ -176,7 +203,7 @@ class Watching(Callback):
         self.watched = WatchedMetric(metric, mode, type(self).__name__)
         self.interval = Interval(type(self).__name__, every_n_epochs, every_n_updates, every_n_samples)
         is_by_epoch = self.interval.unit == "epoch"
-        self.unheard = ("on_update_end", "on_rewind") if is_by_epoch else ("on_epoch_end",)
+        self.ignored_events = ("on_update_end", "on_rewind") if is_by_epoch else ("on_epoch_end",)
 
     def look(self, trainer: Trainer, value: float, metrics: Mapping[str, float]) -> None:
         """Act on the metric's value; `metrics` are all metrics of this moment."""

@@ -50,9 +50,9 @@ class LearningRateLog(Callback):
         if (every_n_epochs, every_n_updates, every_n_samples) != (None, None, None):
             self.interval = Interval(type(self).__name__, every_n_epochs, every_n_updates, every_n_samples)
         by_update: tuple[str, ...] = ("on_update_end", "on_rewind")
-        self.unheard: tuple[str, ...] = by_update if self.interval is None else ("on_train_step_end",)
+        self.ignored_events: tuple[str, ...] = by_update if self.interval is None else ("on_train_step_end",)
         if self.interval is not None and self.interval.unit == "epoch":
-            self.unheard += by_update
+            self.ignored_events += by_update
         self._rates: dict[str, float | Tensor] = {}
 
     def on_train_start(self, trainer: Trainer) -> None:

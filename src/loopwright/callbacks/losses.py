@@ -20,9 +20,9 @@ FLUSH_STEPS = 512  # losses that wait on the device for the next reading, at mos
 
 
 class OfflineLoss(Periodic):
-    """Evaluates a data set by its name: `OfflineLoss("test", every_n_updates=100)` logs `test_loss` and what else
-    `eval_step` measures.
+    """Evaluates a data set by its name and logs the metrics of `eval_step`.
 
+    `OfflineLoss("test", every_n_updates=100)` logs `test_loss`, and the other metrics as `test_<name>`.
     Every sample is used once, in eval mode, and training goes on as if nothing had been evaluated.
 
     Args:

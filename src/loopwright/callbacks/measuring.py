@@ -28,9 +28,9 @@ class TimedUpdate(Protocol):
 
 
 class TrainTime(Periodic):
-    """Logs the seconds since the last time that went into waiting for data, the forward pass, the backward pass and
-    the optimizer's update: `data_seconds`, `forward_seconds`, `backward_seconds` and `update_seconds`.
+    """Logs how many seconds went into data, forward pass, backward pass and optimizer update since the last time.
 
+    The metrics are `data_seconds`, `forward_seconds`, `backward_seconds` and `update_seconds`.
     Waiting for data includes moving it to the device and whatever callbacks do between two steps. The metrics of two
     runs are no longer identical where this is used.
 
@@ -146,6 +146,11 @@ class PeakMemory(Periodic):
 
     On CUDA that is the memory that torch had allocated on the device, elsewhere the resident memory of the process.
 
+    Args:
+        every_n_epochs: Log after every n-th epoch.
+        every_n_updates: Log after every n-th update.
+        every_n_samples: Log after the update that completes n more samples.
+
     >>> import torch, loopwright
     >>> from loopwright.callbacks import PeakMemory
     >>> data = torch.utils.data.TensorDataset(torch.ones(8, 2), torch.ones(8, 1))
@@ -177,7 +182,12 @@ class ProgressLine(Periodic):
     """Prints the epoch, update and sample that a run is at, its speed, and an estimate of the time that is left.
 
     Epochs are counted from 1, as in the progress bar. The time that is left is estimated from the limit that will be
-    reached first and the time of this `train` call so far, with its evaluations; the speed leaves them out.
+    reached first and the time of this `train` call so far, with its evaluations; the speed does not include them.
+
+    Args:
+        every_n_epochs: Print after every n-th epoch.
+        every_n_updates: Print after every n-th update.
+        every_n_samples: Print after the update that completes n more samples.
 
     >>> from loopwright.callbacks import ProgressLine
     >>> ProgressLine(every_n_updates=100).interval.unit

@@ -149,7 +149,7 @@ class FixedEarlyStopping(Callback):
         self.unit, self.n = next(iter(given.items()))
         if not isinstance(self.n, int) or isinstance(self.n, bool) or self.n < 1:
             raise ConfigurationError(f"FixedEarlyStopping(stop_at_{self.unit}={self.n!r}): use a number, 1 or more.")
-        self.unheard = ("on_update_end",) if self.unit == "epoch" else ("on_epoch_end",)
+        self.ignored_events = ("on_update_end",) if self.unit == "epoch" else ("on_epoch_end",)
 
     def on_train_start(self, trainer: Trainer) -> None:
         self._check(trainer)

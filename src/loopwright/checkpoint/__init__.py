@@ -112,4 +112,5 @@ _HOMES = {
     "write_checkpoint": "format",
 }
 
-__getattr__, __dir__ = lazily(__name__, _HOMES)
+if not TYPE_CHECKING:  # for a type checker, every misspelt name would be there
+    __getattr__, __dir__ = lazily(__name__, _HOMES)

@@ -12,9 +12,19 @@ from ..metrics.best import Mode, is_better, ranked
 
 @dataclass(frozen=True, slots=True)
 class ResumePolicy:
-    """Save a resume point every so many updates, epochs or minutes, whichever comes; keep the last few.
+    """When to save resume points: every n updates, epochs or minutes, whichever comes first.
 
-    Those by updates and by epochs are not closer to the one before than so many seconds.
+    Args:
+        every_updates: Save after every n updates; None for never.
+        every_epochs: Save after every n epochs; None for never.
+        every_minutes: Save when this many minutes have passed since the last one; None for never.
+        keep: The number of newest resume points to keep.
+        min_seconds_updates: The least time since the last resume point, for `every_updates`.
+        min_seconds_epochs: The least time since the last resume point, for `every_epochs`.
+
+    >>> from loopwright.checkpoint import ResumePolicy
+    >>> ResumePolicy(every_updates=100).is_due(update=200)
+    True
     """
 
     every_updates: int | None = None
@@ -63,7 +73,17 @@ class Candidate:
 class KeepPolicy:
     """Keep the best few models by a metric.
 
-    Infinities rank where they belong; NaN ranks below everything; of equals the earlier is the better.
+    Infinities rank as numbers; NaN ranks below everything; of equal values the earlier one is better.
+
+    Args:
+        metric: The name of the metric.
+        mode: Whether smaller ("min") or larger ("max") values are better.
+        keep: The number of models to keep.
+
+    >>> from loopwright.checkpoint import Candidate, KeepPolicy
+    >>> kept = [Candidate("a", 0.3, update=100)]
+    >>> KeepPolicy("eval_loss").is_worth_keeping(Candidate("b", 0.2, update=200), kept)
+    True
     """
 
     metric: str

@@ -226,9 +226,20 @@ Source: TypeAlias = Tensor | StoredTensor | TensorShard
 
 
 def restore_into(target: Tensor, source: Source) -> None:
-    """Copy a tensor of a checkpoint or snapshot into one that is there, whole or spread over processes.
+    """Copy a tensor of a checkpoint or snapshot into an existing tensor, full or sharded (a DTensor).
 
-    Only what this process holds is read; no process waits for another.
+    Only the region that this process holds is read; no process waits for another.
+
+    Args:
+        target: The tensor that is overwritten.
+        source: The tensor of the same shape, in memory or stored.
+
+    >>> import torch
+    >>> from loopwright.checkpoint import restore_into
+    >>> weight = torch.zeros(2)
+    >>> restore_into(weight, torch.tensor([1.0, 2.0]))
+    >>> weight
+    tensor([1., 2.])
     """
     if target.is_meta:
         raise CheckpointError("A tensor on the meta device has no memory to restore into: materialise it first.")
@@ -239,7 +250,17 @@ def restore_into(target: Tensor, source: Source) -> None:
 
 
 def place_like(source: Source, like: Tensor) -> Tensor:
-    """The tensor spread over processes as another of its shape is; whole where that one is, or has another shape."""
+    """Return the tensor sharded as another of its shape is; full where that one is full, or has another shape.
+
+    Args:
+        source: The tensor, in memory or stored.
+        like: The tensor whose device mesh and placements are used.
+
+    >>> import torch
+    >>> from loopwright.checkpoint import place_like
+    >>> place_like(torch.tensor([1.0]), torch.zeros(1))
+    tensor([1.])
+    """
     if not is_dtensor(like) or tuple(source.shape) != tuple(like.shape):
         values = _read(source, whole(tuple(source.shape)))
         return values if isinstance(source, StoredTensor) else values.clone()
@@ -253,7 +274,12 @@ def place_like(source: Source, like: Tensor) -> Tensor:
 
 
 def load_stored(tree: Tree) -> Tree:
-    """The tree with every stored tensor read whole; the rest of it is the same."""
+    """Return the tree with every stored tensor read from its file; the rest of it is the same.
+
+    >>> from loopwright.checkpoint import load_stored
+    >>> load_stored({"epoch": 3})
+    {'epoch': 3}
+    """
     if isinstance(tree, StoredTensor):
         return tree.read()
     if isinstance(tree, Mapping):

@@ -25,7 +25,13 @@ MAX_VARIANTS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Numbers from `low` to `high`, whole ones if both are; `log` spreads them evenly over orders of magnitude.
+    """Numbers from `low` to `high`, whole ones if both are.
+
+    Args:
+        low: The smallest number.
+        high: The largest number.
+        log: Whether the numbers are spread evenly over orders of magnitude.
+        step: The distance of two numbers; None for any number in between.
 
     >>> from loopwright.config import Interval
     >>> Interval(0.001, 10.0, log=True).at(0.5)
@@ -61,7 +67,20 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What is varied: for each key a list of values or an interval, and how they are combined."""
+    """What is varied: for each key a list of values or an interval, and how they are combined.
+
+    Args:
+        space: The values by key: a list, or an `Interval`.
+        method: "grid", "random" or "optuna".
+        num: The number of runs, for "random" and "optuna".
+        seed: Seeds the choice of "random" and "optuna".
+        metric: The metric that "optuna" optimises.
+        direction: "minimize" or "maximize".
+
+    >>> from loopwright.config import Interval, Sweep
+    >>> Sweep({"lr": Interval(0.001, 0.1, log=True), "seed": [1, 2]}, method="random", num=5).num
+    5
+    """
 
     space: Mapping[str, Sequence[Any] | Interval]
     method: str = "grid"  # "grid", "random" or "optuna"
@@ -224,9 +243,13 @@ def read_sweep(
     environ: Mapping[str, str] = os.environ,
     may_add: Collection[str] = RUN_KEYS,
 ) -> Sweep:
-    """What is varied, for a search that chooses the values itself; `space` is empty where nothing is.
+    """Read what a sweep varies, for a search that chooses the values itself; `space` is empty where nothing is varied.
 
-    The arguments are those of `expand_sweep`.
+    Args:
+        path: The file, as for `expand_sweep`.
+        overrides: As for `expand_sweep`.
+        environ: As for `expand_sweep`.
+        may_add: As for `expand_sweep`.
 
     >>> import tempfile
     >>> from pathlib import Path

@@ -34,7 +34,30 @@ def counted(count: float, noun: str) -> str:
 
 @dataclass(slots=True)
 class Progress:
-    """Counters of a run. A step is one batch; an update is one window of steps that ends in optimizer steps."""
+    """Counters of a run. A step is one batch; an update is one window of steps that ends in optimizer steps.
+
+    Args:
+        epoch: Completed epochs.
+        step: Steps of the run.
+        update: Updates of the run.
+        sample: Samples of the run, of all processes together.
+        epoch_step: Steps of the current epoch.
+        epoch_sample: Samples of the current epoch.
+        is_exhausted: Whether all data of the current epoch was used.
+        recorded_step: The step up to which the history has rows of epochs.
+        seconds: Time in training, evaluations not included.
+        call: The number of the `train` call, from 1.
+        call_epoch: `epoch` at the beginning of the call; likewise `call_update`, `call_sample` and `call_seconds`.
+        call_finished: Whether the call ended by a limit or a stop.
+
+    >>> import torch, loopwright
+    >>> model, x = torch.nn.Linear(1, 1), torch.ones(10, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> trainer = loopwright.Trainer(model, optimizer, torch.nn.MSELoss(), accumulate=2, progress="silent")
+    >>> _ = trainer.train((x, x), num_epochs=1, batch_size=2)
+    >>> trainer.progress.step, trainer.progress.update, trainer.progress.sample
+    (5, 3, 10)
+    """
 
     epoch: int = 0
     step: int = 0

@@ -41,4 +41,5 @@ _HOMES = {
     "update_manifest": "manifest",
 }
 
-__getattr__, __dir__ = lazily(__name__, _HOMES)
+if not TYPE_CHECKING:  # for a type checker, every misspelt name would be there
+    __getattr__, __dir__ = lazily(__name__, _HOMES)

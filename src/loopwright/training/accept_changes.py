@@ -1,4 +1,4 @@
-"""Going on with a run although the program has changed: what the program gives now replaces what is restored."""
+"""Continue a run with a changed program: options of the program replace restored ones."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from ..training.run import TrainingRun
 
 SWITCHES = ("amsgrad", "centered", "momentum")  # options that decide what state an optimizer has
-CLOSED = (LambdaLR, OneCycleLR, CyclicLR, CosineAnnealingWarmRestarts)  # whose `get_lr` needs no rate before it
+CLOSED = (LambdaLR, OneCycleLR, CyclicLR, CosineAnnealingWarmRestarts)  # `get_lr` ignores the previous rate
 Group = dict[str, Any]
 
 
 class NewValues:
-    """The options that optimizers and schedulers have before a checkpoint is loaded; made before, applied after."""
+    """The program's options of optimizers and schedulers; recorded before a checkpoint is loaded, set afterwards."""
 
     def __init__(self, run: TrainingRun, tree: Mapping[str, Any], changed: Mapping[str, Change]) -> None:
         self.changed = changed
@@ -39,7 +39,7 @@ class NewValues:
         self._has_lost_schedule = bool(set(tree["schedules"]) - set(run.components.schedules))
 
     def apply(self, run: TrainingRun) -> None:
-        """Let the new values count, and say what could not be taken over from the checkpoint."""
+        """Set the new values, and print which states of the checkpoint could not be used."""
         for name, optimizer in run.components.optimizers.items():
             if name in self.kept.optimizers:
                 kind = type(optimizer).__name__
@@ -49,7 +49,7 @@ class NewValues:
             if name in self.kept.schedules:
                 run.say(f"Schedule {name!r} was not in this run before: it starts at its beginning.")
 
-    # What cannot take over saved state
+    # Components that do not fit their saved state
 
     def _new_optimizers(self, run: TrainingRun) -> Iterator[str]:
         from .state_mismatch import compare_groups
@@ -84,24 +84,24 @@ class NewValues:
                 _set(group, option, new[option])
             if has_new_rate or f"{start}.lr" in self.changed:
                 has_new_rate = True
-                self._apply_rate(name, number, group, new, goes_on=bool(set(schedules) - self.kept.schedules))
+                self._apply_rate(name, number, group, new, is_continued=bool(set(schedules) - self.kept.schedules))
         for key, scheduler in schedules.items():
             if has_new_rate and key not in self.kept.schedules:
                 self._apply_schedule(key_of("scheduler", key), scheduler, self._schedulers[key])
                 _recompute(scheduler, optimizer)
 
-    def _apply_rate(self, name: str, number: int, group: Group, new: Group, *, goes_on: bool) -> None:
-        """The new learning rate, as far down as the schedule had come with the old one."""
+    def _apply_rate(self, name: str, number: int, group: Group, new: Group, *, is_continued: bool) -> None:
+        """Set the new learning rate, times the factor that the schedule had applied to the old one."""
         base: Any = new.get("initial_lr", new["lr"])
         if "initial_lr" in group or "initial_lr" in new:
             _set(group, "initial_lr", base)
-        for option in new:  # what a scheduler keeps in the groups, such as its largest rate
+        for option in new:  # options that a scheduler keeps in the groups, such as its largest rate
             if option.startswith(("max_", "min_", "base_")):
                 _set(group, option, new[option])
-        _set(group, "lr", base * self._part_left(name, number) if goes_on else new["lr"])
+        _set(group, "lr", base * self._part_left(name, number) if is_continued else new["lr"])
 
     def _part_left(self, name: str, number: int) -> float:
-        """What a schedule had made of the old learning rate, as a factor of it."""
+        """Return the factor that a schedule had applied to the old learning rate."""
         saved = self._saved.get(name, {}).get("param_groups", [])
         group = saved[min(number, len(saved) - 1)] if saved else {}
         key = f"{group_key(key_of('optimizer', name), number, len(self._groups[name]))}.lr"
@@ -123,7 +123,7 @@ def _options(group: Group) -> Group:
 
 
 def _settings(scheduler: Any) -> dict[str, Any]:
-    """The attributes of a scheduler, of those inside it too."""
+    """Return the attributes of a scheduler, with those of its inner schedulers."""
     if isinstance(scheduler, CurveSchedule):
         return {}
     own = {key: list(value) if isinstance(value, list) else value for key, value in vars(scheduler).items()}
@@ -133,18 +133,18 @@ def _settings(scheduler: Any) -> dict[str, Any]:
 
 
 def _steps(scheduler: Any, optimizer: Optimizer) -> bool:
-    """Whether it sets the rate step by step; a curve sets it from where the run is, whatever it was."""
+    """Whether a scheduler changes the optimizer's rate step by step; a curve computes it from the run's progress."""
     return not isinstance(scheduler, CurveSchedule) and getattr(scheduler, "optimizer", None) is optimizer
 
 
 def _recompute(scheduler: Any, optimizer: Optimizer) -> None:
-    """Set the rates that a scheduler has at its place with its new options, where those do not depend on the way."""
+    """Set the rates of a scheduler with new options at its position, if they do not depend on previous rates."""
     form = closed_form_of(scheduler)
     if form is None and isinstance(scheduler, CLOSED):
         form = scheduler.get_lr
     if form is not None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that `get_lr` is for steps only
+            warnings.simplefilter("ignore")  # "get_lr is for steps only"
             rates = form()
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             _set(group, "lr", rate)
@@ -156,7 +156,7 @@ def _is_switched(change: Change) -> bool:
 
 
 def _set(group: Group, option: str, value: Any) -> None:
-    if isinstance(group.get(option), Tensor):  # which a compiled optimizer holds on to
+    if isinstance(group.get(option), Tensor):  # a compiled optimizer keeps a reference to it
         group[option].fill_(value)
     else:
         group[option] = _copied(value)

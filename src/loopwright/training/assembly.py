@@ -1,4 +1,4 @@
-"""Putting a trainer together: what `configure_*` describe is built, found, checked and prepared, models first."""
+"""Assemble a trainer: build, find, check and prepare the components of `configure_*`, models first."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def assemble_models(trainer: Program) -> dict[int, nn.Parameter]:
-    """Build, place and wrap the models; the parameters that took the place of others, by the ids of those."""
+    """Build, place and wrap the models; return parameters that replaced others, by the ids of the replaced ones."""
     if trainer.seed is not None and trainer._builds_models:
         seed_everything(trainer.seed)  # models that the trainer makes are part of the run
     check_returned(trainer.configure_models(), "configure_models", "self.model = ...")  # type: ignore[func-returns-value]
@@ -72,7 +72,7 @@ def _check_initialized(trainer: Program) -> None:
 
 
 def _compare_models(trainer: Program) -> None:
-    """Note what the models are, and see that processes have the same before any of them waits for another."""
+    """Describe the models, and check that all ranks have the same before the first collective."""
     from .fingerprint import check_ranks, describe_models
 
     trainer._components.structure = describe_models(trainer.modules)
@@ -102,7 +102,7 @@ def assemble_optimizers(trainer: Program, replaced: dict[int, nn.Parameter]) -> 
 
 
 def adopt_replaced(trainer: Program) -> None:
-    """Take over models, optimizers and schedulers that were assigned in the place of those that the trainer had."""
+    """Use models, optimizers and schedulers that were assigned in place of earlier ones."""
     owner = trainer
     models = replaced_in(owner, trainer.modules, trainer.models, nn.Module)
     optimizers = replaced_in(owner, trainer._components.known_optimizers, trainer.optimizers, Optimizer)
@@ -128,7 +128,7 @@ def adopt_replaced(trainer: Program) -> None:
 
 
 def adopt_in_training(trainer: Program) -> None:
-    """Go on with what was replaced since the `train` call began, or refuse what could not be trained or resumed."""
+    """Continue with components that were replaced during a `train` call, or refuse them if a resume would lose them."""
     adopt_replaced(trainer)
     current = _trained_by(trainer)
     changed = [name for name, value in trainer._components.trained.items() if current.get(name) is not value]
@@ -158,7 +158,7 @@ def check_components(trainer: Program) -> None:
 
 
 def _trained_by(trainer: Program) -> dict[str, Any]:
-    """What of a trainer is trained and saved, by names that tell models, optimizers and schedulers apart."""
+    """Return the models, optimizers and schedulers of a trainer, by names that are unique among all of them."""
     kinds: dict[str, dict[str, Any]] = {
         "model": trainer.models,
         "optimizer": trainer.optimizers,
@@ -180,7 +180,7 @@ def _renew_updates(trainer: Program) -> None:
 
 
 def assemble_training(trainer: Program) -> None:
-    """Everything that is worked out once per `train` call: callbacks, updates, modes."""
+    """Prepare callbacks, updates and modes, once per `train` call."""
     check_trainable(trainer.modules, trainer.optimizers)
     if not trainer.optimizers:
         raise ConfigurationError("Trainer has no optimizer: pass `optimizer=` or override `configure_optimizers`.")
@@ -197,7 +197,7 @@ def assemble_training(trainer: Program) -> None:
     trainer.run.skips_nonfinite = guard is not None and not guard.is_final
     trainer.run.meter.ignores_nonfinite = (
         trainer.run.skips_nonfinite
-    )  # a resumed run goes on with this meter inside an epoch
+    )  # a resumed run continues with this meter inside an epoch
     trainer.run.meter.check = None if trainer.run_dir is None else partial(_check_saved, trainer)
     for update in trainer.run.optimization.by_name.values():
         update.listeners, update.guard = trainer.run.hooks["on_optimizer_start"], guard
@@ -233,7 +233,7 @@ def _check_saved(trainer: Program, name: str, metric: Any) -> None:
 
 
 def _attach_schedules(trainer: Program) -> None:
-    """Schedules that count updates go to the update of their optimizer; one of a stranger is a mistake."""
+    """Attach schedules that count updates to their optimizer's update; refuse a schedule of an unknown optimizer."""
     updates = trainer.run.optimization.by_name
     for update in updates.values():
         update.schedulers = []

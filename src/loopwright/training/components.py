@@ -1,4 +1,4 @@
-"""What a trainer trains: its modules, optimizers and schedules, found on the trainer and checked."""
+"""The modules, optimizers and schedules of a trainer: found on the trainer, and checked."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class Components:
         self.schedules: dict[str, Schedule] = {}
         self.structure: dict[str, Any] = {}  # of the models, before they are wrapped
         self.are_built = False
-        self.replaced: dict[int, nn.Parameter] = {}  # parameters that took the place of others, by the ids of those
-        self.known_optimizers: dict[str, Optimizer] = {}  # as they were when they were last compared
-        self.trained: dict[str, Any] = {}  # what the `train` call under way trains
+        self.replaced: dict[int, nn.Parameter] = {}  # parameters that replaced others, by the ids of the replaced ones
+        self.known_optimizers: dict[str, Optimizer] = {}  # at the last comparison
+        self.trained: dict[str, Any] = {}  # the components of the current `train` call
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """The parameters of all modules that can be trained, each once."""
+        """Yield the parameters of all modules that require gradients, each once."""
         return trainable_parameters(self.modules.values())
 
     def without_schedules(self) -> Components:
-        """The same components, without schedules, for a fresh run."""
+        """Return the same components without schedules, for a fresh run."""
         own = copy(self)
         own.schedules = {}
         return own
@@ -53,7 +53,7 @@ class Components:
 
 
 def found_on(owner: object, kind: type[T] | tuple[type[T], ...], known: Mapping[str, T]) -> dict[str, T]:
-    """`known`, and every attribute of the owner that is of that kind and not among the known, under its name."""
+    """Return `known` and all other attributes of the owner of that class, by name."""
     result = dict(known)
     seen = {id(value) for value in known.values()}
     for name, value in vars(owner).items():
@@ -66,7 +66,7 @@ def found_on(owner: object, kind: type[T] | tuple[type[T], ...], known: Mapping[
 def replaced_in(
     owner: object, known: Mapping[str, T], entries: Mapping[str, Any], kind: type[T] | tuple[type[T], ...]
 ) -> dict[str, T]:
-    """What stands under the names of `known` by now, as attribute or entry, and is another object."""
+    """Return the objects that have replaced those in `known`, as attributes or entries of the same names."""
     result: dict[str, T] = {}
     for name, old in known.items():
         for value in (vars(owner).get(name), entries.get(name)):
@@ -85,7 +85,7 @@ def is_trained(module: nn.Module) -> bool:
 
 
 def swap_parameters(optimizer: Optimizer, replaced: Mapping[int, nn.Parameter]) -> None:
-    """Let an optimizer that was made before a model was sharded hold the parameters it has now."""
+    """Give an optimizer that was made before a model was sharded the sharded parameters."""
     if not replaced:
         return
     for group in optimizer.param_groups:
@@ -93,7 +93,7 @@ def swap_parameters(optimizer: Optimizer, replaced: Mapping[int, nn.Parameter]) 
 
 
 def check_trainable(modules: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]) -> None:
-    """Refuse to train models that have nothing to be trained, or optimizers that hold nothing of it."""
+    """Refuse to train models or optimizers without a parameter that requires gradients."""
     if not any(p.requires_grad for module in modules.values() for p in module.parameters()):
         raise ConfigurationError(
             f"Nothing to train: none of the models ({', '.join(modules) or 'there is none'}) has a parameter with "
@@ -113,13 +113,13 @@ def check_accumulation(number: Any, name: str = "accumulate") -> None:
 
 
 def check_clipping(name: str, value: Any) -> None:
-    """Refuse a limit of gradients that would turn them round, remove them or make them NaN."""
+    """Refuse a clipping limit that is not a positive number."""
     if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0):
         raise ConfigurationError(f"{name}={value!r}: use a number above 0, or None for no clipping.")
 
 
 def check_options(optimizers: Mapping[str, Optimizer]) -> None:
-    """Refuse learning rates that train nothing or the wrong way, and options that are NaN; torch lets some pass."""
+    """Refuse learning rates that are negative or not finite, and options that are NaN; torch accepts some of them."""
     for name, optimizer in optimizers.items():
         for group in optimizer.param_groups:
             wrong = [key for key, value in group.items() if isinstance(value, float) and isnan(value)]
@@ -133,7 +133,7 @@ def check_options(optimizers: Mapping[str, Optimizer]) -> None:
 
 
 def check_shared(modules: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]) -> None:
-    """Refuse a parameter of two optimizers where gradients are accumulated: it has room for one sum of them only."""
+    """Refuse a parameter of two optimizers with accumulation: its `grad` holds one sum only."""
     named = [(p, f"{name}.{key}") for name, module in modules.items() for key, p in module.named_parameters()]
     names = {id(p): name for p, name in reversed(named)}
     owners: dict[int, str] = {}
@@ -149,7 +149,7 @@ def check_shared(modules: Mapping[str, nn.Module], optimizers: Mapping[str, Opti
 
 
 def check_owners(modules: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]) -> None:
-    """Refuse an optimizer that would change what none of the models computes with."""
+    """Refuse an optimizer whose parameters belong to none of the models."""
     owned = {id(p) for module in modules.values() for p in module.parameters()}
     for name, optimizer in optimizers.items():
         params = [p for group in optimizer.param_groups for p in group["params"]]
@@ -164,7 +164,7 @@ def check_owners(modules: Mapping[str, nn.Module], optimizers: Mapping[str, Opti
 
 
 def check_reached(params: Sequence[nn.Parameter], name: str) -> None:
-    """Refuse a loss that depends on nothing that an optimizer could change, before its first step."""
+    """Refuse the first step of an optimizer if none of its parameters has a gradient."""
     if any(p.requires_grad for p in params) and all(p.grad is None for p in params):
         raise ConfigurationError(
             f"Optimizer {name!r} is to be updated, and none of its {len(params)} parameters has a gradient, since the "
@@ -174,7 +174,7 @@ def check_reached(params: Sequence[nn.Parameter], name: str) -> None:
 
 
 def check_default_model(trainer: object, models: Mapping[str, nn.Module]) -> None:
-    """Refuse to train by the default step without a model that is called `model`."""
+    """Refuse the default step without a model named `model`."""
     if hasattr(trainer, "model"):
         return
     if not models:
@@ -200,14 +200,14 @@ def check_default_optimizers(model: nn.Module, loss_fn: Any, optimizers: Mapping
 
 
 def checked_directory(run_dir: str | Path) -> Path:
-    """The run directory as a path; an address of another machine is refused."""
+    """Return the run directory as a path; refuse a URL."""
     from ..checkpoint.manifest import local_path
 
     return local_path(run_dir, "run_dir")
 
 
 def trainable_parameters(modules: Iterable[nn.Module]) -> Iterator[nn.Parameter]:
-    """The parameters of some modules that can be trained, each once."""
+    """Yield the parameters of modules that require gradients, each once."""
     seen: set[int] = set()
     for module in modules:
         for param in module.parameters():
@@ -217,7 +217,7 @@ def trainable_parameters(modules: Iterable[nn.Module]) -> Iterator[nn.Parameter]
 
 
 def check_reduction(loss_fn: Any, accumulate: int, num_processes: int) -> None:
-    """Refuse a loss that is a sum where a batch is put together from parts, whose losses are averaged."""
+    """Refuse a loss with reduction "sum" if losses of several parts of a batch are averaged."""
     if isinstance(loss_fn, nn.Module) and getattr(loss_fn, "reduction", None) == "sum":
         parts = f"accumulate={accumulate}" if accumulate > 1 else f"{num_processes} processes"
         if accumulate > 1 or num_processes > 1:

@@ -1,4 +1,4 @@
-"""Evaluation and prediction: batches without gradients, and every mode and random generator as it was afterwards."""
+"""Evaluation and prediction: batches without gradients; modes and random generators are restored afterwards."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from .run import TrainingRun
 
 FLUSH_STEPS = 512
-MEASURING = ("on_eval_step_end", "on_eval_end")  # where metrics can be logged besides `eval_step`
+MEASURING = ("on_eval_step_end", "on_eval_end")  # events in which metrics can be logged
 
 
 def evaluate(run: TrainingRun, stream: Stream) -> dict[str, float]:
-    """Averages over all samples of the stream. Leaves modes and random generators as they were.
+    """Return averages over all samples of the stream. Modes and random generators are restored afterwards.
 
     A signal to a training run ends it at the next batch, without a result.
     """
@@ -41,7 +41,7 @@ def evaluate(run: TrainingRun, stream: Stream) -> dict[str, float]:
                 break
             run.window.size, run.window.total = size, total
             batch = run.program.prepare_batch(batch)
-            if size == 0 and total is not None:  # nothing of this batch is for this process
+            if size == 0 and total is not None:  # this process has no sample of the batch
                 run.program._eval_without_samples(batch)
                 continue
             with autocast:
@@ -58,7 +58,7 @@ def evaluate(run: TrainingRun, stream: Stream) -> dict[str, float]:
         if not run.is_interrupted:
             run.runtime.reshard()
             run.emit("on_eval_end", stream)
-        if run.is_interrupted:  # the resumed run does all of it again
+        if run.is_interrupted:  # the resumed run repeats the evaluation
             if start is not None:
                 stream.load_state_dict(start)
             return {}
@@ -78,7 +78,7 @@ def _nothing_measured(run: TrainingRun) -> ConfigurationError:
 
 @contextmanager
 def _timed(run: TrainingRun) -> Iterator[None]:
-    """Count the seconds of an evaluation, so that the clock of training leaves them out; a nested one counts once."""
+    """Add the seconds of an evaluation to `eval_seconds`, which training time excludes; a nested one counts once."""
     began, before = monotonic(), run.eval_seconds
     try:
         yield
@@ -87,7 +87,7 @@ def _timed(run: TrainingRun) -> Iterator[None]:
 
 
 def eval_without_samples(run: TrainingRun, batch: Any) -> None:
-    """Take part in the forward passes of an evaluation step without a sample for this process; nothing is measured."""
+    """Run an evaluation step for its collectives only: this process has no sample, and the result is discarded."""
     from ..metrics.metric_objects import load_metric_states, metric_states
 
     measured = deepcopy(metric_states(run.components.modules))
@@ -97,7 +97,7 @@ def eval_without_samples(run: TrainingRun, batch: Any) -> None:
 
 
 def predict(run: TrainingRun, stream: Stream) -> list[Any]:
-    """The model's outputs, batch by batch; of all processes, each of which has a part of every batch."""
+    """Return the model's outputs batch by batch, gathered from all processes."""
     outputs: list[tuple[Any, ...]] = []
     with run.program._eval_mode(), torch.no_grad(), preserved_rng():
         stream.begin(0)

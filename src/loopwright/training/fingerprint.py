@@ -2,7 +2,7 @@
 
 It describes what the program gave before anything was restored, so that the same program has the same description in
 every process and on every day. Weights are not in it, nor what may change: devices, processes, workers, limits,
-callbacks and what is shown. What cannot be told is `UNKNOWN`, which is equal to anything.
+callbacks and what is shown. An unknown value is `UNKNOWN`, which is equal to anything.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class NotPlainError(Exception):
 
 
 def describe_program(run: TrainingRun, stream: Stream, *, looks_at_samples: bool) -> dict[str, Any]:
-    """What a trainer is to train, with which data; samples are looked at only where that is asked for."""
+    """Describe what a trainer trains, with its data; samples are hashed only on request."""
     flat = describe_components(run) | _describe_data("data", stream, looks_at_samples)
     if run.eval_stream is not None:
         eval_data = _describe_data("eval_data", run.eval_stream, looks_at_samples)
@@ -99,7 +99,7 @@ def describe_program(run: TrainingRun, stream: Stream, *, looks_at_samples: bool
 
 
 def describe_components(run: TrainingRun) -> dict[str, Any]:
-    """What a trainer is to train, whatever the data."""
+    """Describe what a trainer trains, without the data."""
     flat: dict[str, Any] = run.program._describe_more() | run.components.structure
     for name, optimizer in run.components.optimizers.items():
         flat |= describe_optimizer(key_of("optimizer", name), optimizer)
@@ -114,7 +114,7 @@ def describe_components(run: TrainingRun) -> dict[str, Any]:
 
 
 def check_ranks(run: TrainingRun, description: Mapping[str, Any]) -> None:
-    """Raise on every process if they are not about to train the same program."""
+    """Raise on every rank if the ranks have different programs."""
     runtime = run.runtime
     if runtime.world == 1:
         return
@@ -127,7 +127,7 @@ def check_ranks(run: TrainingRun, description: Mapping[str, Any]) -> None:
 
 
 def key_of(kind: str, name: str) -> str:
-    """What the entries of a component begin with."""
+    """Return the prefix of a component's entries."""
     return name if name == kind else f"{kind}.{name}"
 
 
@@ -135,7 +135,7 @@ def key_of(kind: str, name: str) -> str:
 
 
 def describe_models(modules: Mapping[str, nn.Module]) -> dict[str, Any]:
-    """Every layer of the models that have parameters; taken before they are wrapped for several processes."""
+    """Describe every layer of models with parameters; called before they are wrapped for several processes."""
     flat: dict[str, Any] = {}
     for name, module in modules.items():
         params = list(module.parameters())
@@ -164,7 +164,7 @@ def _layer_name(part: nn.Module) -> str:
 
 
 def _options_text(part: nn.Module) -> str:
-    """The options of a layer of torch, in its own words; those of other layers may be anything."""
+    """Return the options of a torch layer, as its `extra_repr`; options of other layers are unknown."""
     return part.extra_repr() if type(part).extra_repr.__module__.startswith("torch.nn.") else ""
 
 
@@ -247,7 +247,7 @@ def _describe_data(prefix: str, stream: Stream, looks_at_samples: bool) -> dict[
 
 
 def hash_samples(samples: list[Any] | None) -> str:
-    """A hash of the samples, unless the first is another when it is fetched again."""
+    """Return a hash of the samples; `UNKNOWN` if the first one differs when it is read again."""
     if not samples:
         return UNKNOWN
     try:
@@ -261,7 +261,7 @@ def hash_samples(samples: list[Any] | None) -> str:
 
 
 def describe_object(prefix: str, value: Any) -> dict[str, Any]:
-    """A loss, a function or a curve: its name, its plain options, and what it computes as far as that can be told."""
+    """Describe a loss, a function or a curve: its name, its plain options, and a hash of its code if there is one."""
     if value is None:
         return {prefix: None}
     if isinstance(value, partial):
@@ -340,7 +340,7 @@ def plain(value: Any) -> Any:
 
 
 def _describe_function(key: str, prefix: str, function: FunctionType) -> dict[str, Any]:
-    """A hash of what a function does, under `key`, and the plain values that it goes by, each under its own name."""
+    """Return a hash of a function's code under `key`, and the plain values that it uses under their own names."""
     flat: dict[str, Any] = {key: UNKNOWN if _is_ours(function) else _hash_code(function)}
     for name, value in _surroundings(function).items():
         is_setting = value is None or isinstance(value, (bool, int, float, str))  # a list or dict may be a counter
@@ -350,7 +350,7 @@ def _describe_function(key: str, prefix: str, function: FunctionType) -> dict[st
 
 
 def _hash_code(function: FunctionType) -> str:
-    """Not for functions of this library: another version may write them in another way that computes the same."""
+    """Return a hash of code. Not for this library's functions: the next version may compute the same in another way."""
     digest = hashlib.sha256()
     _add_code(digest, function.__code__, function.__doc__)
     version = ".".join(platform.python_version_tuple()[:2])
@@ -358,7 +358,7 @@ def _hash_code(function: FunctionType) -> str:
 
 
 def _surroundings(function: FunctionType) -> dict[str, Any]:
-    """What a function finds around it by name: numbers of its module, what it closes over, defaults of arguments."""
+    """Return the values that a function uses by name: globals, closure variables and defaults of arguments."""
     code, names = function.__code__, function.__globals__
     numbers = {name: names[name] for name in code.co_names if type(names.get(name)) in (int, float)}
     cells = dict(zip(code.co_freevars, map(_content, function.__closure__ or ()), strict=True))
@@ -369,7 +369,7 @@ def _surroundings(function: FunctionType) -> dict[str, Any]:
 
 
 def _is_of_the_moment(value: Any) -> bool:
-    """Whether a value is another at every start: a time, the number of this process, or a text with one of these."""
+    """Whether a value differs between starts of a program: a time, a process id, or a text with one of them."""
     if isinstance(value, bool) or value is None:
         return False
     if isinstance(value, (int, float)):
@@ -391,7 +391,7 @@ def _add_code(digest: Any, code: CodeType, doc: str | None = None) -> None:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             _add_code(digest, constant)
-        elif isinstance(constant, frozenset):  # whose order is another in every process
+        elif isinstance(constant, frozenset):  # its order differs between processes
             digest.update(repr(sorted(map(repr, constant))).encode())
         elif constant is not doc:
             digest.update(repr(constant).encode())

@@ -34,9 +34,9 @@ def refuse(names: list[str], reason: str) -> ConfigurationError:
 
 
 def materialise(run: TrainingRun) -> None:
-    """Give every layer its size, with a batch of the training data that is then still to come, before the first step.
+    """Give every lazy layer its size before the first step, with a batch that is trained on later.
 
-    So that callbacks, and a checkpoint before the first step, have all parameters. A resumed run has them already.
+    Callbacks, and a checkpoint before the first step, need all parameters. A resumed run has them already.
     """
     if not (names := uninitialized(run.components.modules)):
         return

@@ -1,8 +1,8 @@
-"""What a run calls of its trainer besides the user's steps: the points at which a door does otherwise."""
+"""The trainer as its run sees it: the methods that a run calls, which doors replace."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,9 +32,18 @@ Display = Literal["auto", "bar", "lines", "silent"]
 Changes = Literal["refuse", "accept"]
 
 
+class Indexed(Protocol):
+    """Data with samples by index, such as a `torch.utils.data.Dataset`."""
+
+    def __getitem__(self, index: Any, /) -> Any: ...
+
+
+Data = Iterable[Any] | Indexed
+
+
 @dataclass(frozen=True, slots=True)
 class Words:
-    """What messages call the user's methods, arguments and ways on; each door has its document's words."""
+    """The names of the user's methods and arguments in messages; each door has those of its document."""
 
     start_over: str = "resume=False"
     accept_changes: str = 'changes="accept"'
@@ -71,10 +80,10 @@ class Program(TrainerHooks):
     """
 
     words: Words = Words()
-    _step_methods: ClassVar[tuple[str, ...]] = (  # what a user writes that decides what is learnt
+    _step_methods: ClassVar[tuple[str, ...]] = (  # methods of users that the fingerprint describes
         *("train_step", "compute_loss", "forward", "split_batch", "prepare_batch"),
     )
-    _plateau_metric: str | None = "loss"  # what ReduceLROnPlateau watches; None where only a subclass's user knows
+    _plateau_metric: str | None = "loss"  # of ReduceLROnPlateau; None if the user has to name it
 
     run: TrainingRun
     _components: Components
@@ -90,7 +99,7 @@ class Program(TrainerHooks):
 
     @property
     def progress(self) -> Progress:
-        """How far the run is: epochs, steps, updates, samples, seconds."""
+        """The counters of the run: epochs, steps, updates, samples, seconds."""
         return self.run.progress
 
     @property
@@ -100,7 +109,7 @@ class Program(TrainerHooks):
 
     @property
     def stop_reason(self) -> str | None:
-        """Why training was asked to end, or None."""
+        """The reason of the first stop request, or None."""
         return self.run.stop_reason
 
     @property
@@ -168,7 +177,7 @@ class Program(TrainerHooks):
         raise NotImplementedError
 
     def _check_defaults(self) -> None:
-        """Check what the default step and the default loss need."""
+        """Check the components that the default step and the default loss need."""
 
     def _adopt_replaced(self) -> None:
         raise NotImplementedError
@@ -178,7 +187,7 @@ class Program(TrainerHooks):
         return False
 
     def _measure_as_default(self, batch: Any) -> Any:
-        """What the default `train_step` would report for a batch, without training on it."""
+        """Return the result of the default `train_step` for a batch, without training on it."""
         raise NotImplementedError
 
     @property
@@ -186,11 +195,11 @@ class Program(TrainerHooks):
         return True
 
     def _describe_more(self) -> dict[str, Any]:
-        """Further entries of the fingerprint, besides components and data."""
+        """Return further entries of the fingerprint, besides components and data."""
         return {}
 
     def _open(self, data: Any, batch_size: int | None, *, shuffle: bool) -> Stream:
-        """A stream over data, as the callbacks adapt it."""
+        """Open a stream over data, as the callbacks adapt it."""
         seed = self.runtime.broadcast_object(torch.initial_seed()) if self.seed is None else self.seed
         stream = open_stream(data, batch_size=batch_size, seed=seed, shuffle=shuffle, shard=self.runtime.shard)
         for callback in self.run.callbacks:
@@ -204,7 +213,7 @@ class Program(TrainerHooks):
 
     @property
     def _defers_signals(self) -> bool:
-        """Whether something is under way that a resumed run would not do again, so that a signal waits for its end."""
+        """Whether a signal has to wait, since a resumed run would not repeat the present work."""
         return False
 
     def _schedule_epoch(self, row: Mapping[str, float]) -> None:
@@ -245,9 +254,9 @@ class Program(TrainerHooks):
 
     @property
     def _core(self) -> Program:
-        """The trainer that owns the run; a callback may have been given a door in front of it."""
+        """The trainer that owns the run; a callback may have the trainer of a door instead."""
         return self
 
     def _trainer_for(self, callback: Callback) -> Any:
-        """What a callback is given as its trainer."""
+        """Return the object that a callback gets as its trainer."""
         return self

@@ -1,4 +1,4 @@
-"""Metrics that callbacks and schedules watch, checked against what a run will measure before its first step."""
+"""Check before the first step that the run measures the metrics that callbacks and schedules watch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TRAIN_HOOKS = ("on_epoch_start", "on_train_step_start", "on_train_step_end", "on
 
 
 def check_required_metrics(run: TrainingRun) -> None:
-    """Refuse a run in which a metric is watched that is not measured, or whose better values are not known."""
+    """Refuse a run that watches a metric which is not measured, or whose mode (min or max) is unknown."""
     wanted = {name: type(callback).__name__ for callback in run.callbacks for name in callback.required_metrics()}
     wanted |= {s.metric: "Schedule" for s in run.components.schedules.values() if s.watches and s.metric is not None}
     if wanted:
@@ -39,7 +39,7 @@ def check_required_metrics(run: TrainingRun) -> None:
 
 
 def _check_plateau(schedule: Schedule, metric: str | None, directions: Directions) -> None:
-    """Refuse a scheduler that would take an improvement for its opposite."""
+    """Refuse a scheduler whose mode (min or max) is the opposite of its metric's."""
     own = schedule.scheduler.mode
     if metric is None or directions.of(metric) in (None, own):
         return
@@ -70,7 +70,7 @@ def _check_measured(run: TrainingRun, wanted: dict[str, str]) -> None:
 
 
 def _with_promised(known: set[str], run: TrainingRun) -> set[str]:
-    """What is measured, and what callbacks add to it."""
+    """Return the names of all metrics of an epoch, with those that callbacks add."""
     for callback in run.callbacks:
         if not callback.evaluates_again:
             known = known | callback.metric_names(known)
@@ -78,7 +78,7 @@ def _with_promised(known: set[str], run: TrainingRun) -> set[str]:
 
 
 def _missing(wanted: dict[str, str], known: set[str], run: TrainingRun) -> list[str]:
-    """What is watched and not known, where the trainer's own hooks cannot be what logs it."""
+    """Return watched metrics that are unknown, unless the trainer's own hooks may log them."""
     missing = [name for name in wanted if name not in known]
     return [n for n in missing if not _overrides(run, *(EVAL_HOOKS if n.startswith("eval_") else TRAIN_HOOKS))]
 
@@ -89,13 +89,13 @@ def _overrides(run: TrainingRun, *names: str) -> bool:
 
 
 def _measured_in_evaluation(run: TrainingRun) -> set[str]:
-    """Names of what `eval_step` gives for one batch."""
+    """Return the names of the metrics of `eval_step`, from one batch."""
     stream = run.eval_stream
     return set() if stream is None else {f"eval_{name}" for name in _measured_on(run, stream)}
 
 
 def _measured_by_callbacks(run: TrainingRun) -> set[str]:
-    """Names of what callbacks measure on data of their own, with what others add to every evaluation."""
+    """Return the names of metrics of the callbacks' own data, with those that callbacks add to every evaluation."""
     found: set[str] = set()
     for callback in run.callbacks:
         for prefix, stream in callback.eval_streams(run.program._trainer_for(callback)).items():
@@ -114,7 +114,7 @@ def _measured_on(run: TrainingRun, stream: Stream) -> set[str]:
 
 
 def _measured_in_training(run: TrainingRun) -> set[str] | None:
-    """Names of what the default `train_step` gives; None where only a step could tell, or the data cannot be reread."""
+    """Return the names of the default `train_step`'s metrics; None for an own step, or if data cannot be read twice."""
 
     if not run.program._has_default_step:
         return None
@@ -122,7 +122,7 @@ def _measured_in_training(run: TrainingRun) -> set[str] | None:
 
 
 def peek(run: TrainingRun) -> list[Batch]:
-    """The next batch of the training data, which is still to come afterwards; none where it cannot be read again."""
+    """Return the next batch of the training data without using it up; an empty list if data cannot be read twice."""
     stream, progress = run.train_stream, run.progress
     if stream is None:
         return []

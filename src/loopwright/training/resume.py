@@ -1,4 +1,4 @@
-"""Which run a `train` call belongs to, and the checkpoint it goes on from."""
+"""Find the run that a `train` call belongs to, and restore the checkpoint that it continues from."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a `train` call goes on from: the newest of its run, a checkpoint, or nothing; and if that was another."""
+    """The request of a `train` call: resume the newest checkpoint, a given one, or none; and accept changes or not."""
 
     path: Path | None = None
     is_fresh: bool = False
@@ -42,7 +42,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The checkpoint that a run goes on from, when it was written, and whether the program was another one then."""
+    """The checkpoint that a run continues from, the time it was written, and whether the program has changed since."""
 
     path: Path
     created: datetime
@@ -50,7 +50,7 @@ class Resumed:
 
 
 def restore_run(run: TrainingRun, stream: Stream, origin: Origin) -> Resumed | None:
-    """Open the run directory and take the newest sound checkpoint, or the one that was named.
+    """Open the run directory and restore the newest valid checkpoint, or the given one.
 
     A fresh start opens a directory of its own beside one that already holds a run.
     """
@@ -69,7 +69,7 @@ def restore_run(run: TrainingRun, stream: Stream, origin: Origin) -> Resumed | N
 
 
 def _identify(run: TrainingRun, stream: Stream, *, is_later: bool) -> None:
-    """Note what this run is; several processes compare it in every call, before any waits for another."""
+    """Compute the fingerprint of the run; ranks compare theirs in every call, before any collective could deadlock."""
     is_shared = run.runtime.world > 1
     if dry_run.current is not None or (is_later and not is_shared and run.fingerprint is not None):
         return
@@ -97,7 +97,7 @@ def _open_directory(run: TrainingRun, *, is_fresh: bool) -> None:
 
 
 def _load(run: TrainingRun, origin: Origin) -> Resumed | None:
-    """Restore from a checkpoint directory, or from the newest of the run; drop what came after it."""
+    """Restore a given checkpoint, or the newest of the run; discard checkpoints of later updates, and damaged ones."""
     if origin.path is None and not _finds_any(run):
         return None
     from ..checkpoint import CheckpointStore
@@ -117,7 +117,7 @@ def _load(run: TrainingRun, origin: Origin) -> Resumed | None:
 
 
 def take_up(run: TrainingRun, checkpoint: Checkpoint, origin: Origin) -> bool:
-    """Restore a checkpoint of the same program, or of another one where that is accepted; whether it was another."""
+    """Restore a checkpoint of the same program, or of a changed one if accepted; return whether it has changed."""
     from ..checkpoint.migrations import complete_state
     from .state import restore
 
@@ -135,7 +135,7 @@ def take_up(run: TrainingRun, checkpoint: Checkpoint, origin: Origin) -> bool:
 
 
 def _find_newest(run: TrainingRun, store: CheckpointStore | None) -> Checkpoint | None:
-    """The newest sound checkpoint of the run, which the first process chooses for all."""
+    """Return the newest valid checkpoint of the run, as rank 0 finds it."""
     from ..checkpoint import read_checkpoint
 
     assert store is not None
@@ -156,17 +156,17 @@ def _read_named(run: TrainingRun, path: Path) -> Checkpoint:
 
 
 def _finds_any(run: TrainingRun) -> bool:
-    """Whether there is something to resume from; a new run does without what reads checkpoints."""
+    """Whether there is a checkpoint to resume from; a new run does not import the modules that read checkpoints."""
     assert run.directory is not None
     found = run.runtime.is_main and any(run.directory.checkpoints.iterdir())
     return bool(run.runtime.broadcast_object(found))
 
 
-# Whether it is still the same program
+# Changes of the program
 
 
 def _compare(run: TrainingRun, checkpoint: Checkpoint, origin: Origin) -> dict[str, Change]:
-    """In what the program differs from the one that wrote a checkpoint, by key; refused unless that is accepted.
+    """Return the changes of the program since a checkpoint was written, by key; raise unless they are accepted.
 
     What was accepted earlier is in the run's record already, and is not refused again.
     """
@@ -192,7 +192,7 @@ def _compare(run: TrainingRun, checkpoint: Checkpoint, origin: Origin) -> dict[s
 
 
 def _recorded(run: TrainingRun) -> dict[str, Any] | None:
-    """What the run directory says that the run is; the first process reads it for all."""
+    """Return the fingerprint that the run directory has, as rank 0 reads it."""
     from ..run import RunManifest
 
     assert run.directory is not None
@@ -212,11 +212,11 @@ def _weights_fit(run: TrainingRun, checkpoint: Checkpoint) -> bool:
     )
 
 
-# What is said at the start
+# The first line of a run
 
 
 def starting_line(run: TrainingRun, resumed: Resumed | None) -> str:
-    """What is trained, where, and from which point on."""
+    """Return the first line of a `train` call: the point that training starts from, the device and the model."""
     facts = [_device_text(run), _size_text(run), *_schedule_texts(run)]
     return f"{_place_text(run, resumed)}: {', '.join(facts)}.{_untrained_text(run)}"
 
@@ -247,14 +247,14 @@ def _size_text(run: TrainingRun) -> str:
 
 
 def _schedule_texts(run: TrainingRun) -> Iterator[str]:
-    """How often each scheduler is stepped, where the program left that to its kind."""
+    """Yield a text for each scheduler whose interval the program does not name."""
     for schedule in run.components.schedules.values():
         if schedule.every is None and not isinstance(schedule.scheduler, CurveSchedule):
             yield f"{type(schedule.scheduler).__name__} stepped once an {schedule.interval}"
 
 
 def _untrained_text(run: TrainingRun) -> str:
-    """A word about parameters that could be trained and that no optimizer has."""
+    """Return a line on parameters that require gradients and belong to no optimizer."""
     own = {
         id(p) for optimizer in run.components.optimizers.values() for g in optimizer.param_groups for p in g["params"]
     }
@@ -270,7 +270,7 @@ def _untrained_text(run: TrainingRun) -> str:
 
 
 def age_text(moment: datetime) -> str:
-    """How long ago a moment was, in its largest unit."""
+    """Return the time since then in words, in its largest unit."""
     seconds = max((datetime.now(UTC) - moment).total_seconds(), 0)
     for unit, size in (("day", 86400), ("hour", 3600), ("minute", 60)):
         if seconds >= size:

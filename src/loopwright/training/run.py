@@ -1,4 +1,4 @@
-"""One run: everything that lives from its first update to its last, over several `train` calls, kills and resumes."""
+"""The state of one run, from its first update to its last, over several `train` calls, kills and resumes."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ class TrainingRun:
     ) -> None:
         self.program, self.runtime, self.components = program, runtime, components
         self.run_dir, self.progress_style = run_dir, progress_style
-        # How far it is
+        # Progress
         self.progress, self.history, self.meter = Progress(), History(), Meter()
         self.directions = Directions()
         self.limits = Limits()
         self.num_calls = 0  # of `train`, in this program
-        self.eval_seconds = 0.0  # spent in evaluations, which the clock of training leaves out
-        # The update under way
+        self.eval_seconds = 0.0  # in evaluations, which training time excludes
+        # The current update
         self.window = Window()
         self.optimization = Updates({}, self.window)
         self.num_micro_batches = 1  # that a step is divided into, since memory ran out
@@ -69,7 +69,7 @@ class TrainingRun:
         self.train_data: Any = None
         self.train_stream: Stream | None = None
         self.eval_stream: Stream | None = None
-        # Evaluations under way
+        # Current evaluations, which may be nested
         self.phases: list[Meter] = []
         self.is_evaluating = False
         # Requests to stop
@@ -80,26 +80,26 @@ class TrainingRun:
         # Files
         self.directory: RunDirectory | None = None
         self.pending: PendingRestore | None = None
-        self.fingerprint: dict[str, Any] | None = None  # what the program gave this run to be
+        self.fingerprint: dict[str, Any] | None = None  # describes the program, to compare it when the run is resumed
         self.accepted: list[Change] = []  # differences between the program and the run that it continues
         self.token = ""  # names the directory in which several processes write a checkpoint together
-        # Listeners
+        # Callbacks
         self.callbacks: list[Callback] = []
         self.hooks: dict[str, list[Hook]] = {}
 
     def fresh(self) -> TrainingRun:
-        """A run of the same program that has not begun: without a directory, schedules or output, for an experiment."""
+        """Return a new run of the same program, without directory, schedules and output, for an experiment."""
         return TrainingRun(self.program, self.runtime, self.components.without_schedules(), progress_style="silent")
 
     @property
     def words(self) -> Words:
-        """What messages call the user's methods and arguments."""
+        """The names of the user's methods and arguments in messages."""
         return self.program.words
 
     # Events
 
     def bind(self, callbacks: Iterable[Callback]) -> None:
-        """Work out once which functions each event calls: the trainer's own hook first, then the callbacks'."""
+        """Prepare the functions that each event calls: the trainer's own hook first, then those of the callbacks."""
         self.callbacks = list(callbacks)
         program = self.program
         self.hooks = Dispatch(Callback, program, self.callbacks, TrainerHooks, program._trainer_for).hooks
@@ -126,7 +126,7 @@ class TrainingRun:
         return self.signals.stop is not None and not self.program._defers_signals
 
     def is_done(self, limits: Limits | None = None) -> bool:
-        """Whether a signal, a stop request or a limit ends training; a stop request once all processes know of it."""
+        """Whether a signal, a stop request or a limit ends training; a stop request counts once all ranks have it."""
         limits = self.limits if limits is None else limits
         is_stopping = self.stop_reason is not None and (self.consensus is None or self.consensus.has_stop)
         return self.signals.stop is not None or is_stopping or limits.reached(self.progress) is not None
@@ -134,7 +134,7 @@ class TrainingRun:
     # Metrics
 
     def flush(self) -> None:
-        """Read the pending step metrics from the device and pass them on: a log point."""
+        """Read the pending step metrics from the device and emit `on_log`: a log point."""
         rows = self.meter.flush_rows(self.progress, self.runtime.sum_table if self.runtime.world > 1 else None)
         self.directions.losses |= self.meter.losses
         self.optimization.check()
@@ -145,7 +145,7 @@ class TrainingRun:
 
     @property
     def current_meter(self) -> Meter:
-        """The meter that `log` writes to: of the evaluation under way, else of the epoch."""
+        """The meter that `log` writes to: that of the current evaluation, else of the epoch."""
         return self.phases[-1] if self.phases else self.meter
 
     @contextmanager
@@ -172,30 +172,30 @@ class TrainingRun:
     # Checkpoints
 
     def capture(self, *, has_history: bool = True) -> dict[str, Any]:
-        """Everything that the run needs in order to continue exactly from here; perhaps without the history."""
+        """Return the complete state for an exact resume; without the history where `has_history` is False."""
         return self.program._capture(self, has_history=has_history)
 
     def capture_models(self) -> dict[str, Any]:
-        """The state dicts of the models by name."""
+        """Return the state dicts of the models by name."""
         return {name: model.state_dict() for name, model in self.components.models.items()}
 
     def return_to(self, state: Mapping[str, Any], source: str) -> None:
-        """Go to another moment of this run, whose state `capture` gave; `source` names it in errors."""
+        """Load a state of this run that `capture` returned; `source` names it in errors."""
         self.program._return_to(self, state, source)
 
     def checkpoint_meta(self) -> dict[str, Any]:
-        """What a listing shows of a checkpoint without reading it."""
+        """Return the metadata that listings of checkpoints show."""
         at = self.progress
         return {"epoch": at.epoch, "step": at.step, "update": at.update, "sample": at.sample}
 
     def writing_group(self) -> Group:
-        """This process as one of those that write a checkpoint together."""
+        """Return the group of processes that write a checkpoint, with the rank of this one."""
         from ..checkpoint.tree import Group
 
         return Group(self.runtime.rank, self.runtime.world)
 
     def writing_token(self) -> str:
-        """The name of the directory in which the processes write the next checkpoint together."""
+        """Return the name of the directory in which all processes write the next checkpoint."""
         if self.runtime.world > 1 and not self.token:
             from ..checkpoint.atomic import new_token
 

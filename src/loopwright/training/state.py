@@ -1,4 +1,4 @@
-"""A trainer's complete state as a tree, and a tree put back into a trainer; what does not fit is listed first."""
+"""Capture the complete state of a run as a tree, and restore it; a tree that does not fit is refused first."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ RUN = ("progress", "history", "meter", "data", "stop_reason", "rng", "lanes")
 
 
 def capture(run: TrainingRun, *, has_history: bool = True) -> dict[str, Tree]:
-    """Everything that a run needs in order to go on exactly where it is; perhaps without the history, which grows."""
+    """Return the complete state for an exact resume; without the history, which grows, if `has_history` is False."""
     run.flush()
     lanes = {name: update.state_dict() for name, update in run.optimization.by_name.items()}
     data, eval_data = capture_data(run)
@@ -83,7 +83,7 @@ def capture(run: TrainingRun, *, has_history: bool = True) -> dict[str, Tree]:
 
 
 def capture_data(run: TrainingRun) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """The positions in the data of training and of evaluation, where the next epoch does not begin anew anyway."""
+    """Return the positions in training and evaluation data; None for data that begins anew in the next epoch."""
     stream, eval_stream = run.train_stream, run.eval_stream
     data = eval_data = None
     if stream is not None and (run.progress.in_epoch or stream.spans_epochs):
@@ -94,7 +94,7 @@ def capture_data(run: TrainingRun) -> tuple[dict[str, Any] | None, dict[str, Any
 
 
 def restore(run: TrainingRun, tree: Any, source: str, *, kept: Kept = NOTHING_KEPT) -> None:
-    """Put the state back, but for what is `kept`. Everything is compared first: all of it fits, or nothing is changed.
+    """Restore the state, except components in `kept`. All parts are compared first: all fit, or none is changed.
 
     The position in the data waits in `run.pending` for the `train` call that has the data.
     """
@@ -140,13 +140,15 @@ def restore(run: TrainingRun, tree: Any, source: str, *, kept: Kept = NOTHING_KE
 
 
 def restore_position(run: TrainingRun, saved: Mapping[str, Any]) -> None:
-    """Put the counters of a run where they were; the position in the data and the generators wait in `run.pending`."""
+    """Restore the counters of a run; the position in the data and the random generators stay in `run.pending`."""
     run.progress.load_state_dict(saved["progress"])
     run.history.load_state_dict(saved["history"])
     load_meter(run, saved["meter"])
     note_steps(run, run.progress.update)
     run.stop_reason = saved["stop_reason"]
-    run.num_micro_batches = max(run.num_micro_batches, saved["num_pieces"])  # what did not fit will not fit
+    run.num_micro_batches = max(
+        run.num_micro_batches, saved["num_pieces"]
+    )  # a batch that did not fit in memory will not fit now
     run.pending = PendingRestore(
         data=saved["data"],
         eval_data=saved["eval_data"],
@@ -157,7 +159,7 @@ def restore_position(run: TrainingRun, saved: Mapping[str, Any]) -> None:
 
 
 def return_to(run: TrainingRun, tree: Any, source: str) -> None:
-    """Go back (or on) to another moment of a run whose data is open, at once."""
+    """Restore another state of a run whose data is open, with the position in the data."""
     restore(run, tree, source)
     pending, run.pending = run.pending, None
     assert pending is not None
@@ -166,7 +168,7 @@ def return_to(run: TrainingRun, tree: Any, source: str) -> None:
 
 
 def _compare(run: TrainingRun, tree: Mapping[str, Any], small: Mapping[str, Any], kept: Kept) -> list[str]:
-    """Every disagreement between the trainer and the saved state, in words."""
+    """Return every difference between the trainer and the saved state, in words."""
     return [
         *compare_components(run.components, tree["models"], tree["optimizers"], small["schedules"], kept=kept),
         *compare_callbacks(_named_callbacks(run), small["callbacks"]),
@@ -175,7 +177,7 @@ def _compare(run: TrainingRun, tree: Mapping[str, Any], small: Mapping[str, Any]
 
 
 def compare_run(run: TrainingRun, small: Mapping[str, Any]) -> list[str]:
-    """What of the counters, histories, positions and generators of a saved run cannot be used."""
+    """Return the problems of the counters, history, positions and random generators of a saved run."""
     missing = [part for part in RUN if part not in small]
     if missing:
         return [f"{', '.join(missing)}: not in the checkpoint"]
@@ -188,19 +190,19 @@ def compare_run(run: TrainingRun, small: Mapping[str, Any]) -> list[str]:
 
 
 def note_steps(run: TrainingRun, num_updates: int) -> None:
-    """Let torch know that optimizers took steps, or it warns when a schedule is what a resumed run begins with."""
+    """Set the step counts of optimizers: otherwise torch warns where a resumed run first steps a schedule."""
     for optimizer in run.components.optimizers.values() if num_updates else ():
         mark_stepped(optimizer)
 
 
 def each_process(run: TrainingRun, state: dict[str, Any]) -> Any:
-    """What this process has measured; of several, a list of all's, since exactly added up is not exactly the same."""
+    """Return the state of the meter; of several processes a list, since a merged sum would not be bit-identical."""
     gather = run.runtime.gather_samples
     return state if gather is None or not state else gather(state)
 
 
 def own_process(run: TrainingRun, saved: Any) -> list[Any]:
-    """Of what each process had measured, this one's; on another number of them the first goes on with all of it."""
+    """Return the meter states that this rank continues with: its own; on another world size, rank 0 has all of them."""
     states = saved if isinstance(saved, list) else [saved]
     if len(states) == run.runtime.num_shares:
         return [states[run.runtime.sample_rank]]
@@ -208,14 +210,14 @@ def own_process(run: TrainingRun, saved: Any) -> list[Any]:
 
 
 def load_meter(run: TrainingRun, saved: Any) -> None:
-    """Take over what the epoch under way had measured."""
+    """Load the metrics of the current epoch."""
     run.meter.load_state_dict({"sums": {}, "counts": {}, "logged": {}})
     for measured in own_process(run, saved):
         run.meter.add_state_dict(measured)
 
 
 def own_rng(states: Sequence[dict[str, Any]], run: TrainingRun) -> dict[str, Any]:
-    """The generators of this process; one that was not there before gets its own, from the first one's and its rank."""
+    """Return the RNG state of this rank; a new rank gets one derived from the state of rank 0 and its own rank."""
     rank = run.runtime.sample_rank
     if rank < len(states):
         return states[rank]
@@ -246,15 +248,15 @@ def load_trainer(run: TrainingRun, path: str | Path) -> None:
     restore(run, read_checkpoint(path, lazy=run.runtime.world > 1).tree, str(path))
     assert run.pending is not None
     run.pending.restore_rng()
-    run.pending.rng = None  # what the program draws from now on is its own
+    run.pending.rng = None  # random numbers of the program itself from here on
     run.num_calls = run.progress.call
 
 
 def export_weights(run: TrainingRun, path: str | Path) -> None:
-    """The weights of the only model under their own names; of several, with the model's name in front."""
+    """Write the weights of a single model under their own names; of several, with the model's name as a prefix."""
     models = {
         name: m for name, m in run.components.models.items() if any(True for _ in m.parameters())
-    }  # no loss's buffers
+    }  # without losses that have buffers only
     if len(models) == 1:
         weights = next(iter(models.values())).state_dict()
     else:
@@ -267,12 +269,12 @@ def export_weights(run: TrainingRun, path: str | Path) -> None:
 
 
 def whole(value: Any) -> Any:
-    """All of a tensor that is spread over processes, each of which has to ask."""
+    """Return the full tensor of a DTensor, which is a collective; other values unchanged."""
     return value.full_tensor() if isinstance(value, Tensor) and is_dtensor(value) else value
 
 
 def _named_callbacks(run: TrainingRun) -> dict[str, Callback]:
-    """Callbacks under the names their state is saved by: the class, numbered where it occurs again."""
+    """Return the callbacks by the names of their states: the class, with a number if it occurs again."""
     named: dict[str, Callback] = {}
     for callback in run.callbacks:
         base = name = type(callback).__name__

@@ -1,8 +1,7 @@
 """The loop: the only place where training data is iterated. It knows no devices, no files and no printing.
 
-`open_steps` is the one iteration over training data: whoever drives it computes the steps. The core drives it in
-`train_steps`, with `train_step`; a door drives it with its document's stages, and a loop that the user wrote drives it,
-too.
+`open_steps` is a generator of steps, and its caller computes each of them: the core by `train_step` (`train_steps`), a
+door by the stages of its document, a user loop by its own body.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from .program import EpochChecks
     from .run import TrainingRun
 
-NOTHING = StepResult(size=0)  # what a process without a sample of the batch has measured
+NOTHING = StepResult(size=0)  # the result of a process without a sample of the batch
 FLUSH_STEPS = 512
 FLUSH_SECONDS = 0.25
 
@@ -86,14 +85,14 @@ def begin_epoch(run: TrainingRun, stream: Stream | None = None) -> None:
 
 
 def end_steps(run: TrainingRun) -> None:
-    """Read the metrics of the steps; where the data is exhausted, let callbacks add to the epoch's."""
+    """Read the metrics of the steps; if the data is exhausted, emit `on_train_epoch_end`."""
     run.flush()
     if run.progress.is_exhausted and not run.is_interrupted:
         run.emit("on_train_epoch_end")
 
 
 def record_epoch(run: TrainingRun, measured: Mapping[str, float]) -> None:
-    """Write the epoch's row in the history; where its data is exhausted, the epoch is over."""
+    """Write the epoch's row in the history; if the data is exhausted, end the epoch."""
     progress, runtime = run.progress, run.runtime
     row = run.meter.compute(runtime.sum_table, is_final=progress.is_exhausted, gather=runtime.gather_samples)
     row |= {f"eval_{name}": value for name, value in measured.items()}
@@ -110,7 +109,7 @@ def record_epoch(run: TrainingRun, measured: Mapping[str, float]) -> None:
 
 
 def train_steps(run: TrainingRun, stream: Stream | None = None, limits: Limits | None = None) -> None:
-    """Take the steps of an epoch to its end or a limit; where a callback asks to go back, again from there."""
+    """Train the steps of an epoch up to its end or a limit; after a rewind, continue from the restored step."""
     watch = run.program._watch_steps()
     with nullcontext() if watch is None else watch:
         while True:
@@ -139,7 +138,7 @@ def compute_steps(run: TrainingRun, watch: EpochChecks | None, steps: Iterable[S
 
 
 def open_steps(run: TrainingRun, stream: Stream | None = None, limits: Limits | None = None) -> Iterator[Step]:
-    """The steps of an epoch to its end or a limit, for whoever computes them.
+    """Yield the steps of an epoch up to its end or a limit; the caller computes each one.
 
     A step is over when the next one is asked for: then it is counted and measured, and an update follows the last step
     of a window of `accumulate` batches. After a step with `is_last` there are no more.
@@ -172,7 +171,7 @@ def open_steps(run: TrainingRun, stream: Stream | None = None, limits: Limits | 
             for hook in step_ends:
                 hook(step.batch, step.result)
             if step.is_last and not window.is_last:
-                run.optimization.reset()  # the rest of the window is not coming
+                run.optimization.reset()  # the window stays incomplete
                 progress.is_exhausted = True
                 return
             is_last = step.is_last
@@ -192,7 +191,7 @@ def open_steps(run: TrainingRun, stream: Stream | None = None, limits: Limits | 
 
 
 def take_windows(run: TrainingRun, stream: Stream, limits: Limits) -> Iterator[list[Batch]]:
-    """The epoch's batches in groups of `accumulate`, the last one perhaps shorter."""
+    """Yield the epoch's batches in groups of `accumulate`; the last group may be shorter."""
     progress = run.progress
     while True:
         batches = stream.take(run.program.accumulate, limits.samples_left(progress))
@@ -204,9 +203,9 @@ def take_windows(run: TrainingRun, stream: Stream, limits: Limits) -> Iterator[l
 
 
 def shares(batches: list[Batch], num_shares: int) -> list[float]:
-    """What each step's mean loss is divided by, so that the window's gradient is the mean over all its samples.
+    """Return the divisor of each step's mean loss that makes the window's gradient the mean over all its samples.
 
-    Processes average their gradients, so each one's part counts `num_shares` times as much; a stand-in counts nothing.
+    Gradients are averaged over processes, hence the factor `num_shares`. A process without samples has weight 0.
     """
     if len(batches) == 1 and batches[0].total is None:
         return [1.0]
@@ -222,7 +221,7 @@ def _has_given_all(progress: Progress, stream: Stream) -> bool:
 
 
 def _check_length(progress: Progress, stream: Stream) -> None:
-    """An epoch that gave nothing, or less than was announced, is a mistake and not the end of training."""
+    """Raise if an epoch had no batches, or fewer than its length: this is an error and not the end of training."""
     if progress.epoch_step == 0:
         reason = "is empty" if progress.epoch == 0 else "gave nothing in this epoch; an iterator can be used only once"
         raise DataError(

@@ -20,7 +20,7 @@ ABOUT_INPUTS = re.compile(  # messages about shapes, types and indices
 
 
 def split_supervised(batch: Any, has_loss_fn: bool) -> tuple[Any, Any]:
-    """(inputs, targets): a pair is that, a longer tuple ends in the targets, a tensor has none.
+    """Return (inputs, targets): a pair is used as it is, a longer tuple ends in the targets, a tensor has none.
 
     Of a mapping, the entry named like a target is one when there is a loss function to take it; without a loss
     function the model computes its loss itself and gets every entry.

@@ -1,4 +1,4 @@
-"""A `train` call from beginning to end: what is built, restored and checked before the loop, and what comes after."""
+"""A `train` call from beginning to end: build, restore and check; then the loop; then the final events."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _train(
 
 
 def _size_for(data: Any, other: Any, batch_size: int | None) -> int | None:
-    """The batch size, unless the data is a loader and the size is there for the other, which is none."""
+    """Return the batch size for `data`; None if that is a loader and the size is meant for `other`, which is not."""
     is_for_other = isinstance(data, DataLoader) and other is not None and not isinstance(other, DataLoader)
     return None if is_for_other else batch_size
 
@@ -86,24 +86,24 @@ def _checked(limits: Limits) -> Limits:
 
 
 def _begin(run: TrainingRun, stream: Stream, data: Any, limits: Limits, origin: Origin) -> bool:
-    """Put the run where this call starts; False when an earlier process already finished this call."""
+    """Restore the state in which this call starts; return False if an earlier process finished this call."""
     progress = run.progress
     run.num_calls += 1
     try:
         is_start = run.num_calls == 1
         resumed = restore_run(run, stream, origin)
     except BaseException:
-        run.num_calls -= 1  # a call that never began; the next one is to look for the run again
+        run.num_calls -= 1  # this call did not begin; the next one looks for the run again
         raise
     pending, run.pending = run.pending, None
     if pending is not None:
         pending.restore_updates(run)
     if origin.accepts_changes and run.num_calls == progress.call:
-        run.stop_reason = None  # what ended the run before is not to end it again
+        run.stop_reason = None  # the earlier reason must not end the run again
     if run.num_calls > progress.call:
         run.stop_reason = None
         _continue_epoch(run, stream, data, pending)
-        if pending is not None and resumed is not None:  # else the program may have drawn numbers since
+        if pending is not None and resumed is not None:  # otherwise the program may have used the generators since
             pending.restore_rng()
         progress.next_call()
         if progress.step == 0 and run.program.seed is not None:
@@ -127,7 +127,7 @@ def _begin(run: TrainingRun, stream: Stream, data: Any, limits: Limits, origin: 
 
 
 def _finished_line(run: TrainingRun) -> str:
-    """Why a call has nothing to train, and what to do about it."""
+    """Return the line that says why a call has nothing to train, and what to do about it."""
     progress = run.progress
     if run.num_calls < progress.call:
         number, later = run.num_calls, progress.call
@@ -143,7 +143,7 @@ def _finished_line(run: TrainingRun) -> str:
 
 
 def _place(run: TrainingRun, stream: Stream, pending: PendingRestore, *, is_changed: bool) -> None:
-    """Take up the position in the data; in data that was changed on purpose there may be none."""
+    """Restore the position in the data; in data that was changed on purpose it may not exist."""
     try:
         pending.place(stream, run.eval_stream)
     except DataError as error:
@@ -161,11 +161,11 @@ def _is_finished(run: TrainingRun, limits: Limits) -> bool:
 
 
 def _continue_epoch(run: TrainingRun, stream: Stream, data: Any, pending: PendingRestore | None) -> None:
-    """Go on in the epoch that an earlier call stopped in; on other data, or where one cannot seek, it is over."""
+    """Continue the epoch in which an earlier call stopped; with other data, or without seeking, begin the next one."""
     if pending is not None and pending.eval_data is not None and run.eval_stream is not None:
         _can_seek(run.eval_stream, pending.eval_data)
     if not run.progress.in_epoch:
-        if pending is not None and pending.data is not None:  # data that goes on from one epoch to the next
+        if pending is not None and pending.data is not None:  # data that continues from one epoch to the next
             _can_seek(stream, pending.data)
         return
     state = None
@@ -178,7 +178,7 @@ def _continue_epoch(run: TrainingRun, stream: Stream, data: Any, pending: Pendin
 
 
 def _can_seek(stream: Stream, state: dict[str, Any]) -> bool:
-    """Whether the position could be taken up, which is also done."""
+    """Restore the position in the data, if possible; return whether it was."""
     try:
         stream.check_resumable()
         seek(stream, state)
@@ -202,12 +202,12 @@ def _run(run: TrainingRun) -> None:
             _leave_if_interrupted(run)
             run.emit("on_train_end")
         except BaseException as error:
-            _tell_of(error, run)
+            _emit_exception(run, error)
             raise
 
 
-def _tell_of(error: BaseException, run: TrainingRun) -> None:
-    """Let every callback hear of the exception; one that fails at that does not hide it."""
+def _emit_exception(run: TrainingRun, error: BaseException) -> None:
+    """Emit `on_exception` to every callback; an error in one of them becomes a note of the first."""
     for hook in run.hooks["on_exception"]:
         try:
             hook(error)
@@ -216,7 +216,7 @@ def _tell_of(error: BaseException, run: TrainingRun) -> None:
 
 
 def _leave_if_interrupted(run: TrainingRun) -> None:
-    """Everything is saved: end the program with the code that belongs to the signal."""
+    """After a signal, when everything is saved, end the program with the signal's exit code."""
     if not run.is_interrupted:
         return
     saved = (

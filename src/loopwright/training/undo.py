@@ -1,4 +1,4 @@
-"""Loading that is undone where part of the state turns out not to fit after all."""
+"""Undo a load that fails in the middle, so that no component is left half restored."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Place:
-    """How far a load has come, for the error to say."""
+    """The part that is being loaded, for the error message."""
 
     part: str = ""
 
 
 @contextmanager
 def undone_on_error(run: TrainingRun, source: str, callbacks: Iterable[Callback] = ()) -> Iterator[Place]:
-    """Put the components of a trainer back as they were if loading them fails, and name the part that failed."""
+    """Restore the previous state of all components if loading fails, and name the part that failed."""
     place = Place()
     undo = [
         *(_optimizer_undone(optimizer) for optimizer in run.components.optimizers.values()),
         *(_state_undone(schedule.scheduler, deepcopy) for schedule in run.components.schedules.values()),
         *(_state_undone(callback, snapshot) for callback in callbacks),
-        *(_state_undone(lane, deepcopy) for lane in run.optimization.by_name.values()),
+        *(_state_undone(update, deepcopy) for update in run.optimization.by_name.values()),
         *(_state_undone(model, snapshot) for model in run.components.models.values() if _may_refuse(model)),
     ]
     owners = metric_owners(run)
@@ -54,7 +54,7 @@ def undone_on_error(run: TrainingRun, source: str, callbacks: Iterable[Callback]
     metrics, objects = snapshot(metric_states(measuring)), snapshot(object_states(owners))
     try:
         yield place
-    except Exception as error:  # a user's own load_state_dict fails in any way it likes
+    except Exception as error:  # any error of a user's own load_state_dict
         for action in undo:
             action()
         load_metric_states(measuring, [metrics])
@@ -71,7 +71,7 @@ def metric_owners(run: TrainingRun) -> MetricOwners:
 
 
 def _optimizer_undone(optimizer: Optimizer) -> Callable[[], None]:
-    """Loading gives an optimizer new groups and a new state; those that it has stay as they are."""
+    """Return a function that gives an optimizer its present groups and state again; loading replaces both objects."""
     before = dict(optimizer.__dict__)
 
     def undo() -> None:
@@ -87,7 +87,7 @@ def _state_undone(owner: Any, copied: Callable[[Any], Any]) -> Callable[[], None
 
 
 def _may_refuse(model: nn.Module) -> bool:
-    """Whether a state dict that has the right tensors may still fail: where loading is not torch's own alone.
+    """Whether loading may fail with the right tensors: if it is not only torch's own `load_state_dict`.
 
     Layers without sizes get theirs when they are loaded; there is nothing yet that could be put back.
     """
@@ -102,7 +102,7 @@ def _loads_its_own_way(kind: type[nn.Module]) -> bool:
 
 
 def load_parts(run: TrainingRun, parts: Parts, *, optimizers: bool = True, schedules: bool = True) -> None:
-    """Put the state into the trainer's components; what the file does not hold stays as it is.
+    """Load the state into the trainer's components; a component without a state in the file is not changed.
 
     Everything is compared first: either all of it fits, or nothing is changed.
     """

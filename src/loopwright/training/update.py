@@ -1,4 +1,4 @@
-"""From a loss to changed weights, for one optimizer: the phases of its update. `updates` has those of a trainer."""
+"""The phases of one optimizer's update: from a loss to changed weights. `updates` has all optimizers of a trainer."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Guard(Protocol):
 
     @property
     def is_immediate(self) -> bool:
-        """Whether it has to know of a value at once, even if that waits for the device."""
+        """Whether values must be checked at once, even if that waits for the device."""
 
     def refuse(self, what: str) -> None:
         """Handle a value that is not finite, before the optimizer step that would have used it."""
 
 
 class Peers(Protocol):
-    """The other processes that train the same model: what an update needs of the runtime."""
+    """The part of the runtime that an update needs: collectives of the data-parallel group, and clipping."""
 
     num_shares: int  # the number of processes that work on different samples
 
@@ -47,12 +47,12 @@ class Peers(Protocol):
         is_last: bool,
         flag: Tensor | float | None = None,
     ) -> Sequence[Tensor] | None:
-        """Prepare a backward pass; returns `inputs` as the tensors that autograd knows. `sync_gradients` has `flag`."""
+        """Prepare a backward pass; return `inputs` as tensors of the graph. `sync_gradients` reduces `flag`."""
 
     def sync_gradients(
         self, params: Sequence[nn.Parameter], flag: Tensor | float | None = None
     ) -> Tensor | float | None:
-        """Average the gradients over all ranks, where FSDP2 has not done so; the largest of all ranks' flags."""
+        """Average the gradients over all ranks, unless FSDP2 has done so; return the maximum of the ranks' flags."""
 
     def divide(self, grads: Sequence[Tensor], divisor: Tensor) -> None:
         """Divide gradients, which may be sharded."""
@@ -61,7 +61,7 @@ class Peers(Protocol):
         """Clip the gradients by their total norm, and return it."""
 
     def sum_count(self, count: Any) -> Any:
-        """The sum of all processes' counts."""
+        """Return the sum of the counts of all processes."""
 
 
 @dataclass(slots=True)
@@ -82,9 +82,9 @@ class Window:
 #   empty       none                                           `backward` -> partial
 #   partial     sums over the window's steps so far: scaled,   `backward` -> partial;
 #               of this process only, not divided by counts    `complete` -> complete, or empty where it skips
-#   complete    those of one big batch                         `clip` -> complete; `step`, `schedule` -> stepped
-#   stepped     those that the step used                       `zero` -> empty
-#   skipped     of no use: a loss was not finite, and the      `complete` -> empty
+#   complete    equal to those of one big batch                `clip` -> complete; `step`, `schedule` -> stepped
+#   stepped     as the step used them                          `zero` -> empty
+#   skipped     not used: a loss was not finite, and the       `complete` -> empty
 #               guard refused it (`is_skipped`)
 #
 # `reset` leads from every state to empty. A guard that does not wait for the device (`defers_loss_check`) leaves the
@@ -162,7 +162,7 @@ class OptimizerUpdate:
 
     @property
     def title(self) -> str:
-        """The optimizer in a sentence."""
+        """The optimizer as messages name it."""
         return f"optimizer {self.name!r}"
 
     @property
@@ -215,13 +215,13 @@ class OptimizerUpdate:
 
     @property
     def defers_loss_check(self) -> bool:
-        """Whether the guard gets to know of a loss when the window ends, and not before its backward pass."""
+        """Whether the guard checks losses at the end of the window, and not before each backward pass."""
         return self.guard is not None and (self._on_device or self.peers is not None)
 
     def _share_of_sum(self, loss: Tensor, count: Any, window: Window) -> Tensor:
         if (self._reads_are_free or not isinstance(count, Tensor)) and not count >= 0:
             raise ValueError(f"count={count}")
-        if window.size == 0:  # a process without a sample computes with one of another process
+        if window.size == 0:  # this process has no sample: it computes with one of another process
             loss, count = loss * 0.0, count * 0
         if window.is_last and window.divisor == 1.0 and self.peers is None:
             share: Tensor = loss / _at_least_one(count)
@@ -281,7 +281,7 @@ class OptimizerUpdate:
         return False
 
     def start_step(self) -> None:
-        """Emit `on_optimizer_start`, with complete gradients that are not clipped yet; the first time, look at them."""
+        """Emit `on_optimizer_start` with complete, unclipped gradients; check them the first time."""
         if not self.num_updates and self.peers is None:
             check_reached(self.params, self.name)
         for listener in self.listeners:
@@ -305,7 +305,7 @@ class OptimizerUpdate:
         return True
 
     def step(self) -> None:
-        """Step the optimizer; a loss scaler, or a flag on the device, may leave the step out."""
+        """Step the optimizer; a loss scaler, or a flag on the device, may skip the step."""
         self.is_stepping = True
         if self.scaler is not None:
             self.scaler.step(self.optimizer)
@@ -328,7 +328,7 @@ class OptimizerUpdate:
             param.grad = None
 
     def reset(self) -> None:
-        """Forget a window that will not be finished: its gradients, counts and flags."""
+        """Discard an incomplete window: its gradients, counts and flags."""
         self.zero()
         self._count = self._flag = self._seen = None
         self.is_skipped = False
@@ -342,7 +342,7 @@ class OptimizerUpdate:
         self._flag = bad if self._flag is None else torch.maximum(cast(Tensor, self._flag), bad)
 
     def _step_unless_flagged(self) -> None:
-        """Let the fused optimizer itself leave out the step, as it does for loss scaling, without asking the host."""
+        """Make the fused optimizer skip the step on the device, as it does for loss scaling, without a host sync."""
         optimizer: Any = self.optimizer
         optimizer.grad_scale, optimizer.found_inf = None, self._flag
         optimizer.step()

@@ -1,4 +1,4 @@
-"""The updates of all optimizers of a trainer: which of them a loss is for, one optimizer or several together."""
+"""The updates of all optimizers of a trainer, for a loss of one optimizer or of several together."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OptimizerChoice = OneOptimizer | Iterable[OneOptimizer] | None
 
 
 def listed(optimizer: OptimizerChoice) -> list[Any]:
-    """The optimizers of a choice, one by one."""
+    """Return the optimizers of a choice as a list."""
     is_several = isinstance(optimizer, Iterable) and not isinstance(optimizer, str)
     return list(cast("Iterable[OneOptimizer]", optimizer)) if is_several else [optimizer]
 
@@ -108,7 +108,7 @@ class _SeveralOptimizers:
     def step(self) -> None:
         given = {name: value for name, value in vars(self).items() if name in ("grad_scale", "found_inf")}
         for optimizer in self._optimizers:
-            vars(optimizer).update(given)  # by which a fused optimizer leaves out a step on the device
+            vars(optimizer).update(given)  # a fused optimizer reads them to skip a step on the device
             optimizer.step()
             for name in given:
                 delattr(optimizer, name)
@@ -141,7 +141,7 @@ class Updates:
 
     def _find_only(self) -> None:
         self._only = next(iter(self.by_name.values())) if len(self.by_name) == 1 else None
-        # what one loss for all of them is given: nothing needs to be said where there is one
+        # the argument of `update` for a loss of all optimizers; None for a single one
         self.all_names = tuple(self.by_name) if len(self.by_name) > 1 else None
 
     def every(self) -> list[OptimizerUpdate]:
@@ -172,7 +172,7 @@ class Updates:
         if self._no_autocast is None:
             self._run(update, loss, count, retain_graph)
             return
-        with self._no_autocast:  # also around the step: there are optimizers that multiply matrices
+        with self._no_autocast:  # also around the step: some optimizers multiply matrices
             self._run(update, loss, count, retain_graph)
         if self.window.is_last:
             torch.clear_autocast_cache()  # it holds weights as they were before the step
@@ -194,7 +194,7 @@ class Updates:
         )
 
     def replace(self, update: OptimizerUpdate) -> None:
-        """Put an update in the place of the one of that name."""
+        """Replace the update of that name."""
         self.by_name[update.name] = update
         for joint in self._joint.values():
             joint.reset()
@@ -247,7 +247,7 @@ class Updates:
         return joint
 
     def refresh(self, modules: Iterable[nn.Module]) -> None:
-        """Read again which parameters can be trained; call it after freezing or adding parameter groups."""
+        """Read again which parameters require gradients; call it after freezing or adding parameter groups."""
         self._trainable = [p for module in modules for p in module.parameters() if p.requires_grad]
         for update in self.every():
             update.refresh(self._trainable)
@@ -255,12 +255,12 @@ class Updates:
         self.holds_all = all(id(param) in own for param in self._trainable)
 
     def check(self) -> None:
-        """Let the guard act on what the device flagged since the last log point."""
+        """Make the guard act on the flags that the device set since the last log point."""
         for update in self.every():
             update.check()
 
     def reset(self) -> None:
-        """Forget a window that will not be finished."""
+        """Discard an incomplete window."""
         for update in self.every():
             update.reset()
 

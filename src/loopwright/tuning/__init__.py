@@ -1,4 +1,4 @@
-"""Finding out before a run what it should be like: its learning rate and its batch size."""
+"""Find the learning rate and the batch size of a run before it begins."""
 
 from .batch_size import BatchSizeScan, Trial, find_batch_size
 from .lr_find import LearningRateScan, find_learning_rate

@@ -1,4 +1,4 @@
-"""The largest batch that fits: sizes are doubled until memory runs out, then bisected, and timed on the way."""
+"""Find the largest batch that fits: sizes are doubled until memory runs out, then bisected; each size is timed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,24 @@ from .fresh_run import fresh_run, start_again, train_for_a_while
 from .memory import StepWatch, available_memory, is_out_of_memory, let_go
 
 NEARLY = 0.95  # of the best throughput: a smaller batch that has as much is the better one
-SPARE = 0.8  # the part of the machine's free memory that is used: the operating system ends those that use all
+SPARE = 0.8  # the part of the free memory that is used: the operating system kills processes that use all of it
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One batch size: whether it fits, how fast it is, and what a step keeps in memory besides the weights."""
+    """One batch size: whether it fits, how fast it is, and how much memory a step needs besides the weights.
+
+    Args:
+        size: Samples per batch.
+        fits: Whether all updates ran.
+        samples_per_second: The speed; None where the size does not fit.
+        memory: Bytes that a step keeps besides the weights, where they were measured.
+        reason: Why the size does not fit; None where it does.
+
+    >>> from loopwright.tuning import Trial
+    >>> Trial(64, fits=True, samples_per_second=1000.0).reason is None
+    True
+    """
 
     size: int
     fits: bool
@@ -31,7 +43,17 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class BatchSizeScan:
-    """The sizes in the order they were tried, and what the search ended at."""
+    """The result of `find_batch_size`.
+
+    Args:
+        trials: The sizes in the order in which they were tried.
+        bound: What ended the search: memory, the data set, or `max_size`.
+
+    >>> from loopwright.tuning import BatchSizeScan, Trial
+    >>> scan = BatchSizeScan((Trial(32, True, 900.0), Trial(64, True, 910.0), Trial(128, False)), "memory")
+    >>> scan.largest, scan.suggestion
+    (64, 32)
+    """
 
     trials: tuple[Trial, ...]
     bound: str
@@ -49,7 +71,7 @@ class BatchSizeScan:
         return min((size for size, speed in speeds.items() if speed >= NEARLY * best), default=self.largest)
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain values."""
+        """Return the scan as plain values, for JSON."""
         names = ("size", "fits", "samples_per_second", "memory", "reason")
         trials = [{name: getattr(trial, name) for name in names} for trial in self.trials]
         return {"largest": self.largest, "suggestion": self.suggestion, "bound": self.bound, "trials": trials}
@@ -65,11 +87,32 @@ def find_batch_size(
     memory: int | None = None,
     on_trial: Callable[[Trial], None] | None = None,
 ) -> BatchSizeScan:
-    """Try batches of `start` samples, twice as many, and so on; the trainer is then exactly as before.
+    """Find the largest batch size that fits in memory; the trainer's state is the same afterwards.
 
-    A size fits if `num_updates` updates go through. On the CPU, where nobody survives running out of memory, a size is
-    not tried whose step would keep more than `memory` bytes (by default 80 % of what is free), going by the sizes
-    before it. No size is larger than `max_size` or the data set. `on_trial` hears of each size when it was tried.
+    Sizes are doubled from `start` until one does not fit, then bisected. On the CPU, where running out of memory ends
+    the process, a size is not tried if its step would need more than `memory` bytes, estimated from smaller sizes.
+
+    Args:
+        trainer: The trainer; a fresh run of it is trained and discarded.
+        data: A data set with a length.
+        start: The first size, in samples.
+        max_size: The largest size to try; no size is larger than the data set.
+        num_updates: Updates per size. A size fits if all of them run.
+        memory: Bytes that a step may need on the CPU. Default: 80 % of the free memory.
+        on_trial: Called with each `Trial` after it was tried.
+
+    Returns:
+        The trials, with `largest` (the largest size that fits) and `suggestion` (the smallest that is about as fast as
+        the fastest).
+
+    Example:
+        >>> import torch, loopwright
+        >>> from loopwright.tuning import find_batch_size
+        >>> x, model = torch.randn(8, 3), torch.nn.Linear(3, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> trainer = loopwright.Trainer(model, optimizer, torch.nn.MSELoss(), progress="silent")
+        >>> find_batch_size(trainer, torch.utils.data.TensorDataset(x, x[:, :1])).largest
+        8
     """
     length = _length_of(data)
     if not 1 <= start <= min(max_size, length):
@@ -95,7 +138,7 @@ def _length_of(data: Any) -> int:
 
 
 class _Search:
-    """Doubling, then bisecting, with one fresh_run trainer."""
+    """The search for one trainer: double the size, then bisect."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A fresh run of a trainer for an experiment, after which everything is exactly as it was."""
+"""A fresh run of a trainer for an experiment; the trainer's state is restored afterwards."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque)
 
 
 class Keeper:
-    """Notes what objects hold now; `restore` puts it back, whatever was done to them since."""
+    """Records the state of objects; `restore` puts it back."""
 
     def __init__(self) -> None:
         self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
@@ -36,21 +36,21 @@ class Keeper:
         self._seen: set[int] = set()
 
     def keep(self, owner: object, *, is_deep: bool = False) -> None:
-        """Note the attributes of an object; tensors in its containers only with `is_deep`, since they may be data."""
+        """Record the attributes of an object; tensors in its containers only with `is_deep`, since they may be data."""
         attributes = vars(owner)
         self._attributes.append((attributes, dict(attributes)))
         for value in attributes.values():
             self._keep_value(value, is_deep=is_deep)
 
     def keep_model(self, model: nn.Module) -> None:
-        """Note the weights, buffers, modes and plain attributes of a model, and the gradients it has."""
+        """Record the weights, buffers, modes, plain attributes and gradients of a model."""
         for module in model.modules():
             self.keep(module, is_deep=True)
         for param in model.parameters():
             self._params.append((param, param.requires_grad, param.grad))
 
     def keep_optimizer(self, optimizer: Optimizer) -> None:
-        """Note the options of an optimizer. Give it another `state` before it steps: this one is not copied."""
+        """Record the options of an optimizer. Its `state` is not copied: replace it before the optimizer steps."""
         self._attributes.append((vars(optimizer), dict(vars(optimizer))))
         self._keep_value(optimizer.param_groups)
         for group in optimizer.param_groups:
@@ -58,7 +58,7 @@ class Keeper:
             self._keep_all(value for name, value in group.items() if name != "params")
 
     def restore(self) -> None:
-        """Put everything back."""
+        """Restore all recorded states."""
         for container, content in self._contents:
             container.clear()
             container.extend(content) if isinstance(container, list | deque) else container.update(content)
@@ -95,7 +95,7 @@ ESSENTIAL = (Initializer, Freeze)  # callbacks that decide what is trained, and 
 
 @contextmanager
 def fresh_run(trainer: Trainer, callbacks: Iterable[Callback]) -> Iterator[None]:
-    """Give the trainer a run that has not begun, with its weights; afterwards everything is exactly as it was.
+    """Context in which the trainer has a fresh run, with its weights; its state is restored afterwards.
 
     Its optimizers begin without state. Of its own callbacks, initialisers and `Freeze` stay; `callbacks` are added.
     """
@@ -121,14 +121,14 @@ def fresh_run(trainer: Trainer, callbacks: Iterable[Callback]) -> Iterator[None]
 
 
 def start_again(trainer: Trainer) -> None:
-    """Give the trainer a run that has not begun; weights and optimizers stay as they are."""
+    """Give the trainer a fresh run; weights and optimizers are not changed."""
     trainer.run = trainer.run.fresh()
     trainer._components = trainer.run.components
     trainer.run.bind(trainer.callbacks)
 
 
 def train_for_a_while(trainer: Trainer, data: Any, num_updates: int, batch_size: int | None) -> None:
-    """Take a number of updates in a fresh run; data that knows its position is put back there."""
+    """Train a number of updates in a fresh run; restore the position of data that has one."""
     stream = data if isinstance(data, Stream) else trainer._open(data, batch_size, shuffle=True)
     position = _position(stream)
     stream.close()
@@ -142,7 +142,7 @@ def train_for_a_while(trainer: Trainer, data: Any, num_updates: int, batch_size:
 
 
 def _position(stream: Stream) -> dict[str, Any] | None:
-    """Where a stream is that goes on from there in the next epoch; None where the next begins anew anyway."""
+    """Return the position of a stream that continues over epochs; None if every epoch begins anew."""
     try:
         stream.check_resumable()
     except DataError:

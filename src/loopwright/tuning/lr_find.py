@@ -1,4 +1,4 @@
-"""The learning-rate range test: the loss while the rate grows from tiny to huge, and which rate that suggests."""
+"""The learning-rate range test: train while the rate grows exponentially, and suggest a rate from the losses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,18 @@ LEAST_FALL = 0.01  # of the first loss, to speak of a fall at all
 
 @dataclass(frozen=True, slots=True)
 class LearningRateScan:
-    """A loss for every rate that was tried, in the order of growth, and why the scan ended."""
+    """The result of `find_learning_rate`.
+
+    Args:
+        rates: The learning rates, growing.
+        losses: The loss of the update with each rate.
+        reason: Why the scan ended.
+
+    >>> from loopwright.tuning import LearningRateScan
+    >>> scan = LearningRateScan((1e-4, 1e-3, 1e-2, 1e-1, 1.0), (1.0, 1.0, 0.5, 0.1, 3.0), "all updates were taken")
+    >>> scan.suggestion in scan.rates
+    True
+    """
 
     rates: tuple[float, ...]
     losses: tuple[float, ...]
@@ -38,7 +49,7 @@ class LearningRateScan:
 
     @property
     def _width(self) -> int:
-        """How many neighbours on each side are looked at."""
+        """The number of neighbours on each side that are averaged."""
         return max(len(self.losses) // 10, 1)
 
     @property
@@ -76,7 +87,7 @@ class LearningRateScan:
         return smoothed.index(low) if first - low > LEAST_FALL * abs(first) else None
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain values."""
+        """Return the scan as plain values, for JSON."""
         return {
             "suggestion": self.suggestion,
             "steepest": self.steepest,
@@ -111,7 +122,7 @@ def _weighted(values: Sequence[float], at: int, width: int) -> float:
 
 
 def _slope(values: Sequence[float], at: int, width: int) -> float:
-    """Of the line through the values around a place, by least squares."""
+    """Return the slope of a line fitted to the neighbouring values by least squares."""
     near = range(max(at - width, 0), min(at + width + 1, len(values)))
     middle = sum(near) / len(near)
     spread = sum((number - middle) ** 2 for number in near)
@@ -129,11 +140,32 @@ def find_learning_rate(
     batch_size: int | None = None,
     stop_factor: float = 4.0,
 ) -> LearningRateScan:
-    """Train for `num_updates` while the learning rate grows exponentially; the trainer is then exactly as before.
+    """Train while the learning rate grows exponentially; the trainer's state is the same afterwards.
 
-    It ends early when the smoothed loss is `stop_factor` times the lowest, or not finite. Groups with rates of their
-    own keep their proportions. With several optimizers, `optimizer` names the one that is scanned. Callbacks are left
-    out, but for initialisers and `Freeze`; an iterator that can be used only once is used up.
+    Parameter groups keep the proportions of their rates. Of the callbacks, only initialisers and `Freeze` take part.
+
+    Args:
+        trainer: The trainer; a fresh run of it is trained and discarded.
+        data: Training data, as for `Trainer.train`; an iterator is used up. Default: the data of `configure_data`.
+        lowest: The first learning rate.
+        highest: The last learning rate.
+        num_updates: The number of updates, one for each rate.
+        optimizer: The name of the optimizer whose rate is scanned, where there are several.
+        batch_size: Samples per batch, where the data is not in batches.
+        stop_factor: End early if the smoothed loss is this many times the lowest, or not finite.
+
+    Returns:
+        The rates and losses, with a `suggestion` (None where the loss never falls) and `plot(path)`.
+
+    Example:
+        >>> import torch, loopwright
+        >>> from loopwright.tuning import find_learning_rate
+        >>> x, model = torch.randn(64, 3), torch.nn.Linear(3, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> trainer = loopwright.Trainer(model, optimizer, torch.nn.MSELoss(), progress="silent")
+        >>> scan = find_learning_rate(trainer, (x, x.sum(1, keepdim=True)), num_updates=20)
+        >>> 1e-7 < scan.suggestion < 1
+        True
     """
     if not 0 < lowest < highest < math.inf:
         raise ConfigurationError(f"Rates from {lowest} to {highest}: use 0 < lowest < highest.")
@@ -149,7 +181,7 @@ def find_learning_rate(
 
 
 class _Growth(Callback):
-    """Sets the rate of each update, and notes its loss."""
+    """Callback that sets the rate of each update and records its loss."""
 
     def __init__(self, lowest: float, highest: float, count: int, optimizer: str | None, stop_factor: float) -> None:
         self._lowest, self._ratio, self._count = lowest, highest / lowest, count
@@ -182,7 +214,7 @@ class _Growth(Callback):
         self._set(len(self.rates))
 
     def _note(self, loss: float) -> float:
-        """Keep the loss; the mean of the losses so far, in which the last ones count most."""
+        """Record the loss and return the exponential moving average of the losses."""
         self.rates.append(self._rate(len(self.rates)))
         self.losses.append(loss)
         self._average = SMOOTHING * self._average + (1 - SMOOTHING) * loss
@@ -201,7 +233,7 @@ class _Growth(Callback):
 
 
 def _groups_of(trainer: Trainer, name: str | None) -> list[tuple[dict[str, Any], float]]:
-    """The parameter groups that are scanned, each with its rate as a part of the largest."""
+    """Return the parameter groups that are scanned, each with its rate divided by the largest."""
     if name is None and len(trainer.optimizers) > 1:
         raise ConfigurationError(
             f"There are several optimizers ({', '.join(trainer.optimizers)}): say which one's rate is looked for."

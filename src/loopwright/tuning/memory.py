@@ -1,4 +1,4 @@
-"""How much memory a step needs for its backward pass, how much there is, and whether it ran out."""
+"""The memory that a step needs for its backward pass, the available memory, and out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 class SavedBytes:
-    """Bytes that forward passes keep for the backward pass, each storage once, weights not among them."""
+    """The bytes that forward passes save for the backward pass: each storage once, without weights."""
 
     def __init__(self, models: Iterable[nn.Module]) -> None:
         self.total = 0
@@ -33,7 +33,7 @@ class SavedBytes:
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Count what is kept while this lasts."""
+        """Context in which saved tensors are counted."""
         with torch.autograd.graph.saved_tensors_hooks(self._note, lambda tensor: tensor):
             yield
 
@@ -46,7 +46,7 @@ class SavedBytes:
 
 
 def _storage(tensor: Tensor) -> tuple[int, int]:
-    """Where the values of a tensor lie, and how many bytes that is; an address may be used again, for another size."""
+    """Return the address and the size of a tensor's storage; an address alone may be reused for another tensor."""
     if tensor.layout is not torch.strided or tensor.device.type == "meta":
         return id(tensor), tensor.numel() * tensor.element_size()
     storage = tensor.untyped_storage()
@@ -54,7 +54,7 @@ def _storage(tensor: Tensor) -> tuple[int, int]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out: of an accelerator, or of the machine, for which torch has no error of its own."""
+    """Whether an error is out of memory: of an accelerator, or of the CPU, for which torch has no error class."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     text = str(error).lower()
@@ -62,7 +62,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def let_go(error: BaseException) -> None:
-    """Give back what a failed step still holds."""
+    """Free the memory of a failed step."""
     traceback.clear_frames(error.__traceback__)
     gc.collect()
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -70,7 +70,7 @@ def let_go(error: BaseException) -> None:
 
 
 def available_memory() -> int:
-    """Bytes of the machine that can still be had, also by the limit of a container."""
+    """Return the available bytes of the machine, or of the container if it has a limit."""
     found = [_of_machine(), _of_container()]
     return min(amount for amount in found if amount is not None)
 
@@ -92,7 +92,7 @@ def _of_container() -> int | None:
 
 
 class StepWatch(Callback):
-    """Times full batches, and measures the memory of the first."""
+    """Callback that times full batches and measures the memory of the first."""
 
     def __init__(self) -> None:
         self._size = self._num_full = 0
@@ -104,7 +104,7 @@ class StepWatch(Callback):
         self.memory: int | None = None
 
     def begin(self, size: int, num_full: int, *, counts: bool) -> None:
-        """Batches of this size come, of which an epoch has so many; `counts` what they keep for the backward pass."""
+        """Start a trial: the batch size, the number of batches in an epoch, and whether to count saved tensors."""
         self._size, self._num_full, self._counts = size, num_full, counts
         self._times, self._saved, self.memory = [], None, None
         self._counting = nullcontext()

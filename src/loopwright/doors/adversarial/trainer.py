@@ -33,9 +33,12 @@ from .reading import ConfigManager, ConfigSource, export_config, say_without_eff
 class Trainer:
     """Trains on pairs of images, an epoch at a time. Override `on_epoch_start`, `train_step` and `on_epoch_end`.
 
-    `config` is a JSON or YAML file, a dict, a `Config`, a `ConfigManager`, or None for the defaults. `quicksetup`
-    makes the experiment's directory with a copy of the config, and a `LossManager`. Networks, optimizers and
-    schedulers are whatever a subclass assigns to self; they are saved and restored under those names.
+    Networks, optimizers and schedulers that a subclass assigns to self are saved and restored under those names.
+
+    Args:
+        config: A JSON or YAML file, a dict, a `Config`, a `ConfigManager`, or None for the defaults.
+        quicksetup: Whether to make the experiment's directory with a copy of the config, and a `LossManager`.
+        log_losses: Whether to write the losses of every epoch to a file in that directory.
     """
 
     config_type: ClassVar[type[Config]] = Config

@@ -27,11 +27,31 @@ from .losses import TrainerResult, result_of
 class BaseTrainer:
     """Trains a model on the data set `train` as its config says. Override `loss_compute`, or the whole `train_step`.
 
-    `datasets` are found by callbacks under their keys. `optimizer` and `scheduler` may be objects or factories;
-    without an optimizer there is AdamW. Several models are a dict of them, and so are their optimizers and
-    schedulers, by the models' names. With `run_dir`, running again continues an unfinished run.
+    Callbacks get this trainer. An attribute that it does not have is that of the core trainer, `engine`.
 
-    Users' callbacks are given this trainer. What it does not have itself is that of the core trainer, `engine`.
+    Args:
+        trainer_config: The settings, a `BaseTrainerConfig` or a subclass.
+        model: The module, or several by name.
+        datasets: Data sets by key: `train` is trained on, the others are for callbacks.
+        optimizer: A torch optimizer, or a function of the parameters that makes one; for several models a dict by the
+            models' names. Default: AdamW.
+        scheduler: A torch scheduler, or a function of the optimizer that makes one; or a dict, likewise.
+        seed: Seeds the weights, the order of samples and randomness in data sets; None for another in every run.
+        run_dir: The directory of the run. Running again continues an unfinished run.
+        runtime: As for `loopwright.Trainer`.
+        progress: "bar", "lines" or "silent". Default: a bar on a terminal, lines elsewhere.
+
+    Example:
+        >>> import torch
+        >>> from loopwright.doors.configured import BaseTrainer, BaseTrainerConfig
+        >>> class Regression(BaseTrainer):
+        ...     def loss_compute(self, forward_output, targets):
+        ...         return {"mse": (forward_output - targets["y"]).square().mean()}
+        >>> data = [{"input": torch.ones(2), "y": torch.ones(1)} for _ in range(8)]
+        >>> config = BaseTrainerConfig(
+        ...     forward_properties=["input"], target_properties=["y"], effective_batch_size=4, max_updates=2
+        ... )
+        >>> trainer = Regression(config, model=torch.nn.Linear(2, 1), datasets={"train": data}, progress="silent")
     """
 
     def __init__(

@@ -49,7 +49,22 @@ PRECISION_VARIABLE = "ACCELERATE_MIXED_PRECISION"
 class Trainer(Epochs):
     """Trains and evaluates a model on data sets. Every stage is a method: override those that differ.
 
-    `mixed_precision` is "no", "bf16" or "fp16"; without it the environment variable ACCELERATE_MIXED_PRECISION says.
+    Args:
+        model: The module to train.
+        loss_func: A function or module of (outputs, targets); None where `calculate_train_batch_loss` is overridden.
+        optimizer: A torch optimizer; None where `train_step` does without one.
+        callbacks: `TrainerCallback` objects or classes. Default: `DEFAULT_CALLBACKS`.
+        run_history: Where metrics are recorded. Default: an `InMemoryRunHistory`.
+        mixed_precision: "no", "bf16" or "fp16". Default: the environment variable ACCELERATE_MIXED_PRECISION.
+
+    Example:
+        >>> import torch
+        >>> from loopwright.doors.lifecycle import Trainer
+        >>> x, model = torch.ones(8, 2), torch.nn.Linear(2, 1)
+        >>> trainer = Trainer(model, torch.nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[])
+        >>> trainer.train(torch.utils.data.TensorDataset(x, x[:, :1]), num_epochs=2)
+        >>> len(trainer.run_history.get_metric_values("train_loss_epoch"))
+        2
     """
 
     def __init__(

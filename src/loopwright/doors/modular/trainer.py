@@ -33,6 +33,28 @@ class DreamTrainer(Hooks):
     under its own name. In `training_step`, `self.backward(loss)` is enough: every optimizer that got gradients is
     clipped and stepped when the accumulation window ends. With several optimizers `self.step(optimizer)` says whose
     turn it is, and `self.backward(loss, optimizer)` whom gradients are for.
+
+    Args:
+        config: The settings, a `DreamTrainerConfig` or a subclass.
+
+    Example:
+        >>> import torch
+        >>> from loopwright.doors.modular import DreamTrainer, DreamTrainerConfig
+        >>> class Regression(DreamTrainer):
+        ...     def configure_models(self):
+        ...         self.model = torch.nn.Linear(2, 1)
+        ...
+        ...     def configure_optimizers(self):
+        ...         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        ...
+        ...     def configure_dataloaders(self):
+        ...         return torch.ones(4, 8, 2), None
+        ...
+        ...     def training_step(self, batch, batch_idx):
+        ...         loss = self.model(batch).square().mean()
+        ...         self.backward(loss)
+        ...         return {"loss": loss}
+        >>> trainer = Regression(DreamTrainerConfig(n_epochs=2))
     """
 
     def __init__(self, config: DreamTrainerConfig) -> None:

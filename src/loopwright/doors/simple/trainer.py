@@ -24,8 +24,22 @@ from .parts import Assignable
 class Trainer(Assignable):
     """Trains a model in steps, epochs or whole runs; every method may be overridden, and then counts everywhere.
 
-    `optimizer` and `scheduler` may be objects or factories; without an optimizer there is AdamW. Of `config`, any
-    mapping or object, the section `training` is read; docs/simple.md lists its settings.
+    Args:
+        model: The module to train.
+        optimizer: A torch optimizer, or a function of the parameters that makes one; None for AdamW.
+        loss_fn: A function or module of (outputs, targets); None where the model returns its loss.
+        config: A mapping or object, of which the section `training` is read; docs/simple.md lists its settings.
+        device: Where to train. Default: a GPU if there is one, else the CPU.
+        scheduler: A torch scheduler, or a function of the optimizer that makes one.
+
+    Example:
+        >>> import torch
+        >>> from loopwright.doors.simple import Trainer
+        >>> x, model = torch.ones(8, 2), torch.nn.Linear(2, 1)
+        >>> loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, x[:, :1]), batch_size=4)
+        >>> trainer = Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), torch.nn.MSELoss())
+        >>> list(trainer.train_step(next(iter(loader))))
+        ['loss']
     """
 
     def __init__(

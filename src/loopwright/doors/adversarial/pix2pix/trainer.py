@@ -76,8 +76,11 @@ NETWORKS = {
 class Pix2pixTrainer(Trainer):
     """Both networks, their optimizers, schedules and scalers, the data and the losses, all from a config.
 
-    `loss_subspec` is "basic" (GAN and L1) or "extended" (and L2, Sobel, Laplacian), each with or without "+vgg", for
-    which `perceptual` is a module or `train.loss.vgg_weights` a file.
+    Args:
+        config: A JSON or YAML file, a dict, a `Config`, a `ConfigManager`, or None for the defaults.
+        loss_subspec: "basic" (GAN and L1) or "extended" (and L2, Sobel, Laplacian), each with or without "+vgg".
+        log_losses: Whether to write the losses of every epoch to a file in the experiment's directory.
+        perceptual: The network of "+vgg". Default: that of the file `train.loss.vgg_weights`.
     """
 
     loss_manager: LossManager

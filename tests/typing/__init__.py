@@ -1,0 +1,1 @@
+"""A program that uses Loopwright, as a type checker sees it."""  # noqa: A005
