@@ -26,12 +26,10 @@ from ...training.fingerprint import describe_components
 from ...training.program import Words
 from ...training.resume import Origin, take_up
 from ...training.updates import OptimizerChoice, Updates, listed
-from .config import Common, Saving
-from .experiment import epochs_behind
-from .hooks import EpochHooks
-from .processes import by_first, runtime_of
-from .recording import EpochRecorder, ExperimentRun, Recorded, ResumePoints, read_recorded
-from .steps import NonFiniteGuard, OwnSteps, check_gradients, check_loss, optimizer_name
+from .._shared import on_first_process
+from .config import Common, Saving, runtime_of
+from .experiment import EpochRecorder, ExperimentRun, Recorded, ResumePoints, epochs_behind, read_recorded
+from .steps import EpochHooks, NonFiniteGuard, OwnSteps, check_gradients, check_loss, optimizer_name
 
 if TYPE_CHECKING:
     from ...metrics.rows import StepRow
@@ -271,7 +269,7 @@ class Engine(CoreTrainer):
     def _recorded(self) -> Recorded | None:
         """What the experiment's files have of earlier training, on all processes."""
         run = self.run.directory
-        return None if run is None else by_first(self.runtime, lambda: read_recorded(run))
+        return None if run is None else on_first_process(self.runtime, lambda: read_recorded(run))
 
     def _place(self) -> None:
         """Before the first epoch: networks that were loaded by themselves go on behind all that was recorded."""

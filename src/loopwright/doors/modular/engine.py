@@ -29,8 +29,8 @@ from .callback import Callback, Hooks, States, sort_callbacks
 from .components import as_loaders, assign, check_models, check_owned, check_ready, initialise, modules_of, raw_module
 from .config import DreamTrainerConfig, build_runtime
 from .gradients import Gradients
+from .own_steps import EpochSchedulers
 from .saving import OwnFiles, Rounds, default_callbacks
-from .schedulers import EpochSchedulers
 from .user_loop import Loader, TrainingOver, UserLoop
 from .validation import Validation, check_returned, measured_in, without_graph
 

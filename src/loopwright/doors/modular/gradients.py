@@ -18,8 +18,7 @@ from ...training.step_checks import Versions, gradient_versions, scheduler_posit
 from ...training.update import OptimizerUpdate
 from ...training.updates import Updates
 from . import own_steps
-from .own_steps import Kept, Routes, Use, Ways, add, has_gradients, scale_of, taken_off
-from .schedulers import check_scheduler
+from .own_steps import Kept, Routes, Use, Ways, add, check_scheduler, has_gradients, scale_of, taken_off
 
 if TYPE_CHECKING:
     from .engine import Engine
