@@ -18,7 +18,7 @@ def is_overridden(owner: object, name: str, base: type) -> bool:
 
 
 def on_first_process(runtime: Runtime, action: Callable[[], T]) -> T:
-    """Run an action on the first process alone; all processes, which call this together, get its result or its error."""
+    """Run an action on the first process; all processes call this together and get its result or its error."""
     own: tuple[Any, Exception | None] = (None, None)
     if runtime.is_main:
         try:

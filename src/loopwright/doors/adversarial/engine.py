@@ -139,7 +139,7 @@ class Engine(CoreTrainer):
                 if id(update.optimizer) in before:
                     old = before[id(update.optimizer)]
                     update.scaler, update.num_updates = old.scaler, old.num_updates
-            self._steps.watch(self.run.optimization.by_name.values())
+            self._steps.watch(self.run.optimization)
 
     def _setup_training(self) -> None:
         """As the core does it; a door whose hooks train nothing that it knows of has no updates."""
@@ -207,8 +207,7 @@ class Engine(CoreTrainer):
         try:
             self.train(data, 1)
         except Exception:
-            self.progress.epoch_step = self.progress.epoch_sample = 0
-            self.progress.is_exhausted = False
+            self.progress.start_epoch(self.progress.epoch)
             raise
         finally:
             self._epoch = None
@@ -251,15 +250,17 @@ class Engine(CoreTrainer):
         self._setup_training()
         accepts = self.door.config.train.load.accept_changes
         take_up(self.run, checkpoint, Origin(checkpoint.path, accepts_changes=accepts))
+        assert self.run.pending is not None
+        self.run.pending.restore_rng()  # the program may draw numbers before the next epoch
         self._is_placed = True
         progress = self.progress
         is_inside = progress.in_epoch and not progress.call_finished
         self.run.num_calls = progress.call - 1 if is_inside else progress.call
         recorded = self._recorded()
-        if recorded is not None and recorded.step > progress.step and self.runtime.is_main:
+        if recorded is not None and recorded.progress.step > progress.step and self.runtime.is_main:
             logger.warning(
                 "%s goes on from step %d of %s; what was recorded of steps %d to %d is replaced as it trains.",
-                *(self.run_dir, progress.step, checkpoint.path, progress.step + 1, recorded.step),
+                *(self.run_dir, progress.step, checkpoint.path, progress.step + 1, recorded.progress.step),
             )
         self.runtime.barrier("continuing")
         if self.run.directory is not None and self.runtime.is_main:
@@ -276,7 +277,7 @@ class Engine(CoreTrainer):
         recorded = None if self._is_placed or not self.door.is_continuing else self._recorded()
         self._is_placed = True
         if recorded is not None:
-            recorded.give_to(self.progress, self.history)
+            recorded.give_to(self.run)
 
 
 def as_pair(batch: Any) -> tuple[Tensor, Tensor]:

@@ -25,14 +25,14 @@ from ...checkpoint.migrations import entry_at
 from ...checkpoint.store import Entry, list_entries
 from ...checkpoint.weights import read_pickle, state_dict_in
 from ...errors import CheckpointError, ConfigurationError
+from ...metrics.progress import Progress
 from ...run import MetricsStore, RunDirectory, RunManifest, update_manifest
 from .config import Config, Saving
 
 if TYPE_CHECKING:
-    from ...metrics.history import History
-    from ...metrics.progress import Progress
     from ...run.manifest import State
     from ...trainer import Trainer as CoreTrainer
+    from ...training.run import TrainingRun
 
 
 logger = logging.getLogger("loopwright")
@@ -277,25 +277,17 @@ class ExperimentRun(RunDirectory):
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What an experiment's files have: how far it went, and its metrics: of steps by name, of epochs by epoch."""
+    """The record of an experiment: how far it went, and its metrics: of steps by name, of epochs by epoch."""
 
-    step: int
-    update: int
-    epoch: int
-    sample: int
-    seconds: float
+    progress: Progress
     steps: Mapping[str, Sequence[tuple[int, float]]]
     epochs: Mapping[int, Mapping[str, float]]
 
-    def give_to(self, progress: Progress, history: History) -> None:
-        """Let a run that has not begun go on behind all of it."""
-        progress.step = progress.recorded_step = self.step
-        progress.update, progress.epoch = self.update, self.epoch
-        progress.sample, progress.seconds = self.sample, self.seconds
+    def give_to(self, run: TrainingRun) -> None:
+        """Let a run that has not begun count on from the end of the record."""
+        run.start_after(self.progress, [self.epochs.get(epoch + 1, {}) for epoch in range(self.progress.epoch)])
         for name, points in self.steps.items():
-            history.add_points(name, points)
-        for epoch in range(self.epoch):
-            history.set_epoch(epoch, self.epochs.get(epoch + 1, {}))
+            run.history.add_points(name, points)
 
 
 def read_recorded(run: RunDirectory) -> Recorded | None:
@@ -317,7 +309,9 @@ def read_recorded(run: RunDirectory) -> Recorded | None:
     update = max((row[0] for row in step_rows), default=last)
     counted = RunManifest.read(run.manifest_path).progress if run.has_run else {}
     sample, seconds = int(counted.get("sample", 0)), float(counted.get("seconds", 0.0))
-    return Recorded(last, update, max(epochs, default=0), sample, seconds, steps, epochs)
+    epoch = max(epochs, default=0)
+    progress = Progress(epoch=epoch, step=last, update=update, sample=sample, seconds=seconds)
+    return Recorded(progress, steps, epochs)
 
 
 class EpochRecorder(RunRecorder):

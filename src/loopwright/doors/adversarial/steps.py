@@ -7,6 +7,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
     from ...training.update import OptimizerUpdate
+    from ...training.updates import Updates
 
 
 logger = logging.getLogger("loopwright")
@@ -53,11 +55,14 @@ class OwnSteps:
         self._handles: list[RemovableHandle] = []
         self._has_spoken = False
 
-    def watch(self, updates: Iterable[OptimizerUpdate]) -> None:
+    def watch(self, updates: Updates) -> None:
         """Look at the steps of these optimizers, and of no others."""
         for handle in self._handles:
             handle.remove()
-        self._handles = [handle for update in updates for handle in watch_own_steps(update, self._before, self._after)]
+        after = partial(self._after, updates)
+        self._handles = [
+            handle for update in updates.by_name.values() for handle in watch_own_steps(update, self._before, after)
+        ]
 
     def start_epoch(self) -> None:
         self.num_steps = self.num_own = 0
@@ -89,10 +94,10 @@ class OwnSteps:
                 "and the step on all of them together, or train with one process."
             )
 
-    def _after(self, update: OptimizerUpdate) -> None:
+    def _after(self, updates: Updates, update: OptimizerUpdate) -> None:
         self.num_steps += 1
         self.num_own += 1
-        update.num_updates += 1
+        updates.note_own_step(update)
         torch.clear_autocast_cache()  # it holds weights as they were before the step
 
 

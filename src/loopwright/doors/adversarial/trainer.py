@@ -175,7 +175,7 @@ class Trainer:
     def update(
         self, loss: Tensor, optimizer: Optimizer | Sequence[Optimizer], *, retain_graph: bool | None = None
     ) -> None:
-        """Backward and a step of one optimizer; gradients go to its parameters only, scaled by its own scaler.
+        """Backward and a step of one optimizer, or of a list; gradients go to its parameters only, scaled as it needs.
 
         Of a list of optimizers all are stepped, after one backward pass that is scaled by the first one's scaler.
         Gradients that another backward pass left in those parameters are an error: see `check_gradients`.

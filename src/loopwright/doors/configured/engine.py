@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -265,8 +263,8 @@ class Engine(CoreTrainer):
 
     def on_train_start(self) -> None:
         """Without `save_on_sigint`, Ctrl-C ends the program as it ends any other."""
-        if not self.config.save_on_sigint and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if not self.config.save_on_sigint:
+            self.run.signals.release_interrupt()
 
     def _describe_more(self) -> dict[str, Any]:
         """The settings of the config, and the data sets that are not trained on."""
@@ -351,8 +349,8 @@ class Engine(CoreTrainer):
             )
         epochs = self.config.start_at_epoch
         updates = -(-num_batches // self.accumulate)
-        self.run.progress = Progress(epoch=epochs, update=epochs * updates, sample=epochs * num_samples)
-        self.history.epochs = [{} for _ in range(epochs)]
+        earlier = Progress(epoch=epochs, update=epochs * updates, sample=epochs * num_samples)
+        self.run.start_after(earlier, [{} for _ in range(epochs)])
 
 
 class UnusedParameters(Callback):

@@ -18,6 +18,7 @@ from ...metrics.progress import Progress
 from ...training.program import Changes, Display
 from ...training.supervised import call_model, describe
 from ...training.updates import OptimizerChoice
+from .._shared import is_overridden
 from .checks import check_methods, check_models, checked_config
 from .config import BaseTrainerConfig
 from .engine import Engine
@@ -282,4 +283,4 @@ class BaseTrainer:
 
     def overrides(self, name: str) -> bool:
         """Whether a subclass has a method of its own by this name."""
-        return getattr(type(self), name) is not getattr(BaseTrainer, name)
+        return is_overridden(type(self), name, BaseTrainer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,6 +26,7 @@ from ...training import steps as loop
 from ...training.components import check_accumulation, check_clipping, found_on, is_trained, swap_parameters
 from ...training.program import Display, Words
 from ...training.train_call import run_training
+from .._shared import is_overridden
 from .callback import Callback, Hooks, States, sort_callbacks
 from .components import as_loaders, assign, check_models, check_owned, check_ready, initialise, modules_of, raw_module
 from .config import DreamTrainerConfig, build_runtime
@@ -183,7 +185,7 @@ class Engine(CoreTrainer):
     def overrides(self, name: str) -> bool:
         from .trainer import DreamTrainer
 
-        return getattr(type(self.door), name) is not getattr(DreamTrainer, name)
+        return is_overridden(type(self.door), name, DreamTrainer)  # what is assigned to a trainer is not watched
 
     def _train_epoch(self) -> None:
         """All epochs, in the door's own loop or one of the user's."""
@@ -201,10 +203,7 @@ class Engine(CoreTrainer):
     def run_epochs(self) -> None:
         """The epochs as the core runs them."""
         self.user_loop = None
-        if self.progress.is_unrecorded and self.run.is_done():
-            loop.train_epoch(self.run)
-        while not self.run.is_done():
-            loop.train_epoch(self.run)
+        loop.train(self.run, partial(loop.train_epoch, self.run))
 
     def _schedule_epoch(self, row: Mapping[str, float]) -> None:
         """Step the schedulers that count epochs, but for those that the user's loop has stepped."""

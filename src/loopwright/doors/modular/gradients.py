@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from ..._torch_compat import foreach_mul_
 from ...runtime.dtensor import mesh_of
 from ...training.step_checks import Versions, gradient_versions, scheduler_positions, watch_own_steps
-from ...training.update import OptimizerUpdate
+from ...training.update import OptimizerUpdate, run_backward
 from ...training.updates import Updates
 from . import own_steps
 from .own_steps import Kept, Routes, Use, Ways, add, check_scheduler, has_gradients, scale_of, taken_off
@@ -238,20 +238,14 @@ class Gradients:
             self._spent.add(update.name)
         for listener in update.listeners:
             listener(update.name)
-        usual, update.clip_norm = update.clip_norm, self._clips.pop(update.name, update.clip_norm)
-        try:
-            if not update.clip():
-                update.zero()  # a step without gradients changes nothing
-        finally:
-            update.clip_norm = usual
+        if not self._clip(update):
+            update.zero()  # a step without gradients changes nothing
         self._own = update
         self._is_by_hand |= not is_ours
 
     def _after_own_step(self, update: OptimizerUpdate) -> None:
         self._own = None
-        self.optimization.calls += 1
-        update.own_steps += 1
-        update.num_updates += 1
+        self.optimization.note_own_step(update)
         self.is_used = True
         self._stepped.add(update.name)
         self._is_over(update)
@@ -280,16 +274,19 @@ class Gradients:
                 update.is_skipped = True
                 self._held.add(update.name)
             return
-        if window.divisor != 1.0:
-            loss = loss / window.divisor
+        loss = window.share_of(loss)
         if self._scale is not None:
             loss = loss * self._scale
         params = [param for update in updates for param in update.params]
-        inputs: Any = None if self.optimization.holds_all else [p for p in params if p.requires_grad]
-        if updates[0].peers is not None:
-            inputs = updates[0].peers.prepare_backward(loss, params, inputs, is_last=window.is_last)
         earlier = self._take_off_earlier(updates)
-        torch.autograd.backward(loss, retain_graph=retain_graph, inputs=inputs)
+        run_backward(
+            loss,
+            params,
+            is_last=window.is_last,
+            holds_all=self.optimization.holds_all,
+            peers=updates[0].peers,
+            retain_graph=retain_graph,
+        )
         self._reached.append(frozenset(update.name for update in updates if has_gradients(update)))
         if earlier is not None:
             add(params, earlier)
@@ -388,13 +385,28 @@ class Gradients:
                 raise own_steps.twice_in_window(self.trainer, update)
             self.schedule()
             self._positions[update.name] = scheduler_positions(update)
-        usual, schedulers, num_updates = update.clip_norm, update.schedulers, update.num_updates
-        update.clip_norm, update.schedulers = self._clips.pop(update.name, usual), []
-        try:
-            with self.trainer.runtime.no_autocast or nullcontext():
-                update.finish()
-        finally:
-            update.clip_norm, update.schedulers = usual, schedulers
+        self.optimization.window.is_spent = True
+        with self.trainer.runtime.no_autocast or nullcontext():
+            is_stepped = self._run_phases(update)
         self._is_over(update)
-        if update.num_updates == num_updates:
-            self._unscheduled.discard(update.name)  # the step was left out
+        if not is_stepped:
+            self._unscheduled.discard(update.name)
+
+    def _run_phases(self, update: OptimizerUpdate) -> bool:
+        """The phases of `update.finish` but for `schedule`, which waits for the end of the step; False: no step."""
+        if not update.complete():
+            self._clips.pop(update.name, None)
+            return False
+        update.start_step()
+        if is_finite := self._clip(update):
+            update.step()
+        update.zero()
+        return is_finite
+
+    def _clip(self, update: OptimizerUpdate) -> bool:
+        """Clip by the norm that `clip_gradients` gave for this update, else as configured."""
+        usual, update.clip_norm = update.clip_norm, self._clips.pop(update.name, update.clip_norm)
+        try:
+            return update.clip()
+        finally:
+            update.clip_norm = usual

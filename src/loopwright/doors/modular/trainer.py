@@ -197,8 +197,7 @@ class DreamTrainer(Hooks):
 
     @current_epoch.setter
     def current_epoch(self, epoch: int) -> None:
-        progress = self._engine.progress
-        progress.epoch, progress.epoch_step, progress.epoch_sample, progress.is_exhausted = epoch, 0, 0, False
+        self._engine.progress.start_epoch(epoch)
 
     @property
     def global_step(self) -> int:
