@@ -330,7 +330,7 @@ class Trainer(Epochs):
 
     def _overrides(self, name: str) -> bool:
         """Whether a subclass, or whoever assigned to this object, has a method of their own."""
-        return getattr(getattr(self, name), "__func__", None) is not getattr(Trainer, name)
+        return is_overridden(self, name, Trainer)
 
 
 def _checked_precision(given: str | None) -> str:

@@ -255,7 +255,7 @@ class Trainer(Assignable):
 
     def _overrides(self, name: str) -> bool:
         """Whether a subclass, or somebody who assigned to this object, has a method of their own."""
-        return getattr(getattr(self, name), "__func__", None) is not getattr(Trainer, name)
+        return is_overridden(self, name, Trainer)
 
 
 def _numbers(result: StepResult) -> dict[str, float]:
