@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ...data.stream import batch_size_of
 from ...errors import ConfigurationError
+from .._shared import is_overridden
 from . import run_config as processes
 from .building import build_loader, build_scheduler, loader_options
 from .placeholders import placeholder_values
@@ -78,7 +79,7 @@ class Stages:
         if self.create_scheduler_fn is None:
             return None
         scheduler = build_scheduler(self.create_scheduler_fn, self.optimizer, placeholder_values(self))
-        if isinstance(scheduler, ReduceLROnPlateau) and type(self).scheduler_step is Stages.scheduler_step:
+        if isinstance(scheduler, ReduceLROnPlateau) and not is_overridden(self, "scheduler_step", Stages):
             raise ConfigurationError(
                 "create_scheduler_fn made a ReduceLROnPlateau, which is stepped with a metric: use another scheduler, "
                 "or override `scheduler_step` and step it where you have the metric, as in `training_run_epoch_end`."

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from ...errors import ConfigurationError
 from ...runtime import resolve_runtime
+from .._shared import is_overridden
 from . import run_config, saving
 from .accelerator import Accelerator, unwrapped
 from .building import planned_updates, smaller_limit
@@ -184,7 +185,7 @@ class Trainer(Epochs):
             raise ConfigurationError("train() was called while this trainer is training: call it when that has ended.")
         earlier = self._core.progress
         self._core = Core(self, self._runtime, trains=True)
-        self._core.progress.epoch = earlier.epoch + earlier.in_epoch  # the order of samples goes on changing
+        self._core.progress.start_epoch(earlier.epoch + earlier.in_epoch)  # the order of samples goes on changing
         self._core.progress.next_call()
         self._is_training = True
 
@@ -268,7 +269,7 @@ class Trainer(Epochs):
 
     def _say_what_is_not_called(self) -> None:
         """Tell of an overridden method that this run has no use for."""
-        if type(self)._clip_gradients is not Epochs._clip_gradients and self.run_config.gradient_clip_value is None:
+        if self._overrides("_clip_gradients") and self.run_config.gradient_clip_value is None:
             self.print(
                 "`_clip_gradients` is not called in this run: it is for runs with a limit, "
                 "`train(gradient_clip_value=...)`."
@@ -329,7 +330,7 @@ class Trainer(Epochs):
         return unwrapped(self.model, keep_torch_compile)
 
     def _overrides(self, name: str) -> bool:
-        """Whether a subclass, or whoever assigned to this object, has a method of their own."""
+        """Whether a subclass, or an assignment to this object, replaced a method of `Trainer`."""
         return is_overridden(self, name, Trainer)
 
 
