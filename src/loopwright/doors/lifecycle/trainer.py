@@ -15,7 +15,6 @@ from ...runtime import resolve_runtime
 from .._shared import is_overridden
 from . import run_config, saving
 from .accelerator import Accelerator, unwrapped
-from .building import planned_updates, smaller_limit
 from .callbacks import CallbackHandler, LimitBatchesCallback, TrainerCallback, get_default_callbacks
 from .checks import (
     call_by_name,
@@ -31,7 +30,7 @@ from .epochs import Epochs
 from .loaders import length_of
 from .placeholders import TrainerPlaceHolderValues, TrainerPlaceholderValues, replace_trainer_placeholder_values
 from .run_config import TrainerRunConfig
-from .stages import DlKwargs
+from .stages import DlKwargs, planned_updates, smaller_limit
 from .tracking import InMemoryRunHistory, LossTracker, RunHistory
 
 __all__ = [
@@ -366,3 +365,18 @@ def _listed(callbacks: Any) -> Iterable[TrainerCallback | type[TrainerCallback]]
         name = callbacks.__name__ if isinstance(callbacks, type) else type(callbacks).__name__
         raise ConfigurationError(f"callbacks={name}: pass a list of callbacks, as in `callbacks=[{name}]`.")
     return callbacks if callbacks is not None else ()
+
+
+class TrainerWithTimmScheduler(Trainer):
+    """A trainer for timm's schedulers: told the number of updates after each one, and of epochs after each of those."""
+
+    num_updates: int = 0
+
+    def scheduler_step(self) -> None:
+        self.num_updates = self._core.progress.update + 1
+        if self.scheduler is not None:
+            self.scheduler.step_update(num_updates=self.num_updates)
+
+    def training_run_epoch_end(self) -> None:
+        if self.scheduler is not None:
+            self.scheduler.step(self.run_history.current_epoch)
