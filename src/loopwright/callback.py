@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import CheckpointError, ConfigurationError
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .trainer import Trainer
 
 Hook = Callable[..., None]
+T = TypeVar("T")
 COUNTS = frozenset(("epoch", "step", "batch_idx", "epoch_idx", "iteration"))  # of other frameworks, in front
 
 
@@ -346,13 +347,26 @@ class Dispatch:
             hook(*args)
 
 
-def named_hook(function: Hook, label: str, owner: object | None) -> Hook:
+def named_callbacks(callbacks: Iterable[T]) -> dict[str, T]:
+    """Callbacks under the names that their state is saved by: the class, numbered where it occurs again."""
+    named: dict[str, T] = {}
+    for callback in callbacks:
+        base = name = type(callback).__name__
+        number = 1
+        while name in named:
+            number += 1
+            name = f"{base}-{number}"
+        named[name] = callback
+    return named
+
+
+def named_hook(function: Hook, label: str, owner: object | None = None) -> Hook:
     """The function with its owner bound, so that an exception in it says which callback and event it came from."""
     first = () if owner is None else (owner,)
 
-    def call(*args: Any) -> None:
+    def call(*args: Any, **kwargs: Any) -> None:
         try:
-            function(*first, *args)
+            function(*first, *args, **kwargs)
         except Exception as error:
             error.add_note(f"raised in {label}")
             raise

@@ -62,7 +62,11 @@ class Progress:
         self.update += 1
 
     def next_epoch(self) -> None:
-        self.epoch += 1
+        self.start_epoch(self.epoch + 1)
+
+    def start_epoch(self, epoch: int) -> None:
+        """Go to the beginning of an epoch, counted from 0."""
+        self.epoch = epoch
         self.epoch_step = 0
         self.epoch_sample = 0
         self.is_exhausted = False

@@ -14,6 +14,7 @@ from ..metrics.meter import Meter
 from ..metrics.progress import Limits, Progress
 from ..runtime import Runtime, Signals
 from .components import Components
+from .consensus import StopConsensus
 from .update import Window
 from .updates import Updates
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from ..data.stream import Stream
     from ..run import RunDirectory
     from ..run.changes import Change
-    from .consensus import StopConsensus
     from .program import Program, Words
     from .resume import PendingRestore
 
@@ -123,6 +123,13 @@ class TrainingRun:
     def is_interrupted(self) -> bool:
         """Whether a signal requested the end of training."""
         return self.signals.stop is not None and not self.program._defers_signals
+
+    @contextmanager
+    def handling_signals(self) -> Iterator[None]:
+        """Handle signals in this block; several ranks act on a signal at the same update."""
+        self.consensus = StopConsensus(self) if self.runtime.world > 1 else None
+        with self.signals:
+            yield
 
     def is_done(self, limits: Limits | None = None) -> bool:
         """Whether a signal, a stop request or a limit ends training; a stop request once all processes know of it."""

@@ -16,7 +16,6 @@ from ..metrics.history import History
 from ..metrics.progress import Limits, counted
 from ..runtime import dry_run
 from . import steps as loop
-from .consensus import StopConsensus
 from .lazy_layers import materialise
 from .required_metrics import check_required_metrics
 from .resume import Origin, PendingRestore, restore_run, seek, starting_line
@@ -190,8 +189,7 @@ def _can_seek(stream: Stream, state: dict[str, Any]) -> bool:
 def _run(run: TrainingRun) -> None:
     progress = run.progress
     progress.call_finished = False
-    run.consensus = StopConsensus(run) if run.runtime.world > 1 else None
-    with run.signals:
+    with run.handling_signals():
         try:
             run.optimization.reset()
             run.emit("on_train_start")

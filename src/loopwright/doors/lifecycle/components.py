@@ -18,7 +18,6 @@ from ...trainer import Trainer as CoreTrainer
 from ...training.assembly import build_update
 from ...training.components import check_owners, start_training_mode
 from ...training.update import Guard, OptimizerUpdate
-from ...training.updates import Updates
 from .gradients import Gradients
 from .loaders import Gathering, inner_of
 
@@ -156,7 +155,7 @@ class Components(CoreTrainer):
 
     def _rebuild_update(self, guard: Guard | None) -> None:
         update = build_update(self, "optimizer", self.optimizers["optimizer"], guard)
-        self.run.optimization = Updates({"optimizer": update}, self.run.window)
+        self.run.optimization.replace(update)
         self.run.optimization.refresh(self.modules.values())
         self.drop_gradients()
         self._gradients = Gradients(self.runtime, update, self.run.window)

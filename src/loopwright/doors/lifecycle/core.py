@@ -21,7 +21,6 @@ from ...metrics.result import StepResult
 from ...runtime import Runtime
 from ...training import steps as loop
 from ...training.components import evaluating, start_training_mode
-from ...training.consensus import StopConsensus
 from ...training.evaluate import evaluate
 from .checks import checked_output
 from .components import Components
@@ -77,18 +76,15 @@ class Core(Components):
         self.leave_steps()
         progress = self.progress
         self.load_callbacks()
-        if progress.is_exhausted:
+        if progress.is_exhausted:  # another pass over the data in the same epoch of the door
             progress.next_epoch()
-        self._adopt_replaced()
-        self.run.optimization.refresh(self.modules.values())
+        is_new = not progress.in_epoch
+        if is_new:
+            self._num_passes += 1
+            self.run.train_stream = self._stream_of(loader, is_training=True)
+        loop.begin_epoch(self.run)
         self._has_begun, self.stage = True, "steps"
-        if progress.in_epoch:
-            return False
-        self._num_passes += 1
-        self.run.train_stream = self._stream_of(loader, is_training=True)
-        self.run.train_stream.begin(progress.epoch)
-        self.run.meter = self.run.meter.fresh()
-        return True
+        return is_new
 
     def training_batches(self, loader: TrainingLoader) -> Iterator[Any]:
         """The batches of an epoch, or what is left of it, for whoever trains on them; one that is left is kept."""
@@ -173,7 +169,7 @@ class Core(Components):
         self._batches = self._step = None
         self._has_begun = self.is_in_window = False
         self._after_update.clear()
-        self.run.flush()
+        loop.end_steps(self.run)
         self.leave_if_interrupted()
         self.stage = "eval"
 
@@ -203,9 +199,8 @@ class Core(Components):
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Epochs in which all processes hear of the same signals at the same update."""
-        self.run.consensus = StopConsensus(self.run) if self.runtime.world > 1 else None
-        with self.run.signals:
+        """Handle signals in the epochs of this block, on all processes at the same update."""
+        with self.run.handling_signals():
             yield
             self.runtime.finish_exchange()
 
@@ -216,9 +211,9 @@ class Core(Components):
         if extra and self.run.limits.epochs is not None:
             self.progress.call_epoch += extra
             self.run.limits = replace(self.run.limits, epochs=self.run.limits.epochs + extra)
-        self.progress.recorded_step = self.progress.step
-        if self.progress.is_exhausted:
-            self.progress.next_epoch()
+        is_over = self.progress.is_exhausted
+        loop.record_epoch(self.run, {})
+        if is_over:
             self.door.run_history._increment_epoch()
 
     def load_callbacks(self) -> None:
@@ -241,6 +236,9 @@ class Core(Components):
         self.door.print(f"{self.run.signals.name} after update {self.progress.update}")
         self.door.callback_handler.call_event("save_interrupted_run", self.door)
         raise Interrupted(self.run.signals.exit_code)
+
+    def _check_trained(self) -> None:
+        """Nothing: `WeightsWatch` looks at the weights, and knows which of the user's methods is to blame."""
 
     @property
     def has_work(self) -> bool:

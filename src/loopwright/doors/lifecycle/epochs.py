@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ...metrics.progress import Limits
+from .._shared import is_overridden
 from .callbacks import CallbackHandler, StopTrainingError
 from .checks import WeightsWatch, checked_output, scheduler_position, step_obstacle
 from .loaders import TrainingLoader, prepared
@@ -41,7 +42,7 @@ class Epochs(Stages):
         core.waiting_state = None if resume_from is None else saving.load_run(self, resume_from)
         config = self.run_config
         core.run.limits = Limits(config.num_epochs, config.max_num_train_steps).from_call(core.progress)
-        if type(self)._run_training is Epochs._run_training:
+        if not self._overrides("_run_training"):
             self._run_training()
             return
         if resume_from is not None:
@@ -173,12 +174,12 @@ class Epochs(Stages):
 
     def _is_scheduled(self) -> bool:
         """Whether the user's `backward_step` or `optimizer_step` has stepped the scheduler, as the default would."""
-        is_default = type(self).scheduler_step is Stages.scheduler_step
+        is_default = not is_overridden(self, "scheduler_step", Stages)
         return is_default and scheduler_position(self.scheduler) != self._core.scheduler_position
 
     @property
     def _has_own_backward(self) -> bool:
-        return type(self).backward_step is not Stages.backward_step
+        return is_overridden(self, "backward_step", Stages)
 
     # An evaluation
 

@@ -12,9 +12,9 @@ from torch.optim import Optimizer
 
 from ...errors import ConfigurationError
 from ...runtime import resolve_runtime
+from .._shared import is_overridden
 from . import run_config, saving
 from .accelerator import Accelerator, unwrapped
-from .building import planned_updates, smaller_limit
 from .callbacks import CallbackHandler, LimitBatchesCallback, TrainerCallback, get_default_callbacks
 from .checks import (
     call_by_name,
@@ -30,7 +30,7 @@ from .epochs import Epochs
 from .loaders import length_of
 from .placeholders import TrainerPlaceHolderValues, TrainerPlaceholderValues, replace_trainer_placeholder_values
 from .run_config import TrainerRunConfig
-from .stages import DlKwargs
+from .stages import DlKwargs, planned_updates, smaller_limit
 from .tracking import InMemoryRunHistory, LossTracker, RunHistory
 
 __all__ = [
@@ -184,7 +184,7 @@ class Trainer(Epochs):
             raise ConfigurationError("train() was called while this trainer is training: call it when that has ended.")
         earlier = self._core.progress
         self._core = Core(self, self._runtime, trains=True)
-        self._core.progress.epoch = earlier.epoch + earlier.in_epoch  # the order of samples goes on changing
+        self._core.progress.start_epoch(earlier.epoch + earlier.in_epoch)  # the order of samples goes on changing
         self._core.progress.next_call()
         self._is_training = True
 
@@ -268,7 +268,7 @@ class Trainer(Epochs):
 
     def _say_what_is_not_called(self) -> None:
         """Tell of an overridden method that this run has no use for."""
-        if type(self)._clip_gradients is not Epochs._clip_gradients and self.run_config.gradient_clip_value is None:
+        if self._overrides("_clip_gradients") and self.run_config.gradient_clip_value is None:
             self.print(
                 "`_clip_gradients` is not called in this run: it is for runs with a limit, "
                 "`train(gradient_clip_value=...)`."
@@ -329,8 +329,8 @@ class Trainer(Epochs):
         return unwrapped(self.model, keep_torch_compile)
 
     def _overrides(self, name: str) -> bool:
-        """Whether a subclass, or whoever assigned to this object, has a method of their own."""
-        return getattr(getattr(self, name), "__func__", None) is not getattr(Trainer, name)
+        """Whether a subclass, or an assignment to this object, replaced a method of `Trainer`."""
+        return is_overridden(self, name, Trainer)
 
 
 def _checked_precision(given: str | None) -> str:
@@ -365,3 +365,18 @@ def _listed(callbacks: Any) -> Iterable[TrainerCallback | type[TrainerCallback]]
         name = callbacks.__name__ if isinstance(callbacks, type) else type(callbacks).__name__
         raise ConfigurationError(f"callbacks={name}: pass a list of callbacks, as in `callbacks=[{name}]`.")
     return callbacks if callbacks is not None else ()
+
+
+class TrainerWithTimmScheduler(Trainer):
+    """A trainer for timm's schedulers: told the number of updates after each one, and of epochs after each of those."""
+
+    num_updates: int = 0
+
+    def scheduler_step(self) -> None:
+        self.num_updates = self._core.progress.update + 1
+        if self.scheduler is not None:
+            self.scheduler.step_update(num_updates=self.num_updates)
+
+    def training_run_epoch_end(self) -> None:
+        if self.scheduler is not None:
+            self.scheduler.step(self.run_history.current_epoch)

@@ -18,6 +18,7 @@ from ...trainer import Trainer as CoreTrainer
 from ...training import steps as loop
 from ...training.components import start_training_mode
 from ...training.program import Words
+from ...training.required_metrics import measured_on
 from ...training.step_checks import StepWatch, Versions, gradient_versions, watch_own_steps
 from ...training.update import OptimizerUpdate
 from .checks import as_numbers, as_pair, check_loss_value, check_outputs, check_step_result
@@ -210,8 +211,7 @@ class Engine(Components):
             self.train(data, num_epochs)
         finally:
             self._epoch = self._end_epoch = self._save = None
-            self.progress.epoch_step = self.progress.epoch_sample = 0
-            self.progress.is_exhausted = False
+            self.progress.start_epoch(self.progress.epoch)
 
     def _train_epoch(self) -> None:
         """One epoch of the clock, whatever a subclass does in it: its own loop, one pass over the data, or two."""
@@ -228,14 +228,13 @@ class Engine(Components):
                 f"Nothing was trained in epoch {start + 1}: train_epoch changed no weight of the model. Call "
                 "self.train_step(batch) in it for each batch, or self.optimizer.step()."
             )
-        self.progress.epoch = start
-        self.progress.next_epoch()
+        self.progress.start_epoch(start + 1)  # every pass over the data was counted as an epoch of the loop
         for name in [name for name in self.schedules if not watch.has_moved(name)]:
             self._step_epoch(name, metrics)
         if not self._has_passed:  # no pass of ours, which would have shown its end
             self.display.on_epoch_end(self, metrics)
         self._end_epoch(number, metrics)
-        self.progress.epoch = start + 1  # a callback may have trained, too
+        self.progress.start_epoch(start + 1)  # a callback may have trained, too
         self.on_update_end()  # a loop of the user's own did not look at signals
         if self.run.is_interrupted:
             self._leave()
@@ -308,14 +307,9 @@ class Engine(Components):
         """The metrics that an evaluation of this data will have, found out with its first batch."""
         stream = self._open(data, None, shuffle=False)
         try:
-            stream.begin(0)
-            before = stream.state_dict() if stream.spans_epochs else None
-            batches = [batch.value for batch in stream.take(1)]
-            if before is not None:
-                stream.load_state_dict(before)
+            return measured_on(self.run, stream)
         finally:
             stream.close()
-        return set(self.evaluate(batches))
 
 
 class Display(ProgressDisplay):

@@ -6,11 +6,11 @@ import difflib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ....callback import check_hook_names, hook_names
+from ....callback import Hook, check_hook_names, hook_names, named_callbacks, named_hook
 from ....checkpoint import CheckpointStore
 from ....checkpoint.manifest import check_inside
 from ....errors import ConfigurationError, LoopwrightError
@@ -18,9 +18,6 @@ from ....errors import ConfigurationError, LoopwrightError
 if TYPE_CHECKING:
     from ....data.open import Stream
     from ..trainer import Trainer
-
-
-Hook = Callable[..., None]
 
 
 class StopTrainingError(LoopwrightError):
@@ -186,26 +183,19 @@ class CallbackHandler:
             self._under_way = before
 
     def named(self) -> dict[str, TrainerCallback]:
-        """Callbacks under the names their state is saved by: the class, numbered where it occurs again."""
-        result: dict[str, TrainerCallback] = {}
-        for callback in self.callbacks:
-            name, number = type(callback).__name__, 1
-            while name in result:
-                number += 1
-                name = f"{type(callback).__name__}-{number}"
-            result[name] = callback
-        return result
+        """Callbacks under the names that their state is saved by."""
+        return named_callbacks(self.callbacks)
 
     def _bind(self, event: str) -> list[tuple[TrainerCallback, Hook]]:
         if event in EVENTS:
             default = getattr(TrainerCallback, event)
             heard = [c for c in self.callbacks if getattr(type(c), event) is not default]
-            return [(c, _named_hook(_callable_by_name(c, event), f"{type(c).__name__}.{event}")) for c in heard]
+            return [(c, named_hook(_callable_by_name(c, event), f"{type(c).__name__}.{event}")) for c in heard]
         near = difflib.get_close_matches(event, EVENTS, n=1, cutoff=0.8)
         heard = [c for c in self.callbacks if callable(getattr(c, event, None))]
         if near and not heard:
             raise ConfigurationError(f"There is no event {event!r} that a callback hears; did you mean {near[0]!r}?")
-        return [(c, _named_hook(getattr(c, event), f"{type(c).__name__}.{event}")) for c in heard]
+        return [(c, named_hook(getattr(c, event), f"{type(c).__name__}.{event}")) for c in heard]
 
 
 def _callable_by_name(callback: TrainerCallback, event: str) -> Hook:
@@ -239,19 +229,6 @@ def _binds(signature: inspect.Signature, num_positional: int, keywords: dict[str
     except TypeError:
         return False
     return True
-
-
-def _named_hook(function: Hook, label: str) -> Hook:
-    """The function, so that an exception in it says which callback and event it came from."""
-
-    def call(*args: Any, **kwargs: Any) -> None:
-        try:
-            function(*args, **kwargs)
-        except Exception as error:
-            error.add_note(f"raised in {label}")
-            raise
-
-    return call
 
 
 SAVED = re.compile(r"(epoch|step)_\d+|final|interrupted|requested")

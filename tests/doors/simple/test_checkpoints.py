@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from loopwright import CheckpointError, ConfigurationError
 from loopwright.checkpoint import verify_checkpoint
 from loopwright.doors.simple import Trainer
+from tests.loops import assert_same_model, build_linear, build_net
 
-from ..loops import assert_same_model, build_linear, build_net
-from .test_simple import adam, cross_entropy, in_order, shuffled
+from .programs import adam, cross_entropy, in_order, shuffled
 
 
 def test_best_model_holds_a_plain_safetensors_file_of_the_weights(points: TensorDataset, tmp_path: Path) -> None:

@@ -16,10 +16,10 @@ from loopwright import CheckpointError, ConfigurationError
 from loopwright.checkpoint import read_checkpoint
 from loopwright.data.random import seed_everything
 from loopwright.doors.simple import Trainer
+from tests.loops import assert_same_model, assert_same_optimizer, build_linear, build_net
 from tests.mistakes import Mistakes
 
-from ..loops import assert_same_model, assert_same_optimizer, build_linear, build_net
-from .test_simple import AccuracyTrainer, adam, cross_entropy, in_order, shuffled
+from .programs import AccuracyTrainer, adam, cross_entropy, in_order, shuffled
 
 
 class Scripted(Trainer):
