@@ -18,12 +18,11 @@ from torch.optim import Optimizer
 from ...callbacks.checkpoints import Checkpoints
 from ...callbacks.recorder import RunRecorder
 from ...checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from ...checkpoint.components import load_optimizer
+from ...checkpoint.components import load_optimizer, read_parts
 from ...checkpoint.fitting import compare_groups, compare_model, listed
 from ...checkpoint.manifest import VersionError, local_path
 from ...checkpoint.migrations import entry_at
 from ...checkpoint.store import Entry, list_entries
-from ...checkpoint.weights import read_pickle, state_dict_in
 from ...errors import CheckpointError, ConfigurationError
 from ...metrics.progress import Progress
 from ...run import MetricsStore, RunDirectory, RunManifest, update_manifest
@@ -186,18 +185,17 @@ def _find(directory: Path, epoch: int | str, kind: str, names: Sequence[str]) ->
     number = _newest(directory, kind) if epoch == "latest" else int(epoch)
     exported = directory / f"epoch{number}_net{kind}"
     if epoch != "latest" and exported.is_dir():
-        return int(epoch), *_from_export(exported, kind), exported
+        return int(epoch), *_read_network(exported, kind), exported
     whole = read_state(directory, epoch)
     models = {} if whole is None else entry_at(whole.tree, ("models",), str(whole.path))
     name = next((name for name in names if name in models), None)
     if whole is not None and name is not None:
         return epochs_behind(whole.tree, str(whole.path)), models[name], _optimizer_of(whole.tree, name), whole.path
     if number is not None and exported.is_dir():
-        return number, *_from_export(exported, kind), exported
+        return number, *_read_network(exported, kind), exported
     foreign = exported.with_name(f"{exported.name}.pth.tar")
     if number is not None and foreign.is_file():
-        weights, beside = state_dict_in(read_pickle(foreign), foreign)
-        return number, weights, beside.get("optimizer"), foreign
+        return number, *_read_network(foreign, kind), foreign
     there = sorted({path.name.split(".")[0] for path in directory.glob(f"epoch*_net{kind}*")})
     there += [f"epoch{saved}" for saved in saved_epochs(directory)]
     raise CheckpointError(
@@ -206,9 +204,11 @@ def _find(directory: Path, epoch: int | str, kind: str, names: Sequence[str]) ->
     )
 
 
-def _from_export(path: Path, kind: str) -> tuple[Any, Any]:
-    tree = read_checkpoint(path).tree
-    return entry_at(tree, ("models", kind), str(path)), tree.get("optimizers", {}).get(kind)
+def _read_network(path: Path, kind: str) -> tuple[Any, Any]:
+    """The weights and the optimizer's state, or None, from a directory of `save_network` or somebody's file."""
+    parts = read_parts(path)
+    model, optimizer = (kind, kind) if path.is_dir() else ("model", "optimizer")
+    return entry_at(parts.tree, ("models", model), str(path)), parts.optimizers.get(optimizer)
 
 
 def _optimizer_of(tree: Mapping[str, Any], name: str) -> Any:

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ...data.random import preserved_rng
 from ...errors import ConfigurationError
 from ...metrics.meter import ComputedMetric, Meter
 from ...metrics.result import StepResult
-from ...training.evaluate import evaluate
+from ...training.evaluate import evaluate, measuring
 from .components import without_padding
 
 if TYPE_CHECKING:
@@ -104,12 +103,11 @@ class Validation:
     def run_by(self, call: Callable[[], Any]) -> Any:
         """A validation loop of the user's own; what it logs is averaged over all samples, what it returns is kept."""
         trainer, meter = self.trainer, Meter()
-        with trainer.step_kept(), self.undisturbed(), trainer.run.phase(meter), trainer._eval_mode():
-            with torch.no_grad(), preserved_rng():
-                trainer.events.emit("on_validation_start")
-                self._num_samples = 0
-                returned = call()
-                self._add(meter, returned)
+        with trainer.step_kept(), self.undisturbed(), measuring(trainer.run, meter):
+            trainer.events.emit("on_validation_start")
+            self._num_samples = 0
+            returned = call()
+            self._add(meter, returned)
             measured = meter.compute(trainer.runtime.sum_table, gather=trainer.runtime.gather_samples)
         self.note(measured)
         return returned
