@@ -45,7 +45,10 @@ COMPONENTS = (nn.Module, Optimizer, LRScheduler)
 
 
 class DoorState(Callback):
-    """What of the door a checkpoint must hold: the epoch, losses, scalers of its own, and what a subclass adds."""
+    """The door's state in a checkpoint: the epoch, losses, scalers of its own, and what a subclass adds.
+
+    Checkpoints hold it under the class name, so that the name is part of their format.
+    """
 
     def __init__(self, door: Trainer) -> None:
         self.door = door

@@ -44,17 +44,17 @@ def choose_directory(config: Config) -> tuple[Path, bool]:
 
     A new experiment gets a directory of its own, and the config's version becomes that of the directory.
     """
-    common, wish = config.common, config.train.load.continue_train
+    common, choice = config.common, config.train.load.continue_train
     wanted = directory_of(config)
-    if wish is True and not wanted.is_dir():
+    if choice is True and not wanted.is_dir():
         there = ", ".join(f"v{number}" for number in versions(config)) or "none"
         raise ConfigurationError(
             f"train.load.continue_train is true, but there is no experiment {wanted}; versions there are: {there}. "
             "Set common.experiment_version, or continue_train to false."
         )
-    if wish and wanted.is_dir():
-        return wanted, wish is True or bool(_resumable(wanted)) or any(wanted.glob("epoch*_net*"))
-    if wish == "auto" or not config.save.auto_increment_version:
+    if choice and wanted.is_dir():
+        return wanted, choice is True or bool(_resumable(wanted)) or any(wanted.glob("epoch*_net*"))
+    if choice == "auto" or not config.save.auto_increment_version:
         _make(wanted)
         return wanted, False
     while True:  # another process may take the number first
@@ -124,7 +124,7 @@ def read_state(directory: Path, epoch: int | str) -> Checkpoint | None:
 
 
 def _resumable(directory: Path) -> list[Entry]:
-    """Saved epochs and resume points, in the order they were written: whoever went back to an epoch means that."""
+    """Saved epochs and resume points, in the order they were written: going back to an epoch makes it the newest."""
     entries = [*list_entries(directory / EPOCHS), *list_entries(directory / "checkpoints")]
     return sorted((entry for entry in entries if not entry.is_copy), key=lambda entry: entry.manifest.created)
 
@@ -162,7 +162,7 @@ def load_network(
     """Load a network, and its optimizer if one is given; the epoch they are of.
 
     Looked for in `epoch{n}_net{kind}`, in the complete states, and in a `.pth.tar` of the program that the document
-    describes. `names` are those that the network may have in a complete state.
+    describes. `names` are further names that the network may have in a complete state.
     """
     number, weights, state, source = _find(directory, epoch, kind, [KINDS.get(kind, kind), *names])
     problems = [f"{kind}: {problem}" for problem in compare_model(network, weights)]
@@ -205,7 +205,7 @@ def _find(directory: Path, epoch: int | str, kind: str, names: Sequence[str]) ->
 
 
 def _read_network(path: Path, kind: str) -> tuple[Any, Any]:
-    """The weights and the optimizer's state, or None, from a directory of `save_network` or somebody's file."""
+    """The weights and the optimizer's state, or None, from a directory of `save_network` or a `.pth.tar`."""
     parts = read_parts(path)
     model, optimizer = (kind, kind) if path.is_dir() else ("model", "optimizer")
     return entry_at(parts.tree, ("models", model), str(path)), parts.optimizers.get(optimizer)
@@ -249,11 +249,11 @@ class ExperimentRun(RunDirectory):
         return self
 
     def unlock(self) -> None:
-        """An epoch is over; whoever else would like to write here waits for the end of the experiment."""
+        """Note that an epoch is over; the lock is held until the end of the experiment."""
         self._is_busy = False
 
     def finish(self, state: State = "finished", reason: str | None = None) -> None:
-        """Note how the experiment ended, unless that was noted when it happened, and let others write here."""
+        """Note how the experiment ended, unless that was noted when it happened, and release the lock."""
         is_own = self._lock.is_held  # not in a fork of the process that trains
         if is_own and self.has_run and RunManifest.read(self.manifest_path).state == "running":
             update_manifest(self.manifest_path, state=state, reason=reason)

@@ -40,7 +40,7 @@ class LossLog:
         self.path.touch()
         with self.path.open("r+b") as file:
             file.seek(0, 2)
-            self.position = min(self.position, file.tell())  # somebody may have taken the file away
+            self.position = min(self.position, file.tell())  # the file may have been removed or shortened
             file.seek(self.position)
             file.write(line)
             file.truncate()
@@ -124,7 +124,7 @@ class LossManager:
     # Registering
 
     def init_from_spec(self, spec: Callable[..., Mapping[str, LMLoss]] | None, *args: Any, **kwargs: Any) -> None:
-        """Replace all losses by those that a spec, a function, returns by name."""
+        """Replace all losses by the losses that a spec, a function, returns by name."""
         if spec is not None and not callable(spec):
             raise ConfigurationError(
                 f"init_from_spec was given {spec!r}; expected a function that returns a dict of LMLoss by name, as in "
@@ -187,7 +187,7 @@ class LossManager:
         return result
 
     def start_step(self, size: int = 1) -> None:
-        """A batch of so many samples begins."""
+        """Begin a batch of `size` samples."""
         self._step, self._size = {}, size
 
     def end_step(self) -> dict[str, Tensor]:
@@ -266,7 +266,7 @@ class LossManager:
     def _found(self, query: Query) -> dict[str, LMLoss]:
         return {n: loss for n, loss in self.loss_fns.items() if query is None or set(query) & set(loss.tags)}
 
-    # Telling
+    # Printing
 
     def print_losses(
         self,

@@ -128,8 +128,8 @@ class BaseTrainer:
     def update(self, loss: Tensor, optimizer: OptimizerChoice = None, *, retain_graph: bool | None = None) -> None:
         """Update the weights from inside an own `train_step`, which is then not done again with its total loss.
 
-        Where there are several optimizers, `optimizer` names one, `self.update(loss, "generator")`, or those that share
-        the loss, `self.update(loss, ["muon", "adamw"])`.
+        Where there are several optimizers, `optimizer` names one, `self.update(loss, "generator")`, or the optimizers
+        that share the loss, `self.update(loss, ["muon", "adamw"])`.
         """
         self._engine.update(loss, optimizer, retain_graph=retain_graph)
 

@@ -165,7 +165,7 @@ class EpochFunction(Callback):
 
 
 class States(CoreCallback):
-    """The states of the door's callbacks, as part of the core's checkpoints."""
+    """The states of the door's callbacks, in the core's checkpoints under the name of this class."""
 
     def __init__(self, callbacks: Iterable[Callback]) -> None:
         self.callbacks = named_callbacks(callbacks)

@@ -206,7 +206,7 @@ class Engine(CoreTrainer):
         loop.train(self.run, partial(loop.train_epoch, self.run))
 
     def _schedule_epoch(self, row: Mapping[str, float]) -> None:
-        """Step the schedulers that count epochs, but for those that the user's loop has stepped."""
+        """Step the schedulers that count epochs, except schedulers that the user's loop has stepped."""
         self.schedulers.step(row)
 
     # A step
@@ -232,7 +232,7 @@ class Engine(CoreTrainer):
         self.train_loss(loss, optimizer, retain_graph=retain_graph)
 
     def train_loss(self, loss: Any, optimizer: Optimizer | str | None = None, *, retain_graph: bool = False) -> None:
-        """The backward pass of a loss, whoever asked for it."""
+        """The backward pass of a loss, given to `backward` or returned by a step."""
         try:
             self.gradients.backward(loss, optimizer, retain_graph=retain_graph)
         except (AttributeError, RuntimeError, TypeError, ValueError):
@@ -259,7 +259,7 @@ class Engine(CoreTrainer):
         else:
             self._returned = returned  # the loop may train it yet
         if is_alone:
-            self.gradients.schedule()
+            self.gradients.schedulers.step()
         self.outputs = without_graph(returned)
         return returned
 
@@ -278,7 +278,7 @@ class Engine(CoreTrainer):
         """What a step has measured: what was logged in it, and what it returned if the user's loop logs nothing."""
         logged, self._logged = self._logged or {}, None
         if not self.run.is_evaluating:
-            self.gradients.schedule()
+            self.gradients.schedulers.step()
         returned = measured_in(self.door, self.outputs) if is_returned or not logged else None
         check_returned(returned, self.words.eval_step if self.run.is_evaluating else self.words.step)
         if isinstance(returned, Mapping) or returned is None:
@@ -312,8 +312,8 @@ class Engine(CoreTrainer):
             self.log(measured)
 
     @contextmanager
-    def step_kept(self) -> Iterator[None]:
-        """Something else happens here, and then the step under way goes on."""
+    def step_set_aside(self) -> Iterator[None]:
+        """Set the step under way aside for a validation inside of it, and go on with it afterwards."""
         before = self._logged, self.outputs
         self._logged = None
         try:
@@ -323,7 +323,7 @@ class Engine(CoreTrainer):
 
     @property
     def _defers_signals(self) -> bool:
-        return self.validation.is_undisturbed
+        return self.validation.defers_signals
 
     # Files
 
@@ -334,7 +334,7 @@ class Engine(CoreTrainer):
 
     def save_soon(self, path: str | Path) -> None:
         """Write everything, as soon as the update under way is whole."""
-        path = self.files.whole_path(path)
+        path = self.files.full_path(path)
         if self.is_in_window:
             self.waiting.append(lambda: self.save(path))
         else:

@@ -80,7 +80,7 @@ class Tester(Trainer):
         ).to(self.device)
 
     def run_test(self, image_count: int | None = None, silent: bool = False) -> list[TestResult]:
-        """Test so many images, other ones each time, or all of them; write triplets and a log of their losses.
+        """Test `image_count` images, other ones each time, or all of them; write triplets and a log of their losses.
 
         Unless `silent`, a line says how many.
         """

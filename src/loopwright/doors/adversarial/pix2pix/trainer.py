@@ -119,7 +119,7 @@ class Pix2pixTrainer(Trainer):
             train.discriminator.learning_rate = train.generator.learning_rate.model_copy()
 
     def _init_generator(self) -> None:
-        """Make `gen` and `opt_gen`, and `gen_lr_scheduler`, which is made for whoever leaves it out."""
+        """Make `gen`, `opt_gen` and `gen_lr_scheduler`; an override may leave out the scheduler."""
         settings, load = self.config.train.generator, self.config.dataloader.load
         self.gen: nn.Module = UnetGenerator(
             input_size=load.crop_size,
@@ -137,7 +137,7 @@ class Pix2pixTrainer(Trainer):
         self.gen_lr_scheduler = ScheduledRate(self.opt_gen, rate_schedule(rate))
 
     def _init_discriminator(self) -> None:
-        """Make `disc` and `opt_disc`, and `disc_lr_scheduler`, which is made for whoever leaves it out."""
+        """Make `disc`, `opt_disc` and `disc_lr_scheduler`; an override may leave out the scheduler."""
         settings = self.config.train.discriminator
         self.disc: nn.Module = Discriminator(
             in_channels=self.config.dataloader.load.input_nc,
