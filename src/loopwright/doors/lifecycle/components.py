@@ -11,7 +11,6 @@ from torch import nn
 from ...callbacks.nonfinite import NonFiniteGuard
 from ...data.open import Stream, open_stream
 from ...errors import ConfigurationError
-from ...metrics.progress import Limits
 from ...optim.build import Schedule
 from ...runtime import Runtime
 from ...trainer import Trainer as CoreTrainer
@@ -73,7 +72,6 @@ class Components(CoreTrainer):
         """Do what the run's config says, whoever made it."""
         self.accumulate = config.gradient_accumulation_steps
         self.clip_value = self.optimizer_update.clip_value = config.gradient_clip_value
-        self.run.limits = Limits(config.num_epochs, config.max_num_train_steps).from_call(self.progress)
 
     def use_scheduler(self, scheduler: Any) -> None:
         """Make a scheduler part of the state of the run; the door's `scheduler_step` is what steps it."""

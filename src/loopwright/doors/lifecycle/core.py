@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import replace
 from math import nan
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,12 +15,11 @@ from ...data.open import Stream
 from ...data.random import preserved_rng
 from ...errors import Interrupted
 from ...metrics.meter import Meter
-from ...metrics.metric_objects import load_metric_states, metric_states
 from ...metrics.result import StepResult
 from ...runtime import Runtime
 from ...training import steps as loop
 from ...training.components import evaluating, start_training_mode
-from ...training.evaluate import evaluate
+from ...training.evaluate import evaluate, measuring_nothing
 from .checks import checked_output
 from .components import Components
 from .loaders import EvaluationLoader, TrainingLoader, prepared
@@ -343,12 +341,14 @@ class Core(Components):
     def _standing_in(self) -> Iterator[None]:
         """A step on a sample of another process: metrics do not count it, and nothing of it is gathered."""
         owners = (self.door, *self.door.callback_handler.callbacks)
-        held = [{n: v for n, v in vars(owner).items() if isinstance(v, nn.Module)} for owner in owners]
-        measured = [deepcopy(metric_states(modules)) for modules in held]
-        with self.gathering.standing_in():
+        held = {
+            f"{at}: {name}": value
+            for at, owner in enumerate(owners)
+            for name, value in vars(owner).items()
+            if isinstance(value, nn.Module)
+        }
+        with measuring_nothing(held), self.gathering.standing_in():
             yield
-        for modules, states in zip(held, measured, strict=True):
-            load_metric_states(modules, [states])
 
     def evaluation_batches(self, loader: EvaluationLoader) -> Iterator[Any]:
         """The batches of an evaluation epoch of the user's own."""

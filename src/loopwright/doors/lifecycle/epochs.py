@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ...metrics.progress import Limits
+from ...training.step_checks import scheduler_position
 from .._shared import is_overridden
 from .callbacks import CallbackHandler, StopTrainingError
-from .checks import WeightsWatch, checked_output, scheduler_position, step_obstacle
+from .checks import WeightsWatch, checked_output, step_obstacle
 from .loaders import TrainingLoader, prepared
 from .stages import Stages
 from .tracking import LossTracker

@@ -184,7 +184,7 @@ class Trainer(Epochs):
             raise ConfigurationError("train() was called while this trainer is training: call it when that has ended.")
         earlier = self._core.progress
         self._core = Core(self, self._runtime, trains=True)
-        self._core.progress.start_epoch(earlier.epoch + earlier.in_epoch)  # the order of samples goes on changing
+        self._core.progress.go_to_epoch(earlier.epoch + earlier.in_epoch)  # the order of samples goes on changing
         self._core.progress.next_call()
         self._is_training = True
 

@@ -18,7 +18,7 @@ from ...optim.build import Interval, build_schedule
 from ...runtime import resolve_runtime
 from ...runtime.base import detect_device
 from ...trainer import Trainer as CoreTrainer
-from ...training.step_checks import StepWatch, watch_own_steps
+from ...training.step_checks import StepWatch, scheduler_position, watch_own_steps
 from ...training.update import OptimizerUpdate
 from ...training.updates import Updates
 from .checks import keywords_of, takes
@@ -71,12 +71,6 @@ def settle(optimizer: Optimizer, settings: Settings) -> list[str]:
     return [line for line in lines if line is not None]
 
 
-def position_of(scheduler: Any) -> Any:
-    """How far a scheduler is, to tell whether it was stepped."""
-    found = getattr(scheduler, "last_epoch", None)
-    return repr(scheduler.state_dict()) if found is None and hasattr(scheduler, "state_dict") else found
-
-
 class Guard(NonFiniteGuard):
     """Refuses steps on losses that are not finite, in the words of this door."""
 
@@ -109,7 +103,7 @@ class EpochWatch:
         self.own_steps = 0
         self._calls = engine.run.optimization.calls
         self._versions = self._count_changes()
-        self._positions = {name: position_of(s.scheduler) for name, s in engine.schedules.items()}
+        self._positions = {name: scheduler_position(s.scheduler) for name, s in engine.schedules.items()}
         self._handles: list[RemovableHandle] = []
 
     def __enter__(self) -> EpochWatch:
@@ -128,7 +122,7 @@ class EpochWatch:
 
     def has_moved(self, name: str) -> bool:
         """Whether the scheduler was stepped in this epoch."""
-        return bool(self._positions.get(name) != position_of(self.engine.schedules[name].scheduler))
+        return bool(self._positions.get(name) != scheduler_position(self.engine.schedules[name].scheduler))
 
     def check_per_batch(self) -> None:
         """Refuse optimizer steps of the user's own after which no one stepped the scheduler that counts batches."""
@@ -275,11 +269,12 @@ class Components(CoreTrainer):
     def check_stepped_once(self) -> None:
         """Refuse a loop around `train_epoch` that steps a scheduler which that has stepped already."""
         for name, position in self._stepped.items():
-            if name in self.schedules and position_of(self.schedules[name].scheduler) != position:
+            if name in self.schedules and scheduler_position(self.schedules[name].scheduler) != position:
                 raise ConfigurationError(
                     "The scheduler was stepped by train_epoch, and once more after it: leave out your own "
                     "scheduler.step(), or step it in an overridden train_epoch."
                 )
 
     def note_stepped(self) -> None:
-        self._stepped = {name: position_of(s.scheduler) for name, s in self.schedules.items() if s.interval == "epoch"}
+        by_epoch = {name: s.scheduler for name, s in self.schedules.items() if s.interval == "epoch"}
+        self._stepped = {name: scheduler_position(scheduler) for name, scheduler in by_epoch.items()}

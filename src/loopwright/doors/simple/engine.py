@@ -211,7 +211,7 @@ class Engine(Components):
             self.train(data, num_epochs)
         finally:
             self._epoch = self._end_epoch = self._save = None
-            self.progress.start_epoch(self.progress.epoch)
+            self.progress.go_to_epoch(self.progress.epoch)
 
     def _train_epoch(self) -> None:
         """One epoch of the clock, whatever a subclass does in it: its own loop, one pass over the data, or two."""
@@ -228,13 +228,13 @@ class Engine(Components):
                 f"Nothing was trained in epoch {start + 1}: train_epoch changed no weight of the model. Call "
                 "self.train_step(batch) in it for each batch, or self.optimizer.step()."
             )
-        self.progress.start_epoch(start + 1)  # every pass over the data was counted as an epoch of the loop
+        self.progress.go_to_epoch(start + 1)  # every pass over the data was counted as an epoch of the loop
         for name in [name for name in self.schedules if not watch.has_moved(name)]:
             self._step_epoch(name, metrics)
         if not self._has_passed:  # no pass of ours, which would have shown its end
             self.display.on_epoch_end(self, metrics)
         self._end_epoch(number, metrics)
-        self.progress.start_epoch(start + 1)  # a callback may have trained, too
+        self.progress.go_to_epoch(start + 1)  # a callback may have trained, too
         self.on_update_end()  # a loop of the user's own did not look at signals
         if self.run.is_interrupted:
             self._leave()

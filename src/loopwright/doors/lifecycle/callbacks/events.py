@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ....callback import Hook, check_hook_names, hook_names, named_callbacks, named_hook
+from ....callback import Hook, check_hook_names, hook_names, named_by_class, named_hook
 from ....checkpoint import CheckpointStore
 from ....checkpoint.manifest import check_inside
 from ....errors import ConfigurationError, LoopwrightError
@@ -184,7 +184,7 @@ class CallbackHandler:
 
     def named(self) -> dict[str, TrainerCallback]:
         """Callbacks under the names that their state is saved by."""
-        return named_callbacks(self.callbacks)
+        return named_by_class(self.callbacks)
 
     def _bind(self, event: str) -> list[tuple[TrainerCallback, Hook]]:
         if event in EVENTS:
