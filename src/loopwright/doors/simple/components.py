@@ -1,4 +1,4 @@
-"""The models, optimizers and schedulers behind the simple door, as its config and later assignments want them."""
+"""The models, optimizers and schedulers behind the simple door, set by its config and by later assignments."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class OwnSteps(StepWatch):
 
 
 class EpochWatch:
-    """What an epoch of the door did with weights, optimizers and schedulers, whoever wrote it."""
+    """Watches what one epoch changes, also one that the user wrote: weights, optimizers and schedulers."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -125,7 +125,7 @@ class EpochWatch:
         return bool(self._positions.get(name) != scheduler_position(self.engine.schedules[name].scheduler))
 
     def check_per_batch(self) -> None:
-        """Refuse optimizer steps of the user's own after which no one stepped the scheduler that counts batches."""
+        """Refuse optimizer steps of the user's own without steps of the scheduler that counts batches."""
         for name, schedule in self.engine.schedules.items():
             if self.own_steps and schedule.interval == "update" and not self.has_moved(name):
                 raise ConfigurationError(
@@ -148,7 +148,7 @@ def is_clipped(params: list[nn.Parameter], max_norm: float) -> bool:
 
 
 class Components(CoreTrainer):
-    """What the door's trainer consists of; all of it can be exchanged."""
+    """The components of the door's trainer; each can be replaced."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class Components(CoreTrainer):
         self._set_cadence()
 
     def use(self, settings: Settings, config: Any) -> None:
-        """Go by another config from now on."""
+        """Use another config from now on."""
         self.settings, self.config = settings, config
         self.accumulate, self.clip_norm = settings.gradient_accumulation_steps or 1, settings.max_grad_norm
         for update in self.run.optimization.by_name.values():
@@ -215,7 +215,7 @@ class Components(CoreTrainer):
         self._set_cadence()
 
     def set_device(self, device: torch.device | None) -> None:
-        """Move the models and what optimizers remember, and send batches there from now on."""
+        """Move the models, the optimizers' state and all further batches to a device."""
         device = detect_device() if device is None else device
         if device == self.runtime.device:
             return
