@@ -220,6 +220,23 @@ def hook_names(vocabulary: type) -> tuple[str, ...]:
     return tuple(name for name in vars(vocabulary) if name.startswith("on_"))
 
 
+def named_by_class(callbacks: Iterable[T]) -> dict[str, T]:
+    """Callbacks under the names that their state is saved by: the class, numbered where it occurs again.
+
+    >>> list(named_by_class([Callback(), Callback()]))
+    ['Callback', 'Callback-2']
+    """
+    named: dict[str, T] = {}
+    for callback in callbacks:
+        base = name = type(callback).__name__
+        number = 1
+        while name in named:
+            number += 1
+            name = f"{base}-{number}"
+        named[name] = callback
+    return named
+
+
 class FunctionCallback(Callback):
     """A plain function as a callback: called as `function(trainer, metrics)` at the end of every epoch."""
 
@@ -345,19 +362,6 @@ class Dispatch:
     def emit(self, event: str, *args: Any) -> None:
         for hook in self.hooks[event]:
             hook(*args)
-
-
-def named_callbacks(callbacks: Iterable[T]) -> dict[str, T]:
-    """Callbacks under the names that their state is saved by: the class, numbered where it occurs again."""
-    named: dict[str, T] = {}
-    for callback in callbacks:
-        base = name = type(callback).__name__
-        number = 1
-        while name in named:
-            number += 1
-            name = f"{base}-{number}"
-        named[name] = callback
-    return named
 
 
 def named_hook(function: Hook, label: str, owner: object | None = None) -> Hook:

@@ -62,10 +62,10 @@ class Progress:
         self.update += 1
 
     def next_epoch(self) -> None:
-        self.start_epoch(self.epoch + 1)
+        self.go_to_epoch(self.epoch + 1)
 
-    def start_epoch(self, epoch: int) -> None:
-        """Go to the beginning of an epoch, counted from 0."""
+    def go_to_epoch(self, epoch: int) -> None:
+        """Put the clock at the beginning of an epoch; the other counters stay."""
         self.epoch = epoch
         self.epoch_step = 0
         self.epoch_sample = 0

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from ..data.random import preserved_rng
 from ..errors import ConfigurationError, DataError
@@ -95,12 +96,18 @@ def _timed(run: TrainingRun) -> Iterator[None]:
 
 def eval_without_samples(run: TrainingRun, batch: Any) -> None:
     """Take part in the forward passes of an evaluation step without a sample for this process; nothing is measured."""
+    with measuring_nothing(run.components.modules), run.runtime.autocast:
+        run.program.eval_step(batch)
+
+
+@contextmanager
+def measuring_nothing(modules: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Leave the metrics among these modules as they are, although steps in this block add to them."""
     from ..metrics.metric_objects import load_metric_states, metric_states
 
-    measured = deepcopy(metric_states(run.components.modules))
-    with run.runtime.autocast:
-        run.program.eval_step(batch)
-    load_metric_states(run.components.modules, [measured])
+    measured = deepcopy(metric_states(modules))
+    yield
+    load_metric_states(modules, [measured])
 
 
 def predict(run: TrainingRun, stream: Stream) -> list[Any]:

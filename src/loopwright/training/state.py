@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .._torch_compat import mark_stepped
-from ..callback import named_callbacks
+from ..callback import named_by_class
 from ..checkpoint.atomic import new_token
 from ..checkpoint.components import load_model, load_optimizer
 from ..checkpoint.fitting import (
@@ -44,6 +44,7 @@ from .resume import NOTHING_KEPT, Kept, PendingRestore
 from .undo import metric_owners, undone_on_error
 
 if TYPE_CHECKING:
+    from ..callback import Callback
     from ..training.run import TrainingRun
 
 
@@ -59,7 +60,7 @@ def capture(run: TrainingRun, *, has_history: bool = True) -> dict[str, Tree]:
     if run.pending is not None:  # loaded and not trained since
         lanes = lanes if run.pending.updates is None else run.pending.updates
         data, eval_data, program = run.pending.data, run.pending.eval_data, run.pending.fingerprint
-    callbacks = named_callbacks(run.callbacks)
+    callbacks = _named_callbacks(run)
     return {
         "models": capture_models(run),
         "optimizers": {name: optimizer.state_dict() for name, optimizer in run.components.optimizers.items()},
@@ -112,7 +113,7 @@ def restore(run: TrainingRun, tree: Any, source: str, *, kept: Kept = NOTHING_KE
 
     The position in the data waits in `run.pending` for the `train` call that has the data.
     """
-    tree, callbacks = complete_state(tree, source), named_callbacks(run.callbacks)
+    tree, callbacks = complete_state(tree, source), _named_callbacks(run)
     small = load_stored({part: value for part, value in tree.items() if part not in ("models", "optimizers")})
     small["callbacks"] = migrate_callbacks(callbacks, small, source)
     if problems := _compare(run, tree, small, kept):
@@ -183,7 +184,7 @@ def _compare(run: TrainingRun, tree: Mapping[str, Any], small: Mapping[str, Any]
     """Every disagreement between the trainer and the saved state, in words."""
     return [
         *compare_components(run.components, tree["models"], tree["optimizers"], small["schedules"], kept=kept),
-        *compare_callbacks(named_callbacks(run.callbacks), small["callbacks"]),
+        *compare_callbacks(_named_callbacks(run), small["callbacks"]),
         *compare_run(run, small),
     ]
 
@@ -295,3 +296,8 @@ def export_weights(run: TrainingRun, path: str | Path) -> None:
 def whole(value: Any) -> Any:
     """All of a tensor that is spread over processes, each of which has to ask."""
     return value.full_tensor() if isinstance(value, Tensor) and is_dtensor(value) else value
+
+
+def _named_callbacks(run: TrainingRun) -> dict[str, Callback]:
+    """The run's callbacks under the names that their state is saved by."""
+    return named_by_class(run.callbacks)

@@ -250,7 +250,13 @@ def mistake_in_loss(loss: Any, count: Any, takes_count: bool = True) -> str | No
 
 def scheduler_positions(update: OptimizerUpdate) -> list[Any]:
     """The positions of an optimizer's schedulers, to see whether the user steps them."""
-    return [getattr(scheduler, "last_epoch", None) for scheduler in update.schedulers]
+    return [scheduler_position(scheduler) for scheduler in update.schedulers]
+
+
+def scheduler_position(scheduler: Any) -> Any:
+    """How far a scheduler is: its counter, or else all of its state; None where it has neither."""
+    position = getattr(scheduler, "last_epoch", getattr(scheduler, "_num_updates", None))
+    return repr(scheduler.state_dict()) if position is None and hasattr(scheduler, "state_dict") else position
 
 
 def gradient_versions(update: OptimizerUpdate) -> Versions:

@@ -94,7 +94,7 @@ def test_save_pretrained_that_fails_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "here").exists()
 
 
-def test_file_that_somebody_put_into_a_checkpoint_is_not_overwritten(tmp_path: Path) -> None:
+def test_file_that_the_user_put_into_a_checkpoint_is_not_overwritten(tmp_path: Path) -> None:
     trainer = Trainer(build_linear(), None, None)
     trainer._save_checkpoint(str(tmp_path / "here"), 0)
     (tmp_path / "here" / "config.json").write_text("{}")

@@ -87,11 +87,11 @@ def test_evaluation_that_leaves_eval_mode_does_not_change_training(points: Tenso
     assert model.training
 
 
-def test_callbacks_hear_of_each_epoch_with_its_metrics(points: TensorDataset) -> None:
-    heard = []
+def test_callbacks_are_called_after_each_epoch_with_its_metrics(points: TensorDataset) -> None:
+    called = []
 
     def log_metrics(trainer: Trainer, epoch: int, metrics: dict[str, float]) -> None:
-        heard.append((trainer, epoch, dict(metrics)))
+        called.append((trainer, epoch, dict(metrics)))
 
     model = build_net()
     trainer = Trainer(model, adam(model), cross_entropy)
@@ -99,7 +99,7 @@ def test_callbacks_hear_of_each_epoch_with_its_metrics(points: TensorDataset) ->
         train_dataloader=shuffled(points), eval_dataloader=in_order(points), num_epochs=3, callbacks=[log_metrics]
     )
     rows = [dict(zip(history, values, strict=True)) for values in zip(*history.values(), strict=True)]
-    assert heard == [(trainer, epoch, row) for epoch, row in enumerate(rows)]
+    assert called == [(trainer, epoch, row) for epoch, row in enumerate(rows)]
     assert list(history) == ["train_loss", "eval_loss"]
 
 

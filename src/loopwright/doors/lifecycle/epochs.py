@@ -1,4 +1,4 @@
-"""How a run goes through its epochs and steps: methods that a subclass may replace whole."""
+"""The epochs and steps of a run: methods that a subclass may replace whole."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ...metrics.progress import Limits
+from ...training.step_checks import scheduler_position
 from .._shared import is_overridden
 from .callbacks import CallbackHandler, StopTrainingError
-from .checks import WeightsWatch, checked_output, scheduler_position, step_obstacle
+from .checks import WeightsWatch, checked_output, step_obstacle
 from .loaders import TrainingLoader, prepared
 from .stages import Stages
 from .tracking import LossTracker
@@ -25,7 +26,7 @@ class Epochs(Stages):
     """The order of the stages. A method that is replaced takes its batches from the loader that it is given.
 
     Every batch taken from the training loader is a step of the run, so limits, progress and training states stay right
-    whoever writes the loop.
+    also in a loop that the user wrote.
     """
 
     callback_handler: CallbackHandler
@@ -59,7 +60,7 @@ class Epochs(Stages):
         watch.check("_run_training")
 
     def _run_training(self: Trainer) -> None:  # type: ignore[misc]
-        """A training run: its start, epochs until a limit is reached or somebody stops it, and its end."""
+        """A training run: its start, epochs until a limit is reached or it is stopped, and its end."""
         core, call = self._core, self.callback_handler.call_event
         with core.looking():
             self.training_run_start()
@@ -146,7 +147,10 @@ class Epochs(Stages):
             self.backward_step(share)
 
     def _share_of_update(self, loss: Tensor, is_token_mean: bool) -> Tensor:
-        """The loss divided so that the gradients of a whole update are those of one big batch."""
+        """The loss divided so that the gradients of a whole update are those of one big batch.
+
+        It is divided here and not in the update's `backward`, since `backward_step` gets the divided loss.
+        """
         config = self.run_config
         divisor = self._core.divisor
         if divisor is None:  # outside of a run

@@ -47,7 +47,7 @@ def write_checkpoint_of(
 
 
 def load_checkpoint_into(door: Trainer, path: str | Path, load_optimizer: bool, load_scheduler: bool) -> dict[str, Any]:
-    """Load what was asked for, and give back everything under the names of the document's library."""
+    """Load the requested parts; returns the whole content under the names of the document's library."""
     parts = read_parts(path)
     load_parts(_core_of(door).run, parts, optimizers=load_optimizer, schedules=load_scheduler)
     content: dict[str, Any] = {"model_state_dict": parts.models["model"]}
@@ -109,7 +109,7 @@ def load_state_into(door: Trainer, directory: str | Path) -> dict[str, Any]:
 
 
 def _core_of(door: Trainer) -> Core:
-    """The components that the door has now, which need not be those that its run began with."""
+    """A core trainer of the components that the door has now, which may have changed since its run began."""
     core = Core(door, door._runtime)
     core.setup()
     core.use_scheduler(door.scheduler)

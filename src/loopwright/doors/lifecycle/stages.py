@@ -1,4 +1,4 @@
-"""The stages of a run that a subclass may override, with what they do by default."""
+"""The stages of a run that a subclass may override, with their defaults."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DlKwargs = Mapping[str, Any] | None
 
 
 class Stages:
-    """What `Trainer` does at each named stage of document 002.
+    """The default of each named stage of document 002.
 
     Methods that begin with *create*, *calculate* or *get* return something, all others act. A callback's
     `on_<stage>` runs right after the method of the same name.
@@ -58,7 +58,7 @@ class Stages:
     # Setup
 
     def create_train_dataloader(self, batch_size: int, train_dl_kwargs: DlKwargs = None) -> Any:
-        """The loader for training: the defaults, with what the user asked for over them."""
+        """Build the loader for training: the defaults, replaced by the user's options."""
         self._train_dl_kwargs = loader_options(
             self.train_dataset, self.get_default_train_dl_kwargs(batch_size), train_dl_kwargs, self.collate_fn
         )
@@ -68,7 +68,7 @@ class Stages:
         return {"shuffle": True, "pin_memory": self.device.type == "cuda", "batch_size": batch_size, "num_workers": 0}
 
     def create_eval_dataloader(self, batch_size: int, eval_dl_kwargs: DlKwargs = None) -> Any:
-        """The loader for evaluation: the defaults, with what the user asked for over them."""
+        """Build the loader for evaluation: the defaults, replaced by the user's options."""
         self._eval_dl_kwargs = loader_options(
             self.eval_dataset, self.get_default_eval_dl_kwargs(batch_size), eval_dl_kwargs, self.collate_fn
         )
@@ -187,7 +187,7 @@ def loader_options(
     asked: Mapping[str, Any] | None,
     collate_fn: Callable[[Any], Any] | None,
 ) -> dict[str, Any]:
-    """Arguments for a DataLoader: the defaults without those that exclude what was asked for, then what was asked."""
+    """Arguments for a DataLoader: the user's options, and the defaults that do not contradict them."""
     asked = dict(asked or {})
     excluded: set[str] = set()
     if isinstance(dataset, IterableDataset) or "sampler" in asked:

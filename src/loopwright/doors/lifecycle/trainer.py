@@ -47,7 +47,7 @@ PRECISION_VARIABLE = "ACCELERATE_MIXED_PRECISION"
 
 
 class Trainer(Epochs):
-    """Trains and evaluates a model on data sets. Every stage is a method: override those that differ.
+    """Trains and evaluates a model on data sets. Every stage is a method that may be overridden.
 
     `mixed_precision` is "no", "bf16" or "fp16"; without it the environment variable ACCELERATE_MIXED_PRECISION says.
     """
@@ -184,7 +184,7 @@ class Trainer(Epochs):
             raise ConfigurationError("train() was called while this trainer is training: call it when that has ended.")
         earlier = self._core.progress
         self._core = Core(self, self._runtime, trains=True)
-        self._core.progress.start_epoch(earlier.epoch + earlier.in_epoch)  # the order of samples goes on changing
+        self._core.progress.go_to_epoch(earlier.epoch + earlier.in_epoch)  # the order of samples goes on changing
         self._core.progress.next_call()
         self._is_training = True
 
@@ -207,7 +207,7 @@ class Trainer(Epochs):
         self.run_config = checked_config(call_by_name(self._create_run_config, **settings))
 
     def _create_accelerator(self) -> Any:
-        """What methods written for the published system ask for device, processes and gradients."""
+        """Create the object by which methods written for the published system get device, processes and gradients."""
         return Accelerator(self)
 
     def _prepare_model_optimizer_and_dataloaders(self) -> None:
@@ -230,7 +230,7 @@ class Trainer(Epochs):
         max_num_train_steps: int | None = None,
         gradient_clip_value: float | None = None,
     ) -> TrainerRunConfig:
-        """What this run was asked to do, worked out. The run goes by what this method returns."""
+        """The settings of this run and the numbers that follow. The run uses what this method returns."""
         check_limits(num_epochs, max_num_train_steps, gradient_accumulation_steps, gradient_clip_value)
         updates = planned_updates(length_of(self._train_dataloader), gradient_accumulation_steps)
         train_size = self._train_dl_kwargs.get("batch_size", per_device_batch_size)
@@ -267,7 +267,7 @@ class Trainer(Epochs):
         self._core.use_scheduler(scheduler)
 
     def _say_what_is_not_called(self) -> None:
-        """Tell of an overridden method that this run has no use for."""
+        """Print a line about an overridden method that this run does not call."""
         if self._overrides("_clip_gradients") and self.run_config.gradient_clip_value is None:
             self.print(
                 "`_clip_gradients` is not called in this run: it is for runs with a limit, "
@@ -284,7 +284,7 @@ class Trainer(Epochs):
         save_scheduler: bool = True,
         save_per_node: bool = True,
     ) -> None:
-        """Write the model, and optimizer and scheduler if asked, to a checkpoint directory.
+        """Write the model, and by default optimizer and scheduler, to a checkpoint directory.
 
         `checkpoint_kwargs` are kept beside them and come back from `load_checkpoint`.
         """
@@ -368,7 +368,7 @@ def _listed(callbacks: Any) -> Iterable[TrainerCallback | type[TrainerCallback]]
 
 
 class TrainerWithTimmScheduler(Trainer):
-    """A trainer for timm's schedulers: told the number of updates after each one, and of epochs after each of those."""
+    """A trainer for timm's schedulers: steps them with the number of updates, and after each epoch with its number."""
 
     num_updates: int = 0
 

@@ -1,4 +1,4 @@
-"""The events of a run as a callback hears them, and the handler that passes them on."""
+"""The events of a run, and the handler that calls callbacks at them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ....callback import Hook, check_hook_names, hook_names, named_callbacks, named_hook
+from ....callback import Hook, check_hook_names, hook_names, named_by_class, named_hook
 from ....checkpoint import CheckpointStore
 from ....checkpoint.manifest import check_inside
 from ....errors import ConfigurationError, LoopwrightError
@@ -107,7 +107,7 @@ EXTRA = {  # keywords that an event comes with too, for callbacks that take them
 
 
 class CallbackHandler:
-    """The callbacks in their order, and the events they really take part in."""
+    """The callbacks in their order, and the events that each of them has a method for."""
 
     def __init__(self, callbacks: Iterable[TrainerCallback | type[TrainerCallback]]) -> None:
         self.callbacks: list[TrainerCallback] = []
@@ -159,19 +159,19 @@ class CallbackHandler:
         if hooks:
             self._call(event, hooks, *args, **kwargs)
 
-    def finish_event(self, event: str, heard_by: Iterable[str], *args: Any, **kwargs: Any) -> None:
-        """Call an event for the callbacks that have not heard it yet, when a run was saved in the middle of it."""
-        done = {id(callback) for name, callback in self.named().items() if name in heard_by}
+    def finish_event(self, event: str, called: Iterable[str], *args: Any, **kwargs: Any) -> None:
+        """Call an event of the remaining callbacks, when a run was saved in the middle of it."""
+        done = {id(callback) for name, callback in self.named().items() if name in called}
         self._call(event, [(c, hook) for c, hook in self._bind(event) if id(c) not in done], *args, **kwargs)
 
     def event_under_way(self) -> tuple[str, list[str]] | None:
-        """The event that is being called, with the names of the callbacks that have heard it or are hearing it."""
+        """The event that is being called, with the names of its callbacks up to the current one."""
         if self._under_way is None:
             return None
         event, current = self._under_way
         names = {id(callback): name for name, callback in self.named().items()}
-        heard = [names[id(callback)] for callback, _ in self._hooks[event]]
-        return event, heard[: heard.index(names[id(current)]) + 1]
+        called = [names[id(callback)] for callback, _ in self._hooks[event]]
+        return event, called[: called.index(names[id(current)]) + 1]
 
     def _call(self, event: str, hooks: Iterable[tuple[TrainerCallback, Hook]], *args: Any, **kwargs: Any) -> None:
         before = self._under_way
@@ -184,18 +184,18 @@ class CallbackHandler:
 
     def named(self) -> dict[str, TrainerCallback]:
         """Callbacks under the names that their state is saved by."""
-        return named_callbacks(self.callbacks)
+        return named_by_class(self.callbacks)
 
     def _bind(self, event: str) -> list[tuple[TrainerCallback, Hook]]:
         if event in EVENTS:
             default = getattr(TrainerCallback, event)
-            heard = [c for c in self.callbacks if getattr(type(c), event) is not default]
-            return [(c, named_hook(_callable_by_name(c, event), f"{type(c).__name__}.{event}")) for c in heard]
+            listening = [c for c in self.callbacks if getattr(type(c), event) is not default]
+            return [(c, named_hook(_callable_by_name(c, event), f"{type(c).__name__}.{event}")) for c in listening]
         near = difflib.get_close_matches(event, EVENTS, n=1, cutoff=0.8)
-        heard = [c for c in self.callbacks if callable(getattr(c, event, None))]
-        if near and not heard:
+        listening = [c for c in self.callbacks if callable(getattr(c, event, None))]
+        if near and not listening:
             raise ConfigurationError(f"There is no event {event!r} that a callback hears; did you mean {near[0]!r}?")
-        return [(c, named_hook(getattr(c, event), f"{type(c).__name__}.{event}")) for c in heard]
+        return [(c, named_hook(getattr(c, event), f"{type(c).__name__}.{event}")) for c in listening]
 
 
 def _callable_by_name(callback: TrainerCallback, event: str) -> Hook:
@@ -237,8 +237,8 @@ SAVED = re.compile(r"(epoch|step)_\d+|final|interrupted|requested")
 class SaveTrainingStateCallback(TrainerCallback):
     """Writes training states to directories in `save_dir`, which `train(resume_from=...)` takes.
 
-    They are written every so many epochs or training steps, at the end or when a signal ends the run, and when SIGUSR1
-    asks for one; with `max_checkpoints` only the latest are kept.
+    They are written every n epochs or training steps, at the end or when a signal ends the run, and when SIGUSR1
+    requests one; with `max_checkpoints` only the latest are kept.
     """
 
     save_dir: Path = Path("training_state")  # values here are for subclasses that do not call `super().__init__()`
@@ -295,7 +295,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         self.save(trainer, "requested")
 
     def save(self, trainer: Trainer, name: str) -> None:
-        """Write a state under this name, then remove those that are too many."""
+        """Write a state under this name, then remove the oldest beyond `max_checkpoints`."""
         trainer.save_training_state(self.save_dir / name)
         if self.max_checkpoints is not None and trainer.run_config.is_world_process_zero:
             CheckpointStore(self.save_dir, keep=self.max_checkpoints).prune()
