@@ -210,7 +210,7 @@ class Engine(CoreTrainer):
         try:
             self.train(data, 1)
         except Exception:
-            self.progress.start_epoch(self.progress.epoch)
+            self.progress.go_to_epoch(self.progress.epoch)
             raise
         finally:
             self._epoch = None

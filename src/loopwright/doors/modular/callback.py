@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...callback import Callback as CoreCallback
-from ...callback import check_arguments, check_hooks, named_callbacks
+from ...callback import check_arguments, check_hooks, named_by_class
 from ...errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class States(CoreCallback):
     """The states of the door's callbacks, in the core's checkpoints under the name of this class."""
 
     def __init__(self, callbacks: Iterable[Callback]) -> None:
-        self.callbacks = named_callbacks(callbacks)
+        self.callbacks = named_by_class(callbacks)
 
     def state_dict(self) -> dict[str, Any]:
         return {name: callback.state_dict() for name, callback in self.callbacks.items()}

@@ -13,7 +13,13 @@ from torch.optim import LBFGS
 from ...errors import ConfigurationError
 from ...optim.build import Schedule
 from ...runtime.dtensor import mesh_of
-from ...training.step_checks import Versions, gradient_versions, own_step_obstacle, scheduler_positions
+from ...training.step_checks import (
+    Versions,
+    gradient_versions,
+    own_step_obstacle,
+    scheduler_position,
+    scheduler_positions,
+)
 from ...training.update import OptimizerUpdate
 
 if TYPE_CHECKING:
@@ -325,15 +331,17 @@ class EpochSchedulers:
 
     def note(self) -> None:
         """An epoch begins here."""
-        self._positions = {name: _position(schedule) for name, schedule in self.trainer.schedules.items()}
+        self._positions = {
+            name: scheduler_position(schedule.scheduler) for name, schedule in self.trainer.schedules.items()
+        }
         self._left = {}
 
     def step(self, row: Mapping[str, float]) -> None:
         """An epoch is over, with these metrics."""
         for name, schedule in self.trainer.schedules.items():
-            if schedule.interval == "epoch" and _position(schedule) == self._positions.get(name):
+            if schedule.interval == "epoch" and scheduler_position(schedule.scheduler) == self._positions.get(name):
                 self._watching(name, schedule, row).step(row)
-                self._left[name] = _position(schedule)
+                self._left[name] = scheduler_position(schedule.scheduler)
 
     def check(self) -> None:
         """Refuse schedulers that the user's program has stepped again since."""
@@ -365,8 +373,3 @@ def check_scheduler(trainer: Engine, scheduler: Any, left_at: int | None) -> Non
         "in a callback or event). Leave that out, or step it in `training_step` or `training_loop`: what they step, "
         "the trainer does not."
     )
-
-
-def _position(schedule: Schedule) -> Any:
-    """The position of a scheduler, to see whether the user steps it."""
-    return getattr(schedule.scheduler, "last_epoch", None)

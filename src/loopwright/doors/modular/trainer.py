@@ -197,7 +197,7 @@ class DreamTrainer(Hooks):
 
     @current_epoch.setter
     def current_epoch(self, epoch: int) -> None:
-        self._engine.progress.start_epoch(epoch)
+        self._engine.progress.go_to_epoch(epoch)
 
     @property
     def global_step(self) -> int:
