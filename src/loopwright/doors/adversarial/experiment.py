@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 
 from ...callbacks.checkpoints import Checkpoints
 from ...callbacks.recorder import RunRecorder
-from ...checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from ...checkpoint.components import load_optimizer, read_parts
+from ...checkpoint import Checkpoint, read_checkpoint
+from ...checkpoint.components import load_optimizer, read_parts, write_parts
 from ...checkpoint.fitting import compare_groups, compare_model, listed
 from ...checkpoint.manifest import VersionError, local_path
 from ...checkpoint.migrations import entry_at
@@ -145,10 +145,8 @@ KINDS = {"G": "gen", "D": "disc"}  # what the document calls networks, and their
 
 
 def save_network(path: Path, network: nn.Module, optimizer: Optimizer | None, kind: str, epoch: int) -> None:
-    tree: dict[str, Any] = {"models": {kind: network.state_dict()}}
-    if optimizer is not None:
-        tree["optimizers"] = {kind: optimizer.state_dict()}
-    write_checkpoint(path, tree, {"epoch": epoch})
+    """Write a network, and its optimizer if one is given, under the document's name of it."""
+    write_parts(path, {kind: network}, {} if optimizer is None else {kind: optimizer}, meta={"epoch": epoch})
 
 
 def load_network(

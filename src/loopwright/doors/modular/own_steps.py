@@ -327,7 +327,7 @@ class EpochSchedulers:
     def __init__(self, trainer: Engine) -> None:
         self.trainer = trainer
         self._positions: dict[str, Any] = {}  # when the epoch began
-        self._left: dict[str, Any] = {}  # where those are that the trainer has stepped
+        self._left: dict[str, Any] = {}  # positions after the trainer's own step
 
     def note(self) -> None:
         """An epoch begins here."""

@@ -1,4 +1,4 @@
-"""The traps that the section on this door names, and those next to them."""
+"""The mistakes of other trainers that the design names for this door, and similar ones."""
 
 from __future__ import annotations
 
