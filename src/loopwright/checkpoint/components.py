@@ -61,9 +61,12 @@ def write_parts(
         rest: further entries of the checkpoint.
         meta: what a listing shows without reading the checkpoint.
     """
-    groups = (models, optimizers, schedules or {})
-    states = [{name: component.state_dict() for name, component in group.items()} for group in groups]
-    write_checkpoint(path, Parts(Path(path), *states, dict(rest or {})).tree, dict(meta or {}))
+    tree = {"models": _states(models), "optimizers": _states(optimizers), "schedules": _states(schedules or {})}
+    write_checkpoint(path, {**tree, **(rest or {})}, dict(meta or {}))
+
+
+def _states(components: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: component.state_dict() for name, component in components.items()}
 
 
 def read_parts(path: str | Path) -> Parts:

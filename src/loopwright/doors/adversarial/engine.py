@@ -95,7 +95,7 @@ class Engine(CoreTrainer):
         self._epoch: EpochHooks | None = None
         self._adopted: dict[str, int] = {}
         self._steps = OwnSteps(is_shared=self.runtime.world > 1)
-        self._is_placed = False  # whether it is known where in the record of an experiment this run begins
+        self._is_placed = False  # whether it is known at which position in the experiment's record this run begins
 
     def use_directory(self, directory: Path, settings: Saving) -> None:
         """Let the run write to a directory: metrics, resume points, what ran and how it ended."""
@@ -127,7 +127,11 @@ class Engine(CoreTrainer):
         self._components.schedules = {name: Schedule(scheduler, "epoch") for name, scheduler in schedulers.items()}
 
     def adopt(self) -> None:
-        """Take over what the door has by now; what is the same as before is left as it is."""
+        """Use the components that the door has now; optimizers that it had before keep their scalers and counts.
+
+        Hooks may add and remove attributes, not only replace them, so that everything is assembled anew; the core's
+        `_adopt_replaced` is for a fixed set of names.
+        """
         found = {name: id(value) for name, value in vars(self.door).items() if isinstance(value, COMPONENTS)}
         if found != self._adopted:
             before = {id(update.optimizer): update for update in self.run.optimization.by_name.values()}
@@ -171,7 +175,7 @@ class Engine(CoreTrainer):
         return {f"config.{key}": value for key, value in settings.items() if not key.startswith(CHANGEABLE)}
 
     def _watch_steps(self) -> None:
-        """Nothing: what a hook of one call does with the optimizers, if anything, is its own affair."""
+        """Nothing: hooks may step optimizers themselves, which `OwnSteps` checks, or step none."""
 
     def scaler_of(self, optimizer: Optimizer) -> torch.amp.GradScaler:
         """The loss scaler that `update` uses for an optimizer; one that does nothing where it uses none."""
@@ -185,7 +189,7 @@ class Engine(CoreTrainer):
         update.scaler = scaler if scaler.is_enabled() else None
 
     def _schedule_epoch(self, row: Mapping[str, float]) -> None:
-        """Nothing: when its schedulers are stepped is the door's own affair."""
+        """Nothing: the hooks step the schedulers."""
 
     def _open(self, data: Any, batch_size: int | None, *, shuffle: bool) -> Stream:
         stream = super()._open(data, batch_size, shuffle=shuffle)
@@ -235,7 +239,7 @@ class Engine(CoreTrainer):
         return StepResult(result.loss, self.run.window.size, metrics, result.count, losses=tuple(measured))
 
     def on_log(self, rows: list[StepRow]) -> None:
-        """A log point, where all processes are: what each of them measured becomes what they measured together."""
+        """At a log point, which all processes reach together, sum up what each of them measured."""
         if self.door.loss_manager is not None and self.runtime.world > 1:
             self.door.loss_manager.settle_together(self.runtime.sum_table)
 

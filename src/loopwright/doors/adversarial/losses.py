@@ -277,21 +277,21 @@ class LossManager:
     ) -> str | None:
         """Print the last values, or return the line with `capture`."""
         values = " ".join(f"{name}: {value}" for name, value in self.get_loss_values(precision=precision).items())
-        return self._tell(f"(epoch: {epoch}, iters: {iter}) Loss: {values}", capture)
+        return self._print(f"(epoch: {epoch}, iters: {iter}) Loss: {values}", capture)
 
     def print_weights(self, precision: int = 2, capture: bool = False) -> str | None:
         """Print the weights of this epoch, or return the line with `capture`."""
         weights = " ".join(f"{name}: {value}" for name, value in self.get_loss_weights(precision=precision).items())
-        return self._tell(f"Loss weights: {weights}", capture)
+        return self._print(f"Loss weights: {weights}", capture)
 
     def update_loss_log(self, silent: bool = True, capture: bool = False) -> str | None:
         """Add what was kept since the last time to the log; unless `silent`, say how long that took."""
         started = perf_counter()
         self._settle()
         self._dump()
-        return None if silent else self._tell(f"Loss log updated in {perf_counter() - started:.3f} s", capture)
+        return None if silent else self._print(f"Loss log updated in {perf_counter() - started:.3f} s", capture)
 
-    def _tell(self, line: str, capture: bool) -> str | None:
+    def _print(self, line: str, capture: bool) -> str | None:
         if capture:
             return line
         if not self.is_quiet:

@@ -1,4 +1,4 @@
-"""What is looked at when a network is trained: the loss, the gradients there are already, and who takes the step."""
+"""The hooks of an epoch and the optimizer steps in them: checks of losses, gradients, steps and arguments."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ class OwnSteps:
         self.num_steps = self.num_own = 0  # in this epoch
         self.has_loss = False  # whether train_step returned one in this epoch
         self._handles: list[RemovableHandle] = []
-        self._has_spoken = False
+        self._has_warned = False
 
     def watch(self, updates: Updates) -> None:
-        """Look at the steps of these optimizers, and of no others."""
+        """Watch the steps of these optimizers, and of no others."""
         for handle in self._handles:
             handle.remove()
         after = partial(self._after, updates)
@@ -69,15 +69,15 @@ class OwnSteps:
         self.has_loss = False
 
     def end_epoch(self, epoch: int | None, models: Mapping[str, nn.Module], optimizers: Iterable[str]) -> None:
-        """Look at an epoch's steps: weights that they spoilt are an error, and an epoch without any is spoken of."""
+        """Look at an epoch's steps: weights that are not finite are an error, an epoch without a step is a warning."""
         names = ", ".join(optimizers)
         if names and not self.num_steps and self.has_loss:
             raise ConfigurationError(
                 f"Epoch {epoch} trained nothing: train_step returned a loss, and none of the optimizers ({names}) took "
                 "a step. What train_step returns is only recorded: call self.update(loss, self.<optimizer>) in it."
             )
-        if names and not self.num_steps and not self._has_spoken:
-            self._has_spoken = True
+        if names and not self.num_steps and not self._has_warned:
+            self._has_warned = True
             logger.warning(
                 "Epoch %s trained nothing: none of the optimizers (%s) took a step. In train_step call "
                 "self.update(loss, self.<optimizer>) for each, or backward and step of your own.",
@@ -114,7 +114,7 @@ def check_weights(models: Mapping[str, nn.Module], epoch: int | None) -> None:
 
 
 def check_loss(loss: Any) -> None:
-    """Refuse what nothing can be learnt from."""
+    """Refuse a value that has no gradients to train with."""
     if not isinstance(loss, Tensor):
         raise ConfigurationError(
             f"The loss given to update is {loss!r}, of type {type(loss).__name__}; expected a tensor of one "

@@ -241,7 +241,7 @@ class Trainer:
             self._show_losses(self.live)
 
     def _show_losses(self, live: LiveView) -> None:
-        if self._engine.runtime.world == 1:  # the others are not here; what was read already is shown
+        if self._engine.runtime.world == 1:  # reading metrics needs all processes, and only this one is here
             self._engine.run.flush()
         series = self._engine.history.steps
         names = [] if self.loss_manager is None else [name for name in self.loss_manager.loss_fns if name in series]
@@ -251,9 +251,9 @@ class Trainer:
     def print_end_of_epoch(self, capture: bool = False) -> str | None:
         """Print which epoch ended and how long it took, or return the text with `capture`."""
         text = f"(End of epoch: {self.current_epoch}) Time: {self.last_epoch_time:.2f} s"
-        return self._tell(text, capture)
+        return self._print(text, capture)
 
-    def _tell(self, text: str, capture: bool) -> str | None:
+    def _print(self, text: str, capture: bool) -> str | None:
         if capture:
             return text
         if self._engine.runtime.is_main:

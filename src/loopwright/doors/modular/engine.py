@@ -88,8 +88,8 @@ class Engine(CoreTrainer):
         self.calls_before: int | None = None  # of `backward` and steps, when an epoch began that is seen whole
         self.waiting: list[Callable[[], None]] = []
         self._logged: dict[str, Any] | None = None  # of the step under way
-        self._is_taking = False  # a call of `training_step`
-        self._returned: Any = None  # by it, while a loop of the user's own may still train that
+        self._is_in_step = False  # whether a call of `training_step` is under way
+        self._returned: Any = None  # value of the last call, which a loop of the user's own may still train
         self._wrapped: dict[int, nn.Parameter] = {}
         self.schedulers = EpochSchedulers(self)
 
@@ -223,7 +223,7 @@ class Engine(CoreTrainer):
         """Gradients of a loss; a mistake in it is named."""
         if self.run.is_evaluating:
             self._check_update(loss)
-        if self._logged is None and not self._is_taking:
+        if self._logged is None and not self._is_in_step:
             raise ConfigurationError(
                 "`backward(loss)` was called outside a batch, where no step would follow: call it in `training_step`, "
                 "or in a `training_loop` that iterates `self.train_loader`."
@@ -246,12 +246,12 @@ class Engine(CoreTrainer):
         is_alone = self._logged is None  # called by neither loop
         if is_alone:
             self.gradients.begin_step()
-        self._is_taking = True
+        self._is_in_step = True
         try:
             with self.gradients.watching(), self.runtime.autocast:
                 returned = call()
         finally:
-            self._is_taking = False
+            self._is_in_step = False
         if self.user_loop is None:
             self.gradients.train_returned(returned)
         if self.user_loop is None or self.gradients.is_used:

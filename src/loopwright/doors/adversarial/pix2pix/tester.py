@@ -95,7 +95,7 @@ class Tester(Trainer):
         order = permutation(self.config.common.seed or 0, number, len(dataset)).tolist()
         chosen = sorted(order[:image_count])
         if not silent:
-            self._tell(f"Testing {len(chosen)} images of {dataset.root}", capture=False)
+            self._print(f"Testing {len(chosen)} images of {dataset.root}", capture=False)
         own: list[TestResult] = []
         with evaluating([self.gen], ()), torch.no_grad(), preserved_rng():
             for index in chosen[runtime.rank :: runtime.world]:

@@ -248,7 +248,7 @@ class Pix2pixTrainer(Trainer):
     def on_epoch_start(self, **kwargs: Any) -> None:
         """With `print_train_start`, say which epoch begins and with which weights."""
         if kwargs.get("print_train_start"):
-            self._tell(f"Beginning epoch: {self.current_epoch}", capture=False)
+            self._print(f"Beginning epoch: {self.current_epoch}", capture=False)
             self.loss_manager.print_weights()
 
     def train_step(self, x: Tensor, y: Tensor, idx: int, **kwargs: Any) -> Mapping[str, Tensor] | None:
@@ -286,7 +286,7 @@ class Pix2pixTrainer(Trainer):
         lines = [super().print_end_of_epoch(capture=True) or ""]
         for name, optimizer in (("G", self.opt_gen), ("D", self.opt_disc)):
             lines.append(f"Next learning rate ({name}): {round(optimizer.param_groups[0]['lr'], precision)}")
-        return self._tell("\n".join(lines), capture)
+        return self._print("\n".join(lines), capture)
 
     def save_checkpoint(self, mode: str = "both", capture: bool = False) -> Path | str:
         """Keep the complete state ("both"), or only the generator ("g") or the discriminator ("d") and its optimizer.
@@ -309,7 +309,7 @@ class Pix2pixTrainer(Trainer):
         if capture:
             return text
         if not silent:
-            self._tell(text, capture=False)
+            self._print(text, capture=False)
         return paths
 
 
