@@ -69,7 +69,7 @@ def assert_same_after_crash(
 
 def state_of(trainer: Trainer) -> dict[str, Any]:
     """All of a trainer's state but its clock."""
-    tree = capture(trainer.run.directory)
+    tree = capture(trainer.run)
     clocks = ("seconds", "call_seconds")
     tree["progress"] = {name: value for name, value in tree["progress"].items() if name not in clocks}
     return tree

@@ -74,7 +74,7 @@ def test_time_spent_in_a_part_is_counted_there(points, monkeypatch, accumulate, 
 def test_measuring_the_time_changes_nothing_and_leaves_nothing_behind(points):
     plain, timed = train(build_trainer(), points), train(build_trainer([TrainTime()]), points)
     assert_same_model(plain.model, timed.model)
-    for update in timed.optimization.by_name.values():
+    for update in timed.run.optimization.by_name.values():
         assert isinstance(update, OptimizerUpdate)
         assert not {"backward", "finish"} & vars(update).keys()
 

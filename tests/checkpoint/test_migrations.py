@@ -339,7 +339,7 @@ def test_the_state_of_a_callback_that_is_gone_is_reported(
     first: Path, mistake: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trainer = counted(Callback())
-    trainer.progress_style = "lines"
+    trainer.run.progress_style = "lines"
     trainer.load(first)
     said = capsys.readouterr().out
     assert said.startswith(

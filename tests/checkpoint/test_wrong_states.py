@@ -97,11 +97,11 @@ def mutated(tree: Any, chance: random.Random) -> tuple[Any, str]:
 
 
 def state_of(trainer: Trainer) -> Any:
-    return copy.deepcopy(capture(trainer.run.directory))
+    return copy.deepcopy(capture(trainer.run))
 
 
 def assert_as_before(trainer: Trainer, before: Any) -> None:
-    after = capture(trainer.run.directory)
+    after = capture(trainer.run)
     assert [part for part in before if not same(before[part], after[part])] == []
 
 

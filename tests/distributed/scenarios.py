@@ -121,7 +121,7 @@ def clipped_by_the_global_norm(runtime: Any) -> dict[str, Any]:
 
     class Noting(Trainer):
         def on_update_end(self) -> None:
-            norms.append(self.optimization.by_name["optimizer"].norm.clone())
+            norms.append(self.run.optimization.by_name["optimizer"].norm.clone())
 
     return fit(runtime, clip_norm=0.1, accumulate=3, kind=Noting)[1] | {"norms": norms}
 

@@ -79,7 +79,7 @@ def test_ranks_that_disagree_about_a_sharded_model_end_before_it_is_cut(about: s
 
 def agree(rank: int) -> int:
     trainer = Trainer(net(), partial(torch.optim.Adam, lr=0.1), lambda p, t: nn.functional.cross_entropy(p, t))
-    trainer.run.directory.progress_style = "silent"
+    trainer.run.progress_style = "silent"
     with torch.random.fork_rng():
         torch.manual_seed(rank)  # where the generators are is nobody's program
         trainer.train(points(), num_epochs=1, batch_size=8)

@@ -199,7 +199,7 @@ def test_a_log_point_inside_a_window_has_the_seconds_of_the_update_before(points
     class Read(Callback):
         def on_train_step_end(self, trainer: Trainer, batch: Any, result: StepResult) -> None:
             if trainer.progress.step == 4:
-                trainer.flush()
+                trainer.run.flush()
 
     rows = Rows()
     build_timed(monkeypatch, rows, Read(), accumulate=3).train(points, 2, batch_size=8)

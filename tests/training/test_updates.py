@@ -200,9 +200,9 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_ended(points, tmp_path):
     resumed = build(nets[2], run_dir=tmp_path / "run")
     resumed.train(points, num_updates=9, batch_size=8)
     assert_same_model(nets[2], nets[0])
-    for name, update in resumed.optimization.by_name.items():
+    for name, update in resumed.run.optimization.by_name.items():
         assert_same_optimizer(update.optimizer, whole.optimizers[name])
-        assert update.state_dict() == whole.optimization.by_name[name].state_dict()
+        assert update.state_dict() == whole.run.optimization.by_name[name].state_dict()
 
 
 def test_an_optimizer_that_is_replaced_between_two_calls_is_updated_with_the_others(points):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sized
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -16,19 +16,21 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import torch
 import yaml
+from torch.utils.data import IterableDataset, default_collate
 
 from ..callback import Callback
 from ..checkpoint.components import read_parts
 from ..checkpoint.inspect import find_checkpoint, list_checkpoints
 from ..config import Config, ConfigError, Problem, beside, load_config
 from ..config.tree import Node
+from ..data.fetch import Fetcher, peek_samples
 from ..errors import CheckpointError, ConfigurationError
 from ..metrics.history import History
 from ..runtime import dry_run
 from ..runtime.base import move_to
 from ..trainer import Trainer
 from ..training.evaluate import predict as predict_batches
-from ..training.fingerprint import describe_dataset
+from ..training.fingerprint import hash_samples
 from ..training.program import Changes, Display
 from ..training.undo import load_parts
 from .best import choose
@@ -337,3 +339,12 @@ def _best(run: Path) -> Path:
     if info is None:
         raise CheckpointError(f"{run} has kept no models by a metric: use the newest checkpoint, or name one.")
     return info.path
+
+
+def describe_dataset(dataset: Any) -> dict[str, Any]:
+    """Samples are read as with a fixed seed, and nothing that is random afterwards is another for it."""
+    kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
+    if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
+        return {"kind": kind, "length": None, "fingerprint": None}
+    samples = peek_samples(Fetcher(dataset, default_collate, 0))
+    return {"kind": kind, "length": len(dataset), "fingerprint": hash_samples(samples)}

@@ -14,7 +14,7 @@ import math
 import os
 import platform
 import re
-from collections.abc import Mapping, Sized
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import partial
 from types import CellType, CodeType, FunctionType, MethodType
@@ -24,10 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import IterableDataset, default_collate
 
 from .._torch_compat import INNER_SCHEDULERS
-from ..data.fetch import Fetcher, peek_samples
 from ..errors import ConfigurationError
 from ..optim.build import CurveLike, CurveSchedule, Schedule
 from ..run.changes import UNKNOWN, differing_by_rank, rank_refusal
@@ -397,12 +395,3 @@ def _add_code(digest: Any, code: CodeType, doc: str | None = None) -> None:
             digest.update(repr(sorted(map(repr, constant))).encode())
         elif constant is not doc:
             digest.update(repr(constant).encode())
-
-
-def describe_dataset(dataset: Any) -> dict[str, Any]:
-    """Samples are read as with a fixed seed, and nothing that is random afterwards is another for it."""
-    kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
-    if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
-        return {"kind": kind, "length": None, "fingerprint": None}
-    samples = peek_samples(Fetcher(dataset, default_collate, 0))
-    return {"kind": kind, "length": len(dataset), "fingerprint": hash_samples(samples)}

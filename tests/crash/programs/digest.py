@@ -51,7 +51,7 @@ def _feed(found: Any, value: Any) -> None:
 
 def parts_of(core: Trainer) -> dict[str, Any]:
     """The state of a trainer without the time it took, and without which call of `train` it was taken in."""
-    state = capture(core)
+    state = capture(core.run)
     state["progress"] = {name: value for name, value in state["progress"].items() if name not in CLOCK}
     state["callbacks"] = {name: own for name, own in state["callbacks"].items() if own}
     state["rng"] = rng_state()

@@ -230,7 +230,8 @@ def _compare(report: ConfigReport, engine: Engine, fresh: Engine) -> None:
     first, second = snapshot(capture(engine.run)), snapshot(capture(fresh.run))
     known = first["callbacks"].keys() & second["callbacks"].keys()
     for state in (first, second):
-        state["callbacks"] = {name: state["callbacks"][name] for name in sorted(known)}
+        for part in ("callbacks", "callback_versions"):
+            state[part] = {name: state[part][name] for name in sorted(known)}
         state["rng"] = None  # the process has drawn random numbers since
     found = compare_trees(first, second)
     if found:

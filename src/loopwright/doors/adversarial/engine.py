@@ -253,6 +253,8 @@ class Engine(CoreTrainer):
         self._setup_training()
         accepts = self.door.config.train.load.accept_changes
         take_up(self.run, checkpoint, Origin(checkpoint.path, accepts_changes=accepts))
+        assert self.run.pending is not None
+        self.run.pending.restore_rng()
         self._is_placed = True
         progress = self.progress
         is_inside = progress.in_epoch and not progress.call_finished

@@ -24,10 +24,10 @@ from ...metrics.history import History
 from ...metrics.progress import Progress
 from ...metrics.result import StepResult
 from ...optim.build import build_schedule, named
+from ...run.experiment import describe_dataset
 from ...runtime import Runtime
 from ...runtime.base import is_launched
 from ...trainer import Trainer as CoreTrainer
-from ...training.fingerprint import describe_dataset
 from ...training.program import Changes, Display, Words
 from ...training.supervised import call_model
 from ...training.updates import OptimizerChoice
