@@ -31,7 +31,7 @@ def evaluate(run: TrainingRun, stream: Stream) -> dict[str, float]:
     """
     meter = Meter()
     step_ends, autocast = run.hooks["on_eval_step_end"], run.runtime.autocast
-    with run.phase(meter), run.program._eval_mode(), torch.no_grad(), preserved_rng(), _timed(run):
+    with measuring(run, meter):
         run.emit("on_eval_start", stream)
         run.program._adopt_replaced()
         start = stream.state_dict() if stream.spans_epochs else None
@@ -75,6 +75,13 @@ def _nothing_measured(run: TrainingRun) -> ConfigurationError:
         f"The evaluation measured nothing: `{run.words.eval_step}` returned no loss and no metrics, and none were "
         "logged. Return the loss, or a dict of named values such as {'loss': loss, 'accuracy': accuracy}."
     )
+
+
+@contextmanager
+def measuring(run: TrainingRun, meter: Meter) -> Iterator[None]:
+    """Log to a meter, in eval mode and without gradients; afterwards modes, generators and clock are as before."""
+    with run.phase(meter), run.program._eval_mode(), torch.no_grad(), preserved_rng(), _timed(run):
+        yield
 
 
 @contextmanager

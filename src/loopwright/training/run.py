@@ -171,6 +171,15 @@ class TrainingRun:
         assert self.train_stream is not None
         return self.train_stream
 
+    def start_after(self, earlier: Progress, rows: Iterable[Mapping[str, float]]) -> None:
+        """Count on from epochs that other runs trained, before the first step; `rows` are theirs in the history."""
+        progress = self.progress
+        progress.epoch, progress.update, progress.sample = earlier.epoch, earlier.update, earlier.sample
+        progress.step = progress.recorded_step = earlier.step
+        progress.seconds = earlier.seconds
+        for epoch, row in enumerate(rows):
+            self.history.set_epoch(epoch, row)
+
     def epoch_length(self) -> int | None:
         """Batches in an epoch, where that is known."""
         return None if self.train_stream is None else self.train_stream.num_batches

@@ -41,7 +41,7 @@ class StepWatch:
 
     def __enter__(self) -> StepWatch:
         for update in self.updates:
-            self._handles += watch_own_steps(update, self._before_own_step, self._after_own_step)
+            self._handles += watch_own_steps(update, self._before_own_step, self.optimization.note_own_step)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -116,12 +116,6 @@ class StepWatch:
     def _before_own_step(self, update: OptimizerUpdate) -> None:
         self.trainer._check_own_step(update)
         self._positions[update.name] = scheduler_positions(update)
-
-    def _after_own_step(self, update: OptimizerUpdate) -> None:
-        self.optimization.calls += 1
-        update.own_steps += 1
-        update.num_updates += 1
-        self.trainer.run.window.is_spent = True
 
     def _schedule(self) -> None:
         """Step the schedulers of optimizers that the user stepped, unless the user stepped the schedulers too."""

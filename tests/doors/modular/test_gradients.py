@@ -56,7 +56,7 @@ class Stepping(Pair):
 
 
 class Naming(Pair):
-    """Says whom each loss is for, and leaves the steps to the end of the window."""
+    """Names the optimizer of each loss, and leaves the steps to the end of the window."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         fake = self.fake(batch[0])

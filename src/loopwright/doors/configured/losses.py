@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...errors import ConfigurationError
 from ...metrics.result import StepResult
-from ...training.step_checks import scheduler_positions
+from ...training.step_checks import scheduler_position, scheduler_positions
 from ...training.supervised import describe
 from ...training.update import OptimizerUpdate
 from ...training.updates import OptimizerChoice, listed
@@ -164,4 +164,4 @@ class OwnScheduling:
 
     def _positions_of_epochs(self) -> Mapping[str, Any]:
         schedules = self.engine.schedules.items()
-        return {name: getattr(s.scheduler, "last_epoch", None) for name, s in schedules if s.interval == "epoch"}
+        return {name: scheduler_position(s.scheduler) for name, s in schedules if s.interval == "epoch"}

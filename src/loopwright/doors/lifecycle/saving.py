@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...checkpoint import read_checkpoint, write_checkpoint
-from ...checkpoint.components import Parts, read_parts
+from ...checkpoint import read_checkpoint
+from ...checkpoint.components import Parts, read_parts, write_parts
 from ...checkpoint.fitting import differing_kinds, listed
 from ...checkpoint.migrations import complete_state, explained
 from ...data.random import set_rng_state
@@ -33,17 +33,14 @@ def write_checkpoint_of(
     """Write the parts of a trainer as they are now, with the model that it has at the moment; one process alone can."""
     core = Core(door, door._runtime)
     core.configure_models()
-    tree: dict[str, Any] = {
-        "models": {name: model.state_dict() for name, model in core.models.items()},
-        "optimizers": {},
-        "schedules": {},
-        OWN: {"extra": dict(extra or {})},
-    }
-    if save_optimizer and door.optimizer is not None:
-        tree["optimizers"] = {"optimizer": door.optimizer.state_dict()}
-    if save_scheduler and door.scheduler is not None:
-        tree["schedules"] = {"scheduler": door.scheduler.state_dict()}
-    write_checkpoint(path, tree, meta_of(door._core.run))
+    write_parts(
+        path,
+        core.models,
+        {"optimizer": door.optimizer} if save_optimizer and door.optimizer is not None else {},
+        {"scheduler": door.scheduler} if save_scheduler and door.scheduler is not None else {},
+        rest={OWN: {"extra": dict(extra or {})}},
+        meta=meta_of(door._core.run),
+    )
 
 
 def load_checkpoint_into(door: Trainer, path: str | Path, load_optimizer: bool, load_scheduler: bool) -> dict[str, Any]:

@@ -31,8 +31,8 @@ class DreamTrainer(Hooks):
 
     Components are whatever `configure_*` (or `__init__`) assigns to self: modules, optimizers, schedulers, each saved
     under its own name. In `training_step`, `self.backward(loss)` is enough: every optimizer that got gradients is
-    clipped and stepped when the accumulation window ends. With several optimizers `self.step(optimizer)` says whose
-    turn it is, and `self.backward(loss, optimizer)` whom gradients are for.
+    clipped and stepped when the accumulation window ends. With several optimizers `self.step(optimizer)` names the one
+    to step, and `self.backward(loss, optimizer)` the one that gets the gradients.
     """
 
     def __init__(self, config: DreamTrainerConfig) -> None:
@@ -48,7 +48,7 @@ class DreamTrainer(Hooks):
             seed_everything(config.seed)  # for models that a subclass makes in its own __init__
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Let the engine know of calls of what a subclass overrides, whoever makes them."""
+        """Route calls of overridden methods through the engine, from any caller."""
         super().__init_subclass__(**options)
         for name, through in _WATCHED.items():
             function = getattr(cls, name)
@@ -197,8 +197,7 @@ class DreamTrainer(Hooks):
 
     @current_epoch.setter
     def current_epoch(self, epoch: int) -> None:
-        progress = self._engine.progress
-        progress.epoch, progress.epoch_step, progress.epoch_sample, progress.is_exhausted = epoch, 0, 0, False
+        self._engine.progress.go_to_epoch(epoch)
 
     @property
     def global_step(self) -> int:
