@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,6 +131,16 @@ class TrainingRun:
         self.consensus = StopConsensus(self) if self.runtime.world > 1 else None
         with self.signals:
             yield
+
+    def set_limits(self, limits: Limits) -> None:
+        """Set the limits of a `train` call, which count from its beginning."""
+        self.limits = limits.from_call(self.progress)
+
+    def leave_out_epochs(self, number: int) -> None:
+        """Let epochs that were trained not count for the limit of this call."""
+        self.progress.call_epoch += number
+        epochs = self.limits.epochs
+        self.limits = self.limits if epochs is None else replace(self.limits, epochs=epochs + number)
 
     def is_done(self, limits: Limits | None = None) -> bool:
         """Whether a signal, a stop request or a limit ends training; a stop request once all processes know of it."""

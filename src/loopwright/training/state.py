@@ -171,6 +171,15 @@ def restore_position(run: TrainingRun, saved: Mapping[str, Any]) -> None:
     )
 
 
+def continue_position(run: TrainingRun, saved: Mapping[str, Any]) -> None:
+    """Put the counters where they were, for a `train` call that continues the saved run; generators at once."""
+    restore_position(run, saved)
+    assert run.pending is not None
+    run.num_calls = run.progress.call
+    run.fingerprint = run.pending.fingerprint  # the run that continues is the one that was saved
+    run.pending.restore_rng()
+
+
 def return_to(run: TrainingRun, tree: Any, source: str) -> None:
     """Go back (or on) to another moment of a run whose data is open, at once."""
     restore(run, tree, source)

@@ -54,7 +54,7 @@ def _train(
     try:
         if not _begin(run, stream, data, limits, origin):
             return run.history
-        run.limits = limits.from_call(run.progress)
+        run.set_limits(limits)
         materialise(run)
         check_required_metrics(run)
         _run(run)

@@ -184,9 +184,9 @@ class Core(Components):
             self._step.result = StepResult(loss, size)
 
     @property
-    def divisor(self) -> float | None:
-        """The divisor that makes the loss of the step under way its share of the update; None outside of a step."""
-        return None if self._step is None else self.run.window.divisor
+    def is_in_step(self) -> bool:
+        """Whether a step of the run is under way."""
+        return self._step is not None
 
     def mean_loss(self) -> float:
         """The mean loss of a sample in this epoch, over all processes."""
@@ -210,9 +210,8 @@ class Core(Components):
         """
         self.stage = "steps"
         extra, self._num_passes = max(self._num_passes - 1, 0), 0
-        if extra and self.run.limits.epochs is not None:
-            self.progress.call_epoch += extra
-            self.run.limits = replace(self.run.limits, epochs=self.run.limits.epochs + extra)
+        if extra:
+            self.run.leave_out_epochs(extra)
         is_over = self.progress.is_exhausted
         loop.record_epoch(self.run, {})
         if is_over:

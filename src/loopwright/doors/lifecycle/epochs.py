@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...metrics.progress import Limits
 from ...training.step_checks import scheduler_position
+from ...training.update import Window
 from .._shared import is_overridden
 from .callbacks import CallbackHandler, StopTrainingError
 from .checks import WeightsWatch, checked_output, step_obstacle
@@ -42,7 +43,7 @@ class Epochs(Stages):
         core = self._core
         core.waiting_state = None if resume_from is None else saving.load_run(self, resume_from)
         config = self.run_config
-        core.run.limits = Limits(config.num_epochs, config.max_num_train_steps).from_call(core.progress)
+        core.run.set_limits(Limits(config.num_epochs, config.max_num_train_steps))
         if not self._overrides("_run_training"):
             self._run_training()
             return
@@ -137,7 +138,7 @@ class Epochs(Stages):
         self._core.report(loss, output.get("batch_size", self._core.run.window.size))
         self._loss_tracker.is_reported = True
         share = self._share_of_update(loss, "num_items_in_batch" in output)
-        if not self._has_own_backward or self._core.divisor is None:
+        if not self._has_own_backward or not self._core.is_in_step:
             self.backward_step(share)
             return
         gradients = self._core.gradients
@@ -151,13 +152,11 @@ class Epochs(Stages):
 
         It is divided here and not in the update's `backward`, since `backward_step` gets the divided loss.
         """
-        config = self.run_config
-        divisor = self._core.divisor
-        if divisor is None:  # outside of a run
-            divisor = float(config.gradient_accumulation_steps)
+        config, core = self.run_config, self._core
+        window = core.run.window if core.is_in_step else Window(divisor=float(config.gradient_accumulation_steps))
         if is_token_mean and config.is_distributed and config.gradient_accumulation_steps > 1:
             loss = loss * config.num_processes  # it is a part of all processes' mean, of which an average is taken
-        return loss if divisor == 1.0 else loss / divisor
+        return window.share_of(loss)
 
     def _update_weights(self) -> None:
         """The end of a window of batches: one update of the weights."""

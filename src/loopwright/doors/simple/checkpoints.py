@@ -28,6 +28,7 @@ def load(
     """Load a checkpoint or a file of weights; returns its content, and the run that `train` continues, if any."""
     from ...checkpoint.components import read_parts
     from ...checkpoint.migrations import complete_state
+    from ...training.state import continue_position
     from ...training.undo import load_parts
 
     _check_there(Path(path))
@@ -46,7 +47,7 @@ def load(
     noted = dict(parts.rest.get("simple", {}) if parts.path.is_dir() else parts.rest)
     noted.pop("run", None)
     if goes_on:
-        engine.continue_from(state)
+        continue_position(engine.run, state)
     rows = run.get("rows", [])
     content = {
         "model_state_dict": parts.models["model"],

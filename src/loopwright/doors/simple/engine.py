@@ -173,16 +173,6 @@ class Engine(Components):
         self.run.optimization.refresh(self.modules.values())
         start_training_mode(self.modules.values(), self.optimizers.values())
 
-    def continue_from(self, state: Mapping[str, Any]) -> None:
-        """Continue exactly from a checkpoint, inside its epoch too; not while training, which counts by itself."""
-        from ...training.state import restore_position
-
-        restore_position(self.run, state)
-        assert self.run.pending is not None
-        self.run.num_calls = self.progress.call
-        self.run.fingerprint = self.run.pending.fingerprint  # the run that goes on is the one that was saved
-        self.run.pending.restore_rng()
-
     def single_eval_mode(self) -> AbstractContextManager[None]:
         """Eval mode for one batch; inside an evaluation of the loop, which already has it, nothing."""
         return nullcontext() if self.run.phases else self._eval_mode()
