@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import CheckpointError, ConfigurationError, check_arguments
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .trainer import Trainer as Trainer  # callbacks import the type from here: the one import that points up
 
 Hook = Callable[..., None]
+T = TypeVar("T")
 COUNTS = frozenset(("epoch", "step", "batch_idx", "epoch_idx", "iteration"))  # first arguments in other frameworks
 
 
@@ -225,6 +226,23 @@ def hook_names(vocabulary: type) -> tuple[str, ...]:
     return tuple(name for name in vars(vocabulary) if name.startswith("on_"))
 
 
+def named_by_class(callbacks: Iterable[T]) -> dict[str, T]:
+    """Callbacks under the names that their state is saved by: the class, numbered where it occurs again.
+
+    >>> list(named_by_class([Callback(), Callback()]))
+    ['Callback', 'Callback-2']
+    """
+    named: dict[str, T] = {}
+    for callback in callbacks:
+        base = name = type(callback).__name__
+        number = 1
+        while name in named:
+            number += 1
+            name = f"{base}-{number}"
+        named[name] = callback
+    return named
+
+
 class FunctionCallback(Callback):
     """A plain function as a callback: called as `function(trainer, metrics)` at the end of every epoch."""
 
@@ -345,13 +363,13 @@ class Dispatch:
             hook(*args)
 
 
-def named_hook(function: Hook, label: str, owner: object | None) -> Hook:
+def named_hook(function: Hook, label: str, owner: object | None = None) -> Hook:
     """Bind a hook to its first argument; an exception in it is raised with a note of the callback and the event."""
     first = () if owner is None else (owner,)
 
-    def call(*args: Any) -> None:
+    def call(*args: Any, **kwargs: Any) -> None:
         try:
-            function(*first, *args)
+            function(*first, *args, **kwargs)
         except Exception as error:
             error.add_note(f"raised in {label}")
             raise

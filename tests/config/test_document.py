@@ -11,7 +11,7 @@ from torch import nn
 import loopwright
 from loopwright.config import ConfigError, Place, build, check, expand_sweep, json_schema, load_config
 from loopwright.doors.configured import Experiment
-from loopwright.doors.configured.places import schema
+from loopwright.doors.configured.experiment import schema
 
 DOCUMENT = Path(loopwright.__file__).parents[2] / "docs" / "config.md"
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", DOCUMENT.read_text(), re.M | re.S)

@@ -27,7 +27,7 @@ from loopwright.run import RunManifest, RunView, choose, update_manifest
 from loopwright.run.experiment import load_for_use
 from tests.doors.lifecycle import runs as lifecycle
 from tests.doors.lifecycle.test_watching_callbacks import Scripted as LifecycleScript
-from tests.doors.test_simple_keeping import scripted as simple_scripted
+from tests.doors.simple.test_kept_models import scripted as simple_scripted
 from tests.mistakes import Mistakes
 
 DATA = TensorDataset(torch.ones(4, 2), torch.ones(4, 1))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..errors import CheckpointError
-from .format import read_checkpoint
+from .format import read_checkpoint, write_checkpoint
 from .sharded import place_like
 from .tensors import StoredTensor
 from .tree import is_dtensor
@@ -40,6 +40,33 @@ class Parts:
     def tree(self) -> dict[str, Any]:
         """All of it, as a checkpoint holds it."""
         return {"models": self.models, "optimizers": self.optimizers, "schedules": self.schedules, **self.rest}
+
+
+def write_parts(
+    path: str | Path,
+    models: Mapping[str, nn.Module],
+    optimizers: Mapping[str, Any],
+    schedules: Mapping[str, Any] | None = None,
+    *,
+    rest: Mapping[str, Any] | None = None,
+    meta: Mapping[str, Any] | None = None,
+) -> None:
+    """Write components alone to a checkpoint directory, for `read_parts`; one process can do it.
+
+    Args:
+        path: the directory.
+        models: the models by name.
+        optimizers: the optimizers by name.
+        schedules: the schedulers by name.
+        rest: further entries of the checkpoint.
+        meta: what a listing shows without reading the checkpoint.
+    """
+    tree = {"models": _states(models), "optimizers": _states(optimizers), "schedules": _states(schedules or {})}
+    write_checkpoint(path, {**tree, **(rest or {})}, dict(meta or {}))
+
+
+def _states(components: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: component.state_dict() for name, component in components.items()}
 
 
 def read_parts(path: str | Path) -> Parts:

@@ -93,7 +93,7 @@ def schema_command(options: argparse.Namespace) -> int:
 
     from ..checkpoint.atomic import staged_file, write_bytes
     from ..config import json_schema, load_config
-    from ..doors.configured.places import schema
+    from ..doors.configured.experiment import schema
 
     config = None if options.config is None else load_config(options.config)
     text = json.dumps(json_schema(schema(), config), indent=2)

@@ -85,7 +85,11 @@ class Progress:
         self.update += 1
 
     def next_epoch(self) -> None:
-        self.epoch += 1
+        self.go_to_epoch(self.epoch + 1)
+
+    def go_to_epoch(self, epoch: int) -> None:
+        """Put the clock at the beginning of an epoch; the other counters stay."""
+        self.epoch = epoch
         self.epoch_step = 0
         self.epoch_sample = 0
         self.is_exhausted = False

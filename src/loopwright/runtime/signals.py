@@ -63,6 +63,11 @@ class Signals:
             self.is_shared = is_shared
             self.stop = stop if stop is not None or is_shared else self.requested
 
+    def release_interrupt(self) -> None:
+        """Let SIGINT raise KeyboardInterrupt at once until the end of training, as without handlers of ours."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
     def take_save(self) -> bool:
         """Whether a resume point was requested since the last call."""
         wanted, self.wants_save = self.wants_save, False

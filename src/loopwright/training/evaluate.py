@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from ..data.random import preserved_rng
 from ..errors import ConfigurationError, DataError
@@ -30,7 +31,7 @@ def evaluate(run: TrainingRun, stream: Stream) -> dict[str, float]:
     """
     meter = Meter()
     step_ends, autocast = run.hooks["on_eval_step_end"], run.runtime.autocast
-    with run.phase(meter), run.program._eval_mode(), torch.no_grad(), preserved_rng(), _timed(run):
+    with measuring(run, meter):
         run.emit("on_eval_start", stream)
         run.program._adopt_replaced()
         start = stream.state_dict() if stream.spans_epochs else None
@@ -77,6 +78,13 @@ def _nothing_measured(run: TrainingRun) -> ConfigurationError:
 
 
 @contextmanager
+def measuring(run: TrainingRun, meter: Meter) -> Iterator[None]:
+    """Log to a meter, in eval mode and without gradients; afterwards modes, generators and clock are as before."""
+    with run.phase(meter), run.program._eval_mode(), torch.no_grad(), preserved_rng(), _timed(run):
+        yield
+
+
+@contextmanager
 def _timed(run: TrainingRun) -> Iterator[None]:
     """Add the seconds of an evaluation to `eval_seconds`, which training time excludes; a nested one counts once."""
     began, before = monotonic(), run.eval_seconds
@@ -88,12 +96,18 @@ def _timed(run: TrainingRun) -> Iterator[None]:
 
 def eval_without_samples(run: TrainingRun, batch: Any) -> None:
     """Run an evaluation step for its collectives only: this process has no sample, and the result is discarded."""
+    with measuring_nothing(run.components.modules), run.runtime.autocast:
+        run.program.eval_step(batch)
+
+
+@contextmanager
+def measuring_nothing(modules: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Leave the metrics among these modules as they are, although steps in this block add to them."""
     from ..metrics.metric_objects import load_metric_states, metric_states
 
-    measured = deepcopy(metric_states(run.components.modules))
-    with run.runtime.autocast:
-        run.program.eval_step(batch)
-    load_metric_states(run.components.modules, [measured])
+    measured = deepcopy(metric_states(modules))
+    yield
+    load_metric_states(modules, [measured])
 
 
 def predict(run: TrainingRun, stream: Stream) -> list[Any]:

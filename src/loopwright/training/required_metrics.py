@@ -84,14 +84,13 @@ def _missing(wanted: dict[str, str], known: set[str], run: TrainingRun) -> list[
 
 
 def _overrides(run: TrainingRun, *names: str) -> bool:
-
     return any(getattr(type(run.program), name) is not getattr(TrainerHooks, name) for name in names)
 
 
 def _measured_in_evaluation(run: TrainingRun) -> set[str]:
     """Return the names of the metrics of `eval_step`, from one batch."""
     stream = run.eval_stream
-    return set() if stream is None else {f"eval_{name}" for name in _measured_on(run, stream)}
+    return set() if stream is None else {f"eval_{name}" for name in measured_on(run, stream)}
 
 
 def _measured_by_callbacks(run: TrainingRun) -> set[str]:
@@ -99,12 +98,13 @@ def _measured_by_callbacks(run: TrainingRun) -> set[str]:
     found: set[str] = set()
     for callback in run.callbacks:
         for prefix, stream in callback.eval_streams(run.program._trainer_for(callback)).items():
-            names = _with_promised({f"eval_{name}" for name in _measured_on(run, stream)}, run)
+            names = _with_promised({f"eval_{name}" for name in measured_on(run, stream)}, run)
             found |= {f"{prefix}_{n.removeprefix('eval_')}" for n in names if n.startswith("eval_")}
     return found
 
 
-def _measured_on(run: TrainingRun, stream: Stream) -> set[str]:
+def measured_on(run: TrainingRun, stream: Stream) -> set[str]:
+    """Names of what an evaluation of a stream measures, found out with its first batch."""
     before = stream.state_dict() if stream.spans_epochs else None
     stream.begin(0)
     names = _names(run, stream.take(1), run.program.eval_step)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,6 +125,23 @@ class TrainingRun:
         """Whether a signal requested the end of training."""
         return self.signals.stop is not None and not self.program._defers_signals
 
+    @contextmanager
+    def handling_signals(self) -> Iterator[None]:
+        """Handle signals in this block; several ranks act on a signal at the same update."""
+        self.consensus = StopConsensus(self) if self.runtime.world > 1 else None
+        with self.signals:
+            yield
+
+    def set_limits(self, limits: Limits) -> None:
+        """Set the limits of a `train` call, which count from its beginning."""
+        self.limits = limits.from_call(self.progress)
+
+    def leave_out_epochs(self, number: int) -> None:
+        """Let epochs that were trained not count for the limit of this call."""
+        self.progress.call_epoch += number
+        epochs = self.limits.epochs
+        self.limits = self.limits if epochs is None else replace(self.limits, epochs=epochs + number)
+
     def is_done(self, limits: Limits | None = None) -> bool:
         """Whether a signal, a stop request or a limit ends training; a stop request counts once all ranks have it."""
         limits = self.limits if limits is None else limits
@@ -164,6 +181,15 @@ class TrainingRun:
         """The training data, which a `train` call has opened."""
         assert self.train_stream is not None
         return self.train_stream
+
+    def start_after(self, earlier: Progress, rows: Iterable[Mapping[str, float]]) -> None:
+        """Count on from epochs that other runs trained, before the first step; `rows` are theirs in the history."""
+        progress = self.progress
+        progress.epoch, progress.update, progress.sample = earlier.epoch, earlier.update, earlier.sample
+        progress.step = progress.recorded_step = earlier.step
+        progress.seconds = earlier.seconds
+        for epoch, row in enumerate(rows):
+            self.history.set_epoch(epoch, row)
 
     def epoch_length(self) -> int | None:
         """Batches in an epoch, where that is known."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .._torch_compat import mark_stepped
+from ..callback import named_by_class
 from ..checkpoint.components import load_model, load_optimizer
 from ..checkpoint.format import read_checkpoint, write_checkpoint
 from ..checkpoint.migrations import complete_state, migrate_callbacks, unused_states
@@ -158,6 +159,15 @@ def restore_position(run: TrainingRun, saved: Mapping[str, Any]) -> None:
     )
 
 
+def continue_position(run: TrainingRun, saved: Mapping[str, Any]) -> None:
+    """Put the counters where they were, for a `train` call that continues the saved run; generators at once."""
+    restore_position(run, saved)
+    assert run.pending is not None
+    run.num_calls = run.progress.call
+    run.fingerprint = run.pending.fingerprint  # the run that continues is the one that was saved
+    run.pending.restore_rng()
+
+
 def return_to(run: TrainingRun, tree: Any, source: str) -> None:
     """Restore another state of a run whose data is open, with the position in the data."""
     restore(run, tree, source)
@@ -274,13 +284,5 @@ def whole(value: Any) -> Any:
 
 
 def _named_callbacks(run: TrainingRun) -> dict[str, Callback]:
-    """Return the callbacks by the names of their states: the class, with a number if it occurs again."""
-    named: dict[str, Callback] = {}
-    for callback in run.callbacks:
-        base = name = type(callback).__name__
-        number = 1
-        while name in named:
-            number += 1
-            name = f"{base}-{number}"
-        named[name] = callback
-    return named
+    """Return the callbacks by the names of their states."""
+    return named_by_class(run.callbacks)

@@ -42,7 +42,7 @@ class StepWatch:
 
     def __enter__(self) -> StepWatch:
         for update in self.updates:
-            self._handles += watch_own_steps(update, self._before_own_step, self._after_own_step)
+            self._handles += watch_own_steps(update, self._before_own_step, self.optimization.note_own_step)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -117,12 +117,6 @@ class StepWatch:
     def _before_own_step(self, update: OptimizerUpdate) -> None:
         self.trainer._check_own_step(update)
         self._positions[update.name] = scheduler_positions(update)
-
-    def _after_own_step(self, update: OptimizerUpdate) -> None:
-        self.optimization.calls += 1
-        update.own_steps += 1
-        update.num_updates += 1
-        self.trainer.run.window.is_spent = True
 
     def _schedule(self) -> None:
         """Step the schedulers of optimizers that the user stepped, unless the user stepped the schedulers too."""
@@ -229,7 +223,13 @@ def refuse_update(trainer: Program, loss: Any, count: Any) -> None:
 
 def scheduler_positions(update: OptimizerUpdate) -> list[Any]:
     """The positions of an optimizer's schedulers, to see whether the user steps them."""
-    return [getattr(scheduler, "last_epoch", None) for scheduler in update.schedulers]
+    return [scheduler_position(scheduler) for scheduler in update.schedulers]
+
+
+def scheduler_position(scheduler: Any) -> Any:
+    """How far a scheduler is: its counter, or else all of its state; None where it has neither."""
+    position = getattr(scheduler, "last_epoch", getattr(scheduler, "_num_updates", None))
+    return repr(scheduler.state_dict()) if position is None and hasattr(scheduler, "state_dict") else position
 
 
 def gradient_versions(update: OptimizerUpdate) -> Versions:

@@ -6,7 +6,7 @@ door by the stages of its document, a user loop by its own body.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from math import inf
@@ -47,15 +47,16 @@ class Step:
     is_last: bool = False
 
 
-def train(run: TrainingRun) -> None:
-    """Train epochs until a limit is reached or a stop is requested.
+def train(run: TrainingRun, one_epoch: Callable[[], None] | None = None) -> None:
+    """Train epochs until a limit is reached or a stop is requested; `one_epoch` takes the place of the program's own.
 
     A run that was killed after its last update, before that was evaluated, has only the end of its epoch to do.
     """
+    one_epoch = run.program._train_epoch if one_epoch is None else one_epoch
     if run.progress.is_unrecorded and run.is_done():
-        run.program._train_epoch()
+        one_epoch()
     while not run.is_done():
-        run.program._train_epoch()
+        one_epoch()
 
 
 def train_epoch(run: TrainingRun, stream: Stream | None = None, limits: Limits | None = None) -> None:

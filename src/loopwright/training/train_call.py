@@ -19,7 +19,7 @@ from . import steps as loop
 from .lazy_layers import materialise
 from .required_metrics import check_required_metrics
 from .resume import Origin, restore_run, starting_line
-from .run import PendingRestore, StopConsensus, seek
+from .run import PendingRestore, seek
 
 if TYPE_CHECKING:
     from ..training.run import TrainingRun
@@ -55,7 +55,7 @@ def _train(
     try:
         if not _begin(run, stream, data, limits, origin):
             return run.history
-        run.limits = limits.from_call(run.progress)
+        run.set_limits(limits)
         materialise(run)
         check_required_metrics(run)
         _run(run)
@@ -190,8 +190,7 @@ def _can_seek(stream: Stream, state: dict[str, Any]) -> bool:
 def _run(run: TrainingRun) -> None:
     progress = run.progress
     progress.call_finished = False
-    run.consensus = StopConsensus(run) if run.runtime.world > 1 else None
-    with run.signals:
+    with run.handling_signals():
         try:
             run.optimization.reset()
             run.emit("on_train_start")

@@ -74,6 +74,10 @@ class Window:
     is_spent: bool = False  # whether an optimizer has been stepped with the window's gradients
     total: int | None = None  # samples of an evaluation step on all processes, where they share it
 
+    def share_of(self, loss: Tensor) -> Tensor:
+        """The share of the window's loss that a step's mean loss is."""
+        return loss if self.divisor == 1.0 else loss / self.divisor
+
 
 # The states of an update, and the calls that lead from one to the next:
 #
@@ -202,16 +206,18 @@ class OptimizerUpdate:
         if count is not None:
             loss = self._share_of_sum(loss, count, window)
         elif window.divisor != 1.0:
-            loss = loss / window.divisor
+            loss = window.share_of(loss)
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
-        inputs: Any = None if self.holds_all else [p for p in self.params if p.requires_grad]
-        if self.peers is not None:
-            inputs = self.peers.prepare_backward(loss, self.params, inputs, is_last=window.is_last, flag=self._flag)
-        if inputs is None:
-            loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
-        else:
-            torch.autograd.backward(loss, retain_graph=retain_graph, inputs=inputs)
+        run_backward(
+            loss,
+            self.params,
+            is_last=window.is_last,
+            holds_all=self.holds_all,
+            peers=self.peers,
+            flag=self._flag,
+            retain_graph=retain_graph,
+        )
 
     @property
     def defers_loss_check(self) -> bool:
@@ -368,6 +374,36 @@ class OptimizerUpdate:
         self.num_updates = state["updates"]
         if self.scaler is not None and state["scaler"] is not None:
             self.scaler.load_state_dict(state["scaler"])
+
+
+def run_backward(
+    loss: Tensor,
+    params: Sequence[nn.Parameter],
+    *,
+    is_last: bool,
+    holds_all: bool,
+    peers: Peers | None,
+    flag: Tensor | float | None = None,
+    retain_graph: bool | None = None,
+) -> None:
+    """Run the backward pass of a loss that is scaled already, to these parameters only, together with the peers.
+
+    Args:
+        loss: what to differentiate.
+        params: the parameters that get gradients.
+        is_last: whether the accumulation window ends here.
+        holds_all: whether `params` are all that can be trained, so that autograd needs no list of them.
+        peers: the other processes that train the same model.
+        flag: above 0 if a loss was not finite, for the peers to exchange with the gradients.
+        retain_graph: as in `torch.Tensor.backward`.
+    """
+    inputs: Any = None if holds_all else [p for p in params if p.requires_grad]
+    if peers is not None:
+        inputs = peers.prepare_backward(loss, params, inputs, is_last=is_last, flag=flag)
+    if inputs is None:
+        loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+    else:
+        torch.autograd.backward(loss, retain_graph=retain_graph, inputs=inputs)
 
 
 def _at_least_one(count: Any) -> Any:

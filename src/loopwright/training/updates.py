@@ -193,6 +193,13 @@ class Updates:
             f"update(loss, {names[0]!r}), or for one loss of several update(loss, {names})."
         )
 
+    def note_own_step(self, update: OptimizerUpdate) -> None:
+        """Count a step that the user took with an optimizer itself."""
+        self.calls += 1
+        update.own_steps += 1
+        update.num_updates += 1
+        self.window.is_spent = True
+
     def replace(self, update: OptimizerUpdate) -> None:
         """Replace the update of that name."""
         self.by_name[update.name] = update

@@ -1,6 +1,6 @@
 """The tables of docs/adversarial.md that follow from the code: methods with their signatures, and settings.
 
-`python -m tests.doors.adversarial.pages` writes them into the page, between the marks that name them.
+`python -m tests.doors.adversarial.pages` writes them into the page, between the comments that name them.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from .runs import assert_same_training, continued, tiny, train
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL: nothing that could save anything hears of it."""
+    """Stands for SIGKILL: no handler that could save anything runs."""
 
 
 def every_update(data: Path, output: Path, **common: Any) -> dict[str, Any]:

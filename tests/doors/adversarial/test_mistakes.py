@@ -1,4 +1,4 @@
-"""The mistakes that users of this door make most often, and what they are told: in its own words, and what to do."""
+"""The mistakes that users of this door make most often, and the message of each: in its words, with what to do."""
 
 from __future__ import annotations
 

@@ -15,8 +15,7 @@ from loopwright.config import ConfigError, load_config
 from loopwright.config.kinds import RefusedError, resolve_kind
 from loopwright.config.tree import Problem
 from loopwright.doors.configured.config import CALLBACK, INITIALIZER
-from loopwright.doors.configured.experiment import Experiment
-from loopwright.doors.configured.places import MODEL, OPTIMIZER, SCHEDULER
+from loopwright.doors.configured.experiment import MODEL, OPTIMIZER, SCHEDULER, Experiment
 
 FILE = """
 seed: 0

@@ -13,7 +13,7 @@ from loopwright.config import ConfigError, expand_sweep, json_schema, load_confi
 from loopwright.data.order import permutation
 from loopwright.data.random import seed_everything
 from loopwright.doors.configured import BaseTrainerConfig, Experiment
-from loopwright.doors.configured.places import schema
+from loopwright.doors.configured.experiment import schema
 
 from ...config.json_check import is_valid
 from ...loops import assert_same_model

@@ -70,7 +70,7 @@ def recording_trainer(log: list[str]) -> type[Trainer]:
 
 
 def recording_callback(log: list[str]) -> TrainerCallback:
-    """A callback that notes every event it hears."""
+    """A callback that notes every event."""
 
     def noting(name: str) -> Any:
         def method(self: TrainerCallback, trainer: Trainer, **kwargs: Any) -> None:
@@ -91,24 +91,24 @@ class Each(TrainerCallback):
         self.event = event
         self.action = action
 
-    def _hear(self, event: str, trainer: Trainer) -> None:
+    def _act_at(self, event: str, trainer: Trainer) -> None:
         if event == self.event:
             self.action(trainer)
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        self._hear("on_training_run_start", trainer)
+        self._act_at("on_training_run_start", trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        self._hear("on_train_epoch_end", trainer)
+        self._act_at("on_train_epoch_end", trainer)
 
     def on_train_step_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        self._hear("on_train_step_start", trainer)
+        self._act_at("on_train_step_start", trainer)
 
     def on_train_step_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        self._hear("on_train_step_end", trainer)
+        self._act_at("on_train_step_end", trainer)
 
     def on_eval_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        self._hear("on_eval_epoch_end", trainer)
+        self._act_at("on_eval_epoch_end", trainer)
 
     def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        self._hear("on_training_run_epoch_end", trainer)
+        self._act_at("on_training_run_epoch_end", trainer)

@@ -49,18 +49,18 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
 
 
 def test_arguments_are_given_by_name_and_to_other_names_by_position(points: TensorDataset) -> None:
-    heard: list[Any] = []
+    sizes: list[Any] = []
 
     class ByName(TrainerCallback):
         def on_train_step_end(self, trainer, batch_output, **kwargs):  # type: ignore[no-untyped-def, override]
-            heard.append(batch_output["batch_size"])
+            sizes.append(batch_output["batch_size"])
 
     class ByPosition(TrainerCallback):
         def on_train_step_end(self, trainer, data, result):  # type: ignore[no-untyped-def, override]
-            heard.append(len(data[0]))
+            sizes.append(len(data[0]))
 
     train(build_trainer(callbacks=[ByName, ByPosition]), points, 1)
-    assert heard == [8, 8, 8, 8, 8, 8, 8, 8, 5, 5]
+    assert sizes == [8, 8, 8, 8, 8, 8, 8, 8, 5, 5]
 
 
 def test_an_event_of_ones_own_reaches_those_who_have_it(points: TensorDataset) -> None:
@@ -93,7 +93,7 @@ def test_an_error_in_a_callback_names_it(points: TensorDataset) -> None:
     assert caught.value.__notes__ == ["raised in Each.on_train_epoch_end"]
 
 
-def test_a_stop_ends_the_run_and_the_end_of_the_run_is_still_heard(
+def test_a_stop_ends_the_run_and_the_event_of_its_end_is_still_called(
     points: TensorDataset, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log: list[str] = []

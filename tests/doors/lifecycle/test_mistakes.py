@@ -265,7 +265,7 @@ def test_a_model_without_its_optimizer_is_named(points: TensorDataset, mistake: 
         trainer.train(points, 1)
 
 
-def test_a_clip_that_no_one_calls_is_told_of(
+def test_a_line_says_that_a_clip_is_not_called(
     points: TensorDataset, mistake: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     build_trainer(kind=replaced(_clip_gradients=lambda self: None)).train(points, 1)

@@ -111,8 +111,8 @@ def test_the_average_follows_updates_and_is_evaluated_under_its_prefix(
     points: TensorDataset, tmp_path: Path, accumulate: int
 ) -> None:
     ema = ModelEmaCallback(decay=0.8, save_path=tmp_path / "ema")
-    heard = CountingEval()
-    trainer = build_trainer(callbacks=[ema, heard])
+    evaluations = CountingEval()
+    trainer = build_trainer(callbacks=[ema, evaluations])
     train(trainer, points, 2, eval_dataset=points, gradient_accumulation_steps=accumulate)
     average = average_by_hand(points, 0.8, accumulate)
     assert ema.ema_model is not None
@@ -121,7 +121,7 @@ def test_the_average_follows_updates_and_is_evaluated_under_its_prefix(
     assert recorded[-1] == pytest.approx(evaluate_by_hand(average, points), rel=1e-6)
     assert len(recorded) == 2
     assert trainer.run_history.metric_name_prefix == ""
-    assert heard.counts == [5, 5]
+    assert evaluations.counts == [5, 5]
 
 
 def test_the_average_does_not_change_the_training_and_is_saved_when_best(points: TensorDataset, tmp_path: Path) -> None:

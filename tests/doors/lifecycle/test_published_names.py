@@ -109,21 +109,21 @@ def test_an_average_is_a_module_that_follows_another() -> None:
 
 
 def test_events_come_with_the_published_keywords(points: TensorDataset) -> None:
-    heard: list[Any] = []
+    events: list[Any] = []
 
     class Listening(TrainerCallback):
         def on_train_step_end(self, trainer: Trainer, step: int, **kwargs: Any) -> None:  # type: ignore[override]
-            heard.append(step)
+            events.append(step)
 
         def on_eval_epoch_start(self, trainer: Trainer, is_intermediate: bool) -> None:  # type: ignore[override]
-            heard.append(is_intermediate)
+            events.append(is_intermediate)
 
         def on_eval_epoch_end(self, trainer: Trainer) -> None:  # type: ignore[override]
-            heard.append("end")
+            events.append("end")
 
     callbacks = [Listening, lifecycle.StepBasedEvaluationCallback(2)]
     train(build_trainer(callbacks=callbacks), head(points, 24), 1, eval_dataset=points)
-    assert heard == [0, 1, True, "end", 2, False, "end"]
+    assert events == [0, 1, True, "end", 2, False, "end"]
 
 
 def test_a_handler_lists_and_clears_its_callbacks() -> None:
@@ -135,17 +135,17 @@ def test_a_handler_lists_and_clears_its_callbacks() -> None:
     assert ProgressBarCallback not in get_default_callbacks(progress_bar=False)
 
 
-def test_a_callback_put_into_the_list_by_hand_hears_what_comes_next(points: TensorDataset) -> None:
-    heard: list[int] = []
+def test_a_callback_put_into_the_list_by_hand_is_called_from_then_on(points: TensorDataset) -> None:
+    events: list[int] = []
 
     class Listening(TrainerCallback):
         def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-            heard.append(trainer.run_history.current_epoch)
+            events.append(trainer.run_history.current_epoch)
 
     trainer = train(build_trainer(callbacks=[Listening]), points, 1)
     trainer.callback_handler.callbacks.append(Listening())
     train(trainer, points, 1)
-    assert heard == [1, 1, 1]
+    assert events == [1, 1, 1]
 
 
 SHIPPED: list[tuple[type[TrainerCallback], dict[str, Any]]] = [
@@ -266,7 +266,7 @@ def test_the_config_as_a_dict_holds_samplers_as_they_are(points: TensorDataset) 
     assert trainer.run_config.to_dict()["train_dl_kwargs"]["sampler"] is sampler
 
 
-def test_wsd_tells_where_its_phases_are() -> None:
+def test_wsd_gives_the_positions_of_its_phases() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
     scheduler = WSDLrScheduler(optimizer, total_steps=400, num_warmup_steps=None, num_checkpoints=3)
     assert scheduler.num_warmup_steps == 4

@@ -216,7 +216,7 @@ def test_a_resumed_run_of_ones_own_says_where_it_is(
     assert "range(self.run_history.current_epoch - 1, self.run_config.num_epochs)" in capsys.readouterr().out
 
 
-def test_an_overridden_clip_that_is_never_called_is_told_of(
+def test_a_line_says_that_an_overridden_clip_is_never_called(
     points: TensorDataset, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def clip(self: Any) -> None:

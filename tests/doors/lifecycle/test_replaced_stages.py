@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LinearLR
+from torch.optim.lr_scheduler import ChainedScheduler, LinearLR
 from torch.utils.data import DataLoader, TensorDataset
 
+from loopwright import ConfigurationError
 from loopwright.doors.lifecycle import LimitBatchesCallback, StepBasedEvaluationCallback, StopTrainingError, Trainer
 
 from ...loops import assert_same_model, assert_same_optimizer, build_net, train_by_hand
@@ -410,7 +411,27 @@ def test_what_an_earlier_stage_has_stepped_is_not_stepped_again(
 ) -> None:
     trainer = train(build_trainer(kind=replaced(**methods)), points, 3, create_scheduler_fn=make_scheduler)
     default = train(build_trainer(), points, 3, create_scheduler_fn=make_scheduler)
-    assert_same_model(trainer.model, default.model)
+    assert_same_training(trainer, default)
+
+
+def assert_same_training(trainer: Trainer, other: Trainer) -> None:
+    assert_same_model(trainer.model, other.model)
     assert trainer.optimizer is not None
-    assert default.optimizer is not None
-    assert_same_optimizer(trainer.optimizer, default.optimizer)
+    assert other.optimizer is not None
+    assert_same_optimizer(trainer.optimizer, other.optimizer)
+
+
+def test_scheduler_without_a_counter_that_optimizer_step_stepped_is_not_stepped_again(points: TensorDataset) -> None:
+    def make_chained(optimizer: Any) -> ChainedScheduler:
+        return ChainedScheduler([make_scheduler(optimizer)])
+
+    kind = replaced(optimizer_step=step_and_schedule)
+    trainer = train(build_trainer(kind=kind), points, 3, create_scheduler_fn=make_chained)
+    assert_same_training(trainer, train(build_trainer(), points, 3, create_scheduler_fn=make_scheduler))
+
+
+def test_stage_assigned_to_the_trainer_object_is_checked_as_that_of_a_subclass(points: TensorDataset) -> None:
+    trainer = build_trainer()
+    trainer.backward_step = partial(zero_backward_step, trainer)  # type: ignore[method-assign]
+    with pytest.raises(ConfigurationError, match="would come after every batch"):
+        train(trainer, points, 1, gradient_accumulation_steps=2)

@@ -28,7 +28,7 @@ def optimizer(*rates: float) -> SGD:
 
 
 def rates_of(scheduler: StatefulSchedulerBase, count: int, group: int = 0) -> list[float]:
-    """The learning rate of each of so many updates."""
+    """The learning rate of each update."""
     rates = []
     for _ in range(count):
         rates.append(scheduler.optimizer.param_groups[group]["lr"])
@@ -149,23 +149,23 @@ def test_any_field_can_be_scheduled_and_saved() -> None:
         )
 
 
-def test_a_timm_scheduler_hears_of_updates_and_epochs(points: TensorDataset) -> None:
-    heard: list[tuple[str, int]] = []
+def test_a_timm_scheduler_is_stepped_with_updates_and_epochs(points: TensorDataset) -> None:
+    steps: list[tuple[str, int]] = []
 
     class LikeTimms:
         def __init__(self, optimizer: Any) -> None:
             self.optimizer = optimizer
 
         def step(self, epoch: int) -> None:
-            heard.append(("epoch", epoch))
+            steps.append(("epoch", epoch))
 
         def step_update(self, num_updates: int) -> None:
-            heard.append(("update", num_updates))
+            steps.append(("update", num_updates))
 
     trainer = build_trainer(kind=TrainerWithTimmScheduler)
     train(trainer, points, 2, create_scheduler_fn=LikeTimms, gradient_accumulation_steps=3)
     updates = [("update", number) for number in (1, 2, 3, 4)]
-    assert heard == [*updates[:2], ("epoch", 1), *updates[2:], ("epoch", 2)]
+    assert steps == [*updates[:2], ("epoch", 1), *updates[2:], ("epoch", 2)]
 
 
 def test_a_scheduler_that_create_scheduler_assigns_and_does_not_return_is_the_scheduler(points: TensorDataset) -> None:

@@ -77,7 +77,7 @@ def test_early_stopping(points: TensorDataset, values: Any, options: Any, epochs
     assert epochs_until_stop(points, values, **options) == epochs
 
 
-def test_early_stopping_begins_anew_with_every_run_unless_told_otherwise(points: TensorDataset) -> None:
+def test_early_stopping_begins_anew_with_every_run_unless_configured_otherwise(points: TensorDataset) -> None:
     for reset, epochs in ((True, 2), (False, 1)):
         stopper = EarlyStoppingCallback(watch_metric="score", greater_is_better=False, reset_on_train=reset)
         trainer = build_trainer(callbacks=[Scripted(2.0, 1.0), stopper])

@@ -140,7 +140,7 @@ for _name in [name for name in vars(Callback) if name.startswith("on_")]:
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL: nothing that could save anything hears of it in time."""
+    """Stands for SIGKILL: no handler that could save anything runs."""
 
 
 class KillAt(Callback):

@@ -270,7 +270,7 @@ def test_distillation_is_resumed_exactly(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "told"),
+    ("name", "arguments", "expected"),
     [
         ("gan", ["--epochs", "1"], r"generated points: \d+% are within"),
         ("reinforce", ["--epochs", "4"], r"mean reward of 6 moves: (1\.\d+) in the first epoch, 2\.\d+ in the last"),
@@ -278,8 +278,8 @@ def test_distillation_is_resumed_exactly(tmp_path: Path) -> None:
     ],
 )
 def test_an_example_runs_and_tells_what_it_reached(
-    name: str, arguments: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, arguments: list[str], expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments])
     load(name).main()
-    assert re.search(told, capsys.readouterr().out)
+    assert re.search(expected, capsys.readouterr().out)

@@ -159,7 +159,7 @@ class SweepJob:
     def _tasks(self) -> Sequence[tuple[Task, Config]]:
         """All runs of a grid or random sweep; all configs are checked before the first run is trained."""
         from ...config import ConfigError, check, expand_sweep
-        from ...doors.configured.places import schema
+        from ...doors.configured.experiment import schema
         from .runs import Task, place_for
 
         variants = expand_sweep(self.options.config, self.options.overrides)

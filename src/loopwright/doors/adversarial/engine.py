@@ -20,18 +20,16 @@ from ...metrics.result import StepResult
 from ...optim.build import Schedule
 from ...run.changes import flatten
 from ...trainer import Trainer as CoreTrainer
-from ...training.assembly import with_defaults
+from ...training.assembly import reassemble, with_defaults
 from ...training.components import found_on
 from ...training.fingerprint import describe_components
 from ...training.program import Words
-from ...training.resume import Origin, take_up
-from ...training.updates import OptimizerChoice, Updates, listed
-from .config import Common, Saving
-from .experiment import epochs_behind
-from .hooks import EpochHooks
-from .processes import by_first, runtime_of
-from .recording import EpochRecorder, ExperimentRun, Recorded, ResumePoints, read_recorded
-from .steps import NonFiniteGuard, OwnSteps, check_gradients, check_loss, optimizer_name
+from ...training.resume import continue_from
+from ...training.updates import OptimizerChoice, listed
+from .._shared import on_first_process
+from .config import Common, Saving, runtime_of
+from .experiment import EpochRecorder, ExperimentRun, Recorded, ResumePoints, epochs_behind, read_recorded
+from .steps import EpochHooks, NonFiniteGuard, OwnSteps, check_gradients, check_loss, optimizer_name
 
 if TYPE_CHECKING:
     from ...metrics.rows import StepRow
@@ -47,7 +45,10 @@ COMPONENTS = (nn.Module, Optimizer, LRScheduler)
 
 
 class DoorState(Callback):
-    """What of the door a checkpoint must hold: the epoch, losses, scalers of its own, and what a subclass adds."""
+    """The door's state in a checkpoint: the epoch, losses, scalers of its own, and what a subclass adds.
+
+    Checkpoints hold it under the class name, so that the name is part of their format.
+    """
 
     def __init__(self, door: Trainer) -> None:
         self.door = door
@@ -94,7 +95,7 @@ class Engine(CoreTrainer):
         self._epoch: EpochHooks | None = None
         self._adopted: dict[str, int] = {}
         self._steps = OwnSteps(is_shared=self.runtime.world > 1)
-        self._is_placed = False  # whether it is known where in the record of an experiment this run begins
+        self._is_placed = False  # whether it is known at which position in the experiment's record this run begins
 
     def use_directory(self, directory: Path, settings: Saving) -> None:
         """Let the run write to a directory: metrics, resume points, what ran and how it ended."""
@@ -126,22 +127,18 @@ class Engine(CoreTrainer):
         self._components.schedules = {name: Schedule(scheduler, "epoch") for name, scheduler in schedulers.items()}
 
     def adopt(self) -> None:
-        """Take over what the door has by now; what is the same as before is left as it is."""
+        """Use the components that the door has now; optimizers that it had before keep their scalers and counts.
+
+        Hooks may add and remove attributes, not only replace them, so that everything is assembled anew; the core's
+        `_adopt_replaced` is for a fixed set of names.
+        """
         found = {name: id(value) for name, value in vars(self.door).items() if isinstance(value, COMPONENTS)}
         if found != self._adopted:
-            before = {id(update.optimizer): update for update in self.run.optimization.by_name.values()}
-            self._adopted, self._components.are_built = found, False
-            held = self._components
-            held.models, held.modules, held.optimizers, held.schedules = {}, {}, {}, {}
-            self.run.optimization = Updates({}, self.run.window)
-            self._setup_training()
+            self._adopted = found
+            reassemble(self)
             if self.run.fingerprint is None and self.optimizers:
                 self.run.fingerprint = describe_components(self.run)
-            for update in self.run.optimization.by_name.values():
-                if id(update.optimizer) in before:
-                    old = before[id(update.optimizer)]
-                    update.scaler, update.num_updates = old.scaler, old.num_updates
-            self._steps.watch(self.run.optimization.by_name.values())
+            self._steps.watch(self.run.optimization)
 
     def _setup_training(self) -> None:
         """As the core does it; a door whose hooks train nothing that it knows of has no updates."""
@@ -170,7 +167,7 @@ class Engine(CoreTrainer):
         return {f"config.{key}": value for key, value in settings.items() if not key.startswith(CHANGEABLE)}
 
     def _watch_steps(self) -> None:
-        """Nothing: what a hook of one call does with the optimizers, if anything, is its own affair."""
+        """Nothing: hooks may step optimizers themselves, which `OwnSteps` checks, or step none."""
 
     def scaler_of(self, optimizer: Optimizer) -> torch.amp.GradScaler:
         """The loss scaler that `update` uses for an optimizer; one that does nothing where it uses none."""
@@ -184,7 +181,7 @@ class Engine(CoreTrainer):
         update.scaler = scaler if scaler.is_enabled() else None
 
     def _schedule_epoch(self, row: Mapping[str, float]) -> None:
-        """Nothing: when its schedulers are stepped is the door's own affair."""
+        """Nothing: the hooks step the schedulers."""
 
     def _open(self, data: Any, batch_size: int | None, *, shuffle: bool) -> Stream:
         stream = super()._open(data, batch_size, shuffle=shuffle)
@@ -209,8 +206,7 @@ class Engine(CoreTrainer):
         try:
             self.train(data, 1)
         except Exception:
-            self.progress.epoch_step = self.progress.epoch_sample = 0
-            self.progress.is_exhausted = False
+            self.progress.go_to_epoch(self.progress.epoch)
             raise
         finally:
             self._epoch = None
@@ -235,7 +231,7 @@ class Engine(CoreTrainer):
         return StepResult(result.loss, self.run.window.size, metrics, result.count, losses=tuple(measured))
 
     def on_log(self, rows: list[StepRow]) -> None:
-        """A log point, where all processes are: what each of them measured becomes what they measured together."""
+        """At a log point, which all processes reach together, sum up what each of them measured."""
         if self.door.loss_manager is not None and self.runtime.world > 1:
             self.door.loss_manager.settle_together(self.runtime.sum_table)
 
@@ -251,19 +247,13 @@ class Engine(CoreTrainer):
         epochs = epochs_behind(checkpoint.tree, str(checkpoint.path))
         self.adopt()
         self._setup_training()
-        accepts = self.door.config.train.load.accept_changes
-        take_up(self.run, checkpoint, Origin(checkpoint.path, accepts_changes=accepts))
-        assert self.run.pending is not None
-        self.run.pending.restore_rng()
+        continue_from(self.run, checkpoint, accepts_changes=self.door.config.train.load.accept_changes)
         self._is_placed = True
-        progress = self.progress
-        is_inside = progress.in_epoch and not progress.call_finished
-        self.run.num_calls = progress.call - 1 if is_inside else progress.call
-        recorded = self._recorded()
-        if recorded is not None and recorded.step > progress.step and self.runtime.is_main:
+        progress, recorded = self.progress, self._recorded()
+        if recorded is not None and recorded.progress.step > progress.step and self.runtime.is_main:
             logger.warning(
                 "%s goes on from step %d of %s; what was recorded of steps %d to %d is replaced as it trains.",
-                *(self.run_dir, progress.step, checkpoint.path, progress.step + 1, recorded.step),
+                *(self.run_dir, progress.step, checkpoint.path, progress.step + 1, recorded.progress.step),
             )
         self.runtime.barrier("continuing")
         if self.run.directory is not None and self.runtime.is_main:
@@ -273,14 +263,14 @@ class Engine(CoreTrainer):
     def _recorded(self) -> Recorded | None:
         """What the experiment's files have of earlier training, on all processes."""
         run = self.run.directory
-        return None if run is None else by_first(self.runtime, lambda: read_recorded(run))
+        return None if run is None else on_first_process(self.runtime, lambda: read_recorded(run))
 
     def _place(self) -> None:
         """Before the first epoch: networks that were loaded by themselves go on behind all that was recorded."""
         recorded = None if self._is_placed or not self.door.is_continuing else self._recorded()
         self._is_placed = True
         if recorded is not None:
-            recorded.give_to(self.progress, self.history)
+            recorded.give_to(self.run)
 
 
 def as_pair(batch: Any) -> tuple[Tensor, Tensor]:

@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 from torch import nn
 from torch.optim import Optimizer
 
-from ...checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from ...checkpoint.components import load_optimizer
+from ...callbacks.checkpoints import Checkpoints
+from ...callbacks.recorder import RunRecorder
+from ...checkpoint import Checkpoint, read_checkpoint
+from ...checkpoint.components import load_optimizer, read_parts, write_parts
 from ...checkpoint.manifest import VersionError, local_path
 from ...checkpoint.migrations import entry_at
 from ...checkpoint.store import Entry, list_entries
-from ...checkpoint.weights import read_pickle, state_dict_in
 from ...errors import CheckpointError, ConfigurationError
+from ...metrics.progress import Progress
+from ...run import MetricsStore, RunDirectory, RunManifest, update_manifest
 from ...training.state_mismatch import compare_groups, compare_model, listed
-from .config import Config
+from .config import Config, Saving
+
+if TYPE_CHECKING:
+    from ...run.manifest import State
+    from ...trainer import Trainer as CoreTrainer
+    from ...training.run import TrainingRun
+
 
 logger = logging.getLogger("loopwright")
 
@@ -31,17 +44,17 @@ def choose_directory(config: Config) -> tuple[Path, bool]:
 
     A new experiment gets a directory of its own, and the config's version becomes that of the directory.
     """
-    common, wish = config.common, config.train.load.continue_train
+    common, choice = config.common, config.train.load.continue_train
     wanted = directory_of(config)
-    if wish is True and not wanted.is_dir():
+    if choice is True and not wanted.is_dir():
         there = ", ".join(f"v{number}" for number in versions(config)) or "none"
         raise ConfigurationError(
             f"train.load.continue_train is true, but there is no experiment {wanted}; versions there are: {there}. "
             "Set common.experiment_version, or continue_train to false."
         )
-    if wish and wanted.is_dir():
-        return wanted, wish is True or bool(_resumable(wanted)) or any(wanted.glob("epoch*_net*"))
-    if wish == "auto" or not config.save.auto_increment_version:
+    if choice and wanted.is_dir():
+        return wanted, choice is True or bool(_resumable(wanted)) or any(wanted.glob("epoch*_net*"))
+    if choice == "auto" or not config.save.auto_increment_version:
         _make(wanted)
         return wanted, False
     while True:  # another process may take the number first
@@ -111,7 +124,7 @@ def read_state(directory: Path, epoch: int | str) -> Checkpoint | None:
 
 
 def _resumable(directory: Path) -> list[Entry]:
-    """Saved epochs and resume points, in the order they were written: whoever went back to an epoch means that."""
+    """Saved epochs and resume points, in the order they were written: going back to an epoch makes it the newest."""
     entries = [*list_entries(directory / EPOCHS), *list_entries(directory / "checkpoints")]
     return sorted((entry for entry in entries if not entry.is_copy), key=lambda entry: entry.manifest.created)
 
@@ -132,10 +145,8 @@ KINDS = {"G": "gen", "D": "disc"}  # what the document calls networks, and their
 
 
 def save_network(path: Path, network: nn.Module, optimizer: Optimizer | None, kind: str, epoch: int) -> None:
-    tree: dict[str, Any] = {"models": {kind: network.state_dict()}}
-    if optimizer is not None:
-        tree["optimizers"] = {kind: optimizer.state_dict()}
-    write_checkpoint(path, tree, {"epoch": epoch})
+    """Write a network, and its optimizer if one is given, under the document's name of it."""
+    write_parts(path, {kind: network}, {} if optimizer is None else {kind: optimizer}, meta={"epoch": epoch})
 
 
 def load_network(
@@ -149,7 +160,7 @@ def load_network(
     """Load a network, and its optimizer if one is given; the epoch they are of.
 
     Looked for in `epoch{n}_net{kind}`, in the complete states, and in a `.pth.tar` of the program that the document
-    describes. `names` are those that the network may have in a complete state.
+    describes. `names` are further names that the network may have in a complete state.
     """
     number, weights, state, source = _find(directory, epoch, kind, [KINDS.get(kind, kind), *names])
     problems = [f"{kind}: {problem}" for problem in compare_model(network, weights)]
@@ -172,18 +183,17 @@ def _find(directory: Path, epoch: int | str, kind: str, names: Sequence[str]) ->
     number = _newest(directory, kind) if epoch == "latest" else int(epoch)
     exported = directory / f"epoch{number}_net{kind}"
     if epoch != "latest" and exported.is_dir():
-        return int(epoch), *_from_export(exported, kind), exported
+        return int(epoch), *_read_network(exported, kind), exported
     whole = read_state(directory, epoch)
     models = {} if whole is None else entry_at(whole.tree, ("models",), str(whole.path))
     name = next((name for name in names if name in models), None)
     if whole is not None and name is not None:
         return epochs_behind(whole.tree, str(whole.path)), models[name], _optimizer_of(whole.tree, name), whole.path
     if number is not None and exported.is_dir():
-        return number, *_from_export(exported, kind), exported
+        return number, *_read_network(exported, kind), exported
     foreign = exported.with_name(f"{exported.name}.pth.tar")
     if number is not None and foreign.is_file():
-        weights, beside = state_dict_in(read_pickle(foreign), foreign)
-        return number, weights, beside.get("optimizer"), foreign
+        return number, *_read_network(foreign, kind), foreign
     there = sorted({path.name.split(".")[0] for path in directory.glob(f"epoch*_net{kind}*")})
     there += [f"epoch{saved}" for saved in saved_epochs(directory)]
     raise CheckpointError(
@@ -192,9 +202,11 @@ def _find(directory: Path, epoch: int | str, kind: str, names: Sequence[str]) ->
     )
 
 
-def _from_export(path: Path, kind: str) -> tuple[Any, Any]:
-    tree = read_checkpoint(path).tree
-    return entry_at(tree, ("models", kind), str(path)), tree.get("optimizers", {}).get(kind)
+def _read_network(path: Path, kind: str) -> tuple[Any, Any]:
+    """The weights and the optimizer's state, or None, from a directory of `save_network` or a `.pth.tar`."""
+    parts = read_parts(path)
+    model, optimizer = (kind, kind) if path.is_dir() else ("model", "optimizer")
+    return entry_at(parts.tree, ("models", model), str(path)), parts.optimizers.get(optimizer)
 
 
 def _optimizer_of(tree: Mapping[str, Any], name: str) -> Any:
@@ -207,3 +219,114 @@ def _optimizer_of(tree: Mapping[str, Any], name: str) -> Any:
 def _newest(directory: Path, kind: str) -> int | None:
     found = (re.fullmatch(rf"epoch(\d+)_net{re.escape(kind)}(?:\.pth\.tar)?", p.name) for p in directory.glob("epoch*"))
     return max((int(match[1]) for match in found if match), default=None)
+
+
+_open: dict[Path, ExperimentRun] = {}  # by the real path, of which there is one
+
+
+class ExperimentRun(RunDirectory):
+    """The directory of an experiment: this process's alone from the first epoch until the program ends.
+
+    Another trainer in the same program may go on with the experiment, which ends it for the one before.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__(path)
+        self._is_busy = False
+        self._key = self.path.resolve()
+        earlier = _open.get(self._key)
+        if earlier is not None and not earlier._is_busy:
+            earlier.finish()
+
+    def lock(self) -> Self:
+        super().lock()
+        self._is_busy = True
+        if _open.get(self._key) is not self:
+            _open[self._key] = self
+            atexit.register(self._finish_at_exit)
+        return self
+
+    def unlock(self) -> None:
+        """Note that an epoch is over; the lock is held until the end of the experiment."""
+        self._is_busy = False
+
+    def finish(self, state: State = "finished", reason: str | None = None) -> None:
+        """Note how the experiment ended, unless that was noted when it happened, and release the lock."""
+        is_own = self._lock.is_held  # not in a fork of the process that trains
+        if is_own and self.has_run and RunManifest.read(self.manifest_path).state == "running":
+            update_manifest(self.manifest_path, state=state, reason=reason)
+        super().unlock()
+        atexit.unregister(self._finish_at_exit)
+        if _open.get(self._key) is self:
+            del _open[self._key]
+
+    def _finish_at_exit(self) -> None:
+        error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)  # what ends the program, if anything
+        try:
+            if error is None:
+                self.finish()
+            elif isinstance(error, KeyboardInterrupt):
+                self.finish("interrupted", "SIGINT")
+            else:
+                self.finish("failed", f"{type(error).__name__}: {error}")
+        except (CheckpointError, OSError) as problem:
+            logger.warning("How the experiment in %s ended is not noted: %s", self.path, problem)
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """The record of an experiment: how far it went, and its metrics: of steps by name, of epochs by epoch."""
+
+    progress: Progress
+    steps: Mapping[str, Sequence[tuple[int, float]]]
+    epochs: Mapping[int, Mapping[str, float]]
+
+    def give_to(self, run: TrainingRun) -> None:
+        """Let a run that has not begun count on from the end of the record."""
+        run.start_after(self.progress, [self.epochs.get(epoch + 1, {}) for epoch in range(self.progress.epoch)])
+        for name, points in self.steps.items():
+            run.history.add_points(name, points)
+
+
+def read_recorded(run: RunDirectory) -> Recorded | None:
+    """What was recorded of an experiment; None where nothing was."""
+    if not run.metrics_path.exists():
+        return None
+    store = MetricsStore(run.metrics_path, read_only=True)
+    try:
+        step_rows, epoch_rows = store.steps(), store.epochs()
+    finally:
+        store.close()
+    steps: dict[str, list[tuple[int, float]]] = {}
+    epochs: dict[int, dict[str, float]] = {}
+    for _, step, name, value in step_rows:
+        steps.setdefault(name, []).append((step, value))
+    for epoch, _, name, value in epoch_rows:
+        epochs.setdefault(epoch, {})[name] = value
+    last = max((row[1] for row in step_rows), default=0)
+    update = max((row[0] for row in step_rows), default=last)
+    counted = RunManifest.read(run.manifest_path).progress if run.has_run else {}
+    sample, seconds = int(counted.get("sample", 0)), float(counted.get("seconds", 0.0))
+    epoch = max(epochs, default=0)
+    progress = Progress(epoch=epoch, step=last, update=update, sample=sample, seconds=seconds)
+    return Recorded(progress, steps, epochs)
+
+
+class EpochRecorder(RunRecorder):
+    """Records epochs as the core records runs; that one is over does not end the experiment."""
+
+    def _close(self, trainer: CoreTrainer, state: State, reason: str | None) -> None:
+        super()._close(trainer, "running" if state == "finished" else state, reason)
+
+
+class ResumePoints(Checkpoints):
+    """Resume points inside epochs; the end of an epoch writes one only if a signal is why it ended."""
+
+    def __init__(self, settings: Saving) -> None:
+        super().__init__(settings.resume_updates, None, settings.resume_minutes)
+
+    def on_loop_end(self, trainer: CoreTrainer) -> None:
+        if trainer.run.is_interrupted:
+            super().on_loop_end(trainer)
+        elif self._store is not None:
+            self._store.wait()

@@ -50,7 +50,7 @@ def as_bytes(image: Tensor) -> Tensor:
 
 
 def write_image(path: Path, image: Tensor) -> None:
-    """Write channels of bytes, or values in -1...1, so that whoever looks finds a whole picture or the one before."""
+    """Write channels of bytes, or values in -1...1, so that a reader finds a complete picture or the one before."""
     Image = pillow()  # noqa: N806
     pixels = image if image.dtype == torch.uint8 else as_bytes(image)
     array = pixels[0].numpy() if len(pixels) == 1 else pixels.permute(1, 2, 0).contiguous().numpy()
@@ -69,7 +69,7 @@ def _joined(parts: Sequence[Tensor], gap: int, dim: int) -> Tensor:
     size = list(parts[0].shape)
     size[dim] = gap
     space = torch.full(size, 255, dtype=torch.uint8)
-    spaced = [piece for part in parts for piece in (part, space)]
+    spaced = [column for part in parts for column in (part, space)]
     return torch.cat(spaced[:-1], dim)
 
 

@@ -40,7 +40,7 @@ class LossLog:
         self.path.touch()
         with self.path.open("r+b") as file:
             file.seek(0, 2)
-            self.position = min(self.position, file.tell())  # somebody may have taken the file away
+            self.position = min(self.position, file.tell())  # the file may have been removed or shortened
             file.seek(self.position)
             file.write(line)
             file.truncate()
@@ -124,7 +124,7 @@ class LossManager:
     # Registering
 
     def init_from_spec(self, spec: Callable[..., Mapping[str, LMLoss]] | None, *args: Any, **kwargs: Any) -> None:
-        """Replace all losses by those that a spec, a function, returns by name."""
+        """Replace all losses by the losses that a spec, a function, returns by name."""
         if spec is not None and not callable(spec):
             raise ConfigurationError(
                 f"init_from_spec was given {spec!r}; expected a function that returns a dict of LMLoss by name, as in "
@@ -187,7 +187,7 @@ class LossManager:
         return result
 
     def start_step(self, size: int = 1) -> None:
-        """A batch of so many samples begins."""
+        """Begin a batch of `size` samples."""
         self._step, self._size = {}, size
 
     def end_step(self) -> dict[str, Tensor]:
@@ -266,7 +266,7 @@ class LossManager:
     def _found(self, query: Query) -> dict[str, LMLoss]:
         return {n: loss for n, loss in self.loss_fns.items() if query is None or set(query) & set(loss.tags)}
 
-    # Telling
+    # Printing
 
     def print_losses(
         self,
@@ -277,21 +277,21 @@ class LossManager:
     ) -> str | None:
         """Print the last values, or return the line with `capture`."""
         values = " ".join(f"{name}: {value}" for name, value in self.get_loss_values(precision=precision).items())
-        return self._tell(f"(epoch: {epoch}, iters: {iter}) Loss: {values}", capture)
+        return self._print(f"(epoch: {epoch}, iters: {iter}) Loss: {values}", capture)
 
     def print_weights(self, precision: int = 2, capture: bool = False) -> str | None:
         """Print the weights of this epoch, or return the line with `capture`."""
         weights = " ".join(f"{name}: {value}" for name, value in self.get_loss_weights(precision=precision).items())
-        return self._tell(f"Loss weights: {weights}", capture)
+        return self._print(f"Loss weights: {weights}", capture)
 
     def update_loss_log(self, silent: bool = True, capture: bool = False) -> str | None:
         """Add what was kept since the last time to the log; unless `silent`, say how long that took."""
         started = perf_counter()
         self._settle()
         self._dump()
-        return None if silent else self._tell(f"Loss log updated in {perf_counter() - started:.3f} s", capture)
+        return None if silent else self._print(f"Loss log updated in {perf_counter() - started:.3f} s", capture)
 
-    def _tell(self, line: str, capture: bool) -> str | None:
+    def _print(self, line: str, capture: bool) -> str | None:
         if capture:
             return line
         if not self.is_quiet:

@@ -140,7 +140,7 @@ class ScheduledRate(LRScheduler):
         self._old_lr, self._new_lr = self._new_lr, self.optimizer.param_groups[0]["lr"]
 
     def go_to(self, epoch: int) -> None:
-        """Set the rates as they are after so many epochs."""
+        """Set the rates as they are after this number of epochs."""
         self.last_epoch = epoch - 1
         self.step()
 

@@ -1,9 +1,13 @@
-"""What is looked at when a network is trained: the loss, the gradients there are already, and who takes the step."""
+"""The hooks of an epoch and the optimizer steps in them: checks of losses, gradients, steps and arguments."""
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +22,8 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
     from ...training.update import OptimizerUpdate
+    from ...training.updates import Updates
+
 
 logger = logging.getLogger("loopwright")
 
@@ -44,31 +50,34 @@ class OwnSteps:
 
     def __init__(self, *, is_shared: bool) -> None:
         self.is_shared = is_shared
-        self.num_steps = self.num_own = 0  # in this epoch
+        self.num_steps = self.num_own = 0  # in this epoch, in which a hook may replace all optimizers and their counts
         self.has_loss = False  # whether train_step returned one in this epoch
         self._handles: list[RemovableHandle] = []
-        self._has_spoken = False
+        self._has_warned = False
 
-    def watch(self, updates: Iterable[OptimizerUpdate]) -> None:
-        """Look at the steps of these optimizers, and of no others."""
+    def watch(self, updates: Updates) -> None:
+        """Watch the steps of these optimizers, and of no others."""
         for handle in self._handles:
             handle.remove()
-        self._handles = [handle for update in updates for handle in watch_own_steps(update, self._before, self._after)]
+        after = partial(self._after, updates)
+        self._handles = [
+            handle for update in updates.by_name.values() for handle in watch_own_steps(update, self._before, after)
+        ]
 
     def start_epoch(self) -> None:
         self.num_steps = self.num_own = 0
         self.has_loss = False
 
     def end_epoch(self, epoch: int | None, models: Mapping[str, nn.Module], optimizers: Iterable[str]) -> None:
-        """Look at an epoch's steps: weights that they spoilt are an error, and an epoch without any is spoken of."""
+        """Look at an epoch's steps: weights that are not finite are an error, an epoch without a step is a warning."""
         names = ", ".join(optimizers)
         if names and not self.num_steps and self.has_loss:
             raise ConfigurationError(
                 f"Epoch {epoch} trained nothing: train_step returned a loss, and none of the optimizers ({names}) took "
                 "a step. What train_step returns is only recorded: call self.update(loss, self.<optimizer>) in it."
             )
-        if names and not self.num_steps and not self._has_spoken:
-            self._has_spoken = True
+        if names and not self.num_steps and not self._has_warned:
+            self._has_warned = True
             logger.warning(
                 "Epoch %s trained nothing: none of the optimizers (%s) took a step. In train_step call "
                 "self.update(loss, self.<optimizer>) for each, or backward and step of your own.",
@@ -85,10 +94,10 @@ class OwnSteps:
                 "and the step on all of them together, or train with one process."
             )
 
-    def _after(self, update: OptimizerUpdate) -> None:
+    def _after(self, updates: Updates, update: OptimizerUpdate) -> None:
         self.num_steps += 1
         self.num_own += 1
-        update.num_updates += 1
+        updates.note_own_step(update)
         torch.clear_autocast_cache()  # it holds weights as they were before the step
 
 
@@ -105,7 +114,7 @@ def check_weights(models: Mapping[str, nn.Module], epoch: int | None) -> None:
 
 
 def check_loss(loss: Any) -> None:
-    """Refuse what nothing can be learnt from."""
+    """Refuse a value that has no gradients to train with."""
     if not isinstance(loss, Tensor):
         raise ConfigurationError(
             f"The loss given to update is {loss!r}, of type {type(loss).__name__}; expected a tensor of one "
@@ -143,3 +152,66 @@ def optimizer_name(optimizers: Mapping[str, Optimizer], given: Any) -> str:
         f"update was given {shown}, which is none of this trainer's optimizers (there is: {there}): assign it to self "
         "first, as in self.opt = self.build_optimizer(self.net), and call self.update(loss, self.opt)."
     )
+
+
+HOOKS = ("on_epoch_start", "train_step", "on_epoch_end")
+ARGUMENTS = ("x", "y", "idx")  # of train_step
+
+
+@dataclass(frozen=True, slots=True)
+class EpochHooks:
+    """What happens in one epoch: the three functions, and the keywords for each of them."""
+
+    start: Callable[..., Any]
+    step: Callable[..., Any]
+    end: Callable[..., Any]
+    keywords: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+def checked_keywords(given: Any) -> Mapping[str, Mapping[str, Any]]:
+    example = "callback_kwargs={'on_epoch_start': {'print_train_start': True}}"
+    if not isinstance(given, Mapping):
+        raise ConfigurationError(
+            f"callback_kwargs is {given!r}; expected a dict of keywords for each hook, as in {example}."
+        )
+    for name, keywords in given.items():
+        if name not in HOOKS or not isinstance(keywords, Mapping):
+            near = difflib.get_close_matches(str(name), HOOKS, n=1, cutoff=0.7)
+            hint = f" Did you mean {near[0]!r}?" if near and name not in HOOKS else ""
+            raise ConfigurationError(
+                f"callback_kwargs has {name!r}: {keywords!r}; expected a dict of keywords under {', '.join(HOOKS)}, as "
+                f"in {example}.{hint}"
+            )
+    return given
+
+
+def check_epoch(epoch: Any) -> None:
+    if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+        raise ConfigurationError(
+            f"train_paired was given epoch={epoch!r}; expected a whole number from 0, as in `for epoch in range(10): "
+            "trainer.train_paired(epoch)`."
+        )
+
+
+def check_hooks(hooks: EpochHooks) -> None:
+    """Refuse hooks that cannot be called as they will be, before the first of them is."""
+    for name, hook in zip(HOOKS, (hooks.start, hooks.step, hooks.end), strict=True):
+        if not callable(hook):
+            raise ConfigurationError(
+                f"train_paired was given {name}={hook!r}; expected a function, or nothing for the method. If it was "
+                "called by mistake, leave out the brackets."
+            )
+        keywords = hooks.keywords.get(name, {})
+        try:
+            signature = inspect.signature(hook)
+        except (TypeError, ValueError):  # of something built in
+            continue
+        try:
+            signature.bind(*(ARGUMENTS if name == "train_step" else ()), **keywords)
+        except TypeError as error:
+            called = ", ".join([*(ARGUMENTS if name == "train_step" else ()), *(f"{key}=..." for key in keywords)])
+            shown = ", ".join(["self", *ARGUMENTS] if name == "train_step" else ["self"])
+            given = ", ".join(signature.parameters)
+            raise ConfigurationError(
+                f"{name}({given}) cannot be called as {name}({called}): {error}. Write `def {name}({shown}, **kwargs)`."
+            ) from None

@@ -18,16 +18,16 @@ from torch.utils.data import DataLoader
 from ...checkpoint import Checkpoint, read_checkpoint
 from ...data.random import seed_everything
 from ...errors import CheckpointError, ConfigurationError
+from .._shared import on_first_process
 from .config import Config
 from .engine import Engine
 from .experiment import choose_directory, epoch_path, load_network, read_state, save_network, saved_epochs
-from .hooks import EpochHooks, check_epoch, check_hooks, checked_keywords
 from .images import write_examples
 from .losses import LossManager
 from .pix2pix.dataset import PairedDataset
 from .pix2pix.live import Curves, LiveView, thinned
-from .processes import by_first
 from .reading import ConfigManager, ConfigSource, export_config, say_without_effect
+from .steps import EpochHooks, check_epoch, check_hooks, checked_keywords
 
 
 class Trainer:
@@ -97,7 +97,7 @@ class Trainer:
         def choose() -> tuple[Path, bool, int]:
             return *choose_directory(self.config), self.config.common.experiment_version
 
-        self.experiment_dir, self.is_continuing, version = by_first(self._engine.runtime, choose)
+        self.experiment_dir, self.is_continuing, version = on_first_process(self._engine.runtime, choose)
         self.config.common.experiment_version = version
         self.examples_dir = self._directory() / "examples"
         if self._engine.runtime.is_main:
@@ -178,7 +178,7 @@ class Trainer:
     def update(
         self, loss: Tensor, optimizer: Optimizer | Sequence[Optimizer], *, retain_graph: bool | None = None
     ) -> None:
-        """Backward and a step of one optimizer; gradients go to its parameters only, scaled by its own scaler.
+        """Backward and a step of one optimizer, or of a list; gradients go to its parameters only, scaled as it needs.
 
         Of a list of optimizers all are stepped, after one backward pass that is scaled by the first one's scaler.
         Gradients that another backward pass left in those parameters are an error: see `check_gradients`.
@@ -244,7 +244,7 @@ class Trainer:
             self._show_losses(self.live)
 
     def _show_losses(self, live: LiveView) -> None:
-        if self._engine.runtime.world == 1:  # the others are not here; what was read already is shown
+        if self._engine.runtime.world == 1:  # reading metrics needs all processes, and only this one is here
             self._engine.run.flush()
         series = self._engine.history.steps
         names = [] if self.loss_manager is None else [name for name in self.loss_manager.loss_fns if name in series]
@@ -254,9 +254,9 @@ class Trainer:
     def print_end_of_epoch(self, capture: bool = False) -> str | None:
         """Print which epoch ended and how long it took, or return the text with `capture`."""
         text = f"(End of epoch: {self.current_epoch}) Time: {self.last_epoch_time:.2f} s"
-        return self._tell(text, capture)
+        return self._print(text, capture)
 
-    def _tell(self, text: str, capture: bool) -> str | None:
+    def _print(self, text: str, capture: bool) -> str | None:
         if capture:
             return text
         if self._engine.runtime.is_main:
@@ -314,7 +314,7 @@ class Trainer:
             own.extend([found] if found is not None else [])
             return None if found is None else found.path
 
-        path = by_first(self._engine.runtime, choose)
+        path = on_first_process(self._engine.runtime, choose)
         return None if path is None else (own[0] if own else read_checkpoint(path))
 
     def remaining_epochs(self, total: int | None = None) -> int:
@@ -345,7 +345,7 @@ class Trainer:
         """Write one network and its optimizer to `epoch{n}_net{net}` in the experiment's directory."""
         epoch = self.current_epoch or self.loaded_epoch
         path = self._directory() / f"epoch{epoch}_net{net}"
-        by_first(self._engine.runtime, lambda: save_network(path, mod, opt, net, epoch))
+        on_first_process(self._engine.runtime, lambda: save_network(path, mod, opt, net, epoch))
         return path
 
     def save_xyz_examples(self, network: nn.Module, dataloader: Any) -> list[Path]:
@@ -366,7 +366,7 @@ class Trainer:
             device=self._engine.runtime.device,
         )
         with self._engine.runtime.autocast:
-            return by_first(self._engine.runtime, write)
+            return on_first_process(self._engine.runtime, write)
 
     def finish(self) -> None:
         """The experiment is over, as its run.json then says; when the program ends it is without this, too."""

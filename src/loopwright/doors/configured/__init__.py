@@ -18,7 +18,7 @@ __all__ = ["BaseTrainer", "BaseTrainerConfig", "Experiment", "TrainerResult"]
 
 
 def __getattr__(name: str) -> Any:
-    """`Experiment`, when somebody asks for it: a trainer that is put together in Python needs no YAML."""
+    """Import `Experiment` at its first use: a trainer that is put together in Python needs no YAML."""
     if name != "Experiment":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; there is: {', '.join(__all__)}")
     from .experiment import Experiment

@@ -34,14 +34,14 @@ WITHOUT_EFFECT = {
 
 
 class BaseTrainerConfig(BaseModel):
-    """What every configured trainer can be told; a subclass adds fields of its own. Unknown keys are refused."""
+    """The settings of every configured trainer; a subclass adds fields of its own. Unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
     kind: str | None = Field(None, description="Import path of the trainer class.")
-    max_epochs: Count | None = Field(None, description="Train for so many epochs.")
-    max_updates: Count | None = Field(None, description="Train for so many updates of the weights.")
-    max_samples: Count | None = Field(None, description="Train on so many samples.")
+    max_epochs: Count | None = Field(None, description="Number of epochs to train.")
+    max_updates: Count | None = Field(None, description="Number of updates of the weights to train.")
+    max_samples: Count | None = Field(None, description="Number of samples to train on.")
     effective_batch_size: Positive = Field(32, description="Samples in one update, over all processes.")
     max_batch_size: Positive | None = Field(
         None, description="Samples that go through the model at once; larger updates are accumulated."
@@ -50,17 +50,19 @@ class BaseTrainerConfig(BaseModel):
     precision: Precision = Field("fp32", description="Arithmetic of the forward pass.")
     callbacks: list[Annotated[Any, CALLBACK]] = Field(default_factory=list, description="What observes the run.")
     initializer: Annotated[Any, INITIALIZER] = Field(None, description=INITIALIZER.description)
-    start_at_epoch: Count = Field(0, description="Count epochs, updates and samples as if so many were done.")
+    start_at_epoch: Count = Field(
+        0, description="Count epochs, updates and samples as if this number of epochs were done."
+    )
     forward_properties: list[str] = Field(
         default_factory=list, description="Keys of a batch that the model gets, as keyword arguments."
     )
     target_properties: list[str] = Field(default_factory=list, description="Keys of a batch that are the targets.")
-    log_every_n_epochs: Positive | None = Field(None, description="Report progress every so many epochs.")
-    log_every_n_updates: Positive | None = Field(None, description="Report progress every so many updates.")
-    log_every_n_samples: Positive | None = Field(None, description="Report progress every so many samples.")
-    track_every_n_epochs: Positive | None = Field(None, description="Record the mean losses every so many epochs.")
-    track_every_n_updates: Positive | None = Field(None, description="Record the mean losses every so many updates.")
-    track_every_n_samples: Positive | None = Field(None, description="Record the mean losses every so many samples.")
+    log_every_n_epochs: Positive | None = Field(None, description="Report progress every n epochs.")
+    log_every_n_updates: Positive | None = Field(None, description="Report progress every n updates.")
+    log_every_n_samples: Positive | None = Field(None, description="Report progress every n samples.")
+    track_every_n_epochs: Positive | None = Field(None, description="Record the mean losses every n epochs.")
+    track_every_n_updates: Positive | None = Field(None, description="Record the mean losses every n updates.")
+    track_every_n_samples: Positive | None = Field(None, description="Record the mean losses every n samples.")
     skip_nan_loss: StrictBool = Field(False, description="Leave out updates whose loss is not finite.")
     skip_nan_loss_max_count: Count = Field(100, description="How many updates may be left out before it is an error.")
     use_torch_compile: StrictBool = Field(False, description="Compile the model with torch.compile.")

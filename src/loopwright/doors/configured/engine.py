@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -117,7 +115,7 @@ class Engine(CoreTrainer):
         return call_model(self.model, inputs, split="_split_batch", forward="train_step")
 
     def compute_loss(self, outputs: Any, targets: Any) -> Any:
-        """What is measured by a step that nobody overrode, for whoever asks before the first one."""
+        """The metrics of the default step; the names of metrics are found out with it before the first step."""
         result = result_of(self.door.loss_compute(forward_output=outputs, targets=targets))
         return step_result_of(result, self.run.window.size)
 
@@ -129,7 +127,7 @@ class Engine(CoreTrainer):
         """The door's step; schedulers that a step of the user's own steps are left to it."""
         if self._has_default_step or not self.schedules:
             return self._take_step(batch)
-        with self.own_scheduling.step():
+        with self.own_scheduling.around_step():
             return self._take_step(batch)
 
     def _take_step(self, batch: Any) -> StepResult:
@@ -181,11 +179,11 @@ class Engine(CoreTrainer):
     def update(self, loss: Tensor, optimizer: OptimizerChoice = None, **options: Any) -> None:
         if len(self.optimizers) > 1 or isinstance(optimizer, str):
             check_optimizer_name(optimizer, self.optimizers)
-        with self.own_scheduling.update(optimizer):
+        with self.own_scheduling.around_update(optimizer):
             super().update(loss, optimizer, **options)
 
     def _schedule_epoch(self, row: Mapping[str, float]) -> None:
-        """Step the schedulers that count epochs, but for those that the user's step has stepped."""
+        """Step the schedulers that count epochs, except schedulers that the user's step has stepped."""
         for name, schedule in self.schedules.items():
             if schedule.interval == "epoch" and name not in self.own_scheduling.of_epochs:
                 schedule.step(row)
@@ -259,14 +257,14 @@ class Engine(CoreTrainer):
             )
 
     def _trainer_for(self, callback: Callback) -> Any:
-        """A callback that the user wrote is given the user's trainer; those that ship need nothing of it."""
+        """The user's trainer for callbacks that the user wrote, the core's for callbacks of the library."""
         is_own = isinstance(callback, FunctionCallback) or type(callback).__module__.partition(".")[0] != PACKAGE
         return self.door if is_own else self
 
     def on_train_start(self) -> None:
         """Without `save_on_sigint`, Ctrl-C ends the program as it ends any other."""
-        if not self.config.save_on_sigint and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if not self.config.save_on_sigint:
+            self.run.signals.release_interrupt()
 
     def _describe_more(self) -> dict[str, Any]:
         """The settings of the config, and the data sets that are not trained on."""
@@ -351,8 +349,8 @@ class Engine(CoreTrainer):
             )
         epochs = self.config.start_at_epoch
         updates = -(-num_batches // self.accumulate)
-        self.run.progress = Progress(epoch=epochs, update=epochs * updates, sample=epochs * num_samples)
-        self.history.epochs = [{} for _ in range(epochs)]
+        earlier = Progress(epoch=epochs, update=epochs * updates, sample=epochs * num_samples)
+        self.run.start_after(earlier, [{} for _ in range(epochs)])
 
 
 class UnusedParameters(Callback):

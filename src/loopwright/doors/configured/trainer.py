@@ -18,6 +18,7 @@ from ...metrics.progress import Progress
 from ...training.program import Changes, Display
 from ...training.supervised import call_model, describe
 from ...training.updates import OptimizerChoice
+from .._shared import is_overridden
 from .checks import check_methods, check_models, checked_config
 from .config import BaseTrainerConfig
 from .engine import Engine
@@ -147,8 +148,8 @@ class BaseTrainer:
     def update(self, loss: Tensor, optimizer: OptimizerChoice = None, *, retain_graph: bool | None = None) -> None:
         """Update the weights from inside an own `train_step`, which is then not done again with its total loss.
 
-        Where there are several optimizers, `optimizer` names one, `self.update(loss, "generator")`, or those that share
-        the loss, `self.update(loss, ["muon", "adamw"])`.
+        Where there are several optimizers, `optimizer` names one, `self.update(loss, "generator")`, or the optimizers
+        that share the loss, `self.update(loss, ["muon", "adamw"])`.
         """
         self._engine.update(loss, optimizer, retain_graph=retain_graph)
 
@@ -302,4 +303,4 @@ class BaseTrainer:
 
     def overrides(self, name: str) -> bool:
         """Whether a subclass has a method of its own by this name."""
-        return getattr(type(self), name) is not getattr(BaseTrainer, name)
+        return is_overridden(type(self), name, BaseTrainer)

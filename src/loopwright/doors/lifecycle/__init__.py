@@ -28,9 +28,8 @@ from .finetuning import ModelFreezer
 from .placeholders import TrainerPlaceHolderValues, TrainerPlaceholderValues
 from .run_config import TrainerRunConfig
 from .schedulers import CosineLrScheduler, SchedulerBase, StatefulSchedulerBase, WSDLrScheduler
-from .timm_trainer import TrainerWithTimmScheduler
 from .tracking import InMemoryRunHistory, LossTracker, RunHistory
-from .trainer import DEFAULT_CALLBACKS, Trainer
+from .trainer import DEFAULT_CALLBACKS, Trainer, TrainerWithTimmScheduler
 
 __all__ = [
     "DEFAULT_CALLBACKS",

@@ -1,4 +1,4 @@
-"""What stages written for the published system ask of its `_accelerator`, by the names they know."""
+"""The attributes and methods of `_accelerator` that stages written for the published system use."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Accelerator:
 
 
 def unwrapped(model: nn.Module, keep_torch_compile: bool) -> nn.Module:
-    """The model without what was wrapped around it to train it on several devices or, if asked, to compile it."""
+    """The model without its wrapper for several devices and, unless kept, that of `torch.compile`."""
     compiled = uncompiled(model)
     if compiled is not None:
         return model if keep_torch_compile else unwrapped(compiled, keep_torch_compile)

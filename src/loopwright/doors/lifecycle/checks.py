@@ -91,11 +91,6 @@ def check_scheduler(trainer: Trainer, scheduler: Any) -> None:
         )
 
 
-def scheduler_position(scheduler: Any) -> Any:
-    """How far a scheduler is, to tell whether somebody stepped it; None where it does not say."""
-    return getattr(scheduler, "last_epoch", getattr(scheduler, "_num_updates", None))
-
-
 def step_obstacle(config: Any) -> str | None:
     """Why `backward_step` cannot step the optimizer itself in this run, or None."""
     if (count := config.gradient_accumulation_steps) > 1:

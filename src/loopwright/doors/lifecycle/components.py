@@ -1,4 +1,4 @@
-"""What a run trains and reads: the model, the optimizer and the loaders that the door has now."""
+"""The components of a run: the model, the optimizer and the loaders that the door has now."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from torch import nn
 from ...callbacks.nonfinite import NonFiniteGuard
 from ...data.open import Stream, open_stream
 from ...errors import ConfigurationError
-from ...metrics.progress import Limits
 from ...optim.build import Schedule
 from ...runtime import Runtime
 from ...runtime.modes import start_training_mode
@@ -19,7 +18,6 @@ from ...trainer import Trainer as CoreTrainer
 from ...training.assembly import build_update
 from ...training.components import check_owners
 from ...training.update import Guard, OptimizerUpdate
-from ...training.updates import Updates
 from .gradients import Gradients
 from .loaders import Gathering, inner_of
 
@@ -72,17 +70,16 @@ class Components(CoreTrainer):
             self.optimizers["optimizer"] = self.door.optimizer
 
     def use_config(self, config: TrainerRunConfig) -> None:
-        """Do what the run's config says, whoever made it."""
+        """Use the settings of the run's config, which a method of the user's may have made."""
         self.accumulate = config.gradient_accumulation_steps
         self.clip_value = self.optimizer_update.clip_value = config.gradient_clip_value
-        self.run.limits = Limits(config.num_epochs, config.max_num_train_steps).from_call(self.progress)
 
     def use_scheduler(self, scheduler: Any) -> None:
         """Make a scheduler part of the state of the run; the door's `scheduler_step` is what steps it."""
         self._components.schedules = {} if scheduler is None else {"scheduler": Schedule(scheduler, every="update")}
 
     def _find_guard(self) -> Guard | None:
-        """What looks at losses on the device, or for all processes, where reading each of them would hold that up."""
+        """The guard that checks losses on the device or over all processes, where reading each loss would be slow."""
         from .callbacks import TerminateOnNaNCallback
 
         if self.runtime.reads_are_free and self.runtime.world == 1:
@@ -157,7 +154,7 @@ class Components(CoreTrainer):
 
     def _rebuild_update(self, guard: Guard | None) -> None:
         update = build_update(self, "optimizer", self.optimizers["optimizer"], guard)
-        self.run.optimization = Updates({"optimizer": update}, self.run.window)
+        self.run.optimization.replace(update)
         self.run.optimization.refresh(self.modules.values())
         self.drop_gradients()
         self._gradients = Gradients(self.runtime, update, self.run.window)
@@ -182,7 +179,7 @@ class Components(CoreTrainer):
         return self.stream(loader if inner is None else inner.loader, is_training=is_training)
 
     def stream(self, loader: Any, *, is_training: bool) -> Stream:
-        """The stream over a loader as the callbacks want it, opened when it is first asked for."""
+        """The stream over a loader, opened at its first use and adapted by the callbacks."""
         if id(loader) not in self._streams:
             self._streams[id(loader)] = (loader, self._open(loader, None, shuffle=is_training))
         stream = self._streams[id(loader)][1]

@@ -1,10 +1,9 @@
-"""The core trainer of one run: its loop iterates, and the door's stages are what it iterates over."""
+"""The core trainer of one run: the core's loop gives the steps, and the door's stages are their body."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import replace
 from math import nan
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,13 +15,11 @@ from ...data.open import Stream
 from ...data.random import preserved_rng
 from ...errors import Interrupted
 from ...metrics.meter import Meter
-from ...metrics.metric_objects import load_metric_states, metric_states
 from ...metrics.result import StepResult
 from ...runtime import Runtime
 from ...runtime.modes import evaluating, start_training_mode
 from ...training import steps as loop
-from ...training.evaluate import evaluate
-from ...training.run import StopConsensus
+from ...training.evaluate import evaluate, measuring_nothing
 from .checks import checked_output
 from .components import Components
 from .loaders import EvaluationLoader, TrainingLoader, prepared
@@ -34,7 +31,7 @@ Stage = Literal["steps", "eval", "end", "over"]
 
 
 class Core(Components):
-    """Translates: what the core calls a train step is, here, the stages of document 002 in their order.
+    """Translates a step of the core into the stages of document 002, in their order.
 
     `stage` is what comes next in the epoch, once the event under way is over; a training state holds it, so that a
     resumed run takes up an epoch exactly where it was.
@@ -61,7 +58,7 @@ class Core(Components):
     # Loaders
 
     def prepare_loaders(self) -> None:
-        """Take the door's loaders over: from here on the order of samples is a function of seed and epoch."""
+        """Wrap the door's loaders: from here on the order of samples is a function of seed and epoch."""
         door = self.door
         if door._train_dataloader is not None:
             door._train_dataloader = prepared(self, door._train_dataloader, TrainingLoader)
@@ -77,21 +74,18 @@ class Core(Components):
         self.leave_steps()
         progress = self.progress
         self.load_callbacks()
-        if progress.is_exhausted:
+        if progress.is_exhausted:  # another pass over the data in the same epoch of the door
             progress.next_epoch()
-        self._adopt_replaced()
-        self.run.optimization.refresh(self.modules.values())
+        is_new = not progress.in_epoch
+        if is_new:
+            self._num_passes += 1
+            self.run.train_stream = self._stream_of(loader, is_training=True)
+        loop.begin_epoch(self.run)
         self._has_begun, self.stage = True, "steps"
-        if progress.in_epoch:
-            return False
-        self._num_passes += 1
-        self.run.train_stream = self._stream_of(loader, is_training=True)
-        self.run.train_stream.begin(progress.epoch)
-        self.run.meter = self.run.meter.fresh()
-        return True
+        return is_new
 
     def training_batches(self, loader: TrainingLoader) -> Iterator[Any]:
-        """The batches of an epoch, or what is left of it, for whoever trains on them; one that is left is kept."""
+        """The batches of an epoch, or the rest of them, each of which is a step of the run."""
         if self._is_looking:
             return self._look_at(loader)
         if self._batches is not None and self._step is not None:
@@ -103,7 +97,7 @@ class Core(Components):
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """Whoever iterates the training loader in here only looks at its batches: no epoch has begun."""
+        """Iterating the training loader in this block only reads its batches: no epoch begins."""
         self._is_looking = True
         try:
             yield
@@ -120,7 +114,7 @@ class Core(Components):
             stream.close()
 
     def _give_batches(self) -> Iterator[Any]:
-        limits = replace(self.run.limits, epochs=None)  # this epoch was asked for
+        limits = replace(self.run.limits, epochs=None)  # the door decides about epochs
         autocasts = self.runtime.precision != "fp32"
         for step in loop.open_steps(self.run, limits=limits):
             self._step, self.is_in_window = step, True
@@ -149,7 +143,7 @@ class Core(Components):
         self.leave_steps()
 
     def leave_steps(self) -> None:
-        """The body of the epoch's loop is over: count a step that it left with `break`, and what it left undone."""
+        """End the epoch's loop: count a step that was left with `break`, and finish the epoch's steps."""
         if self._batches is not None and self._step is not None:
             self._step.is_last = True
             next(self._batches, None)
@@ -164,7 +158,7 @@ class Core(Components):
         self._after_update.clear()
 
     def close(self) -> None:
-        """The run is over, in whatever way."""
+        """End the run: drop its steps, streams and hooks."""
         self.drop_steps()
         self.close_streams()
         self.drop_gradients()
@@ -173,7 +167,7 @@ class Core(Components):
         self._batches = self._step = None
         self._has_begun = self.is_in_window = False
         self._after_update.clear()
-        self.run.flush()
+        loop.end_steps(self.run)
         self.leave_if_interrupted()
         self.stage = "eval"
 
@@ -190,9 +184,9 @@ class Core(Components):
             self._step.result = StepResult(loss, size)
 
     @property
-    def divisor(self) -> float | None:
-        """What the loss of the step under way is divided by to be its share of the update; None outside of one."""
-        return None if self._step is None else self.run.window.divisor
+    def is_in_step(self) -> bool:
+        """Whether a step of the run is under way."""
+        return self._step is not None
 
     def mean_loss(self) -> float:
         """The mean loss of a sample in this epoch, over all processes."""
@@ -203,22 +197,24 @@ class Core(Components):
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Epochs in which all processes hear of the same signals at the same update."""
-        self.run.consensus = StopConsensus(self.run) if self.runtime.world > 1 else None
-        with self.run.signals:
+        """Handle signals in the epochs of this block, on all processes at the same update."""
+        with self.run.handling_signals():
             yield
             self.runtime.finish_exchange()
 
     def end_epoch(self) -> None:
-        """Count the epoch, unless a limit cut it short; further passes over the data in it do not count."""
+        """Record the epoch, unless a limit cut it short; further passes over the data in it do not count.
+
+        Each pass is an epoch of the loop, since the order of samples follows its number, while `num_epochs` counts
+        epochs of the door, of which one may have several passes: so the limit moves by the passes beyond the first.
+        """
         self.stage = "steps"
         extra, self._num_passes = max(self._num_passes - 1, 0), 0
-        if extra and self.run.limits.epochs is not None:
-            self.progress.call_epoch += extra
-            self.run.limits = replace(self.run.limits, epochs=self.run.limits.epochs + extra)
-        self.progress.recorded_step = self.progress.step
-        if self.progress.is_exhausted:
-            self.progress.next_epoch()
+        if extra:
+            self.run.leave_out_epochs(extra)
+        is_over = self.progress.is_exhausted
+        loop.record_epoch(self.run, {})
+        if is_over:
             self.door.run_history._increment_epoch()
 
     def load_callbacks(self) -> None:
@@ -231,16 +227,22 @@ class Core(Components):
 
     @property
     def _defers_signals(self) -> bool:
-        """An evaluation that a resumed run would not do again is finished before a signal counts."""
+        """Whether an evaluation is under way that a resumed run would not repeat; signals wait for its end."""
         return bool(self.run.phases) and (self.stage != "eval" or self.eval_metric != "eval_loss_epoch")
 
     def leave_if_interrupted(self) -> None:
-        """After a signal: let the state be saved where a run can go on from it, and end the program."""
+        """After a signal: save the state, from which a run can continue, and end the program.
+
+        The core saves at the end of its loop; a run of this door is saved by its callbacks, in the stage it is in.
+        """
         if not self.run.is_interrupted:
             return
         self.door.print(f"{self.run.signals.name} after update {self.progress.update}")
         self.door.callback_handler.call_event("save_interrupted_run", self.door)
         raise Interrupted(self.run.signals.exit_code)
+
+    def _check_trained(self) -> None:
+        """Nothing: `WeightsWatch` looks at the weights, and knows which of the user's methods is to blame."""
 
     @property
     def has_work(self) -> bool:
@@ -261,7 +263,7 @@ class Core(Components):
             self.door.callback_handler.call_event("save_requested_run", self.door)
 
     def after_update(self, action: Callable[[], None]) -> None:
-        """Do it now, or, inside a step, when the update is through and the state of the run is whole again."""
+        """Run an action now or, inside a step, after the update, when the state of the run is complete."""
         if self.is_in_window:
             self._after_update.append(action)
         else:
@@ -270,7 +272,7 @@ class Core(Components):
     # An evaluation epoch
 
     def run_evaluation(self, loader: Any, metric: str) -> None:
-        """An evaluation inside whatever is under way; its loss is recorded under the name of the metric."""
+        """Evaluate, also inside an epoch; the loss is recorded under the name of the metric."""
         self.load_callbacks()
         before = (self.eval_metric, self.run.eval_stream)
         self.eval_metric, self.run.eval_stream = metric, self._stream_of(loader, is_training=False)
@@ -296,7 +298,7 @@ class Core(Components):
         self.door.model.eval()
 
     def set_train_mode(self) -> None:
-        """The modes that there were before, or train mode where somebody else left the model in eval mode."""
+        """Restore the modes from before, or train mode if the model was left in eval mode."""
         for part, mode in self._modes:
             part.training = mode
         self._modes = []
@@ -318,12 +320,12 @@ class Core(Components):
         call("on_eval_epoch_start", self.door, is_intermediate=self.is_intermediate)
 
     def eval_step(self, batch: Any) -> StepResult:
-        """A step on samples of this process's own, some of which others may have none of."""
+        """An evaluation step on samples of this process; other processes may have none in it."""
         with self.gathering.round(self._is_uneven()):
             return self._take_eval_step(batch)
 
     def _eval_without_samples(self, batch: Any) -> None:
-        """A step that others have samples of: taken with one of theirs if they gather in it."""
+        """An evaluation step without a sample of this process: taken with another's if the others gather in it."""
         self._is_uneven()
         if self.gathering.is_needed() or self.runtime.forwards_together:
             with self._standing_in():
@@ -345,12 +347,14 @@ class Core(Components):
     def _standing_in(self) -> Iterator[None]:
         """A step on a sample of another process: metrics do not count it, and nothing of it is gathered."""
         owners = (self.door, *self.door.callback_handler.callbacks)
-        held = [{n: v for n, v in vars(owner).items() if isinstance(v, nn.Module)} for owner in owners]
-        measured = [deepcopy(metric_states(modules)) for modules in held]
-        with self.gathering.standing_in():
+        held = {
+            f"{at}: {name}": value
+            for at, owner in enumerate(owners)
+            for name, value in vars(owner).items()
+            if isinstance(value, nn.Module)
+        }
+        with measuring_nothing(held), self.gathering.standing_in():
             yield
-        for modules, states in zip(held, measured, strict=True):
-            load_metric_states(modules, [states])
 
     def evaluation_batches(self, loader: EvaluationLoader) -> Iterator[Any]:
         """The batches of an evaluation epoch of the user's own."""

@@ -1,4 +1,4 @@
-"""How a run goes through its epochs and steps: methods that a subclass may replace whole."""
+"""The epochs and steps of a run: methods that a subclass may replace whole."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ...metrics.progress import Limits
+from ...training.step_checks import scheduler_position
+from ...training.update import Window
+from .._shared import is_overridden
 from .callbacks import CallbackHandler, StopTrainingError
-from .checks import WeightsWatch, checked_output, scheduler_position, step_obstacle
+from .checks import WeightsWatch, checked_output, step_obstacle
 from .loaders import TrainingLoader, prepared
 from .stages import Stages
 from .tracking import LossTracker
@@ -24,7 +27,7 @@ class Epochs(Stages):
     """The order of the stages. A method that is replaced takes its batches from the loader that it is given.
 
     Every batch taken from the training loader is a step of the run, so limits, progress and training states stay right
-    whoever writes the loop.
+    also in a loop that the user wrote.
     """
 
     callback_handler: CallbackHandler
@@ -40,8 +43,8 @@ class Epochs(Stages):
         core = self._core
         core.waiting_state = None if resume_from is None else saving.load_run(self, resume_from)
         config = self.run_config
-        core.run.limits = Limits(config.num_epochs, config.max_num_train_steps).from_call(core.progress)
-        if type(self)._run_training is Epochs._run_training:
+        core.run.set_limits(Limits(config.num_epochs, config.max_num_train_steps))
+        if not self._overrides("_run_training"):
             self._run_training()
             return
         if resume_from is not None:
@@ -58,7 +61,7 @@ class Epochs(Stages):
         watch.check("_run_training")
 
     def _run_training(self: Trainer) -> None:  # type: ignore[misc]
-        """A training run: its start, epochs until a limit is reached or somebody stops it, and its end."""
+        """A training run: its start, epochs until a limit is reached or it is stopped, and its end."""
         core, call = self._core, self.callback_handler.call_event
         with core.looking():
             self.training_run_start()
@@ -135,7 +138,7 @@ class Epochs(Stages):
         self._core.report(loss, output.get("batch_size", self._core.run.window.size))
         self._loss_tracker.is_reported = True
         share = self._share_of_update(loss, "num_items_in_batch" in output)
-        if not self._has_own_backward or self._core.divisor is None:
+        if not self._has_own_backward or not self._core.is_in_step:
             self.backward_step(share)
             return
         gradients = self._core.gradients
@@ -145,14 +148,15 @@ class Epochs(Stages):
             self.backward_step(share)
 
     def _share_of_update(self, loss: Tensor, is_token_mean: bool) -> Tensor:
-        """The loss divided so that the gradients of a whole update are those of one big batch."""
-        config = self.run_config
-        divisor = self._core.divisor
-        if divisor is None:  # outside of a run
-            divisor = float(config.gradient_accumulation_steps)
+        """The loss divided so that the gradients of a whole update are those of one big batch.
+
+        It is divided here and not in the update's `backward`, since `backward_step` gets the divided loss.
+        """
+        config, core = self.run_config, self._core
+        window = core.run.window if core.is_in_step else Window(divisor=float(config.gradient_accumulation_steps))
         if is_token_mean and config.is_distributed and config.gradient_accumulation_steps > 1:
             loss = loss * config.num_processes  # it is a part of all processes' mean, of which an average is taken
-        return loss if divisor == 1.0 else loss / divisor
+        return window.share_of(loss)
 
     def _update_weights(self) -> None:
         """The end of a window of batches: one update of the weights."""
@@ -173,12 +177,12 @@ class Epochs(Stages):
 
     def _is_scheduled(self) -> bool:
         """Whether the user's `backward_step` or `optimizer_step` has stepped the scheduler, as the default would."""
-        is_default = type(self).scheduler_step is Stages.scheduler_step
+        is_default = not is_overridden(self, "scheduler_step", Stages)
         return is_default and scheduler_position(self.scheduler) != self._core.scheduler_position
 
     @property
     def _has_own_backward(self) -> bool:
-        return type(self).backward_step is not Stages.backward_step
+        return is_overridden(self, "backward_step", Stages)
 
     # An evaluation
 

@@ -1,4 +1,4 @@
-"""The gradients of the update under way, whoever computes and uses them: the default stages, or plain torch."""
+"""The gradients of the update under way, computed and used by the default stages or by plain torch."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class Gradients:
             function(*args)
         torch.clear_autocast_cache()  # it holds weights as they were before the step
 
-    # `optimizer.step()` called by somebody else
+    # `optimizer.step()` called by the user
 
     @contextmanager
     def own_backward(self, obstacle: str | None) -> Iterator[None]:

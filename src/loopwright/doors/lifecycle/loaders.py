@@ -1,4 +1,4 @@
-"""Values of all processes together, and evaluations in which a process has no sample while others gather."""
+"""Loaders whose batches are steps of a run, and `gather`, also where a process has no sample to gather."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ GATHER, FIRST, OVER, WAITING, END = (
 
 
 class Gathering:
-    """`gather`, by messages in which every process says what it is doing, so that a mistake is an error and no wait.
+    """`gather` with a message before it that names each process's call, so that a mistake is an error and no deadlock.
 
     In the last round of an evaluation there may be fewer samples than processes. A process without one takes the step
-    with a sample of another if, and only if, the others gather in it; what it gathers there is left out.
+    with a sample of another if, and only if, the others gather in it; its own rows are left out of the result.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -91,7 +91,7 @@ class Gathering:
             self.is_stand_in = False
 
     def end(self) -> None:
-        """The evaluation is over on this process; all others must be there too."""
+        """End the evaluation on this process; all other processes must have reached its end too."""
         if self.runtime.world > 1:
             self._say(END)
 
@@ -103,9 +103,9 @@ class Gathering:
         return kinds
 
     def _say(self, kind: str, content: str | None = None) -> list[str | None]:
-        told = self.runtime.gather_objects((kind, content))
-        _check([kind for kind, _ in told])
-        return [content for _, content in told]
+        messages = self.runtime.gather_objects((kind, content))
+        _check([kind for kind, _ in messages])
+        return [content for _, content in messages]
 
 
 def _check(kinds: list[str]) -> None:
@@ -162,7 +162,7 @@ def _has_ready_batches(stream: Any) -> bool:
 class PreparedLoader:
     """Another loader's batches, on the device, in the order that the seed and the epoch say.
 
-    Whatever else is asked of it is the other loader's.
+    All other attributes are the other loader's.
     """
 
     is_training: bool

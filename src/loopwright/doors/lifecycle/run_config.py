@@ -12,7 +12,7 @@ from torch import distributed as dist
 
 @dataclass(frozen=True, slots=True)
 class TrainerRunConfig:
-    """What a run was asked to do, worked out: the smaller of the limits, the sizes of batches, the updates."""
+    """The settings of a run and the numbers that follow: the smaller limit, batch sizes, updates per epoch."""
 
     num_epochs: int = 0
     train_per_device_batch_size: int | None = None

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...checkpoint import read_checkpoint, write_checkpoint
-from ...checkpoint.components import Parts, read_parts
+from ...checkpoint import read_checkpoint
+from ...checkpoint.components import Parts, read_parts, write_parts
 from ...checkpoint.migrations import complete_state, explained
 from ...data.random import set_rng_state
 from ...errors import CheckpointError
@@ -33,21 +33,18 @@ def write_checkpoint_of(
     """Write the parts of a trainer as they are now, with the model that it has at the moment; one process alone can."""
     core = Core(door, door._runtime)
     core.configure_models()
-    tree: dict[str, Any] = {
-        "models": {name: model.state_dict() for name, model in core.models.items()},
-        "optimizers": {},
-        "schedules": {},
-        OWN: {"extra": dict(extra or {})},
-    }
-    if save_optimizer and door.optimizer is not None:
-        tree["optimizers"] = {"optimizer": door.optimizer.state_dict()}
-    if save_scheduler and door.scheduler is not None:
-        tree["schedules"] = {"scheduler": door.scheduler.state_dict()}
-    write_checkpoint(path, tree, door._core.run.checkpoint_meta())
+    write_parts(
+        path,
+        core.models,
+        {"optimizer": door.optimizer} if save_optimizer and door.optimizer is not None else {},
+        {"scheduler": door.scheduler} if save_scheduler and door.scheduler is not None else {},
+        rest={OWN: {"extra": dict(extra or {})}},
+        meta=door._core.run.checkpoint_meta(),
+    )
 
 
 def load_checkpoint_into(door: Trainer, path: str | Path, load_optimizer: bool, load_scheduler: bool) -> dict[str, Any]:
-    """Load what was asked for, and give back everything under the names of the document's library."""
+    """Load the requested parts; returns the whole content under the names of the document's library."""
     parts = read_parts(path)
     load_parts(_core_of(door).run, parts, optimizers=load_optimizer, schedules=load_scheduler)
     content: dict[str, Any] = {"model_state_dict": parts.models["model"]}
@@ -109,7 +106,7 @@ def load_state_into(door: Trainer, directory: str | Path) -> dict[str, Any]:
 
 
 def _core_of(door: Trainer) -> Core:
-    """The components that the door has now, which need not be those that its run began with."""
+    """A core trainer of the components that the door has now, which may have changed since its run began."""
     core = Core(door, door._runtime)
     core.setup()
     core.use_scheduler(door.scheduler)

@@ -1,20 +1,23 @@
-"""The stages of a run that a subclass may override, with what they do by default."""
+"""The stages of a run that a subclass may override, with their defaults."""
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.utils.data import DataLoader, IterableDataset
 
 from ...data.stream import batch_size_of
 from ...errors import ConfigurationError
+from .._shared import is_overridden
 from . import run_config as processes
-from .building import build_loader, build_scheduler, loader_options
-from .placeholders import placeholder_values
+from .placeholders import TrainerPlaceholderValues, placeholder_values, resolve
 
 if TYPE_CHECKING:
     from ...runtime import Runtime
@@ -22,11 +25,12 @@ if TYPE_CHECKING:
     from .run_config import TrainerRunConfig
     from .tracking import RunHistory
 
+_KNOWN = [name for name in inspect.signature(DataLoader.__init__).parameters if name not in ("self", "dataset")]
 DlKwargs = Mapping[str, Any] | None
 
 
 class Stages:
-    """What `Trainer` does at each named stage of document 002.
+    """The default of each named stage of document 002.
 
     Methods that begin with *create*, *calculate* or *get* return something, all others act. A callback's
     `on_<stage>` runs right after the method of the same name.
@@ -54,7 +58,7 @@ class Stages:
     # Setup
 
     def create_train_dataloader(self, batch_size: int, train_dl_kwargs: DlKwargs = None) -> Any:
-        """The loader for training: the defaults, with what the user asked for over them."""
+        """Build the loader for training: the defaults, replaced by the user's options."""
         self._train_dl_kwargs = loader_options(
             self.train_dataset, self.get_default_train_dl_kwargs(batch_size), train_dl_kwargs, self.collate_fn
         )
@@ -64,7 +68,7 @@ class Stages:
         return {"shuffle": True, "pin_memory": self.device.type == "cuda", "batch_size": batch_size, "num_workers": 0}
 
     def create_eval_dataloader(self, batch_size: int, eval_dl_kwargs: DlKwargs = None) -> Any:
-        """The loader for evaluation: the defaults, with what the user asked for over them."""
+        """Build the loader for evaluation: the defaults, replaced by the user's options."""
         self._eval_dl_kwargs = loader_options(
             self.eval_dataset, self.get_default_eval_dl_kwargs(batch_size), eval_dl_kwargs, self.collate_fn
         )
@@ -78,7 +82,7 @@ class Stages:
         if self.create_scheduler_fn is None:
             return None
         scheduler = build_scheduler(self.create_scheduler_fn, self.optimizer, placeholder_values(self))
-        if isinstance(scheduler, ReduceLROnPlateau) and type(self).scheduler_step is Stages.scheduler_step:
+        if isinstance(scheduler, ReduceLROnPlateau) and not is_overridden(self, "scheduler_step", Stages):
             raise ConfigurationError(
                 "create_scheduler_fn made a ReduceLROnPlateau, which is stepped with a metric: use another scheduler, "
                 "or override `scheduler_step` and step it where you have the metric, as in `training_run_epoch_end`."
@@ -175,3 +179,78 @@ def _pair(batch: Any) -> tuple[Any, Any]:
         f"A batch is a {kind}: the default `calculate_train_batch_loss` and `calculate_eval_batch_loss` expect "
         "(inputs, targets). Let the data set or `collate_fn` give such pairs, or override both methods."
     )
+
+
+def loader_options(
+    dataset: Any,
+    defaults: Mapping[str, Any],
+    asked: Mapping[str, Any] | None,
+    collate_fn: Callable[[Any], Any] | None,
+) -> dict[str, Any]:
+    """Arguments for a DataLoader: the user's options, and the defaults that do not contradict them."""
+    asked = dict(asked or {})
+    excluded: set[str] = set()
+    if isinstance(dataset, IterableDataset) or "sampler" in asked:
+        excluded = {"shuffle"}
+    if "batch_sampler" in asked:
+        excluded = {"shuffle", "batch_size", "drop_last", "sampler"}
+    options = {name: value for name, value in defaults.items() if name not in excluded}
+    if collate_fn is not None:
+        options["collate_fn"] = collate_fn
+    return options | asked
+
+
+def build_loader(dataset: Any, options: Mapping[str, Any]) -> DataLoader[Any]:
+    if dataset is None:
+        raise ConfigurationError("There is no data set: pass it to `train` or `evaluate`.")
+    if isinstance(dataset, DataLoader):
+        raise ConfigurationError(
+            "A DataLoader was passed as the data set: pass `loader.dataset`, with the loader's options as dataloader "
+            "kwargs, or override `create_train_dataloader` and `create_eval_dataloader`."
+        )
+    if isinstance(dataset, tuple) and len(dataset) > 1 and all(isinstance(part, Tensor) for part in dataset):
+        raise ConfigurationError(
+            f"The data set is a tuple of {len(dataset)} tensors: make one data set of them, as in "
+            "`TensorDataset(inputs, targets)`."
+        )
+    unknown = next((name for name in options if name not in _KNOWN), None)
+    if unknown is not None:
+        near = difflib.get_close_matches(unknown, _KNOWN, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there is: {', '.join(_KNOWN)}."
+        raise ConfigurationError(f"A DataLoader has no option {unknown!r}, which the dataloader kwargs hold; {hint}")
+    return DataLoader(dataset, **options)
+
+
+def build_scheduler(
+    factory: Callable[[Optimizer], Any],
+    optimizer: Optimizer | None,
+    values: Mapping[TrainerPlaceholderValues, int | None],
+) -> Any:
+    """What the factory makes of the optimizer, with the placeholders in it filled in."""
+    if isinstance(factory, LRScheduler) or not callable(factory):
+        raise ConfigurationError(
+            f"create_scheduler_fn is a {type(factory).__name__}: pass a function of the optimizer that makes a "
+            "scheduler, such as `functools.partial(StepLR, step_size=7)`."
+        )
+    try:
+        scheduler = resolve(factory, values)(optimizer)
+    except TypeError as error:
+        error.add_note("create_scheduler_fn is called with the optimizer alone: fix the rest with `functools.partial`.")
+        raise
+    if scheduler is None:
+        raise ConfigurationError(
+            "create_scheduler_fn returned None: return the scheduler that it makes, or pass None for no scheduler."
+        )
+    return scheduler
+
+
+def planned_updates(num_batches: int | None, accumulation_steps: int) -> int | None:
+    """Updates in an epoch: one for each full window of batches, and one for the rest."""
+    return None if num_batches is None else -(-num_batches // accumulation_steps)
+
+
+def smaller_limit(num_epochs: int, max_updates: int | None, updates_per_epoch: int | None) -> int:
+    """The number of epochs, the last one perhaps not whole, that the two limits leave."""
+    if max_updates is None or not updates_per_epoch:
+        return num_epochs
+    return min(num_epochs, -(-max_updates // updates_per_epoch))

@@ -138,7 +138,7 @@ class InMemoryRunHistory(RunHistory):
 
 
 class LossTracker:
-    """Adds losses up, each as the mean of so many samples; for an epoch of the user's own.
+    """Adds up losses, each of them the mean of a batch; for an epoch of the user's own.
 
     `is_reported` says that the steps of this epoch reported their losses to the run, which adds them up itself.
     """

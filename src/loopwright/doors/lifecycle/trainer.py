@@ -12,9 +12,9 @@ from torch.optim import Optimizer
 
 from ...errors import ConfigurationError
 from ...runtime import resolve_runtime
+from .._shared import is_overridden
 from . import run_config, saving
 from .accelerator import Accelerator, unwrapped
-from .building import planned_updates, smaller_limit
 from .callbacks import CallbackHandler, LimitBatchesCallback, TrainerCallback, get_default_callbacks
 from .checks import (
     call_by_name,
@@ -30,7 +30,7 @@ from .epochs import Epochs
 from .loaders import length_of
 from .placeholders import TrainerPlaceHolderValues, TrainerPlaceholderValues, replace_trainer_placeholder_values
 from .run_config import TrainerRunConfig
-from .stages import DlKwargs
+from .stages import DlKwargs, planned_updates, smaller_limit
 from .tracking import InMemoryRunHistory, LossTracker, RunHistory
 
 __all__ = [
@@ -47,7 +47,7 @@ PRECISION_VARIABLE = "ACCELERATE_MIXED_PRECISION"
 
 
 class Trainer(Epochs):
-    """Trains and evaluates a model on data sets. Every stage is a method: override those that differ.
+    """Trains and evaluates a model on data sets. Every stage is a method that may be overridden.
 
     Args:
         model: The module to train.
@@ -199,7 +199,7 @@ class Trainer(Epochs):
             raise ConfigurationError("train() was called while this trainer is training: call it when that has ended.")
         earlier = self._core.progress
         self._core = Core(self, self._runtime, trains=True)
-        self._core.progress.epoch = earlier.epoch + earlier.in_epoch  # the order of samples goes on changing
+        self._core.progress.go_to_epoch(earlier.epoch + earlier.in_epoch)  # the order of samples goes on changing
         self._core.progress.next_call()
         self._is_training = True
 
@@ -222,7 +222,7 @@ class Trainer(Epochs):
         self.run_config = checked_config(call_by_name(self._create_run_config, **settings))
 
     def _create_accelerator(self) -> Any:
-        """What methods written for the published system ask for device, processes and gradients."""
+        """Create the object by which methods written for the published system get device, processes and gradients."""
         return Accelerator(self)
 
     def _prepare_model_optimizer_and_dataloaders(self) -> None:
@@ -245,7 +245,7 @@ class Trainer(Epochs):
         max_num_train_steps: int | None = None,
         gradient_clip_value: float | None = None,
     ) -> TrainerRunConfig:
-        """What this run was asked to do, worked out. The run goes by what this method returns."""
+        """The settings of this run and the numbers that follow. The run uses what this method returns."""
         check_limits(num_epochs, max_num_train_steps, gradient_accumulation_steps, gradient_clip_value)
         updates = planned_updates(length_of(self._train_dataloader), gradient_accumulation_steps)
         train_size = self._train_dl_kwargs.get("batch_size", per_device_batch_size)
@@ -282,8 +282,8 @@ class Trainer(Epochs):
         self._core.use_scheduler(scheduler)
 
     def _say_what_is_not_called(self) -> None:
-        """Tell of an overridden method that this run has no use for."""
-        if type(self)._clip_gradients is not Epochs._clip_gradients and self.run_config.gradient_clip_value is None:
+        """Print a line about an overridden method that this run does not call."""
+        if self._overrides("_clip_gradients") and self.run_config.gradient_clip_value is None:
             self.print(
                 "`_clip_gradients` is not called in this run: it is for runs with a limit, "
                 "`train(gradient_clip_value=...)`."
@@ -299,7 +299,7 @@ class Trainer(Epochs):
         save_scheduler: bool = True,
         save_per_node: bool = True,
     ) -> None:
-        """Write the model, and optimizer and scheduler if asked, to a checkpoint directory.
+        """Write the model, and by default optimizer and scheduler, to a checkpoint directory.
 
         `checkpoint_kwargs` are kept beside them and come back from `load_checkpoint`.
         """
@@ -344,8 +344,8 @@ class Trainer(Epochs):
         return unwrapped(self.model, keep_torch_compile)
 
     def _overrides(self, name: str) -> bool:
-        """Whether a subclass, or whoever assigned to this object, has a method of their own."""
-        return getattr(getattr(self, name), "__func__", None) is not getattr(Trainer, name)
+        """Whether a subclass, or an assignment to this object, replaced a method of `Trainer`."""
+        return is_overridden(self, name, Trainer)
 
 
 def _checked_precision(given: str | None) -> str:
@@ -380,3 +380,18 @@ def _listed(callbacks: Any) -> Iterable[TrainerCallback | type[TrainerCallback]]
         name = callbacks.__name__ if isinstance(callbacks, type) else type(callbacks).__name__
         raise ConfigurationError(f"callbacks={name}: pass a list of callbacks, as in `callbacks=[{name}]`.")
     return callbacks if callbacks is not None else ()
+
+
+class TrainerWithTimmScheduler(Trainer):
+    """A trainer for timm's schedulers: steps them with the number of updates, and after each epoch with its number."""
+
+    num_updates: int = 0
+
+    def scheduler_step(self) -> None:
+        self.num_updates = self._core.progress.update + 1
+        if self.scheduler is not None:
+            self.scheduler.step_update(num_updates=self.num_updates)
+
+    def training_run_epoch_end(self) -> None:
+        if self.scheduler is not None:
+            self.scheduler.step(self.run_history.current_epoch)

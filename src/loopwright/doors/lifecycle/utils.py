@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class LimitBatches:
-    """Trainers that are made inside this context use only so many batches of every epoch."""
+    """Trainers that are made inside this context use only the first `num_batches` batches of every epoch."""
 
     def __init__(self, num_batches: int) -> None:
         self.num_batches = LimitBatchesCallback(num_batches).num_batches
@@ -100,7 +100,7 @@ def _only(func: Callable[P, T], is_called: Callable[[], bool]) -> Callable[P, T 
         try:
             return func(*args, **kwargs) if is_called() else None
         finally:
-            _wait()  # also after an exception, so that nobody waits for ever
+            _wait()  # also after an exception, so that no process waits for ever
 
     return call
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...callback import Callback as CoreCallback
-from ...callback import check_hooks
+from ...callback import check_hooks, named_by_class
 from ...errors import ConfigurationError, check_arguments
 
 if TYPE_CHECKING:
@@ -165,17 +165,10 @@ class EpochFunction(Callback):
 
 
 class States(CoreCallback):
-    """The states of the door's callbacks, as part of the core's checkpoints."""
+    """The states of the door's callbacks, in the core's checkpoints under the name of this class."""
 
     def __init__(self, callbacks: Iterable[Callback]) -> None:
-        self.callbacks: dict[str, Callback] = {}
-        for callback in callbacks:
-            base = name = type(callback).__name__
-            number = 1
-            while name in self.callbacks:
-                number += 1
-                name = f"{base}-{number}"
-            self.callbacks[name] = callback
+        self.callbacks = named_by_class(callbacks)
 
     def state_dict(self) -> dict[str, Any]:
         return {name: callback.state_dict() for name, callback in self.callbacks.items()}

@@ -173,7 +173,7 @@ def without_padding(loader: Any, num_shares: int) -> Any:
 
 
 def allow_loading(config: Any) -> None:
-    """Let `torch.load` read back a config that somebody put into a checkpoint of their own."""
+    """Let `torch.load` read a config from a checkpoint that the user wrote with `torch.save`."""
     values = [getattr(config, field.name) for field in fields(config)]
     values += [part for value in values if isinstance(value, list | tuple) for part in value]
     kinds = {type(value) for value in values if isinstance(value, Path) or is_dataclass(value)}

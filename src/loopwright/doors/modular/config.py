@@ -28,7 +28,7 @@ class DreamTrainerConfig:
 
     `train_batch_size`, `val_batch_size`, `num_workers`, `learning_rate` and `weight_decay` are for your `configure_*`.
     `n_epochs` counts from the beginning of the run, also where a checkpoint was loaded; `max_steps` counts updates.
-    Without `val_every_n_steps` there is a validation after every epoch, with it after every so many updates instead.
+    Without `val_every_n_steps` there is a validation after every epoch, with it after every n updates instead.
 
     `scheduler_interval` None steps schedulers once an epoch (OneCycleLR and CyclicLR after every update, as torch
     documents them). `strategy` "auto" is DDP where several processes were started and one device elsewhere; "hsdp"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,12 +26,13 @@ from ...training import steps as loop
 from ...training.components import check_accumulation, check_clipping, found_on, is_trained, swap_parameters
 from ...training.program import Display, Words
 from ...training.train_call import run_training
+from .._shared import is_overridden
 from .callback import Callback, Hooks, States, sort_callbacks
 from .components import as_loaders, assign, check_models, check_owned, check_ready, initialise, modules_of, raw_module
 from .config import DreamTrainerConfig, build_runtime
 from .gradients import Gradients
+from .own_steps import EpochSchedulers
 from .saving import OwnFiles, Rounds, default_callbacks
-from .schedulers import EpochSchedulers
 from .user_loop import Loader, TrainingOver, UserLoop
 from .validation import Validation, check_returned, measured_in, without_graph
 
@@ -86,8 +88,8 @@ class Engine(CoreTrainer):
         self.calls_before: int | None = None  # of `backward` and steps, when an epoch began that is seen whole
         self.waiting: list[Callable[[], None]] = []
         self._logged: dict[str, Any] | None = None  # of the step under way
-        self._is_taking = False  # a call of `training_step`
-        self._returned: Any = None  # by it, while a loop of the user's own may still train that
+        self._is_in_step = False  # whether a call of `training_step` is under way
+        self._returned: Any = None  # value of the last call, which a loop of the user's own may still train
         self._wrapped: dict[int, nn.Parameter] = {}
         self.schedulers = EpochSchedulers(self)
 
@@ -183,7 +185,7 @@ class Engine(CoreTrainer):
     def overrides(self, name: str) -> bool:
         from .trainer import DreamTrainer
 
-        return getattr(type(self.door), name) is not getattr(DreamTrainer, name)
+        return is_overridden(type(self.door), name, DreamTrainer)  # what is assigned to a trainer is not watched
 
     def _train_epoch(self) -> None:
         """All epochs, in the door's own loop or one of the user's."""
@@ -201,13 +203,10 @@ class Engine(CoreTrainer):
     def run_epochs(self) -> None:
         """The epochs as the core runs them."""
         self.user_loop = None
-        if self.progress.is_unrecorded and self.run.is_done():
-            loop.train_epoch(self.run)
-        while not self.run.is_done():
-            loop.train_epoch(self.run)
+        loop.train(self.run, partial(loop.train_epoch, self.run))
 
     def _schedule_epoch(self, row: Mapping[str, float]) -> None:
-        """Step the schedulers that count epochs, but for those that the user's loop has stepped."""
+        """Step the schedulers that count epochs, except schedulers that the user's loop has stepped."""
         self.schedulers.step(row)
 
     # A step
@@ -224,7 +223,7 @@ class Engine(CoreTrainer):
         """Gradients of a loss; a mistake in it is named."""
         if self.run.is_evaluating:
             self._check_update(loss)
-        if self._logged is None and not self._is_taking:
+        if self._logged is None and not self._is_in_step:
             raise ConfigurationError(
                 "`backward(loss)` was called outside a batch, where no step would follow: call it in `training_step`, "
                 "or in a `training_loop` that iterates `self.train_loader`."
@@ -233,7 +232,7 @@ class Engine(CoreTrainer):
         self.train_loss(loss, optimizer, retain_graph=retain_graph)
 
     def train_loss(self, loss: Any, optimizer: Optimizer | str | None = None, *, retain_graph: bool = False) -> None:
-        """The backward pass of a loss, whoever asked for it."""
+        """The backward pass of a loss, given to `backward` or returned by a step."""
         try:
             self.gradients.backward(loss, optimizer, retain_graph=retain_graph)
         except (AttributeError, RuntimeError, TypeError, ValueError):
@@ -247,12 +246,12 @@ class Engine(CoreTrainer):
         is_alone = self._logged is None  # called by neither loop
         if is_alone:
             self.gradients.begin_step()
-        self._is_taking = True
+        self._is_in_step = True
         try:
             with self.gradients.watching(), self.runtime.autocast:
                 returned = call()
         finally:
-            self._is_taking = False
+            self._is_in_step = False
         if self.user_loop is None:
             self.gradients.train_returned(returned)
         if self.user_loop is None or self.gradients.is_used:
@@ -260,7 +259,7 @@ class Engine(CoreTrainer):
         else:
             self._returned = returned  # the loop may train it yet
         if is_alone:
-            self.gradients.schedule()
+            self.gradients.schedulers.follow_all()
         self.outputs = without_graph(returned)
         return returned
 
@@ -279,7 +278,7 @@ class Engine(CoreTrainer):
         """What a step has measured: what was logged in it, and what it returned if the user's loop logs nothing."""
         logged, self._logged = self._logged or {}, None
         if not self.run.is_evaluating:
-            self.gradients.schedule()
+            self.gradients.schedulers.follow_all()
         returned = measured_in(self.door, self.outputs) if is_returned or not logged else None
         check_returned(returned, self.words.eval_step if self.run.is_evaluating else self.words.step)
         if isinstance(returned, Mapping) or returned is None:
@@ -313,8 +312,8 @@ class Engine(CoreTrainer):
             self.log(measured)
 
     @contextmanager
-    def step_kept(self) -> Iterator[None]:
-        """Something else happens here, and then the step under way goes on."""
+    def step_set_aside(self) -> Iterator[None]:
+        """Set the step under way aside for a validation inside of it, and go on with it afterwards."""
         before = self._logged, self.outputs
         self._logged = None
         try:
@@ -324,7 +323,7 @@ class Engine(CoreTrainer):
 
     @property
     def _defers_signals(self) -> bool:
-        return self.validation.is_undisturbed
+        return self.validation.defers_signals
 
     # Files
 
@@ -335,7 +334,7 @@ class Engine(CoreTrainer):
 
     def save_soon(self, path: str | Path) -> None:
         """Write everything, as soon as the update under way is whole."""
-        path = self.files.whole_path(path)
+        path = self.files.full_path(path)
         if self.is_in_window:
             self.waiting.append(lambda: self.save(path))
         else:

@@ -1,4 +1,4 @@
-"""Whom gradients are for, where a step says so after its backward pass (`step`), or not at all."""
+"""Which optimizers get the gradients, where a step names them after its backward pass (`step`), or not at all."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from torch.utils.hooks import RemovableHandle
 
 from ..._torch_compat import foreach_mul_
 from ...runtime.dtensor import mesh_of
-from ...training.step_checks import Versions, gradient_versions, scheduler_positions, watch_own_steps
-from ...training.update import OptimizerUpdate
+from ...training.step_checks import Versions, gradient_versions, watch_own_steps
+from ...training.update import OptimizerUpdate, run_backward
 from ...training.updates import Updates
 from . import own_steps
-from .own_steps import Kept, Routes, Use, Ways, add, has_gradients, scale_of, taken_off
-from .schedulers import check_scheduler
+from .own_steps import Routes, StepMethods, StoredGradients, UpdateSchedulers, Use, has_gradients
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -28,23 +27,25 @@ if TYPE_CHECKING:
 class Gradients:
     """The gradients of the step under way.
 
-    A backward pass reaches every optimizer that the loss depends on. Those that `step` then names get to keep their
-    part; if it names none, all do. What is left to nobody is dropped when the next backward pass or the end of the
-    step comes, as by the `zero_grad` that a loop of one's own has there: a generator's loss leaves nothing in the
-    discriminator. Whoever kept gradients is stepped at the end of the accumulation window, once.
+    A backward pass gives gradients to every optimizer that the loss depends on. The optimizers that `step` names after
+    it keep theirs; if it names none, all of them do. Other gradients are dropped at the next backward pass or the end
+    of the step, as by the `zero_grad` that a hand-written loop has there: a generator's loss leaves nothing in the
+    discriminator. Optimizers that kept gradients are stepped at the end of the accumulation window, once.
+
+    This is why the door drives the phases of `OptimizerUpdate` itself: `update` takes the optimizers beforehand.
 
     `optimizer.step()` by the user's own hand is noticed: before it, the gradients of `backward` are completed as for
     `step`, and the optimizer is not stepped again.
     """
 
     def __init__(self, trainer: Engine) -> None:
-        self.trainer = trainer
+        self.trainer, self.schedulers = trainer, UpdateSchedulers(trainer)
         self.begin_run()
 
     def begin_run(self) -> None:
         """Forget everything, also what the program's way of stepping was."""
-        self.ways, self.routes = Ways(), Routes()
-        self._num_pieces = self.trainer.run.num_micro_batches
+        self.methods, self.routes = StepMethods(), Routes()
+        self._num_micro_batches = self.trainer.run.num_micro_batches
         self._use: Use | None = None
         self._is_by_hand = False  # whether an optimizer is stepped with gradients of `loss.backward()`
         self._at_start: dict[str, Versions] = {}  # of a step: all gradients, to see what it did to them
@@ -64,10 +65,10 @@ class Gradients:
         self.is_used = False  # whether the step under way has called `backward` or stepped anything
         self._own: OptimizerUpdate | None = None  # whose step by the user's own hand is under way
         self._spent: set[str] = set()  # of whose gradients that step, which leaves them, was taken
-        self._positions: dict[str, list[Any]] = {}  # of schedulers, when the step began
-        self._left: dict[str, list[Any]] = {}  # where the trainer's step of schedulers left them
-        self._unscheduled: set[str] = set()  # updates stepped since, whose schedulers are still to follow
-        self._before: dict[str, Kept] | None = None  # what updates had before the backward passes that are undecided
+        self.schedulers.reset()
+        self._before: dict[str, StoredGradients] | None = (
+            None  # what updates had before the backward passes that are undecided
+        )
         self._losses: list[Tensor] = []
         self._reached: list[frozenset[str]] = []  # the optimizers that each of those backward passes reached
         self._scale: Tensor | None = None  # that those were scaled by
@@ -75,18 +76,16 @@ class Gradients:
         self._held: set[str] = set()
         self._versions: dict[str, Versions] = {}  # of incomplete gradients
         self._clips: dict[str, float] = {}
-        self._is_for_all = False  # whether gradients of this window were left to whomever they reached
+        self._is_for_all = False  # whether gradients of this window belong to all optimizers that they reached
 
     def begin_step(self) -> None:
         """A step begins."""
-        if self._num_pieces != self.trainer.run.num_micro_batches:
-            self._num_pieces = self.trainer.run.num_micro_batches
+        if self._num_micro_batches != self.trainer.run.num_micro_batches:
+            self._num_micro_batches = self.trainer.run.num_micro_batches
             self.reset()  # memory ran out, and the window begins again
         self.is_used = False
         updates = list(self.optimization.by_name.values())
-        if self._left:
-            self._check_schedulers()
-        self._positions = {update.name: scheduler_positions(update) for update in updates if update.schedulers}
+        self.schedulers.begin_step(updates)
         if self._is_watching and updates != self._watched:
             self._watch()  # an optimizer was replaced
         self._is_checking_left = self.trainer.run_dir is not None and (self._use is None or self._is_by_hand)
@@ -116,7 +115,7 @@ class Gradients:
         update = self._update_of(optimizer)
         if not self.is_used:
             raise own_steps.step_without_backward(self.trainer, update)
-        self.ways.take(self.trainer, update, "step")
+        self.methods.check(self.trainer, update, "step")
         self._check_intact(update)
         if self._before is not None and update.name in self._before:
             self._take(update, self._before.pop(update.name))
@@ -134,7 +133,7 @@ class Gradients:
         self._clips[update.name] = max_norm
 
     def end_step(self) -> None:
-        """The step is over: decide what is undecided and, at the end of the window, step whoever has gradients."""
+        """End the step: assign its gradients and, at the end of the window, step the optimizers that have some."""
         self._decide()
         if self._is_checking_left:
             self._check_left()
@@ -144,7 +143,7 @@ class Gradients:
         self._spent.clear()
         if self.optimization.window.is_last:
             for update in self._due():
-                self.ways.take(self.trainer, update, "end")
+                self.methods.check(self.trainer, update, "end")
                 self._finish(update)
             self._held.clear()
             self._clips.clear()
@@ -168,19 +167,10 @@ class Gradients:
             self.use("return")
             self.trainer.train_loss(loss)
 
-    def schedule(self) -> None:
-        """Step the schedulers that follow the step's updates, but for those that the user stepped."""
-        for name in self._unscheduled:
-            update = self.optimization.by_name[name]
-            if scheduler_positions(update) == self._positions.get(name):
-                update.schedule()
-                self._left[name] = scheduler_positions(update)
-        self._unscheduled.clear()
-
     def _check_left(self) -> None:
         """Refuse gradients that a step leaves to the next one, where a resume point in between would not hold them."""
         for update in self.optimization.by_name.values():
-            is_known = update.name in self._unscheduled or update.name in self._held
+            is_known = update.name in self.schedulers.due or update.name in self._held
             if not is_known and has_gradients(update) and gradient_versions(update) != self._at_start.get(update.name):
                 raise own_steps.gradients_left(update)
         self._is_checking_left = False
@@ -190,13 +180,6 @@ class Gradients:
         if not any(optimizer is update.optimizer for update in updates.values()) and optimizer not in list(updates):
             raise own_steps.unknown_optimizer(optimizer, updates)
         return self.optimization.find(optimizer)
-
-    def _check_schedulers(self) -> None:
-        """Refuse schedulers that were stepped by the trainer after an update, and then once more by somebody else."""
-        for name, left in self._left.items():
-            for scheduler, before in zip(self.optimization.by_name[name].schedulers, left, strict=False):
-                check_scheduler(self.trainer, scheduler, before)
-        self._left.clear()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -229,7 +212,7 @@ class Gradients:
         self.use("backward")
         is_ours = update.name in self._held or any(update.name in names for names in self._reached)
         own_steps.check_own_step(self.trainer, update, is_ours=is_ours)
-        self.ways.take(self.trainer, update, "own")
+        self.methods.check(self.trainer, update, "own")
         if is_ours:
             self._check_intact(update)
         if self._before is not None and update.name in self._before:
@@ -239,31 +222,25 @@ class Gradients:
             self._spent.add(update.name)
         for listener in update.listeners:
             listener(update.name)
-        usual, update.clip_norm = update.clip_norm, self._clips.pop(update.name, update.clip_norm)
-        try:
-            if not update.clip():
-                update.zero()  # a step without gradients changes nothing
-        finally:
-            update.clip_norm = usual
+        if not self._clip(update):
+            update.zero()  # a step without gradients changes nothing
         self._own = update
         self._is_by_hand |= not is_ours
 
     def _after_own_step(self, update: OptimizerUpdate) -> None:
         self._own = None
-        self.optimization.calls += 1
-        update.own_steps += 1
-        update.num_updates += 1
+        self.optimization.note_own_step(update)
         self.is_used = True
         self._stepped.add(update.name)
-        self._is_over(update)
+        self._note_step(update)
 
-    def _is_over(self, update: OptimizerUpdate) -> None:
-        """An optimizer was stepped, by whomever."""
+    def _note_step(self, update: OptimizerUpdate) -> None:
+        """An optimizer was stepped, by the trainer or by the user."""
         self._held.discard(update.name)
         self._versions.pop(update.name, None)
         self.optimization.window.is_spent = True
         torch.clear_autocast_cache()  # it holds weights as they were before the step
-        self._unscheduled.add(update.name)
+        self.schedulers.due[update.name] = update
         self.trainer.events.emit("on_optimizer_step_end", update.name)
 
     def _backward_to_all(self, loss: Tensor, retain_graph: bool) -> None:
@@ -281,37 +258,40 @@ class Gradients:
                 update.is_skipped = True
                 self._held.add(update.name)
             return
-        if window.divisor != 1.0:
-            loss = loss / window.divisor
+        loss = window.share_of(loss)
         if self._scale is not None:
             loss = loss * self._scale
         params = [param for update in updates for param in update.params]
-        inputs: Any = None if self.optimization.holds_all else [p for p in params if p.requires_grad]
-        if updates[0].peers is not None:
-            inputs = updates[0].peers.prepare_backward(loss, params, inputs, is_last=window.is_last)
         earlier = self._take_off_earlier(updates)
-        torch.autograd.backward(loss, retain_graph=retain_graph, inputs=inputs)
+        run_backward(
+            loss,
+            params,
+            is_last=window.is_last,
+            holds_all=self.optimization.holds_all,
+            peers=updates[0].peers,
+            retain_graph=retain_graph,
+        )
         self._reached.append(frozenset(update.name for update in updates if has_gradients(update)))
         if earlier is not None:
-            add(params, earlier)
+            own_steps.add_gradients(params, earlier)
         for update in updates:
             self._note(update)
 
-    def _take_off_earlier(self, updates: Sequence[OptimizerUpdate]) -> Kept | None:
-        """The gradients of backward passes that are still undecided, so that the next one's can be told from them."""
+    def _take_off_earlier(self, updates: Sequence[OptimizerUpdate]) -> StoredGradients | None:
+        """The gradients of the undecided backward passes, so that the next one's are known apart from them."""
         if not self._reached:
             return None
         for update in updates:
             self._check_intact(update)
-        return taken_off([param for update in updates for param in update.params])
+        return own_steps.remove_gradients([param for update in updates for param in update.params])
 
     def _set_aside(self, updates: Sequence[OptimizerUpdate], loss: Tensor) -> None:
         """Keep what earlier steps gave apart from what is coming."""
         for update in updates:
             self._check_intact(update)
-        self._before = {update.name: taken_off(update.params) for update in updates}
+        self._before = {update.name: own_steps.remove_gradients(update.params) for update in updates}
         self._versions.clear()
-        scales = [scale for update in updates if (scale := scale_of(update, loss.device)) is not None]
+        scales = [scale for update in updates if (scale := own_steps.scale_of(update, loss.device)) is not None]
         self._scale = torch.stack(scales).amin() if scales else None
 
     def _decide(self) -> None:
@@ -332,17 +312,17 @@ class Gradients:
                         self._held.add(name)
         self._before, self._losses, self._reached, self._scale, self._stepped = None, [], [], None, set()
 
-    def _take(self, update: OptimizerUpdate, kept: Kept) -> None:
-        """Add new gradients to those the update had before, in its own scale; its guard hears of their losses now."""
+    def _take(self, update: OptimizerUpdate, kept: StoredGradients) -> None:
+        """Add new gradients to those the update had before, in its own scale; flag their losses for its guard."""
         for loss in self._losses:
             update.flag_nonfinite(loss)
         new = [param.grad for param in update.params if param.grad is not None]
         if self._scale is not None and new:
-            foreach_mul_(new, scale_of(update, self._scale.device) / self._scale)
-        add(update.params, kept)
+            foreach_mul_(new, own_steps.scale_of(update, self._scale.device) / self._scale)
+        own_steps.add_gradients(update.params, kept)
         self._note(update)
 
-    def _drop(self, update: OptimizerUpdate, kept: Kept) -> None:
+    def _drop(self, update: OptimizerUpdate, kept: StoredGradients) -> None:
         if self.trainer.accumulate > 1 and any(mesh_of(param) is not None for param in update.params):
             raise own_steps.sharded_in_window(update)
         for param, old in zip(update.params, kept, strict=True):
@@ -358,21 +338,19 @@ class Gradients:
         peers = updates[0].peers
         for update in updates:
             self._check_intact(update)
-        if peers is not None and not self._is_for_all:
-            return [
-                update for update in updates if update.name in self._held
-            ]  # the program said so, and it is the same
+        if peers is not None and not self._is_for_all:  # the program named them, the same on all processes
+            return [update for update in updates if update.name in self._held]
         has = [float(update.name in self._held and (update.is_skipped or has_gradients(update))) for update in updates]
         totals = has if peers is None else peers.sum_count(has).tolist()
         return [update for update, total in zip(updates, totals, strict=True) if total]
 
     def _note(self, update: OptimizerUpdate) -> None:
-        """Remember gradients that are not complete yet, to see whether somebody changes them before they are."""
+        """Remember gradients that are not complete yet, to see whether they are changed before."""
         if update.name in self._incomplete:
             self._versions[update.name] = gradient_versions(update)
 
     def _check_intact(self, update: OptimizerUpdate) -> None:
-        """Refuse gradients that somebody removed or changed; those of a sharded model may not be there yet."""
+        """Refuse gradients that were removed or changed by the user; a sharded model may not have any yet."""
         if update.is_skipped or self._own is not None:
             return
         is_aside = self._before is not None and update.name in self._before
@@ -384,18 +362,32 @@ class Gradients:
             raise own_steps.gradients_changed(self.trainer, update)
 
     def _finish(self, update: OptimizerUpdate) -> None:
-        if update.name in self._unscheduled:
+        if update.name in self.schedulers.due:
             if self.trainer.accumulate > 1:
                 raise own_steps.twice_in_window(self.trainer, update)
-            self.schedule()
-            self._positions[update.name] = scheduler_positions(update)
-        usual, schedulers, num_updates = update.clip_norm, update.schedulers, update.num_updates
-        update.clip_norm, update.schedulers = self._clips.pop(update.name, usual), []
+            self.schedulers.follow(update)
+        self.optimization.window.is_spent = True
+        with self.trainer.runtime.no_autocast or nullcontext():
+            is_stepped = self._run_phases(update)
+        self._note_step(update)
+        if not is_stepped:
+            self.schedulers.due.pop(update.name, None)
+
+    def _run_phases(self, update: OptimizerUpdate) -> bool:
+        """The phases of `update.finish` but for `schedule`, which waits for the end of the step; False: no step."""
+        if not update.complete():
+            self._clips.pop(update.name, None)
+            return False
+        update.start_step()
+        if is_finite := self._clip(update):
+            update.step()
+        update.zero()
+        return is_finite
+
+    def _clip(self, update: OptimizerUpdate) -> bool:
+        """Clip by the norm that `clip_gradients` gave for this update, else as configured."""
+        usual, update.clip_norm = update.clip_norm, self._clips.pop(update.name, update.clip_norm)
         try:
-            with self.trainer.runtime.no_autocast or nullcontext():
-                update.finish()
+            return update.clip()
         finally:
-            update.clip_norm, update.schedulers = usual, schedulers
-        self._is_over(update)
-        if update.num_updates == num_updates:
-            self._unscheduled.discard(update.name)  # the step was left out
+            update.clip_norm = usual

@@ -1,8 +1,9 @@
-"""How a program steps its optimizers: in one way for each, and with losses of which it is clear whose they are."""
+"""How a program steps its optimizers and schedulers: checks of its own steps, and what the trainer leaves to them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -10,33 +11,41 @@ from torch import Tensor
 from torch.optim import LBFGS
 
 from ...errors import ConfigurationError
+from ...optim.build import Schedule
 from ...runtime.dtensor import mesh_of
-from ...training.step_checks import Versions, gradient_versions, own_step_obstacle
+from ...training.step_checks import (
+    Versions,
+    gradient_versions,
+    own_step_obstacle,
+    scheduler_position,
+    scheduler_positions,
+)
 from ...training.update import OptimizerUpdate
+from .._shared import StepSchedulers
 
 if TYPE_CHECKING:
     from .engine import Engine
 
 
-Way = Literal["end", "step", "own"]
+StepMethod = Literal["end", "step", "own"]
 Use = Literal["backward", "return"]
 
 
-class Ways:
-    """How each optimizer has been stepped so far in a run; one that is stepped in two ways is stepped too often."""
+class StepMethods:
+    """The method by which each optimizer is stepped in a run; one that is stepped by two is stepped too often."""
 
     def __init__(self) -> None:
-        self._first: dict[str, Way] = {}
+        self._first: dict[str, StepMethod] = {}
 
-    def take(self, trainer: Engine, update: OptimizerUpdate, way: Way) -> None:
-        """An optimizer is about to be stepped in a way."""
-        if way != "own" and isinstance(update.optimizer, LBFGS):
+    def check(self, trainer: Engine, update: OptimizerUpdate, method: StepMethod) -> None:
+        """Note how an optimizer is about to be stepped; a second method for it is refused."""
+        if method != "own" and isinstance(update.optimizer, LBFGS):
             raise ConfigurationError(
                 f"self.{update.name} is LBFGS, which computes the loss several times a step: write "
                 f"`self.{update.name}.step(closure)` in `training_step`, or use another optimizer."
             )
-        first = self._first.setdefault(update.name, way)
-        if first == way or (trainer.accumulate > 1 and "own" not in (first, way)):
+        first = self._first.setdefault(update.name, method)
+        if first == method or (trainer.accumulate > 1 and "own" not in (first, method)):
             return
         name = update.name
         words = {
@@ -46,20 +55,20 @@ class Ways:
         }
         raise ConfigurationError(
             f"Optimizer {name!r} is stepped in two ways, so once too often: first by {words[first]}, now by "
-            f"{words[way]}. Choose one for every batch: `self.backward(loss)` alone, or followed by "
+            f"{words[method]}. Choose one for every batch: `self.backward(loss)` alone, or followed by "
             f"`self.step(self.{name})` or `self.{name}.step()` in the same `training_step`. To step "
             "after every fourth batch only, set gradient_accumulation_steps=4 and leave the step to the trainer."
         )
 
 
 class Routes:
-    """Which optimizers the losses reach of which a step does not say whose they are."""
+    """The optimizers that losses reach where a step does not name the optimizer of a loss."""
 
     def __init__(self) -> None:
         self._seen: list[frozenset[str]] = []  # sets of optimizers, each when it first came
 
     def check(self, reached: Sequence[frozenset[str]]) -> None:
-        """Refuse losses of one step, or of alternating ones, that could be for one optimizer or for several."""
+        """Refuse losses of one step, or of alternating steps, that could be for one optimizer or for several."""
         for position, names in enumerate(reached):
             for other in reached[:position]:
                 if names & other and len(names | other) > 1:
@@ -110,7 +119,7 @@ def complete(update: OptimizerUpdate) -> None:
 
 
 def gradients_gone(trainer: Engine, update: OptimizerUpdate) -> ConfigurationError:
-    """Somebody removed what `backward` computed before the optimizer was stepped."""
+    """Gradients that `backward` computed were removed before the optimizer was stepped."""
     if trainer.accumulate > 1:
         where = f"in an accumulation window of {trainer.accumulate} batches (gradient_accumulation_steps)"
     else:
@@ -123,7 +132,7 @@ def gradients_gone(trainer: Engine, update: OptimizerUpdate) -> ConfigurationErr
 
 
 def gradients_changed(trainer: Engine, update: OptimizerUpdate) -> ConfigurationError:
-    """Somebody clipped or changed gradients that were not those of the whole update yet."""
+    """Gradients were clipped or changed before they were complete."""
     if update.scaler is not None:
         why = "still scaled for precision='fp16'"
     elif update.peers is not None:
@@ -253,7 +262,7 @@ def has_gradients(update: OptimizerUpdate) -> bool:
     return any(param.grad is not None for param in update.params)
 
 
-Kept = Sequence[Tensor | None]
+StoredGradients = Sequence[Tensor | None]
 
 
 def scale_of(update: OptimizerUpdate, device: torch.device) -> Any:
@@ -261,7 +270,7 @@ def scale_of(update: OptimizerUpdate, device: torch.device) -> Any:
     return None if update.scaler is None else update.scaler.scale(torch.ones((), device=device))
 
 
-def taken_off(params: Sequence[torch.nn.Parameter]) -> Kept:
+def remove_gradients(params: Sequence[torch.nn.Parameter]) -> StoredGradients:
     """The gradients of these parameters, which have none afterwards."""
     kept = [param.grad for param in params]
     for param in params:
@@ -269,8 +278,87 @@ def taken_off(params: Sequence[torch.nn.Parameter]) -> Kept:
     return kept
 
 
-def add(params: Sequence[torch.nn.Parameter], kept: Kept) -> None:
+def add_gradients(params: Sequence[torch.nn.Parameter], kept: StoredGradients) -> None:
     """Add what the parameters have now to what they had before."""
     for param, old in zip(params, kept, strict=True):
         if old is not None:
             param.grad = old if param.grad is None else old.add_(param.grad)
+
+
+class UpdateSchedulers(StepSchedulers):
+    """Refuses schedulers that the user's program steps after the trainer has."""
+
+    def __init__(self, trainer: Engine) -> None:
+        super().__init__()
+        self.trainer = trainer
+        self._left: dict[str, list[Any]] = {}  # positions after the trainer's own step
+
+    def reset(self) -> None:
+        super().reset()
+        self._left = {}
+
+    def begin_step(self, updates: Iterable[OptimizerUpdate]) -> None:
+        for name, left in self._left.items():
+            schedulers = self.trainer.run.optimization.by_name[name].schedulers
+            for scheduler, before in zip(schedulers, left, strict=False):
+                check_scheduler(self.trainer, scheduler, before)
+        self._left = {}
+        super().begin_step(updates)
+
+    def step(self, update: OptimizerUpdate) -> None:
+        super().step(update)
+        self._left[update.name] = scheduler_positions(update)
+
+
+class EpochSchedulers:
+    """Steps schedulers after an epoch, unless the user's loop has, and refuses ones that are then stepped again."""
+
+    def __init__(self, trainer: Engine) -> None:
+        self.trainer = trainer
+        self._positions: dict[str, Any] = {}  # when the epoch began
+        self._left: dict[str, Any] = {}  # positions after the trainer's own step
+
+    def note(self) -> None:
+        """An epoch begins here."""
+        self._positions = {
+            name: scheduler_position(schedule.scheduler) for name, schedule in self.trainer.schedules.items()
+        }
+        self._left = {}
+
+    def step(self, row: Mapping[str, float]) -> None:
+        """An epoch is over, with these metrics."""
+        for name, schedule in self.trainer.schedules.items():
+            if schedule.interval == "epoch" and scheduler_position(schedule.scheduler) == self._positions.get(name):
+                self._watching(name, schedule, row).step(row)
+                self._left[name] = scheduler_position(schedule.scheduler)
+
+    def check(self) -> None:
+        """Refuse schedulers that the user's program has stepped again since."""
+        for name, left in self._left.items():
+            check_scheduler(self.trainer, self.trainer.schedules[name].scheduler, left)
+
+    def _watching(self, name: str, schedule: Schedule, row: Mapping[str, float]) -> Schedule:
+        """The schedule, with the metric that it watches if it does."""
+        if not schedule.watches or schedule.metric is not None:
+            return schedule
+        usual = next((name for name in ("val_loss", "val/loss") if name in row), "loss")
+        watched = self.trainer.config.monitor or usual
+        if watched not in row:
+            raise ConfigurationError(
+                f"self.{name} (ReduceLROnPlateau) watches {watched!r}, which this epoch did not measure; there is: "
+                f"{', '.join(row) or 'nothing'}. Name one of them with monitor=."
+            )
+        return replace(schedule, metric=watched)
+
+
+def check_scheduler(trainer: Engine, scheduler: Any, left_at: int | None) -> None:
+    """Refuse a scheduler that goes on by itself after the trainer has stepped it."""
+    now = getattr(scheduler, "last_epoch", None)
+    if now is None or left_at is None or now <= left_at:
+        return
+    name = next((name for name, s in trainer.schedules.items() if s.scheduler is scheduler), "scheduler")
+    raise ConfigurationError(
+        f"Scheduler {name!r} was stepped twice, by the trainer and then by your program (`self.{name}.step()` "
+        "in a callback or event). Leave that out, or step it in `training_step` or `training_loop`: what they step, "
+        "the trainer does not."
+    )

@@ -1,4 +1,4 @@
-"""Checkpoints: what a run directory is filled with, and those that a user writes, on several processes."""
+"""Checkpoints: the callbacks that fill a run directory, and the user's own `save_checkpoint` on several processes."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ Write = Callable[[Any], Any]
 
 
 class OwnFiles:
-    """Runs somebody's `save_checkpoint` so that no two processes write one file.
+    """Runs the user's `save_checkpoint` so that no two processes write one file.
 
-    With copies of the models the first process alone runs it; the others stand by for a whole checkpoint that it may
-    ask for on the way (`super().save_checkpoint(path)`), which takes all of them. Of a sharded model every process has
-    a part, so each runs it, with a path of its own.
+    With replicated models only the first rank runs it. If it calls `super().save_checkpoint(path)`, which writes a full
+    checkpoint and needs all ranks, it broadcasts the path; the other ranks wait for such requests. Of a sharded model
+    every rank has a part, so each rank runs it, with a path of its own.
     """
 
     def __init__(self, trainer: Engine) -> None:
         self.trainer = trainer
-        self._is_asking = False
+        self._broadcasts_requests = False
 
     def save(self, write: Write, path: str | Path) -> Any:
         runtime = self.trainer.runtime
@@ -42,30 +42,30 @@ class OwnFiles:
         if runtime.forwards_together:
             return write(self._part(path))
         if runtime.is_main:
-            self._is_asking = True
+            self._broadcasts_requests = True
             try:
                 return write(path)
             finally:
-                self._is_asking = False
+                self._broadcasts_requests = False
                 runtime.broadcast_object(None)
-        while (asked := runtime.broadcast_object(None)) is not None:
-            self.trainer.save_soon(asked)
+        while (requested := runtime.broadcast_object(None)) is not None:
+            self.trainer.save_soon(requested)
         return None
 
     def load(self, read: Write, path: str | Path) -> Any:
-        is_divided = self.trainer.runtime.forwards_together and not self._whole(path).is_dir()
+        is_divided = self.trainer.runtime.forwards_together and not self._full(path).is_dir()
         return read(self._part(path) if is_divided else path)
 
-    def whole_path(self, path: str | Path) -> Path:
-        """Where a whole checkpoint goes that was asked for with this path, known to all processes."""
-        if self._is_asking:
+    def full_path(self, path: str | Path) -> Path:
+        """Where a full checkpoint requested with this path goes; all ranks get to know the path."""
+        if self._broadcasts_requests:
             self.trainer.runtime.broadcast_object(Path(path))
-        return self._whole(path)
+        return self._full(path)
 
     def _part(self, path: str | Path) -> Path:
         return Path(path).with_name(f"{Path(path).name}.rank{self.trainer.runtime.rank}")
 
-    def _whole(self, path: str | Path) -> Path:
+    def _full(self, path: str | Path) -> Path:
         return Path(path).with_name(Path(path).name.removesuffix(f".rank{self.trainer.runtime.rank}"))
 
 
@@ -81,16 +81,19 @@ def default_callbacks(config: DreamTrainerConfig, given: list[CoreCallback]) -> 
     )
     is_wanted = config.monitor is not None
     metric = config.monitor or "val_loss"
-    keeping = BestModel(metric, config.monitor_mode, keep=config.keep_best, required=is_wanted)
-    keeping.watched.argument = "monitor_mode"
-    return [new for new in (keeping, saving) if not any(isinstance(other, type(new)) for other in given)]
+    best = BestModel(metric, config.monitor_mode, keep=config.keep_best, required=is_wanted)
+    best.watched.argument = "monitor_mode"
+    return [new for new in (best, saving) if not any(isinstance(other, type(new)) for other in given)]
 
 
 SAVED = re.compile(r"epoch_\d+")
 
 
 class Rounds(Callback):
-    """Validations, checkpoints that were asked for inside an update, and those of `save_dir`."""
+    """Validations, the checkpoints requested inside an update, and the checkpoints of `save_dir`.
+
+    Checkpoints hold its state under the class name, so that the name is part of their format.
+    """
 
     def __init__(self) -> None:
         self._trainer: Engine | None = None
@@ -108,7 +111,7 @@ class Rounds(Callback):
         every = engine.config.val_every_n_steps
         is_due = every is not None and engine.progress.update % every == 0
         if is_due and not engine.overrides("training_loop") and _is_time(engine):
-            with engine.validation.undisturbed():
+            with engine.validation.deferring_signals():
                 engine.door.validation_loop()
         waiting, engine.waiting = engine.waiting, []
         for action in waiting:

@@ -70,7 +70,7 @@ class DreamTrainer(Hooks):
             seed_everything(config.seed)  # for models that a subclass makes in its own __init__
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Let the engine know of calls of what a subclass overrides, whoever makes them."""
+        """Route calls of overridden methods through the engine, from any caller."""
         super().__init_subclass__(**options)
         for name, through in _WATCHED.items():
             function = getattr(cls, name)
@@ -219,8 +219,7 @@ class DreamTrainer(Hooks):
 
     @current_epoch.setter
     def current_epoch(self, epoch: int) -> None:
-        progress = self._engine.progress
-        progress.epoch, progress.epoch_step, progress.epoch_sample, progress.is_exhausted = epoch, 0, 0, False
+        self._engine.progress.go_to_epoch(epoch)
 
     @property
     def global_step(self) -> int:

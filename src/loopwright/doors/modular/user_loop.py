@@ -1,4 +1,4 @@
-"""The batches of an epoch for a training loop that is the user's own: the core's bookkeeping around somebody's body."""
+"""The batches of an epoch for a training loop that is the user's own: its body between the core's bookkeeping."""
 
 from __future__ import annotations
 

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ...data.random import preserved_rng
 from ...errors import ConfigurationError
 from ...metrics.meter import ComputedMetric, Meter
 from ...metrics.result import StepResult
-from ...training.evaluate import evaluate
+from ...training.evaluate import evaluate, measuring
 from .components import without_padding
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ class Validation:
     def __init__(self, trainer: Engine) -> None:
         self.trainer = trainer
         self.done_at = 0
-        self.is_undisturbed = False
+        self.defers_signals = False
         self.index = 0
         self._num_samples = 0  # that a loop of the user's own has seen
         self._stream: Stream | None = None
@@ -97,19 +96,18 @@ class Validation:
 
     def run(self) -> Metrics:
         """A validation as the core runs it."""
-        with self.trainer.step_kept():
+        with self.trainer.step_set_aside():
             measured = evaluate(self.trainer.run, self.stream)
         return self.note(measured) if measured else {}
 
     def run_by(self, call: Callable[[], Any]) -> Any:
         """A validation loop of the user's own; what it logs is averaged over all samples, what it returns is kept."""
         trainer, meter = self.trainer, Meter()
-        with trainer.step_kept(), self.undisturbed(), trainer.run.phase(meter), trainer._eval_mode():
-            with torch.no_grad(), preserved_rng():
-                trainer.events.emit("on_validation_start")
-                self._num_samples = 0
-                returned = call()
-                self._add(meter, returned)
+        with trainer.step_set_aside(), self.deferring_signals(), measuring(trainer.run, meter):
+            trainer.events.emit("on_validation_start")
+            self._num_samples = 0
+            returned = call()
+            self._add(meter, returned)
             measured = meter.compute(trainer.runtime.sum_table, gather=trainer.runtime.gather_samples)
         self.note(measured)
         return returned
@@ -138,7 +136,7 @@ class Validation:
         from ...callbacks.ema import EMA
 
         averages = [average for c in self.trainer.run.callbacks if isinstance(c, EMA) for average in c.decays]
-        return ("val_", "val/", *(f"{average}_val{mark}" for average in averages for mark in "_/"))
+        return ("val_", "val/", *(f"{average}_val{separator}" for average in averages for separator in "_/"))
 
     def step(self, batch: Any) -> StepResult:
         """One batch, for the core."""
@@ -152,7 +150,10 @@ class Validation:
         return result
 
     def batches(self) -> Iterator[Any]:
-        """Batches for a loop of the user's own; a process without a sample of one has nothing to do."""
+        """Batches for a validation loop of the user's own; a process skips batches of which it has no sample.
+
+        The core's `evaluate` computes its steps by `eval_step`; here the user's loop computes and logs.
+        """
         trainer, stream = self.trainer, self.stream
         stream.begin(0)
         for index, (value, size, total) in enumerate(stream):
@@ -167,13 +168,13 @@ class Validation:
         trainer.run.window.size = self._num_samples  # of what is logged after the batches
 
     @contextmanager
-    def undisturbed(self) -> Iterator[None]:
+    def deferring_signals(self) -> Iterator[None]:
         """A validation that a resumed run would not do again is finished before a signal is obeyed."""
-        before, self.is_undisturbed = self.is_undisturbed, True
+        before, self.defers_signals = self.defers_signals, True
         try:
             yield
         finally:
-            self.is_undisturbed = before
+            self.defers_signals = before
 
 
 def _named(measured: Mapping[str, float], begins: tuple[str, ...]) -> Metrics:

@@ -1,4 +1,4 @@
-"""The simple door: a trainer for whoever has a model, an optimizer, a loss function and loaders.
+"""The simple door: a trainer for users who have a model, an optimizer, a loss function and loaders.
 
 from loopwright.doors.simple import Trainer
 """

@@ -1,4 +1,4 @@
-"""Files of the simple door: what a checkpoint is read into, and what beside it lets other programs use the model."""
+"""Checkpoints of the simple door: loading one, and the files beside it by which other programs use the model."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ OWN = ("manifest.json", "state.json", "state.safetensors", "pieces.json")
 def load(
     engine: Engine, path: str | Path, *, optimizer: bool, scheduler: bool
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Load a checkpoint or a file of weights; what it holds, and what the next `train` goes on from, if anything."""
+    """Load a checkpoint or a file of weights; returns its content, and the run that `train` continues, if any."""
     from ...checkpoint.components import read_parts
     from ...checkpoint.migrations import complete_state
+    from ...training.state import continue_position
     from ...training.undo import load_parts
 
     _check_there(Path(path))
@@ -46,7 +47,7 @@ def load(
     noted = dict(parts.rest.get("simple", {}) if parts.path.is_dir() else parts.rest)
     noted.pop("run", None)
     if goes_on:
-        engine.continue_from(state)
+        continue_position(engine.run, state)
     rows = run.get("rows", [])
     content = {
         "model_state_dict": parts.models["model"],
@@ -61,7 +62,7 @@ def load(
 
 
 def _check_there(path: Path) -> None:
-    """Say what is beside a path at which there is nothing."""
+    """Refuse a path that does not exist, and list the files beside it."""
     if path.exists():
         return
     folder = path.parent
@@ -93,7 +94,7 @@ def _is_trained(value: Any) -> bool:
 
 
 def pretrained_files(model: nn.Module) -> dict[str, bytes]:
-    """What `from_pretrained` needs beside the weights, of a model that has `save_pretrained`; nothing of others."""
+    """The files that `from_pretrained` needs beside the weights; none for a model without `save_pretrained`."""
     if not callable(getattr(model, "save_pretrained", None)):
         return {}
     with TemporaryDirectory() as folder:
@@ -112,7 +113,7 @@ def pretrained_files(model: nn.Module) -> dict[str, bytes]:
 
 
 def _transformers_parts(model: nn.Module) -> list[Any]:
-    """The configs of a model of transformers, which are all that has to be written without its weights."""
+    """The configs of a model of transformers: all that has to be written besides its weights."""
     module = sys.modules.get("transformers.modeling_utils")
     if module is None or not isinstance(model, module.PreTrainedModel):
         return []

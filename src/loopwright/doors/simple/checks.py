@@ -1,4 +1,4 @@
-"""What the simple door says of arguments and returned values that it cannot use, in the words of its document."""
+"""Errors for arguments and returned values that the simple door cannot use, in the words of its document."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def as_device(given: Any) -> torch.device | None:
 
 
 def check_data(data: Any, name: str) -> None:
-    """Refuse what gives no batches: samples, or a single batch."""
+    """Refuse data that gives no batches: samples, or a single batch."""
     if isinstance(data, Dataset) or hasattr(type(data), "__getitems__"):
         raise ConfigurationError(
             f"{name} is a {type(data).__name__}, which gives samples and no batches: pass "
@@ -88,7 +88,7 @@ def check_outputs(outputs: Any) -> None:
 
 
 def check_loss_value(loss: Any, is_own: bool) -> None:
-    """Refuse a loss that is none, before it is trained."""
+    """Refuse a value that is no loss, before its backward pass."""
     source = "`_compute_loss`" if is_own else "loss_fn"
     if loss is None:
         raise ConfigurationError(f"{source} returned None: let it return the loss, a tensor of one number.")
@@ -100,7 +100,7 @@ def check_loss_value(loss: Any, is_own: bool) -> None:
 
 
 def check_step_result(returned: Any, method: str) -> None:
-    """Refuse a step that returned nothing that can be averaged over an epoch."""
+    """Refuse a returned value that cannot be averaged over an epoch."""
     expected = "expected a dict with 'loss' and any other metrics, such as `return {\"loss\": loss.item()}`"
     if not isinstance(returned, (Mapping, Tensor, int, float, StepResult)):
         shown = "None" if returned is None else describe(returned)
@@ -128,7 +128,7 @@ def as_numbers(returned: Any, method: str) -> dict[str, float]:
 
 
 def takes(function: Callable[..., Any] | None, num_arguments: int) -> bool:
-    """Whether a function can be called with so many arguments; one that does not say so can."""
+    """Whether a function can be called with this number of arguments; True where its signature is unknown."""
     if function is None:
         return False
     try:

@@ -1,4 +1,4 @@
-"""The models, optimizers and schedulers behind the simple door, as its config and later assignments want them."""
+"""The models, optimizers and schedulers behind the simple door, set by its config and by later assignments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ...optim.build import Interval, build_schedule
 from ...runtime import resolve_runtime
 from ...runtime.base import detect_device
 from ...trainer import Trainer as CoreTrainer
-from ...training.step_checks import StepWatch, watch_own_steps
+from ...training.step_checks import StepWatch, scheduler_position, watch_own_steps
 from ...training.update import OptimizerUpdate
 from ...training.updates import Updates
 from .checks import keywords_of, takes
@@ -71,12 +71,6 @@ def settle(optimizer: Optimizer, settings: Settings) -> list[str]:
     return [line for line in lines if line is not None]
 
 
-def position_of(scheduler: Any) -> Any:
-    """How far a scheduler is, to tell whether it was stepped."""
-    found = getattr(scheduler, "last_epoch", None)
-    return repr(scheduler.state_dict()) if found is None and hasattr(scheduler, "state_dict") else found
-
-
 class Guard(NonFiniteGuard):
     """Refuses steps on losses that are not finite, in the words of this door."""
 
@@ -102,14 +96,14 @@ class OwnSteps(StepWatch):
 
 
 class EpochWatch:
-    """What an epoch of the door did with weights, optimizers and schedulers, whoever wrote it."""
+    """Watches what one epoch changes, also one that the user wrote: weights, optimizers and schedulers."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.own_steps = 0
         self._calls = engine.run.optimization.calls
         self._versions = self._count_changes()
-        self._positions = {name: position_of(s.scheduler) for name, s in engine.schedules.items()}
+        self._positions = {name: scheduler_position(s.scheduler) for name, s in engine.schedules.items()}
         self._handles: list[RemovableHandle] = []
 
     def __enter__(self) -> EpochWatch:
@@ -128,10 +122,10 @@ class EpochWatch:
 
     def has_moved(self, name: str) -> bool:
         """Whether the scheduler was stepped in this epoch."""
-        return bool(self._positions.get(name) != position_of(self.engine.schedules[name].scheduler))
+        return bool(self._positions.get(name) != scheduler_position(self.engine.schedules[name].scheduler))
 
     def check_per_batch(self) -> None:
-        """Refuse optimizer steps of the user's own after which no one stepped the scheduler that counts batches."""
+        """Refuse optimizer steps of the user's own without steps of the scheduler that counts batches."""
         for name, schedule in self.engine.schedules.items():
             if self.own_steps and schedule.interval == "update" and not self.has_moved(name):
                 raise ConfigurationError(
@@ -154,7 +148,7 @@ def is_clipped(params: list[nn.Parameter], max_norm: float) -> bool:
 
 
 class Components(CoreTrainer):
-    """What the door's trainer consists of; all of it can be exchanged."""
+    """The components of the door's trainer; each can be replaced."""
 
     def __init__(
         self,
@@ -195,7 +189,7 @@ class Components(CoreTrainer):
         self._set_cadence()
 
     def use(self, settings: Settings, config: Any) -> None:
-        """Go by another config from now on."""
+        """Use another config from now on."""
         self.settings, self.config = settings, config
         self.accumulate, self.clip_norm = settings.gradient_accumulation_steps or 1, settings.max_grad_norm
         for update in self.run.optimization.by_name.values():
@@ -221,7 +215,7 @@ class Components(CoreTrainer):
         self._set_cadence()
 
     def set_device(self, device: torch.device | None) -> None:
-        """Move the models and what optimizers remember, and send batches there from now on."""
+        """Move the models, the optimizers' state and all further batches to a device."""
         device = detect_device() if device is None else device
         if device == self.runtime.device:
             return
@@ -275,11 +269,12 @@ class Components(CoreTrainer):
     def check_stepped_once(self) -> None:
         """Refuse a loop around `train_epoch` that steps a scheduler which that has stepped already."""
         for name, position in self._stepped.items():
-            if name in self.schedules and position_of(self.schedules[name].scheduler) != position:
+            if name in self.schedules and scheduler_position(self.schedules[name].scheduler) != position:
                 raise ConfigurationError(
                     "The scheduler was stepped by train_epoch, and once more after it: leave out your own "
                     "scheduler.step(), or step it in an overridden train_epoch."
                 )
 
     def note_stepped(self) -> None:
-        self._stepped = {name: position_of(s.scheduler) for name, s in self.schedules.items() if s.interval == "epoch"}
+        by_epoch = {name: s.scheduler for name, s in self.schedules.items() if s.interval == "epoch"}
+        self._stepped = {name: scheduler_position(scheduler) for name, scheduler in by_epoch.items()}

@@ -1,4 +1,4 @@
-"""The settings that the simple door reads from whatever its user calls a config."""
+"""The settings that the simple door reads from the user's config, a mapping or an object."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from ...errors import ConfigurationError
 
 SECTION = "training"
-NEAR = 0.75  # how alike two names are, from 0 to 1, for one to be a misspelling of the other
+NEAR = 0.75  # the similarity, from 0 to 1, from which on one name is a misspelling of another
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +99,12 @@ def _number(training: Any, name: str) -> float | None:
 
 
 def _entry(holder: Any, name: str) -> Any:
-    """What a mapping or an object has under a name; the user chose which of them a config is made of."""
+    """The value under a name in a mapping or an object; a config may be made of both."""
     return holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
 
 
 def _check_kind(config: Any) -> None:
-    """Refuse what is another argument in the place of the config, or the name of a file."""
+    """Refuse another argument in the place of the config, and the name of a file."""
     order = "The order is Trainer(model, optimizer, loss_fn, config, device, scheduler)"
     if isinstance(config, LRScheduler):
         raise ConfigurationError(f"config is a {type(config).__name__}: pass it as `scheduler=`. {order}.")

@@ -1,4 +1,4 @@
-"""The core trainer behind the simple door: it asks the door for every part that a user may have overridden."""
+"""The core trainer behind the simple door: it calls the door's methods, which a user may have overridden."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from ...runtime.modes import start_training_mode
 from ...trainer import Trainer as CoreTrainer
 from ...training import steps as loop
 from ...training.program import Words
+from ...training.required_metrics import measured_on
 from ...training.step_checks import StepWatch, Versions, gradient_versions, watch_own_steps
 from ...training.update import OptimizerUpdate
 from .checks import as_numbers, as_pair, check_loss_value, check_outputs, check_step_result
@@ -64,7 +65,7 @@ class Engine(Components):
         self._save: Callable[[], str | None] | None = None
         self.is_passing = False  # over the data, in the core's loop
         self._eval_data: Any = None
-        self._left: list[Versions] | None = None  # gradients as a step left them that others add to
+        self._left: list[Versions] | None = None  # versions of the gradients after a step of a longer window
         self._has_passed = self._has_said = self.has_said_unsaved = False
 
     # What the door's user may have overridden
@@ -87,7 +88,7 @@ class Engine(Components):
         return loss
 
     def train_step(self, batch: Any) -> Any:
-        """The door's own step without reading its loss from the device, or what a subclass made of it."""
+        """Take the door's own step without reading its loss from the device, or the step of a subclass."""
         if not self.door._overrides("train_step"):
             return self.learn(batch)
         result = self.door.train_step(batch)
@@ -102,7 +103,7 @@ class Engine(Components):
         return None if self._has_default_step else OwnSteps(self)
 
     def _check_own_step(self, update: OptimizerUpdate) -> None:
-        """A step of the user's own clips as it likes; what it cannot do is train on a part of a batch."""
+        """Refuse a step of the user's own on a part of a batch; clipping is up to it."""
         step = "optimizer.step() was called"
         if self.run.is_evaluating:
             raise ConfigurationError(
@@ -136,11 +137,11 @@ class Engine(Components):
         return result
 
     def learn(self, batch: Any) -> Any:
-        """The step as the core takes it, from the door's parts."""
+        """Take the core's step, with the door's methods for its parts."""
         return super().train_step(batch)
 
     def learn_apart(self, batch: Any) -> Any:
-        """The same for a caller of the user's, whose own backward() before it must not go into the update."""
+        """Take the step for a method of the user's, whose own backward() before it must not go into the update."""
         updates = [update for update in self.run.optimization.by_name.values() if update.peers is None]
         if self.accumulate == 1 and self.run.num_micro_batches == 1:
             for update in self.run.optimization.by_name.values():
@@ -159,28 +160,18 @@ class Engine(Components):
         return result
 
     def measure(self, batch: Any) -> Any:
-        """The evaluation of a batch as the core does it, from the door's parts."""
+        """Take the core's evaluation step, with the door's methods for its parts."""
         return super().eval_step(batch)
 
     # Steps and epochs
 
     def ready_for_step(self) -> None:
-        """What a single step needs, outside of `train` as well as inside."""
+        """Prepare a single step, outside of `train` as well as inside."""
         if not self.run.optimization.by_name:
             self._setup_training()
         self._adopt_replaced()
         self.run.optimization.refresh(self.modules.values())
         start_training_mode(self.modules.values(), self.optimizers.values())
-
-    def continue_from(self, state: Mapping[str, Any]) -> None:
-        """Go on exactly from a checkpoint, inside its epoch too; not while training, whose own count decides."""
-        from ...training.state import restore_position
-
-        restore_position(self.run, state)
-        assert self.run.pending is not None
-        self.run.num_calls = self.progress.call
-        self.run.fingerprint = self.run.pending.fingerprint  # the run that goes on is the one that was saved
-        self.run.pending.restore_rng()
 
     def single_eval_mode(self) -> AbstractContextManager[None]:
         """Eval mode for one batch; inside an evaluation of the loop, which already has it, nothing."""
@@ -200,8 +191,8 @@ class Engine(Components):
     ) -> None:
         """Call `epoch` for each epoch (from 0) inside one `train` call, and then `end_epoch` with what it returned.
 
-        An epoch that an exception cut short starts over in the next call. `save` is called after an update, when a
-        signal asked for it.
+        An epoch that an exception cut short starts over in the next call. `save` is called after an update in
+        which a signal requested it.
         """
         if self.is_running:
             raise ConfigurationError("train() was called while this trainer is training: call it after that has ended.")
@@ -210,11 +201,13 @@ class Engine(Components):
             self.train(data, num_epochs)
         finally:
             self._epoch = self._end_epoch = self._save = None
-            self.progress.epoch_step = self.progress.epoch_sample = 0
-            self.progress.is_exhausted = False
+            self.progress.go_to_epoch(self.progress.epoch)
 
     def _train_epoch(self) -> None:
-        """One epoch of the clock, whatever a subclass does in it: its own loop, one pass over the data, or two."""
+        """Count one epoch, whatever a subclass does in it: its own loop, one pass over the data, or two.
+
+        So the count is set here, whatever the core's loop, which runs the passes, has counted.
+        """
         assert self._epoch is not None
         assert self._end_epoch is not None
         start, number = self.progress.epoch, self.progress.epoch - self.progress.call_epoch
@@ -228,20 +221,19 @@ class Engine(Components):
                 f"Nothing was trained in epoch {start + 1}: train_epoch changed no weight of the model. Call "
                 "self.train_step(batch) in it for each batch, or self.optimizer.step()."
             )
-        self.progress.epoch = start
-        self.progress.next_epoch()
+        self.progress.go_to_epoch(start + 1)
         for name in [name for name in self.schedules if not watch.has_moved(name)]:
             self._step_epoch(name, metrics)
         if not self._has_passed:  # no pass of ours, which would have shown its end
             self.display.on_epoch_end(self, metrics)
         self._end_epoch(number, metrics)
-        self.progress.epoch = start + 1  # a callback may have trained, too
+        self.progress.go_to_epoch(start + 1)  # a callback may have trained, too
         self.on_update_end()  # a loop of the user's own did not look at signals
         if self.run.is_interrupted:
             self._leave()
 
     def _schedule_epoch(self, row: Mapping[str, float]) -> None:
-        """Nothing yet: the door's `train_epoch` may still add metrics, or pass over the data again."""
+        """Do nothing yet: the door's `train_epoch` may still add metrics, or pass over the data again."""
 
     def _step_epoch(self, name: str, metrics: dict[str, float]) -> None:
         """Step a scheduler that counts epochs; one that watches a metric gets that of the best model."""
@@ -274,7 +266,10 @@ class Engine(Components):
         return {name if name.startswith("eval_") else f"train_{name}": value for name, value in row.items()}
 
     def _leave(self) -> None:
-        """End the program with the code that belongs to the signal, after saving where there is a place for it."""
+        """End the program with the signal's exit code, after saving if there is a `save_dir`.
+
+        At once and not at the end of the core's loop: a subclass's `train_epoch` cannot go on without the metrics.
+        """
         saved = None if self._save is None else self._save()
         what = "nothing saved, since train was called without save_dir"
         what = what if saved is None else f"saved; load_checkpoint({saved!r}) and train go on from there"
@@ -308,14 +303,9 @@ class Engine(Components):
         """The metrics that an evaluation of this data will have, found out with its first batch."""
         stream = self._open(data, None, shuffle=False)
         try:
-            stream.begin(0)
-            before = stream.state_dict() if stream.spans_epochs else None
-            batches = [batch.value for batch in stream.take(1)]
-            if before is not None:
-                stream.load_state_dict(before)
+            return measured_on(self.run, stream)
         finally:
             stream.close()
-        return set(self.evaluate(batches))
 
 
 class Display(ProgressDisplay):

@@ -1,4 +1,4 @@
-"""What the simple door does when an epoch has ended: the best model, regular checkpoints, early stopping, callbacks."""
+"""The ends of the simple door's epochs: the best model, regular checkpoints, early stopping, callbacks."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class EpochEnds:
 
     @property
     def has_stopped(self) -> bool:
-        """Whether the run that was loaded had nothing left to wait for."""
+        """Whether early stopping had ended the run that was loaded."""
         stopping = self._stopping
         return stopping is not None and stopping.num_bad_epochs >= stopping.patience
 
@@ -79,7 +79,7 @@ class EpochEnds:
         return len(self._earlier)
 
     def begin(self, loaded: Mapping[str, Any] | None) -> None:
-        """Find out which values of the metric are better, or ask for it, and go on from the run that was loaded."""
+        """Find out which values of the metric are better, or raise, and continue the run that was loaded."""
         if self.watches_metric:
             settle_all([self._watched], self.trainer._engine.run.directions)
             check_plateau(self.trainer._engine, self._watched.name, self._watched.mode)
@@ -90,7 +90,7 @@ class EpochEnds:
             self._go_on(loaded)
 
     def _mode_of(self, name: str) -> Mode:
-        """Which values are better: of the metric asked for, or of the training loss in its place."""
+        """Which values are better: of the given metric, or of the training loss in its place."""
         return self._watched.mode if name == self._watched.name else "min"
 
     def state_dict(self) -> dict[str, Any]:
@@ -115,7 +115,7 @@ class EpochEnds:
                 self.trainer._best.setdefault((self.save_dir.absolute(), name), value)
 
     def catch_up(self) -> None:
-        """Write what a process that was killed between the best model and its regular checkpoint did not get to."""
+        """Write the regular checkpoint that is missing if the process was killed between the best model and it."""
         epoch, save_dir = self.num_earlier - 1, self.save_dir
         if save_dir is None or epoch < 0 or (epoch + 1) % self.save_freq or self.trainer._engine.progress.in_epoch:
             return
@@ -123,7 +123,7 @@ class EpochEnds:
             self._save(save_dir, epoch, self._earlier[epoch])
 
     def save_now(self) -> str | None:
-        """Inside an epoch, because a signal asked for it; the path, if there is a place for it."""
+        """Save inside an epoch, since a signal requested it; return the path, or None without `save_dir`."""
         if self.save_dir is None:
             return None
         path = str(self.save_dir / "checkpoint_latest")
@@ -131,7 +131,7 @@ class EpochEnds:
         return path
 
     def __call__(self, epoch: int, metrics: dict[str, float]) -> None:
-        """The epoch has ended: maybe ask to stop, keep, save, and tell the callbacks in any case."""
+        """End an epoch: perhaps request a stop, save, and call the callbacks in any case."""
         epoch += self.num_earlier
         self.rows.append(dict(metrics))
         if self.patience is not None:
@@ -154,7 +154,7 @@ class EpochEnds:
             self.trainer._save_checkpoint(str(_regular(save_dir, epoch)), epoch, value)
 
     def _is_best(self, save_dir: Path, name: str, value: float) -> bool:
-        """Whether it beats all that this trainer kept there under this metric, in earlier calls too."""
+        """Whether a value is better than all that this trainer kept there by this metric, in earlier calls too."""
         key = (save_dir.absolute(), name)
         best = self.trainer._best.get(key)
         is_best = best is None or is_better(value, best, self._mode_of(name))
@@ -169,7 +169,7 @@ class EpochEnds:
         self._stopping.on_epoch_end(self.trainer._engine, metrics)
 
     def _metric_in(self, metrics: dict[str, float]) -> str:
-        """The metric to go by: the one asked for, or the training loss where nothing but the default was asked for."""
+        """The metric to compare: the given one, or the training loss where the default was not evaluated."""
         if self.metric in (None, "eval_loss") and "eval_loss" not in metrics and not self._has_eval(metrics):
             return "train_loss"
         return self.metric or "eval_loss"

@@ -1,4 +1,4 @@
-"""What a trainer of the simple door consists of, as attributes that a subclass may assign at any time."""
+"""The components of a simple trainer as attributes, which a subclass may assign at any time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class NotBuiltError(ConfigurationError, AttributeError):
-    """Something was asked of a trainer whose `__init__` has not run."""
+    """An attribute was read from a trainer whose `__init__` has not run."""
 
 
 class Assignable:
@@ -99,7 +99,7 @@ class Assignable:
             self._engine.use(Settings.of(config), config)
 
     def _is_early(self, name: str, value: Any) -> bool:
-        """Whether `super().__init__` has not run; then the value is kept to be compared with what that is given."""
+        """Whether `super().__init__` has not run; then the value is kept, to be compared with its arguments."""
         if "_engine" in vars(self):
             return False
         vars(self).setdefault("_early", {})[name] = value

@@ -14,6 +14,7 @@ from ...errors import ConfigurationError
 from ...metrics.meter import Meter
 from ...metrics.result import StepResult
 from ...training.supervised import TARGET_NAMES, call_model, describe, loss_of, split_supervised
+from .._shared import is_overridden
 from .checkpoints import load, pretrained_files, say_unsaved
 from .checks import as_device, check_callbacks, check_data, check_epochs, check_loss, check_model, takes
 from .engine import Engine
@@ -268,8 +269,8 @@ class Trainer(Assignable):
             ) from error
 
     def _overrides(self, name: str) -> bool:
-        """Whether a subclass, or somebody who assigned to this object, has a method of their own."""
-        return getattr(getattr(self, name), "__func__", None) is not getattr(Trainer, name)
+        """Whether a subclass, or an assignment to this object, replaced a method of `Trainer`."""
+        return is_overridden(self, name, Trainer)
 
 
 def _numbers(result: StepResult) -> dict[str, float]:

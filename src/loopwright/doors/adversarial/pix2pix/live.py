@@ -104,7 +104,7 @@ class Curves:
 
 
 class LiveView:
-    """Writes `live/images.png`, `live/losses.svg` and `live/losses.json`, from a thread of its own if told so.
+    """Writes `live/images.png`, `live/losses.svg` and `live/losses.json`, from a thread of its own if `multithreaded`.
 
     The thread writes the newest there is and skips what it had no time for; training never waits for it, and an error
     in it is raised at the next update or at the end.
@@ -167,7 +167,7 @@ class LiveView:
             try:
                 for job in jobs:
                     job()
-            except BaseException as error:  # kept for whoever trains
+            except BaseException as error:  # raised in the thread that trains
                 with self._changed:
                     self._error, self._is_busy = error, False
                     self._changed.notify_all()
@@ -203,7 +203,7 @@ def _whole(image: Tensor) -> Tensor:
 
 
 def thinned(series: Series, epoch_length: int) -> list[tuple[float, float]]:
-    """(epochs, value) for at most so many steps of a series, evenly spread, the last one among them."""
+    """(epochs, value) for a limited number of steps of a series, evenly spaced, the last one among them."""
     stride = -(-len(series) // MAX_POINTS) or 1
     pairs = zip(series.steps[::-1][::stride], series.values[::-1][::stride], strict=True)
     return [(step / epoch_length, value) for step, value in pairs][::-1]

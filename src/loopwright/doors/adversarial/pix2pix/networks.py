@@ -101,7 +101,7 @@ class UnetGenerator(nn.Module):
 
     The image is halved once, `n_downs` times, and once more in the bottleneck, then doubled as often; every doubling
     but the first also sees what the halving of its size gave. Channels double from `features` to eight times that.
-    `use_checkpointing` computes the blocks again in the backward pass instead of keeping what they gave.
+    `use_checkpointing` computes the blocks again in the backward pass instead of storing their activations.
     """
 
     def __init__(

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from ....checkpoint.onnx import TOLERANCE, ExportError, export_module
 from ....errors import ConfigurationError
+from ..._shared import on_first_process
 from ..config import Config
-from ..processes import by_first
 from ..reading import ConfigSource, load_config
 from .tester import Tester, config_in
 
@@ -99,7 +99,7 @@ class ONNXConverter(Tester):
         size = (1, self.in_channels, self.crop_size, self.crop_size)
         example = (torch.rand(size, generator=generator) * 2 - 1).to(self.device)
         export = partial(export_onnx, opset_version=opset_version, input_names=input_names, output_names=output_names)
-        by_first(self._engine.runtime, lambda: export(self.gen, path, example))
+        on_first_process(self._engine.runtime, lambda: export(self.gen, path, example))
         return path
 
 

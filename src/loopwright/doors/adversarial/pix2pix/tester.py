@@ -18,9 +18,9 @@ from ....data.random import preserved_rng
 from ....errors import ConfigurationError
 from ....losses import Laplacian, Sobel
 from ....runtime.modes import evaluating
+from ..._shared import on_first_process
 from ..experiment import directory_of
 from ..images import PARTS, write_image
-from ..processes import by_first
 from ..reading import ConfigSource, config_copies
 from ..trainer import Trainer
 from .dataset import PairedDataset
@@ -80,7 +80,7 @@ class Tester(Trainer):
         ).to(self.device)
 
     def run_test(self, image_count: int | None = None, silent: bool = False) -> list[TestResult]:
-        """Test so many images, other ones each time, or all of them; write triplets and a log of their losses.
+        """Test `image_count` images, other ones each time, or all of them; write triplets and a log of their losses.
 
         Unless `silent`, a line says how many.
         """
@@ -91,17 +91,17 @@ class Tester(Trainer):
             )
         dataset = PairedDataset(self.config, Path(self.config.dataloader.dataroot) / "test", is_train=False)
         runtime = self._engine.runtime
-        folder, number = by_first(runtime, lambda: _next_folder(self._directory() / "test"))
+        folder, number = on_first_process(runtime, lambda: _next_folder(self._directory() / "test"))
         order = permutation(self.config.common.seed or 0, number, len(dataset)).tolist()
         chosen = sorted(order[:image_count])
         if not silent:
-            self._tell(f"Testing {len(chosen)} images of {dataset.root}", capture=False)
+            self._print(f"Testing {len(chosen)} images of {dataset.root}", capture=False)
         own: list[TestResult] = []
         with evaluating([self.gen], ()), torch.no_grad(), preserved_rng():
             for index in chosen[runtime.rank :: runtime.world]:
                 own.append(self._test_one(dataset.paths[index], dataset[index], folder))
         results = sorted((result for part in runtime.gather_objects(own) for result in part), key=_source)
-        by_first(runtime, lambda: _write_log(folder, self.loaded_epoch, results))
+        on_first_process(runtime, lambda: _write_log(folder, self.loaded_epoch, results))
         return results
 
     def _test_one(self, source: Path, pair: tuple[Tensor, Tensor], folder: Path) -> TestResult:

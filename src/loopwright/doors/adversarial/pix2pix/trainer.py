@@ -122,7 +122,7 @@ class Pix2pixTrainer(Trainer):
             train.discriminator.learning_rate = train.generator.learning_rate.model_copy()
 
     def _init_generator(self) -> None:
-        """Make `gen` and `opt_gen`, and `gen_lr_scheduler`, which is made for whoever leaves it out."""
+        """Make `gen`, `opt_gen` and `gen_lr_scheduler`; an override may leave out the scheduler."""
         settings, load = self.config.train.generator, self.config.dataloader.load
         self.gen: nn.Module = UnetGenerator(
             input_size=load.crop_size,
@@ -140,7 +140,7 @@ class Pix2pixTrainer(Trainer):
         self.gen_lr_scheduler = ScheduledRate(self.opt_gen, rate_schedule(rate))
 
     def _init_discriminator(self) -> None:
-        """Make `disc` and `opt_disc`, and `disc_lr_scheduler`, which is made for whoever leaves it out."""
+        """Make `disc`, `opt_disc` and `disc_lr_scheduler`; an override may leave out the scheduler."""
         settings = self.config.train.discriminator
         self.disc: nn.Module = Discriminator(
             in_channels=self.config.dataloader.load.input_nc,
@@ -251,7 +251,7 @@ class Pix2pixTrainer(Trainer):
     def on_epoch_start(self, **kwargs: Any) -> None:
         """With `print_train_start`, say which epoch begins and with which weights."""
         if kwargs.get("print_train_start"):
-            self._tell(f"Beginning epoch: {self.current_epoch}", capture=False)
+            self._print(f"Beginning epoch: {self.current_epoch}", capture=False)
             self.loss_manager.print_weights()
 
     def train_step(self, x: Tensor, y: Tensor, idx: int, **kwargs: Any) -> Mapping[str, Tensor] | None:
@@ -289,7 +289,7 @@ class Pix2pixTrainer(Trainer):
         lines = [super().print_end_of_epoch(capture=True) or ""]
         for name, optimizer in (("G", self.opt_gen), ("D", self.opt_disc)):
             lines.append(f"Next learning rate ({name}): {round(optimizer.param_groups[0]['lr'], precision)}")
-        return self._tell("\n".join(lines), capture)
+        return self._print("\n".join(lines), capture)
 
     def save_checkpoint(self, mode: str = "both", capture: bool = False) -> Path | str:
         """Keep the complete state ("both"), or only the generator ("g") or the discriminator ("d") and its optimizer.
@@ -312,7 +312,7 @@ class Pix2pixTrainer(Trainer):
         if capture:
             return text
         if not silent:
-            self._tell(text, capture=False)
+            self._print(text, capture=False)
         return paths
 
 

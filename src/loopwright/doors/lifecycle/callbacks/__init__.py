@@ -1,4 +1,4 @@
-"""Callbacks of the lifecycle door: the events, and those that ship."""
+"""Callbacks of the lifecycle door: their base class, and the callbacks that ship."""
 
 from .averaging import ModelEma, ModelEmaCallback, WSDCheckpointCallback
 from .events import (

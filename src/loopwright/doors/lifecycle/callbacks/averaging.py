@@ -62,7 +62,7 @@ class ModelEmaCallback(SaveBestModelCallback):
     """Averages the weights after every optimizer update, evaluates the average after each epoch, saves the best.
 
     Its metrics are recorded with `ema_model_` in front of their names. Put it before callbacks that log metrics.
-    Only the `callbacks` given here hear of its evaluations; without evaluation the average is saved every epoch.
+    Its evaluations call only the `callbacks` given here; without evaluation the average is saved every epoch.
     """
 
     watch_metric: str = f"{PREFIX}eval_loss_epoch"

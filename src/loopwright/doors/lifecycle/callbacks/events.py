@@ -1,4 +1,4 @@
-"""The events of a run as a callback hears them, and the handler that passes them on."""
+"""The events of a run, and the handler that calls callbacks at them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import difflib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ....callback import check_hook_names, hook_names
+from ....callback import Hook, check_hook_names, hook_names, named_by_class, named_hook
 from ....checkpoint import CheckpointStore
 from ....checkpoint.manifest import check_inside
 from ....errors import ConfigurationError, LoopwrightError
@@ -18,9 +18,6 @@ from ....errors import ConfigurationError, LoopwrightError
 if TYPE_CHECKING:
     from ....data.open import Stream
     from ..trainer import Trainer
-
-
-Hook = Callable[..., None]
 
 
 class StopTrainingError(LoopwrightError):
@@ -110,7 +107,7 @@ EXTRA = {  # keywords that an event comes with too, for callbacks that take them
 
 
 class CallbackHandler:
-    """The callbacks in their order, and the events they really take part in."""
+    """The callbacks in their order, and the events that each of them has a method for."""
 
     def __init__(self, callbacks: Iterable[TrainerCallback | type[TrainerCallback]]) -> None:
         self.callbacks: list[TrainerCallback] = []
@@ -162,19 +159,19 @@ class CallbackHandler:
         if hooks:
             self._call(event, hooks, *args, **kwargs)
 
-    def finish_event(self, event: str, heard_by: Iterable[str], *args: Any, **kwargs: Any) -> None:
-        """Call an event for the callbacks that have not heard it yet, when a run was saved in the middle of it."""
-        done = {id(callback) for name, callback in self.named().items() if name in heard_by}
+    def finish_event(self, event: str, called: Iterable[str], *args: Any, **kwargs: Any) -> None:
+        """Call an event of the remaining callbacks, when a run was saved in the middle of it."""
+        done = {id(callback) for name, callback in self.named().items() if name in called}
         self._call(event, [(c, hook) for c, hook in self._bind(event) if id(c) not in done], *args, **kwargs)
 
     def event_under_way(self) -> tuple[str, list[str]] | None:
-        """The event that is being called, with the names of the callbacks that have heard it or are hearing it."""
+        """The event that is being called, with the names of its callbacks up to the current one."""
         if self._under_way is None:
             return None
         event, current = self._under_way
         names = {id(callback): name for name, callback in self.named().items()}
-        heard = [names[id(callback)] for callback, _ in self._hooks[event]]
-        return event, heard[: heard.index(names[id(current)]) + 1]
+        called = [names[id(callback)] for callback, _ in self._hooks[event]]
+        return event, called[: called.index(names[id(current)]) + 1]
 
     def _call(self, event: str, hooks: Iterable[tuple[TrainerCallback, Hook]], *args: Any, **kwargs: Any) -> None:
         before = self._under_way
@@ -186,26 +183,19 @@ class CallbackHandler:
             self._under_way = before
 
     def named(self) -> dict[str, TrainerCallback]:
-        """Callbacks under the names their state is saved by: the class, numbered where it occurs again."""
-        result: dict[str, TrainerCallback] = {}
-        for callback in self.callbacks:
-            name, number = type(callback).__name__, 1
-            while name in result:
-                number += 1
-                name = f"{type(callback).__name__}-{number}"
-            result[name] = callback
-        return result
+        """Callbacks under the names that their state is saved by."""
+        return named_by_class(self.callbacks)
 
     def _bind(self, event: str) -> list[tuple[TrainerCallback, Hook]]:
         if event in EVENTS:
             default = getattr(TrainerCallback, event)
-            heard = [c for c in self.callbacks if getattr(type(c), event) is not default]
-            return [(c, _named_hook(_callable_by_name(c, event), f"{type(c).__name__}.{event}")) for c in heard]
+            listening = [c for c in self.callbacks if getattr(type(c), event) is not default]
+            return [(c, named_hook(_callable_by_name(c, event), f"{type(c).__name__}.{event}")) for c in listening]
         near = difflib.get_close_matches(event, EVENTS, n=1, cutoff=0.8)
-        heard = [c for c in self.callbacks if callable(getattr(c, event, None))]
-        if near and not heard:
+        listening = [c for c in self.callbacks if callable(getattr(c, event, None))]
+        if near and not listening:
             raise ConfigurationError(f"There is no event {event!r} that a callback hears; did you mean {near[0]!r}?")
-        return [(c, _named_hook(getattr(c, event), f"{type(c).__name__}.{event}")) for c in heard]
+        return [(c, named_hook(getattr(c, event), f"{type(c).__name__}.{event}")) for c in listening]
 
 
 def _callable_by_name(callback: TrainerCallback, event: str) -> Hook:
@@ -241,27 +231,14 @@ def _binds(signature: inspect.Signature, num_positional: int, keywords: dict[str
     return True
 
 
-def _named_hook(function: Hook, label: str) -> Hook:
-    """The function, so that an exception in it says which callback and event it came from."""
-
-    def call(*args: Any, **kwargs: Any) -> None:
-        try:
-            function(*args, **kwargs)
-        except Exception as error:
-            error.add_note(f"raised in {label}")
-            raise
-
-    return call
-
-
 SAVED = re.compile(r"(epoch|step)_\d+|final|interrupted|requested")
 
 
 class SaveTrainingStateCallback(TrainerCallback):
     """Writes training states to directories in `save_dir`, which `train(resume_from=...)` takes.
 
-    They are written every so many epochs or training steps, at the end or when a signal ends the run, and when SIGUSR1
-    asks for one; with `max_checkpoints` only the latest are kept.
+    They are written every n epochs or training steps, at the end or when a signal ends the run, and when SIGUSR1
+    requests one; with `max_checkpoints` only the latest are kept.
     """
 
     save_dir: Path = Path("training_state")  # values here are for subclasses that do not call `super().__init__()`
@@ -318,7 +295,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         self.save(trainer, "requested")
 
     def save(self, trainer: Trainer, name: str) -> None:
-        """Write a state under this name, then remove those that are too many."""
+        """Write a state under this name, then remove the oldest beyond `max_checkpoints`."""
         trainer.save_training_state(self.save_dir / name)
         if self.max_checkpoints is not None and trainer.run_config.is_world_process_zero:
             CheckpointStore(self.save_dir, keep=self.max_checkpoints).prune()

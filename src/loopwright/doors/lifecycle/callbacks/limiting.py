@@ -39,7 +39,7 @@ class LimitBatchesCallback(TrainerCallback):
 
 
 class LimitEvalStepsCallback(TrainerCallback):
-    """Uses the first batches of evaluations only; of those inside training epochs alone, if asked for."""
+    """Uses the first batches of evaluations only; by default only in evaluations inside training epochs."""
 
     def __init__(self, num_eval_steps: int, limit_intermediate_only: bool = True) -> None:
         self.num_eval_steps = _checked("LimitEvalStepsCallback", num_eval_steps)
@@ -52,7 +52,7 @@ class LimitEvalStepsCallback(TrainerCallback):
 
 
 class StepBasedEvaluationCallback(TrainerCallback):
-    """Evaluates after every so many training steps; the loss is recorded as `intermediate_eval_loss`.
+    """Evaluates after every `eval_every_n_steps` training steps; the loss is recorded as `intermediate_eval_loss`.
 
     Training goes on as if nothing had happened: modes and random numbers are what they were.
     """

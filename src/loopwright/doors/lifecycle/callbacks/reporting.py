@@ -1,4 +1,4 @@
-"""What a person sees of a run: the progress of epochs and the metrics as they are recorded."""
+"""Output while a run trains: the progress of epochs, and metrics as they are recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Callbacks that look at a loss or a metric and act on it: stop, or keep the best model."""
+"""Callbacks that watch a loss or a metric: they stop the run, or keep the best model."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class TerminateOnNaNCallback(TrainerCallback):
     def on_train_step_end(self, trainer: Trainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
         loss = batch_output["loss"]
         if trainer.run_config.is_distributed:
-            return  # all processes hear of it at once, when they add up their gradients
+            return  # the flag is all-reduced with the gradients
         if isinstance(loss, Tensor) and loss.is_cpu and not math.isfinite(loss.item()):
             self.refuse(f"the training loss is {loss.item()} in epoch {trainer.run_history.current_epoch}")
 
@@ -135,7 +135,7 @@ class MetricWatcher(TrainerCallback):
 
 
 class EarlyStoppingCallback(MetricWatcher):
-    """Ends training when a metric has not improved for so many epochs in a row."""
+    """Ends training when a metric has not improved for `early_stopping_patience` epochs in a row."""
 
     threshold: float = 0.01
     early_stopping_patience: int = 1

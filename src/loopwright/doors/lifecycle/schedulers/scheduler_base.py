@@ -12,7 +12,7 @@ from ....errors import ConfigurationError
 
 
 class SchedulerBase(ABC):
-    """Sets a field of every parameter group, from the number of updates that it is told."""
+    """Sets a field of every parameter group from a number of updates."""
 
     def __init__(self, optimizer: Optimizer, param_group_field: str = "lr") -> None:
         self.optimizer = optimizer
@@ -37,7 +37,7 @@ class SchedulerBase(ABC):
 
     @abstractmethod
     def get_updated_values(self, num_updates: int) -> Any:
-        """The values after so many updates: one for all groups, one for each, or None to leave them as they are."""
+        """The values after `num_updates` updates: one for all groups, one for each, or None to change nothing."""
 
     def step_update(self, num_updates: int) -> None:
         """Set the values that belong to this number of updates."""

@@ -92,7 +92,7 @@ class WSDLrScheduler(StatefulSchedulerBase):
         if is_continuation and not is_same_run:
             self.total_steps, self._num_updates = total, 0
 
-    # What a run with this schedule asks
+    # Positions in the schedule, for callbacks
 
     @property
     def checkpoint_steps(self) -> list[int]:
@@ -108,7 +108,7 @@ class WSDLrScheduler(StatefulSchedulerBase):
         return [self._period(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
     def get_phase_info(self, num_updates: int) -> dict[str, int]:
-        """The period that so many updates are in, or at the end of."""
+        """The period that contains this number of updates, or ends with it."""
         periods = self.get_decay_info()
         return next((period for period in periods if period["period_end"] >= num_updates), periods[-1])
 

@@ -1,4 +1,4 @@
-"""Named losses of a configured run are to fall, whatever they are called."""
+"""The direction of metrics: a lower loss is better, whatever it is called."""
 
 from __future__ import annotations
 

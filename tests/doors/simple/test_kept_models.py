@@ -16,10 +16,10 @@ from loopwright import CheckpointError, ConfigurationError
 from loopwright.checkpoint import read_checkpoint
 from loopwright.data.random import seed_everything
 from loopwright.doors.simple import Trainer
+from tests.loops import assert_same_model, assert_same_optimizer, build_linear, build_net
 from tests.mistakes import Mistakes
 
-from ..loops import assert_same_model, assert_same_optimizer, build_linear, build_net
-from .test_simple import AccuracyTrainer, adam, cross_entropy, in_order, shuffled
+from .programs import AccuracyTrainer, adam, cross_entropy, in_order, shuffled
 
 
 class Scripted(Trainer):
@@ -139,18 +139,18 @@ def test_no_best_model_where_no_metric_is_asked_for(points: TensorDataset, tmp_p
     assert {path.name for path in tmp_path.iterdir()} == {"checkpoint_epoch_2", "checkpoint_epoch_4"}
 
 
-def test_early_stopping_waits_for_its_patience_and_callbacks_hear_of_its_epoch(points: TensorDataset) -> None:
-    heard: list[int] = []
+def test_early_stopping_waits_for_its_patience_and_callbacks_are_called_for_its_epoch(points: TensorDataset) -> None:
+    called: list[int] = []
     trainer = scripted("loss", [3.0, 2.0, 2.5, 2.4, 1.0, 1.0])
     history = trainer.train(
         shuffled(points),
         6,
         in_order(points),
         early_stopping_patience=2,
-        callbacks=[lambda trainer, epoch, metrics: heard.append(epoch)],
+        callbacks=[lambda trainer, epoch, metrics: called.append(epoch)],
     )
     assert history["eval_loss"] == [3.0, 2.0, 2.5, 2.4]
-    assert heard == [0, 1, 2, 3]
+    assert called == [0, 1, 2, 3]
 
 
 def test_early_stopping_goes_by_the_metric_of_the_best_model(points: TensorDataset) -> None:

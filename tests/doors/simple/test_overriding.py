@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from loopwright import ConfigurationError
 from loopwright.data.random import seed_everything
 from loopwright.doors.simple import Trainer
+from tests.loops import assert_same_model, batches, build_linear, build_net
 
-from ..loops import assert_same_model, batches, build_linear, build_net
-from .test_simple import adam, cross_entropy, in_order, shuffled
+from .programs import adam, cross_entropy, in_order, shuffled
 
 PER_BATCH = {"training": {"scheduler_step_per_batch": True}}
 

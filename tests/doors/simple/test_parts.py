@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from loopwright import ConfigurationError
 from loopwright.data.random import seed_everything
 from loopwright.doors.simple import Trainer
+from tests.loops import assert_same_model, assert_same_optimizer, build_linear, build_net, train_by_hand
 
-from ..loops import assert_same_model, assert_same_optimizer, build_linear, build_net, train_by_hand
-from .test_simple import AccuracyTrainer, adam, cross_entropy, in_order, shuffled
+from .programs import AccuracyTrainer, adam, cross_entropy, in_order, shuffled
 
 
 class Assigning(Trainer):

@@ -1,4 +1,4 @@
-"""The traps that the section on this door names, and those next to them."""
+"""The mistakes of other trainers that the design names for this door, and similar ones."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_checkpoint_is_there_when_save_checkpoint_returns(tmp_path: Path) -> N
     """A load right after its save, again and again, never sees an older or half-written one."""
 
     class Racing(MyTrainer):
-        rounds = 0
+        count = 0
 
         def on_update_end(self) -> None:
             self.save_checkpoint(tmp_path / "same")
@@ -54,10 +54,10 @@ def test_a_checkpoint_is_there_when_save_checkpoint_returns(tmp_path: Path) -> N
             other.load_checkpoint(tmp_path / "same")
             assert other.global_step == self.global_step
             assert_same(other.model, self.model)
-            Racing.rounds += 1
+            Racing.count += 1
 
     Racing(Config(n_epochs=2)).fit()
-    assert Racing.rounds == 10
+    assert Racing.count == 10
 
 
 @pytest.mark.parametrize("worst", [-math.inf, math.nan])

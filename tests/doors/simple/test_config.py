@@ -22,9 +22,9 @@ from loopwright import ConfigurationError
 from loopwright.data.random import seed_everything
 from loopwright.doors.simple import Trainer
 from loopwright.doors.simple.config import Settings
+from tests.loops import assert_same_model, build_linear, build_net, train_by_hand
 
-from ..loops import assert_same_model, build_linear, build_net, train_by_hand
-from .test_simple import adam, cross_entropy, in_order, shuffled
+from .programs import adam, cross_entropy, in_order, shuffled
 
 Space = SimpleNamespace
 SILENT = {"_overrides"}  # what is not for subclasses
@@ -256,7 +256,7 @@ def test_model_that_is_none_is_refused() -> None:
         Trainer(lambda x: x, None, None)  # type: ignore[arg-type]
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "simple.md"
+PAGE = Path(__file__).parents[3] / "docs" / "simple.md"
 
 
 def test_page_lists_every_setting_and_no_other() -> None:

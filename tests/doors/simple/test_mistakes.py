@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from loopwright import ConfigurationError, DataError, LoopwrightError, NonFiniteLossError
 from loopwright.doors.simple import Trainer
+from tests.loops import build_linear
 from tests.mistakes import PAGE, Mistakes
 
-from ..loops import build_linear
-from .test_simple import cross_entropy, in_order, shuffled
+from .programs import cross_entropy, in_order, shuffled
 
 SECTION = "Door: simple"
 FOREIGN = re.compile(

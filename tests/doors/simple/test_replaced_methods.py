@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from loopwright import ConfigurationError
 from loopwright.doors.simple import Trainer
 from tests.distributed.ranks import run_ranks
+from tests.loops import assert_same_model, assert_same_optimizer, build_net
 
-from ..loops import assert_same_model, assert_same_optimizer, build_net
-from .test_simple import adam, cross_entropy
+from .programs import adam, cross_entropy
 
 PER_BATCH = {"training": {"scheduler_step_per_batch": True}}
 

@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from loopwright import CheckpointError, ConfigurationError
 from loopwright.checkpoint import verify_checkpoint
 from loopwright.doors.simple import Trainer
+from tests.loops import assert_same_model, build_linear, build_net
 
-from ..loops import assert_same_model, build_linear, build_net
-from .test_simple import adam, cross_entropy, in_order, shuffled
+from .programs import adam, cross_entropy, in_order, shuffled
 
 
 def test_best_model_holds_a_plain_safetensors_file_of_the_weights(points: TensorDataset, tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_save_pretrained_that_fails_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "here").exists()
 
 
-def test_file_that_somebody_put_into_a_checkpoint_is_not_overwritten(tmp_path: Path) -> None:
+def test_file_that_the_user_put_into_a_checkpoint_is_not_overwritten(tmp_path: Path) -> None:
     trainer = Trainer(build_linear(), None, None)
     trainer._save_checkpoint(str(tmp_path / "here"), 0)
     (tmp_path / "here" / "config.json").write_text("{}")

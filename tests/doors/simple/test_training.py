@@ -18,38 +18,9 @@ import loopwright
 from loopwright import NonFiniteLossError
 from loopwright.data.random import seed_everything
 from loopwright.doors.simple import Trainer
+from tests.loops import assert_same_model, assert_same_optimizer, batches, build_linear, build_net, train_by_hand
 
-from ..loops import assert_same_model, assert_same_optimizer, batches, build_linear, build_net, train_by_hand
-
-cross_entropy = nn.functional.cross_entropy
-
-
-def adam(model: nn.Module) -> torch.optim.Adam:
-    return torch.optim.Adam(model.parameters(), lr=0.01)
-
-
-def shuffled(points: TensorDataset) -> DataLoader[Any]:
-    return DataLoader(points, batch_size=8, shuffle=True)
-
-
-def in_order(points: TensorDataset) -> DataLoader[Any]:
-    return DataLoader(points, batch_size=8)
-
-
-class AccuracyTrainer(Trainer):
-    """The document's classifier, in words of our own: batch means of batch accuracies, and the mode left behind."""
-
-    def eval_step(self, batch: Any) -> dict[str, float]:
-        inputs, targets = self._prepare_batch(batch)
-        outputs = self._forward_pass(inputs)
-        right = (outputs.argmax(1) == targets).sum().item()
-        return {"loss": self._compute_loss(outputs, targets).item(), "accuracy": right / targets.size(0)}
-
-    def evaluate(self, dataloader: Any) -> dict[str, float]:
-        self.model.eval()
-        with torch.no_grad():
-            results = [self.eval_step(batch) for batch in dataloader]
-        return {name: sum(r[name] for r in results) / len(results) for name in ("loss", "accuracy")}
+from .programs import AccuracyTrainer, adam, cross_entropy, in_order, shuffled
 
 
 def test_basic_program_trains_and_writes_its_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,11 +87,11 @@ def test_evaluation_that_leaves_eval_mode_does_not_change_training(points: Tenso
     assert model.training
 
 
-def test_callbacks_hear_of_each_epoch_with_its_metrics(points: TensorDataset) -> None:
-    heard = []
+def test_callbacks_are_called_after_each_epoch_with_its_metrics(points: TensorDataset) -> None:
+    called = []
 
     def log_metrics(trainer: Trainer, epoch: int, metrics: dict[str, float]) -> None:
-        heard.append((trainer, epoch, dict(metrics)))
+        called.append((trainer, epoch, dict(metrics)))
 
     model = build_net()
     trainer = Trainer(model, adam(model), cross_entropy)
@@ -128,7 +99,7 @@ def test_callbacks_hear_of_each_epoch_with_its_metrics(points: TensorDataset) ->
         train_dataloader=shuffled(points), eval_dataloader=in_order(points), num_epochs=3, callbacks=[log_metrics]
     )
     rows = [dict(zip(history, values, strict=True)) for values in zip(*history.values(), strict=True)]
-    assert heard == [(trainer, epoch, row) for epoch, row in enumerate(rows)]
+    assert called == [(trainer, epoch, row) for epoch, row in enumerate(rows)]
     assert list(history) == ["train_loss", "eval_loss"]
 
 
