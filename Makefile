@@ -21,6 +21,7 @@ lint: .venv/dev.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 format: .venv/dev.stamp
 	$(BIN)/ruff format .

@@ -8,8 +8,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from .callback import check_arguments
-from .errors import CallError, ConfigurationError
+from .errors import CallError, ConfigurationError, check_arguments
 
 EPOCHS = "write `num_epochs=`"
 UPDATES = "write `num_updates=`; an update is one optimizer step"

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .errors import CheckpointError, ConfigurationError
+from .errors import CheckpointError, ConfigurationError, check_arguments
 
 if TYPE_CHECKING:
     from .checkpoint import AsyncWriter
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .metrics.best import WatchedMetric
     from .metrics.result import StepResult
     from .metrics.rows import StepRow
-    from .trainer import Trainer
+    from .trainer import Trainer as Trainer  # callbacks import the type from here: the one import that points up
 
 Hook = Callable[..., None]
 COUNTS = frozenset(("epoch", "step", "batch_idx", "epoch_idx", "iteration"))  # first arguments in other frameworks
@@ -311,17 +311,6 @@ def _refuse_counts(function: Callable[..., Any], expected: Sequence[str], label:
             f"{label} takes {first!r} first, and is called with ({', '.join(expected)}): write "
             f"`def {label.rpartition('.')[2]}(self, {', '.join(expected)})`; numbers are in `trainer.progress`."
         )
-
-
-def check_arguments(function: Callable[..., Any], expected: Iterable[str], label: str) -> None:
-    """Refuse a function that cannot be called with the expected positional arguments."""
-    expected = list(expected)
-    try:
-        inspect.signature(function).bind(*expected)
-    except TypeError as error:
-        raise ConfigurationError(
-            f"{label} does not take the arguments it is called with ({', '.join(expected)}): {error}."
-        ) from None
 
 
 class Dispatch:

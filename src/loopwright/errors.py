@@ -5,13 +5,14 @@ Tracebacks of public functions show the user's own lines.
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
 from types import TracebackType
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -71,6 +72,17 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
             raise
 
     return call
+
+
+def check_arguments(function: Callable[..., Any], expected: Iterable[str], label: str) -> None:
+    """Refuse a function that cannot be called with these arguments; `label` names it in the error."""
+    expected = list(expected)
+    try:
+        inspect.signature(function).bind(*expected)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"{label} does not take the arguments it is called with ({', '.join(expected)}): {error}."
+        ) from None
 
 
 @contextmanager

@@ -20,7 +20,8 @@ from .optim.build import build_optimizer, build_schedule, check_given, named
 from .runtime import Runtime, resolve_runtime
 from .training import components, evaluate
 from .training.components import Components
-from .training.program import Changes, Data, Display, Precision, Program
+from .training.default_program import DefaultProgram
+from .training.program import Changes, Data, Display, Precision
 from .training.run import TrainingRun
 from .training.supervised import call_model, checked_pair, loss_of, split_supervised, stack_outputs
 from .training.updates import OptimizerChoice
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from .runtime import Mesh
 
 
-class Trainer(Program):
+class Trainer(DefaultProgram):
     """Train one or several models. Constructor arguments are the default `configure_*`; override what differs.
 
     The examples of the methods continue this one:
@@ -83,8 +84,7 @@ class Trainer(Program):
             clip_value: Largest absolute value of a gradient's entry; None for no clipping.
             precision: "fp32", or autocast to "bf16" or "fp16" (with loss scaling).
             device: "cpu", "cuda", "cuda:1", "mps" or a `torch.device`. Default: a GPU if there is one, else the CPU.
-            runtime: "ddp", "fsdp", a `Mesh`, a `Runtime`, or a device. Default: DDP where the program was started as
-                one of several processes, else one device.
+            runtime: "ddp", "fsdp", a `Mesh`, a `Runtime`, or a device. Default: DDP if a launcher started the program.
             seed: Seeds the weights that `configure_models` makes, the order of samples and randomness in data sets.
                 None for a different seed in every run.
             run_dir: The directory that the run is recorded in and resumed from; without one nothing is written.

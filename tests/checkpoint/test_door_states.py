@@ -12,8 +12,8 @@ import pytest
 from loopwright.checkpoint import read_checkpoint, read_manifest, write_checkpoint
 from loopwright.errors import CheckpointError, LoopwrightError
 from tests.checkpoint.helpers import resign
-from tests.checkpoint.test_wrong_states import without
 from tests.stored import make
+from tests.training.test_state_mismatch import without
 
 STORED = Path(make.__file__).parent / "v0_first_edition"
 DOORS = ("simple", "lifecycle", "configured", "modular", "adversarial")

@@ -18,7 +18,7 @@ from loopwright.checkpoint.manifest import VersionError
 from loopwright.checkpoint.migrations import ADDED, MIGRATIONS, REQUIRED, VERSIONS, upgrade
 from loopwright.errors import CheckpointError, ConfigurationError, LoopwrightError
 from tests.checkpoint.helpers import resign, same
-from tests.checkpoint.test_wrong_states import (
+from tests.training.test_state_mismatch import (
     DATA,
     assert_as_before,
     build,

@@ -14,7 +14,7 @@ from loopwright import ConfigurationError, StepResult, Trainer
 from loopwright.callbacks import NonFiniteGuard
 from tests.distributed.ranks import run_ranks
 from tests.loops import assert_same_model, assert_same_optimizer, build_linear, build_net, train_by_hand
-from tests.own_steps import SECTION, Own, cross_entropy, own, sgd
+from tests.training.own_steps import SECTION, Own, cross_entropy, own, sgd
 
 # Nothing is trained
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from loopwright import ConfigurationError, Trainer
 from tests.loops import assert_same_model, build_linear, build_net
-from tests.own_steps import SECTION
+from tests.training.own_steps import SECTION
 from tests.training.test_updates import cross_entropy, one_sgd, two_sgd
 
 

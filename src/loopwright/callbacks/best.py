@@ -11,9 +11,9 @@ from .checkpoints import BestModel, finish_writing, open_kept, state_to_keep
 from .interval import Watching, logged_metrics, recall_mode
 
 if TYPE_CHECKING:
+    from ..callback import Trainer
     from ..checkpoint import AsyncWriter, KeptModels
     from ..run import RunDirectory
-    from ..trainer import Trainer
 
 
 class BestMetric(Watching):
@@ -232,12 +232,15 @@ class BestCheckpoint(Watching):
     def _save(self, trainer: Trainer, kept: KeptModels, value: float, metrics: Mapping[str, float]) -> None:
         from ..checkpoint import update_name
         from ..checkpoint.kept import metric_label
-        from ..training.state import token_of
 
         label = metric_label(kept.policy.metric)
         tree, meta = state_to_keep(trainer, metrics)
         kept.save(
-            f"{update_name(trainer.progress.update)}-{label}", tree, meta, value=value, token=token_of(trainer.run)
+            f"{update_name(trainer.progress.update)}-{label}",
+            tree,
+            meta,
+            value=value,
+            token=trainer.run.writing_token(),
         )
 
     def _label(self, tolerance: int | None) -> str:

@@ -12,9 +12,9 @@ from ..metrics.best import WatchedMetric, is_better
 from .interval import metric_of, recall_mode
 
 if TYPE_CHECKING:
+    from ..callback import Trainer
     from ..checkpoint import AsyncWriter, CheckpointStore, KeepPolicy, KeptModels
     from ..run import RunDirectory
-    from ..trainer import Trainer
 
 
 MIN_SECONDS = 5.0  # between what is written at the ends of short epochs, where nothing else was asked for
@@ -315,17 +315,14 @@ def open_kept(
 ) -> KeptModels:
     """The kept models of a run by one metric, with a writer of their own."""
     from ..checkpoint import AsyncWriter, KeptModels
-    from ..training.state import group_of
 
-    writer = AsyncWriter(on_error, group=group_of(trainer.run))
+    writer = AsyncWriter(on_error, group=trainer.run.writing_group())
     return KeptModels(run.kept, policy, writer=writer, resume_points=run.checkpoints)
 
 
 def state_to_keep(trainer: Trainer, metrics: Mapping[str, float]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The tree and the metadata of a kept model: the weights, and the metrics of this moment."""
-    from ..training.state import capture_models, meta_of
-
-    return {"models": capture_models(trainer.run)}, meta_of(trainer.run) | {"metrics": dict(metrics)}
+    return {"models": trainer.run.capture_models()}, trainer.run.checkpoint_meta() | {"metrics": dict(metrics)}
 
 
 def finish_writing(trainer: Trainer, writer: AsyncWriter) -> None:

@@ -16,8 +16,8 @@ from ..errors import CheckpointError, ConfigurationError, DataError
 from ..runtime.dtensor import group_by_mesh
 
 if TYPE_CHECKING:
+    from ..callback import Trainer
     from ..data.open import Stream
-    from ..trainer import Trainer
 
 LOW_PRECISION = (torch.float16, torch.bfloat16)
 

@@ -14,7 +14,7 @@ from ..optim.groups import FoundParts, find_parts, label_of
 from ..optim.groups import param_groups as param_groups
 
 if TYPE_CHECKING:
-    from ..trainer import Trainer
+    from ..callback import Trainer
 
 
 class Freeze(Callback):

@@ -10,8 +10,8 @@ from ..errors import ConfigurationError
 from ..metrics.best import Mode, WatchedMetric
 
 if TYPE_CHECKING:
+    from ..callback import Trainer
     from ..metrics.progress import Progress
-    from ..trainer import Trainer
 
 
 def metric_of(metrics: Mapping[str, float], name: str, watcher: str) -> float:

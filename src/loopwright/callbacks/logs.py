@@ -12,7 +12,7 @@ from ..callback import Callback
 from .interval import Interval
 
 if TYPE_CHECKING:
-    from ..trainer import Trainer
+    from ..callback import Trainer
 
 
 class LearningRateLog(Callback):

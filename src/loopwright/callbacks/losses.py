@@ -11,10 +11,10 @@ from ..metrics.meter import Meter
 from .interval import Periodic
 
 if TYPE_CHECKING:
+    from ..callback import Trainer
     from ..data.open import Stream
     from ..metrics.result import StepResult
     from ..runtime import Runtime
-    from ..trainer import Trainer
 
 FLUSH_STEPS = 512  # losses that wait on the device for the next reading, at most
 

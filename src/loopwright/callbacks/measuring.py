@@ -6,18 +6,25 @@ import sys
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from .interval import Periodic
 
 if TYPE_CHECKING:
+    from ..callback import Trainer
     from ..data.open import Stream
-    from ..trainer import Trainer
-    from ..training.update import OptimizerUpdate
 
 MEGABYTE = 1 << 20
+
+
+class TimedUpdate(Protocol):
+    """The methods of an optimizer's update that are timed."""
+
+    def backward(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def finish(self, *args: Any, **kwargs: Any) -> None: ...
 
 
 class TrainTime(Periodic):
@@ -62,8 +69,8 @@ class TrainTime(Periodic):
         self._seconds = dict.fromkeys(("data", "forward", "backward", "update"), 0.0)
         self._last = 0.0
         self._waits = False
-        self._wrapped: list[OptimizerUpdate] = []
-        self._on_joint: list[Callable[[OptimizerUpdate], None]] = []
+        self._wrapped: list[TimedUpdate] = []
+        self._on_joint: list[Callable[[Any], None]] = []
 
     def metric_names(self, known: set[str]) -> set[str]:
         return {f"{part}_seconds" for part in self._seconds}
@@ -110,7 +117,7 @@ class TrainTime(Periodic):
             self._seconds[part] += now - self._last
         self._last = now
 
-    def _wrap(self, update: OptimizerUpdate) -> None:
+    def _wrap(self, update: TimedUpdate) -> None:
         """Note when backward passes and updates begin and end: no event tells of it, since nobody else needs it."""
         vars(update).update(
             backward=self._timed(update.backward, "backward"), finish=self._timed(update.finish, "update")

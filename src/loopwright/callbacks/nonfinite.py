@@ -10,7 +10,7 @@ from ..errors import ConfigurationError, NonFiniteLossError
 from ..metrics.progress import counted
 
 if TYPE_CHECKING:
-    from ..trainer import Trainer
+    from ..callback import Trainer
 
 
 class NonFiniteGuard(Callback):

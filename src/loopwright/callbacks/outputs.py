@@ -11,8 +11,8 @@ from torch import Tensor
 from .interval import Periodic
 
 if TYPE_CHECKING:
+    from ..callback import Trainer
     from ..metrics.result import StepResult
-    from ..trainer import Trainer
 
 
 class AdditionalOutputs(Periodic):

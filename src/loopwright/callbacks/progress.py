@@ -12,8 +12,8 @@ from ..errors import ConfigurationError
 from ..metrics.progress import counted
 
 if TYPE_CHECKING:
+    from ..callback import Trainer
     from ..metrics.rows import StepRow
-    from ..trainer import Trainer
 
 STYLES = ("auto", "bar", "lines", "silent")
 

@@ -12,11 +12,11 @@ from ..callback import Callback
 from ..errors import CheckpointError, Interrupted
 
 if TYPE_CHECKING:
+    from ..callback import Trainer
     from ..metrics.best import Mode
     from ..metrics.rows import StepRow
     from ..run import MetricsStore
     from ..run.manifest import State, WorkTree
-    from ..trainer import Trainer
 
 
 logger = logging.getLogger("loopwright")

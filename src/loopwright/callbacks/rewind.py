@@ -20,10 +20,10 @@ from ..metrics.history import HistoryCopy
 from .nonfinite import NonFiniteGuard
 
 if TYPE_CHECKING:
+    from ..callback import Trainer
     from ..checkpoint import SnapshotBuffers
     from ..data.open import Stream
     from ..metrics.result import StepResult
-    from ..trainer import Trainer
 
 
 class Rewind(NonFiniteGuard):

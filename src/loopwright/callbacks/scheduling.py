@@ -12,8 +12,8 @@ from ..errors import ConfigurationError
 from ..optim.schedules import Curve, Extent
 
 if TYPE_CHECKING:
+    from ..callback import Trainer
     from ..metrics.progress import Limits, Progress
-    from ..trainer import Trainer
 
 
 class Scheduled(Callback):

@@ -16,8 +16,8 @@ from ..metrics.progress import seconds_of
 from .interval import Watching
 
 if TYPE_CHECKING:
+    from ..callback import Trainer
     from ..data.open import Stream
-    from ..trainer import Trainer
 
 
 class EarlyStopping(Watching):

@@ -18,7 +18,7 @@ from ..errors import ConfigurationError
 from .losses import named_data
 
 if TYPE_CHECKING:
-    from ..trainer import Trainer
+    from ..callback import Trainer
 
 
 Row = tuple[str, str, str, str]

@@ -17,10 +17,10 @@ from ..errors import ConfigurationError
 from ..metrics.metric_objects import Gather, compute_together, merge_copies
 
 if TYPE_CHECKING:
+    from ..callback import Trainer
     from ..data.open import Stream
     from ..metrics.result import StepResult
     from ..runtime import Runtime
-    from ..trainer import Trainer
 
 
 PROCESSES = "processes"  # in a state: a list of all processes' states

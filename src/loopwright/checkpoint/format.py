@@ -213,7 +213,7 @@ def _all_tensors(directory: Path, manifest: Manifest, copies: bool) -> Iterator[
     for model, file in manifest.models.items():
         for key, tensor in read_tensors(directory / file, copies=copies).items():
             yield weight_path(model, key), tensor
-    yield from read_shards(directory, manifest).items()
+    yield from read_shards(directory, manifest.files).items()
 
 
 def _all_stored(directory: Path, manifest: Manifest) -> Iterator[tuple[str, StoredTensor]]:
@@ -222,7 +222,7 @@ def _all_stored(directory: Path, manifest: Manifest) -> Iterator[tuple[str, Stor
     for model, file in manifest.models.items():
         for key, tensor in stored_tensors(directory, file, files):
             yield weight_path(model, key), tensor
-    yield from stored_shards(directory, manifest, files).items()
+    yield from stored_shards(directory, manifest.files, files).items()
 
 
 def weight_path(model: str, key: str) -> str:

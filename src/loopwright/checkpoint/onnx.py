@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from .._torch_compat import tree_flatten_with_path, tree_leaves, tree_map
 from ..errors import ConfigurationError, LoopwrightError, MissingExtraError
-from ..training.components import evaluating
+from ..runtime.modes import evaluating
 
 TOLERANCE = 1e-4  # of the largest output: kernels of two libraries round differently
 

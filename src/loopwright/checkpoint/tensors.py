@@ -16,7 +16,6 @@ from torch import Tensor
 from ..errors import CheckpointError
 from .atomic import FileRecord, HashingFile
 from .layout import SHARDS, TIED, Box, Json, Layout, StoredShard, parse_json, read_header, read_layouts, whole
-from .manifest import Manifest
 from .tree import TensorKey, Tree, tensor_key
 
 ALIGNMENT = 8
@@ -266,19 +265,19 @@ def stored_tensors(directory: Path, file: str, files: StoredFiles) -> Iterator[t
         yield info.name, StoredTensor(files, Layout(info.dtype, info.shape, (shard,)))
 
 
-def stored_shards(directory: Path, manifest: Manifest, files: StoredFiles) -> dict[str, StoredTensor]:
+def stored_shards(directory: Path, records: Mapping[str, FileRecord], files: StoredFiles) -> dict[str, StoredTensor]:
     """The tensors of a checkpoint that several processes wrote shard by shard."""
-    if SHARDS not in manifest.files:
+    if SHARDS not in records:
         return {}
-    layouts = read_layouts(directory, manifest.files)
+    layouts = read_layouts(directory, records)
     return {name: StoredTensor(files, layout) for name, layout in layouts.items()}
 
 
-def read_shards(directory: Path, manifest: Manifest, prefix: str = "") -> dict[str, Tensor]:
+def read_shards(directory: Path, records: Mapping[str, FileRecord], prefix: str = "") -> dict[str, Tensor]:
     """Those tensors in memory, put together; tied ones, whose shards are the same, as one tensor."""
     tensors: dict[str, Tensor] = {}
     read: dict[Layout, Tensor] = {}
-    for name, stored in stored_shards(directory, manifest, StoredFiles(directory)).items():
+    for name, stored in stored_shards(directory, records, StoredFiles(directory)).items():
         if not name.startswith(prefix):
             continue
         is_empty = math.prod(stored.layout.shape) == 0

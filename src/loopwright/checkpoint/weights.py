@@ -143,7 +143,7 @@ def _from_checkpoint(directory: Path, model: str | None) -> dict[str, Tensor]:
     sharded = [name for name in manifest.files if SHARDS in manifest.files and name not in manifest.models.values()]
     check_files(directory, manifest, [file, *sharded], deep=True)
     start = weight_path(name, "")
-    shards = read_shards(directory, manifest, start) if sharded else {}
+    shards = read_shards(directory, manifest.files, start) if sharded else {}
     keys = {path: path.removeprefix(start) for path in shards}
     weights = {unescape(key): shards[path] for path, key in keys.items() if "/" not in key}
     return read_tensors(directory / file) | weights

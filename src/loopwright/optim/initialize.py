@@ -18,8 +18,8 @@ from ..errors import CheckpointError, ConfigurationError
 from .groups import matches_any
 
 if TYPE_CHECKING:
+    from ..callback import Trainer
     from ..run.best import Choice
-    from ..trainer import Trainer
 
 
 SHOWN = 8

@@ -298,7 +298,7 @@ def _device_of_each(device: torch.device | None) -> torch.device | None:
 
 def _resolve(given: Any, precision: str, device: torch.device | None) -> Runtime:
     if dry_run.current is not None:
-        given = dry_run.current.strategy_for(given)
+        given = dry_run.current.strategy_for(given, is_built=isinstance(given, Runtime))
     if isinstance(given, Runtime):
         if precision not in ("fp32", given.precision):
             raise ConfigurationError(

@@ -62,13 +62,11 @@ class DryRun:
             os.environ.clear()
             os.environ.update(variables)
 
-    def strategy_for(self, given: Any) -> Any:
+    def strategy_for(self, given: Any, *, is_built: bool) -> Any:
         """The strategy of a trainer with `runtime=given`; the tensor-parallel plan is always the program's."""
-        from .base import Runtime
-
         if self._strategy is None:
             return given
-        if isinstance(given, Runtime):
+        if is_built:  # a Runtime, not a name or a Mesh
             raise ConfigurationError(
                 f"The program makes its own {type(given).__name__}, which --runtime and --mesh cannot replace: leave "
                 "them out, or give the trainer a name or a Mesh."

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, CyclicLR, Lamb
 from .._torch_compat import INNER_SCHEDULERS, closed_form_of, set_last_lr
 from ..optim.build import CurveSchedule
 from .fingerprint import group_key, key_of
-from .resume import Kept
+from .state_mismatch import Kept
 
 if TYPE_CHECKING:
     from ..run.changes import Change
@@ -52,7 +52,7 @@ class NewValues:
     # Components that do not fit their saved state
 
     def _new_optimizers(self, run: TrainingRun) -> Iterator[str]:
-        from ..checkpoint.fitting import compare_groups
+        from .state_mismatch import compare_groups
 
         for name, optimizer in run.components.optimizers.items():
             prefix, count = key_of("optimizer", name), len(optimizer.param_groups)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..callbacks.defaults import with_defaults
+from ..callback import Callback
+from ..callbacks.checkpoints import BestModel, Checkpoints
 from ..callbacks.nonfinite import NonFiniteGuard
+from ..callbacks.progress import ProgressDisplay
+from ..callbacks.recorder import RunRecorder
 from ..data.random import seed_everything
 from ..errors import ConfigurationError
-from ..optim.build import Schedule, build_schedule
+from ..optim.build import CurveSchedule, Schedule, build_schedule
 from ..runtime import dry_run
+from ..runtime.modes import start_training_mode
 from .components import (
     check_accumulation,
     check_clipping,
@@ -26,7 +30,6 @@ from .components import (
     found_on,
     is_trained,
     replaced_in,
-    start_training_mode,
     swap_parameters,
 )
 from .update import OptimizerUpdate
@@ -249,3 +252,47 @@ def _attach_schedules(trainer: Program) -> None:
         if schedule.interval == "update":
             for update in own:
                 update.schedulers.append(schedule.scheduler)
+
+
+def with_defaults(trainer: Program) -> list[Callback]:
+    """Return the user's callbacks and the missing defaults, in the order of their precedence.
+
+    Default callbacks that write files treat a failing write as the user's `Checkpoints` does.
+    """
+    callbacks = list(trainer.run.callbacks or trainer.callbacks)
+    on_error: Literal["raise", "warn"] = "raise"
+    for callback in callbacks:
+        on_error = callback.on_error if isinstance(callback, Checkpoints) else on_error
+    defaults: list[Callback] = [NonFiniteGuard()]
+    if trainer.runtime.is_main:
+        defaults.append(ProgressDisplay(trainer.run.progress_style))
+    if trainer.run_dir is not None:
+        if trainer.runtime.is_main:
+            defaults.append(RunRecorder(on_error))
+        if trainer.run.eval_stream is not None and not _keeps_best(callbacks):
+            defaults.append(BestModel(required=False, on_error=on_error))
+        defaults.append(Checkpoints())
+    callbacks += _for_curves(trainer, callbacks)
+    for default in defaults:
+        if not any(isinstance(callback, type(default)) for callback in callbacks):
+            callbacks.append(default)
+    return sorted(callbacks, key=lambda callback: callback.precedence)
+
+
+def _keeps_best(callbacks: list[Callback]) -> bool:
+    from ..callbacks.best import BestCheckpoint  # imported only for runs with evaluation
+
+    return any(isinstance(callback, BestCheckpoint) for callback in callbacks)
+
+
+def _for_curves(trainer: Program, callbacks: list[Callback]) -> list[Callback]:
+    """Return callbacks that set the learning rates of curves, for curves that no callback sets yet."""
+    curves = [s.scheduler for s in trainer.schedules.values() if isinstance(s.scheduler, CurveSchedule)]
+    if not curves:
+        return []
+    from ..callbacks.scheduling import ScheduleLearningRate
+
+    names = {id(optimizer): name for name, optimizer in trainer.optimizers.items()}
+    have = {(id(c.schedule), c.optimizer) for c in callbacks if isinstance(c, ScheduleLearningRate)}
+    wanted = [(schedule.curve, names.get(id(schedule.optimizer))) for schedule in curves]
+    return [ScheduleLearningRate(c, optimizer=name) for c, name in wanted if (id(c), name) not in have]

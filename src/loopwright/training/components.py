@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from copy import copy
 from math import inf, isnan
 from pathlib import Path
@@ -172,41 +171,6 @@ def check_reached(params: Sequence[nn.Parameter], name: str) -> None:
             "loss does not depend on them: is it the loss of another optimizer, was something detached on the way, or "
             "does the forward pass use another model?"
         )
-
-
-@contextmanager
-def evaluating(modules: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> Iterator[None]:
-    """Context with all modules in eval mode; each module gets its previous mode back."""
-    before = [(module, module.training) for root in modules for module in root.modules()]
-    is_outermost = any(mode for _, mode in before)  # in a nested evaluation the optimizers are in eval mode
-    optimizers = list(optimizers) if is_outermost else []
-    for module, _ in before:
-        module.training = False
-    _set_optimizers(optimizers, "eval")
-    try:
-        yield
-    finally:
-        for module, mode in before:
-            module.training = mode
-        _set_optimizers(optimizers, "train")
-
-
-def start_training_mode(modules: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> None:
-    """Set train mode for models with an optimizer. A model in train mode keeps its frozen parts in eval mode."""
-    optimizers = list(optimizers)
-    trained = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
-    for module in modules:
-        if not module.training and any(id(p) in trained for p in module.parameters()):
-            module.train()
-    _set_optimizers(optimizers, "train")
-
-
-def _set_optimizers(optimizers: Iterable[Optimizer], mode: str) -> None:
-    """Set the mode of optimizers that have one: schedule-free optimizers."""
-    for optimizer in optimizers:
-        switch: Any = getattr(optimizer, mode, None)
-        if callable(switch):
-            switch()
 
 
 def check_default_model(trainer: object, models: Mapping[str, nn.Module]) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
@@ -14,17 +14,16 @@ from torch.optim import Optimizer
 
 from ..callback import Callback, TrainerHooks
 from ..data.open import open_stream
-from . import assembly
-from .components import Components, checked_directory, evaluating
+from .components import Components, checked_directory
 
 if TYPE_CHECKING:
     from ..data.stream import Stream
     from ..metrics.history import History
     from ..metrics.progress import Progress
+    from ..metrics.result import StepResult
     from ..optim.build import Schedule
     from ..runtime import Runtime
     from .run import TrainingRun
-    from .step_checks import StepWatch
     from .update import OptimizerUpdate
 
 
@@ -60,8 +59,25 @@ class Words:
     takes_count: bool = True  # whether a loss may be a sum, trained with the number of its items
 
 
+class EpochChecks(Protocol):
+    """Checks around and after the steps of an epoch."""
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def after_step(self, result: StepResult, position: int) -> None:
+        """Check a step that has ended, at this position of its window."""
+
+    def end_epoch(self) -> None:
+        """Check the epoch."""
+
+
 class Program(TrainerHooks):
-    """Base class of `Trainer` with the methods that a run calls; doors replace those with an underscore."""
+    """The interface of a trainer to its run: the methods that a run calls.
+
+    `DefaultProgram` implements them, and doors replace some; `Trainer` adds the methods of users.
+    """
 
     words: Words = Words()
     _step_methods: ClassVar[tuple[str, ...]] = (  # methods of users that the fingerprint describes
@@ -155,31 +171,16 @@ class Program(TrainerHooks):
     # Building
 
     def setup(self) -> None:
-        """Call the `configure_*` methods, once: models first, then optimizers, which need their parameters.
-
-        `train`, `evaluate`, `predict`, `save` and `load` call it; call it yourself to look at models and optimizers
-        before them.
-        """
-        if not self._components.are_built:
-            self._components.replaced = assembly.assemble_models(self)
-            self._components.are_built = True
-        assembly.adopt_replaced(self)
-        if not self.optimizers and any(True for _ in self._components.parameters()):  # a frozen model can be evaluated
-            assembly.assemble_optimizers(self, self._components.replaced)
+        raise NotImplementedError
 
     def _setup_training(self) -> None:
-        """Prepare a `train` call."""
-        self.setup()
-        self._check_defaults()
-        assembly.assemble_training(self)
+        raise NotImplementedError
 
     def _check_defaults(self) -> None:
         """Check the components that the default step and the default loss need."""
 
     def _adopt_replaced(self) -> None:
-        """Use models and optimizers that a hook has assigned in place of others, or refuse them."""
-        is_training = not self.run.is_evaluating and bool(self._components.trained)
-        (assembly.adopt_in_training if is_training else assembly.adopt_replaced)(self)
+        raise NotImplementedError
 
     @property
     def _has_default_step(self) -> bool:
@@ -208,10 +209,7 @@ class Program(TrainerHooks):
     # Epochs and steps
 
     def _train_epoch(self) -> None:
-        """Train one epoch; a door adds the events of its document around it."""
-        from .steps import train_epoch
-
-        train_epoch(self.run)
+        raise NotImplementedError
 
     @property
     def _defers_signals(self) -> bool:
@@ -224,54 +222,33 @@ class Program(TrainerHooks):
             if schedule.interval == "epoch":
                 schedule.step(row)
 
-    @contextmanager
-    def _eval_mode(self) -> Iterator[None]:
-        """Context with the models in eval mode; every module gets its previous mode back."""
-        assembly.adopt_replaced(self)
-        run = self.run
-        before, run.is_evaluating = run.is_evaluating, True
-        try:
-            with evaluating(self.modules.values(), self.optimizers.values()):
-                yield
-                assembly.adopt_replaced(self)  # a model that was assigned for the evaluation only
-        finally:
-            run.is_evaluating = before
-        self.runtime.reshard()
+    def _eval_mode(self) -> AbstractContextManager[None]:
+        raise NotImplementedError
 
     def _eval_without_samples(self, batch: Any) -> None:
-        """Run an evaluation step for its collectives only; `batch` is a part of another process's."""
-        from .evaluate import eval_without_samples
-
-        if self.runtime.forwards_together:
-            eval_without_samples(self.run, batch)
+        raise NotImplementedError
 
     # Checks
 
-    def _watch_steps(self) -> StepWatch | None:
-        """Return the object that checks the steps of an epoch; None for the default steps."""
-        if self._has_default_step:
-            return None
-        from .step_checks import StepWatch
-
-        return StepWatch(self)
+    def _watch_steps(self) -> EpochChecks | None:
+        raise NotImplementedError
 
     def _check_own_step(self, update: OptimizerUpdate) -> None:
-        """Refuse an optimizer step that a `train_step` takes without `update`, where it would be a wrong one."""
-        from .step_checks import refuse_own_step
-
-        refuse_own_step(self, update)
+        raise NotImplementedError
 
     def _check_trained(self) -> None:
-        """Check after the first epoch that every optimizer has trained something."""
-        from .step_checks import check_trained
-
-        check_trained(self.run)
+        raise NotImplementedError
 
     def _check_update(self, loss: Any, count: Any = None) -> None:
-        """Refuse an update in an evaluation, or with a value that is not a loss."""
-        from .step_checks import refuse_update
+        raise NotImplementedError
 
-        refuse_update(self, loss, count)
+    # Checkpoints
+
+    def _capture(self, run: TrainingRun, *, has_history: bool) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _return_to(self, run: TrainingRun, state: Mapping[str, Any], source: str) -> None:
+        raise NotImplementedError
 
     # Callbacks
 

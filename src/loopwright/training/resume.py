@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.nn.parameter import is_lazy
 
-from ..data.random import set_rng_state
-from ..errors import CheckpointError, ConfigurationError, LoopwrightError
+from ..errors import ConfigurationError
 from ..optim.build import CurveSchedule
 from ..runtime import dry_run
 
@@ -20,60 +19,6 @@ if TYPE_CHECKING:
     from ..data.open import Stream
     from ..run.changes import Change
     from ..training.run import TrainingRun
-
-
-@dataclass(slots=True)
-class PendingRestore:
-    """The part of a checkpoint that the next `train` call restores, when data and optimizers exist."""
-
-    data: dict[str, Any] | None
-    eval_data: dict[str, Any] | None
-    rng: dict[str, Any] | None
-    updates: dict[str, Any] | None  # of each optimizer; None where they were restored with the components
-    fingerprint: dict[str, Any] | None
-
-    def restore_updates(self, run: TrainingRun) -> None:
-        """Restore the counters of each optimizer."""
-        if self.updates is not None:
-            run.optimization.load_state_dict(self.updates)
-            self.updates = None
-
-    def restore_rng(self) -> None:
-        """Restore the random generators."""
-        if self.rng is not None:
-            set_rng_state(self.rng)
-
-    def place(self, stream: Stream, eval_stream: Stream | None) -> None:
-        """Restore the positions in the data, then the random generators, since opening data may use them."""
-        if self.data is not None:
-            seek(stream, self.data)
-        if self.eval_data is not None and eval_stream is not None:
-            seek(eval_stream, self.eval_data)
-        self.restore_rng()
-
-
-def seek(stream: Stream, state: dict[str, Any]) -> None:
-    """Restore a saved position in the data."""
-    try:
-        stream.load_state_dict(state)
-    except LoopwrightError:
-        raise
-    except Exception as error:  # any error of a damaged state, or of a user's own load_state_dict
-        raise CheckpointError(
-            f"The position in the data that the checkpoint holds cannot be used ({type(error).__name__}: {error}): use "
-            "another checkpoint, or start a new run."
-        ) from error
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """The names of optimizers and schedules that a restore does not change."""
-
-    optimizers: frozenset[str] = frozenset()
-    schedules: frozenset[str] = frozenset()
-
-
-NOTHING_KEPT = Kept()
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +204,7 @@ def _recorded(run: TrainingRun) -> dict[str, Any] | None:
 
 
 def _weights_fit(run: TrainingRun, checkpoint: Checkpoint) -> bool:
-    from ..checkpoint.fitting import compare_model
+    from .state_mismatch import compare_model
 
     saved = checkpoint.tree["models"]
     return set(saved) == set(run.components.models) and not any(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..callback import Callback, Dispatch, Hook, TrainerHooks
+from ..data.random import set_rng_state
+from ..errors import CheckpointError, LoopwrightError
 from ..metrics.best import Directions
 from ..metrics.history import History
 from ..metrics.meter import Meter
@@ -22,9 +25,7 @@ if TYPE_CHECKING:
     from ..data.stream import Stream
     from ..run import RunDirectory
     from ..run.changes import Change
-    from .consensus import StopConsensus
     from .program import Program, Words
-    from .resume import PendingRestore
 
 
 class TrainingRun:
@@ -172,36 +173,102 @@ class TrainingRun:
 
     def capture(self, *, has_history: bool = True) -> dict[str, Any]:
         """Return the complete state for an exact resume; without the history where `has_history` is False."""
-        from .state import capture
-
-        return capture(self, has_history=has_history)
+        return self.program._capture(self, has_history=has_history)
 
     def capture_models(self) -> dict[str, Any]:
         """Return the state dicts of the models by name."""
-        from .state import capture_models
-
-        return capture_models(self)
+        return {name: model.state_dict() for name, model in self.components.models.items()}
 
     def return_to(self, state: Mapping[str, Any], source: str) -> None:
         """Load a state of this run that `capture` returned; `source` names it in errors."""
-        from .state import return_to
-
-        return_to(self, state, source)
+        self.program._return_to(self, state, source)
 
     def checkpoint_meta(self) -> dict[str, Any]:
         """Return the metadata that listings of checkpoints show."""
-        from .state import meta_of
-
-        return meta_of(self)
+        at = self.progress
+        return {"epoch": at.epoch, "step": at.step, "update": at.update, "sample": at.sample}
 
     def writing_group(self) -> Group:
         """Return the group of processes that write a checkpoint, with the rank of this one."""
-        from .state import group_of
+        from ..checkpoint.tree import Group
 
-        return group_of(self)
+        return Group(self.runtime.rank, self.runtime.world)
 
     def writing_token(self) -> str:
         """Return the name of the directory in which all processes write the next checkpoint."""
-        from .state import token_of
+        if self.runtime.world > 1 and not self.token:
+            from ..checkpoint.atomic import new_token
 
-        return token_of(self)
+            self.token = self.runtime.broadcast_object(new_token())
+        return self.token
+
+
+class StopConsensus:
+    """The requests of all ranks to stop or to save, one update late, so that no rank waits for another."""
+
+    def __init__(self, run: TrainingRun) -> None:
+        self.clock = run.progress.seconds
+        self.has_stop = False
+
+    def after_update(self, run: TrainingRun) -> None:
+        """Exchange requests: act on all ranks' requests of the previous update, and set the clock to that of rank 0."""
+        signals, runtime, progress = run.signals, run.runtime, run.progress
+        runtime.finish_update(run.components.modules.values())
+        clock = int(progress.seconds * 1e6) if runtime.is_main else 0
+        requests = (signals.requested or 0, int(run.stop_reason is not None), int(signals.take_save()), clock)
+        stop, has_stop, save, clock = runtime.exchange(requests)
+        self.clock = progress.seconds = max(self.clock, clock / 1e6)
+        signals.wants_save = bool(save)
+        if stop:
+            signals.stop = stop
+        if has_stop:
+            self.on_stop(run)
+
+    def on_stop(self, run: TrainingRun) -> None:
+        """Take over the reason to stop of another rank; all ranks have to call this at the same update."""
+        reasons = run.runtime.gather_objects(run.stop_reason)
+        run.stop_reason = next((reason for reason in reasons if reason is not None), None)
+        self.has_stop = run.stop_reason is not None
+
+
+@dataclass(slots=True)
+class PendingRestore:
+    """The part of a checkpoint that the next `train` call restores, when data and optimizers exist."""
+
+    data: dict[str, Any] | None
+    eval_data: dict[str, Any] | None
+    rng: dict[str, Any] | None
+    updates: dict[str, Any] | None  # of each optimizer; None where they were restored with the components
+    fingerprint: dict[str, Any] | None
+
+    def restore_updates(self, run: TrainingRun) -> None:
+        """Restore the counters of each optimizer."""
+        if self.updates is not None:
+            run.optimization.load_state_dict(self.updates)
+            self.updates = None
+
+    def restore_rng(self) -> None:
+        """Restore the random generators."""
+        if self.rng is not None:
+            set_rng_state(self.rng)
+
+    def place(self, stream: Stream, eval_stream: Stream | None) -> None:
+        """Restore the positions in the data, then the random generators, since opening data may use them."""
+        if self.data is not None:
+            seek(stream, self.data)
+        if self.eval_data is not None and eval_stream is not None:
+            seek(eval_stream, self.eval_data)
+        self.restore_rng()
+
+
+def seek(stream: Stream, state: dict[str, Any]) -> None:
+    """Restore a saved position in the data."""
+    try:
+        stream.load_state_dict(state)
+    except LoopwrightError:
+        raise
+    except Exception as error:  # any error of a damaged state, or of a user's own load_state_dict
+        raise CheckpointError(
+            f"The position in the data that the checkpoint holds cannot be used ({type(error).__name__}: {error}): use "
+            "another checkpoint, or start a new run."
+        ) from error

@@ -10,21 +10,11 @@ import torch
 from torch import Tensor
 
 from .._torch_compat import mark_stepped
-from ..checkpoint.atomic import new_token
 from ..checkpoint.components import load_model, load_optimizer
-from ..checkpoint.fitting import (
-    compare_callbacks,
-    compare_components,
-    compare_rest,
-    listed,
-    wrong_history,
-    wrong_meter,
-    wrong_rng,
-)
 from ..checkpoint.format import read_checkpoint, write_checkpoint
 from ..checkpoint.migrations import complete_state, migrate_callbacks, unused_states
 from ..checkpoint.sharded import load_stored
-from ..checkpoint.tree import Group, Tree, is_dtensor
+from ..checkpoint.tree import Tree, is_dtensor
 from ..checkpoint.weights import save_weights
 from ..data.order import derive_seed
 from ..data.random import preserved_rng, rng_state, seed_everything, set_rng_state
@@ -39,7 +29,18 @@ from ..metrics.metric_objects import (
     paths_of,
 )
 from ..metrics.progress import Progress
-from .resume import NOTHING_KEPT, Kept, PendingRestore
+from .run import PendingRestore
+from .state_mismatch import (
+    NOTHING_KEPT,
+    Kept,
+    compare_callbacks,
+    compare_components,
+    compare_rest,
+    listed,
+    wrong_history,
+    wrong_meter,
+    wrong_rng,
+)
 from .undo import metric_owners, undone_on_error
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def capture(run: TrainingRun, *, has_history: bool = True) -> dict[str, Tree]:
         data, eval_data, program = run.pending.data, run.pending.eval_data, run.pending.fingerprint
     callbacks = _named_callbacks(run)
     return {
-        "models": capture_models(run),
+        "models": run.capture_models(),
         "optimizers": {name: optimizer.state_dict() for name, optimizer in run.components.optimizers.items()},
         "schedules": {name: s.scheduler.state_dict() for name, s in run.components.schedules.items()},
         "lanes": lanes,
@@ -81,10 +82,6 @@ def capture(run: TrainingRun, *, has_history: bool = True) -> dict[str, Tree]:
     }
 
 
-def capture_models(run: TrainingRun) -> dict[str, Tree]:
-    return {name: model.state_dict() for name, model in run.components.models.items()}
-
-
 def capture_data(run: TrainingRun) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
     """Return the positions in training and evaluation data; None for data that begins anew in the next epoch."""
     stream, eval_stream = run.train_stream, run.eval_stream
@@ -94,17 +91,6 @@ def capture_data(run: TrainingRun) -> tuple[dict[str, Any] | None, dict[str, Any
     if eval_stream is not None and eval_stream.spans_epochs:
         eval_data = eval_stream.state_dict()
     return data, eval_data
-
-
-def meta_of(run: TrainingRun) -> dict[str, Any]:
-    """Return the metadata that listings of checkpoints show."""
-    progress = run.progress
-    return {
-        "epoch": progress.epoch,
-        "step": progress.step,
-        "update": progress.update,
-        "sample": progress.sample,
-    }
 
 
 def restore(run: TrainingRun, tree: Any, source: str, *, kept: Kept = NOTHING_KEPT) -> None:
@@ -241,20 +227,8 @@ def own_rng(states: Sequence[dict[str, Any]], run: TrainingRun) -> dict[str, Any
         return rng_state()
 
 
-def group_of(run: TrainingRun) -> Group:
-    """Return the group of processes that write a checkpoint, with the rank of this one."""
-    return Group(run.runtime.rank, run.runtime.world)
-
-
-def token_of(run: TrainingRun) -> str:
-    """Return the name of the directory in which all processes write the next checkpoint, equal on all of them."""
-    if run.runtime.world > 1 and not run.token:
-        run.token = run.runtime.broadcast_object(new_token())
-    return run.token
-
-
 def save_trainer(run: TrainingRun, path: str | Path) -> None:
-    write_together(run, path, capture(run), meta_of(run))
+    write_together(run, path, capture(run), run.checkpoint_meta())
 
 
 def write_together(
@@ -265,7 +239,7 @@ def write_together(
     beside: Mapping[str, bytes] | None = None,
 ) -> None:
     """Write a checkpoint with all processes; it is complete for all of them when this returns."""
-    write_checkpoint(path, tree, meta, group=group_of(run), token=token_of(run), beside=beside)
+    write_checkpoint(path, tree, meta, group=run.writing_group(), token=run.writing_token(), beside=beside)
     run.runtime.barrier("save")
 
 

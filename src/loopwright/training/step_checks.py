@@ -11,6 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from .._torch_compat import version_of
 from ..errors import ConfigurationError
+from ..metrics.result import mistake_in_loss
 
 if TYPE_CHECKING:
     from ..metrics.result import StepResult
@@ -224,34 +225,6 @@ def refuse_update(trainer: Program, loss: Any, count: Any) -> None:
     if len(names) > 1 and any(text in str(error) for text in ("a second time", "by an inplace operation")):
         assert error is not None
         error.add_note(f"If one loss is for several optimizers, update them together: `self.update(loss, {names})`.")
-
-
-def mistake_in_loss(loss: Any, count: Any, takes_count: bool = True) -> str | None:
-    """The mistake in a loss that could not be trained, or in its count; None if there is none."""
-    if loss is None:
-        return "is None: look at what should have computed and returned it"
-    if isinstance(loss, Mapping):
-        return (
-            f"is a {type(loss).__name__} ({', '.join(map(str, loss))}): give one tensor, such as the sum of its losses"
-        )
-    if not isinstance(loss, Tensor):
-        shown = f" ({loss:g})" if type(loss) is float else ""
-        return f"is a {type(loss).__name__}{shown}: give the tensor itself, without `.item()`, `float()` or `.tolist()`"
-    if loss.is_complex():
-        return f"is complex ({loss.dtype}): give a real number, such as `loss.abs()` or `loss.real`"
-    if loss.numel() != 1:
-        other = ", or give its sum with `count=`" if takes_count else ""
-        return f"has shape {tuple(loss.shape)}: reduce it to one number, such as its mean{other}"
-    if not loss.requires_grad:
-        return (
-            "has no graph, so there is nothing to train: compute it from the model's outputs, without `.detach()`, "
-            "`torch.tensor(...)` or `torch.no_grad()`, and with something that is not frozen"
-        )
-    if count is None:
-        return None
-    if not isinstance(count, (int, float, Tensor)) or (isinstance(count, Tensor) and count.numel() != 1):
-        return f"has the count {count!r}: give the number of items that it is a sum over"
-    return None if count >= 0 else f"has the count {float(count):g}: give the number of items that it is a sum over"
 
 
 def scheduler_positions(update: OptimizerUpdate) -> list[Any]:

@@ -24,8 +24,8 @@ from .out_of_memory import redo_window, step_function
 if TYPE_CHECKING:
     from ..data.stream import Batch, Stream
     from ..metrics.progress import Limits, Progress
+    from .program import EpochChecks
     from .run import TrainingRun
-    from .step_checks import StepWatch
 
 NOTHING = StepResult(size=0)  # the result of a process without a sample of the batch
 FLUSH_STEPS = 512
@@ -123,7 +123,7 @@ def train_steps(run: TrainingRun, stream: Stream | None = None, limits: Limits |
         watch.end_epoch()
 
 
-def compute_steps(run: TrainingRun, watch: StepWatch | None, steps: Iterable[Step]) -> None:
+def compute_steps(run: TrainingRun, watch: EpochChecks | None, steps: Iterable[Step]) -> None:
     """Compute each step by the trainer's `train_step`, in micro-batches once memory has run out."""
     autocast, train_step = run.runtime.autocast, step_function(run)
     for step in steps:

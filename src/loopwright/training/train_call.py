@@ -16,10 +16,10 @@ from ..metrics.history import History
 from ..metrics.progress import Limits, counted
 from ..runtime import dry_run
 from . import steps as loop
-from .consensus import StopConsensus
 from .lazy_layers import materialise
 from .required_metrics import check_required_metrics
-from .resume import Origin, PendingRestore, restore_run, seek, starting_line
+from .resume import Origin, restore_run, starting_line
+from .run import PendingRestore, StopConsensus, seek
 
 if TYPE_CHECKING:
     from ..training.run import TrainingRun

@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 
 from .._torch_compat import LOADING_METHODS, has_load_hooks
 from ..checkpoint.components import Parts, load_optimizer
-from ..checkpoint.fitting import compare_components, listed
 from ..checkpoint.writer import snapshot
 from ..errors import CheckpointError
 from ..metrics.metric_objects import (
@@ -25,6 +24,7 @@ from ..metrics.metric_objects import (
     modules_with_metrics,
     object_states,
 )
+from .state_mismatch import compare_components, listed
 
 if TYPE_CHECKING:
     from ..callback import Callback

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from .._torch_compat import foreach_div_, supports_found_inf
 from ..callback import Hook
 from ..errors import ConfigurationError
+from ..metrics.result import mistake_in_loss
 from .components import check_reached
 
 
@@ -375,7 +376,5 @@ def _at_least_one(count: Any) -> Any:
 
 def _only_number(loss: Tensor) -> float:
     if loss.numel() != 1:
-        from .step_checks import mistake_in_loss
-
         raise ConfigurationError(f"The loss to be trained {mistake_in_loss(loss, None)}.")
     return loss.item()

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from ...callback import Callback
-from ...callbacks.defaults import with_defaults
 from ...data.sharding import AlreadySharded, Shard, ShardedBatches
 from ...data.stream import Batch, Stream, StreamWrapper
 from ...metrics.progress import counted
 from ...runtime.dry_run import DryRunDone, local_bytes, local_shape, placement_text
 from ...runtime.dtensor import Mesh
+from ...training.assembly import with_defaults
 from ...training.required_metrics import check_required_metrics
 from ..output import size_text, table_lines
 from .report import Report

@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ...callback import Callback
-from ...callbacks.defaults import with_defaults
 from ...checkpoint import Checkpoint, CheckpointStore
 from ...data.open import Stream
 from ...errors import ConfigurationError, DataError
@@ -21,6 +20,7 @@ from ...metrics.result import StepResult
 from ...optim.build import Schedule
 from ...run.changes import flatten
 from ...trainer import Trainer as CoreTrainer
+from ...training.assembly import with_defaults
 from ...training.components import found_on
 from ...training.fingerprint import describe_components
 from ...training.program import Words

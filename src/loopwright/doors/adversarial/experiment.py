@@ -13,12 +13,12 @@ from torch.optim import Optimizer
 
 from ...checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from ...checkpoint.components import load_optimizer
-from ...checkpoint.fitting import compare_groups, compare_model, listed
 from ...checkpoint.manifest import VersionError, local_path
 from ...checkpoint.migrations import entry_at
 from ...checkpoint.store import Entry, list_entries
 from ...checkpoint.weights import read_pickle, state_dict_in
 from ...errors import CheckpointError, ConfigurationError
+from ...training.state_mismatch import compare_groups, compare_model, listed
 from .config import Config
 
 logger = logging.getLogger("loopwright")

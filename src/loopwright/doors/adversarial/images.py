@@ -16,7 +16,7 @@ from ...data.open import open_stream
 from ...data.order import permutation
 from ...data.random import preserved_rng
 from ...errors import MissingExtraError
-from ...training.components import evaluating
+from ...runtime.modes import evaluating
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 

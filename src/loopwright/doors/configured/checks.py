@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from ...callback import TrainerHooks, hook_names
 from ...config.tree import nearest
 from ...errors import ConfigurationError
-from ...training.step_checks import mistake_in_loss
+from ...metrics.result import mistake_in_loss
 from ...training.supervised import describe
 from ...training.updates import listed
 from .config import BaseTrainerConfig

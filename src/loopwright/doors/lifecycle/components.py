@@ -14,9 +14,10 @@ from ...errors import ConfigurationError
 from ...metrics.progress import Limits
 from ...optim.build import Schedule
 from ...runtime import Runtime
+from ...runtime.modes import start_training_mode
 from ...trainer import Trainer as CoreTrainer
 from ...training.assembly import build_update
-from ...training.components import check_owners, start_training_mode
+from ...training.components import check_owners
 from ...training.update import Guard, OptimizerUpdate
 from ...training.updates import Updates
 from .gradients import Gradients

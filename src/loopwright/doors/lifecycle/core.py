@@ -19,10 +19,10 @@ from ...metrics.meter import Meter
 from ...metrics.metric_objects import load_metric_states, metric_states
 from ...metrics.result import StepResult
 from ...runtime import Runtime
+from ...runtime.modes import evaluating, start_training_mode
 from ...training import steps as loop
-from ...training.components import evaluating, start_training_mode
-from ...training.consensus import StopConsensus
 from ...training.evaluate import evaluate
+from ...training.run import StopConsensus
 from .checks import checked_output
 from .components import Components
 from .loaders import EvaluationLoader, TrainingLoader, prepared

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from ...checkpoint import read_checkpoint, write_checkpoint
 from ...checkpoint.components import Parts, read_parts
-from ...checkpoint.fitting import differing_kinds, listed
 from ...checkpoint.migrations import complete_state, explained
 from ...data.random import set_rng_state
 from ...errors import CheckpointError
-from ...training.state import capture, meta_of, own_rng, return_to, write_together
+from ...training.state import capture, own_rng, return_to, write_together
+from ...training.state_mismatch import differing_kinds, listed
 from ...training.undo import load_parts
 from .core import Core
 
@@ -43,7 +43,7 @@ def write_checkpoint_of(
         tree["optimizers"] = {"optimizer": door.optimizer.state_dict()}
     if save_scheduler and door.scheduler is not None:
         tree["schedules"] = {"scheduler": door.scheduler.state_dict()}
-    write_checkpoint(path, tree, meta_of(door._core.run))
+    write_checkpoint(path, tree, door._core.run.checkpoint_meta())
 
 
 def load_checkpoint_into(door: Trainer, path: str | Path, load_optimizer: bool, load_scheduler: bool) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def save_run(door: Trainer, directory: str | Path, extra: Mapping[str, Any] | No
         "callbacks": {name: callback.state_dict() for name, callback in door.callback_handler.named().items()},
         "extra": dict(extra or {}),
     }
-    write_together(core.run, directory, {**capture(core.run), OWN: own}, meta_of(core.run))
+    write_together(core.run, directory, {**capture(core.run), OWN: own}, core.run.checkpoint_meta())
 
 
 def load_run(door: Trainer, directory: str | Path) -> dict[str, Any]:

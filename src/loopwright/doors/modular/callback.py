@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...callback import Callback as CoreCallback
-from ...callback import check_arguments, check_hooks
-from ...errors import ConfigurationError
+from ...callback import check_hooks
+from ...errors import ConfigurationError, check_arguments
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...callback import check_arguments, check_hooks
+from ...callback import check_hooks
 from ...data.random import seed_everything
-from ...errors import ConfigurationError
+from ...errors import ConfigurationError, check_arguments
 from ...metrics.history import History
 from ...training.components import check_clipping
 from .callback import Hooks

@@ -14,9 +14,9 @@ from ...callbacks.progress import ProgressDisplay
 from ...data.random import preserved_rng
 from ...errors import ConfigurationError, Interrupted
 from ...metrics.progress import Limits
+from ...runtime.modes import start_training_mode
 from ...trainer import Trainer as CoreTrainer
 from ...training import steps as loop
-from ...training.components import start_training_mode
 from ...training.program import Words
 from ...training.step_checks import StepWatch, Versions, gradient_versions, watch_own_steps
 from ...training.update import OptimizerUpdate

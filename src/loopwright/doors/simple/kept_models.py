@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...callback import check_arguments, named_hook
+from ...callback import named_hook
 from ...callbacks.interval import metric_of
 from ...callbacks.stopping import EarlyStopping
 from ...checkpoint.manifest import check_inside
-from ...errors import CheckpointError, ConfigurationError
+from ...errors import CheckpointError, ConfigurationError, check_arguments
 from ...metrics.best import Mode, WatchedMetric, is_better, settle_all
 
 if TYPE_CHECKING:
@@ -191,8 +191,8 @@ def as_lists(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
 
 def read_run(parts: Parts, engine: Engine | None) -> dict[str, Any]:
     """What a checkpoint notes of the epochs so far, once it is known that `engine`, if given, can go on from it."""
-    from ...checkpoint.fitting import differing_kinds, listed, wrong_fields
     from ...training.state import compare_run
+    from ...training.state_mismatch import differing_kinds, listed, wrong_fields
 
     noted = parts.rest.get("simple", {}) if parts.path.is_dir() else {}
     problems = list(differing_kinds({"run": {"rows": [{}], "best": {}}}, noted, "simple"))

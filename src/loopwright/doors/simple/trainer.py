@@ -208,7 +208,7 @@ class Trainer(Assignable):
         `model.safetensors` in it has the weights under the names of the state dict. A model that has `save_pretrained`
         can be loaded from it with `from_pretrained`.
         """
-        from ...training.state import capture, meta_of, write_together
+        from ...training.state import capture, write_together
 
         say_unsaved(self, self._engine)
         noted = {"epoch": epoch, "metric_value": metric_value}
@@ -218,7 +218,7 @@ class Trainer(Assignable):
             self._engine.run,
             path,
             tree,
-            meta_of(self._engine.run),
+            self._engine.run.checkpoint_meta(),
             beside=pretrained_files(self.model),
         )
 

@@ -17,7 +17,7 @@ from ....data.order import permutation
 from ....data.random import preserved_rng
 from ....errors import ConfigurationError
 from ....losses import Laplacian, Sobel
-from ....training.components import evaluating
+from ....runtime.modes import evaluating
 from ..experiment import directory_of
 from ..images import PARTS, write_image
 from ..processes import by_first

@@ -17,9 +17,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from loopwright import Callback, Trainer
 from loopwright.callbacks import EMA
 from loopwright.errors import ConfigurationError, Interrupted
-
-from .distributed.ranks import run_ranks
-from .mistakes import Mistakes
+from tests.distributed.ranks import run_ranks
+from tests.mistakes import Mistakes
 
 adam = partial(torch.optim.Adam, lr=0.01, foreach=False)
 

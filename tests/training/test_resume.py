@@ -19,10 +19,9 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassPrecision,
 from loopwright import Callback, Trainer
 from loopwright.callbacks.checkpoints import Checkpoints
 from loopwright.data.random import rng_state
-
-from .forked import call_forked
-from .loops import assert_same_model, build_net
-from .runs import KillAt, Killed, adam, assert_same_run, build_trainer, cross_entropy, rows
+from tests.forked import call_forked
+from tests.loops import assert_same_model, build_net
+from tests.runs import KillAt, Killed, adam, assert_same_run, build_trainer, cross_entropy, rows
 
 # Stopped by a limit, continued by raising it
 

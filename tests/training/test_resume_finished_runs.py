@@ -8,9 +8,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from loopwright import Callback, CheckpointError, ConfigurationError, DataError, Trainer
-
-from .loops import assert_same_model
-from .runs import KillAt, Killed, adam, assert_same_run, build_trainer, cross_entropy, rows
+from tests.loops import assert_same_model
+from tests.runs import KillAt, Killed, adam, assert_same_run, build_trainer, cross_entropy, rows
 
 
 def test_a_finished_run_is_not_trained_again_and_says_so(points, tmp_path, capsys):

@@ -23,10 +23,9 @@ from loopwright.cli import main
 from loopwright.data.fetch import peek_samples
 from loopwright.run import RunManifest
 from loopwright.run.changes import program_changes
-
-from .forked import call_forked
-from .loops import assert_same_model, batches, build_linear, build_net
-from .mistakes import Mistakes
+from tests.forked import call_forked
+from tests.loops import assert_same_model, batches, build_linear, build_net
+from tests.mistakes import Mistakes
 
 SECTION = "The program changed, the run directory did not"
 adam = partial(torch.optim.Adam, lr=0.01)
@@ -493,7 +492,7 @@ def test_seed_everything_seeds_all_generators_and_returns_the_seed() -> None:
 
 
 def test_the_first_program_of_the_readme_goes_on_when_it_is_started_again(tmp_path: Path) -> None:
-    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
     program = readme.partition("```python\n")[2].partition("```")[0]
     longer = program.replace("num_epochs=5", "num_epochs=6")
     ended = [call_forked(partial(exec, text, {}), tmp_path) for text in (program, program, longer)]

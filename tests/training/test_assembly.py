@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
+from torch.utils.data import TensorDataset
 
 from loopwright import ConfigurationError, Trainer
 from loopwright.doors.simple import Trainer as SimpleTrainer
-
-from .loops import assert_same_model, build_net, evaluate_by_hand, train_by_hand
+from tests.loops import assert_same_model, build_net, evaluate_by_hand, train_by_hand
 
 cross_entropy = nn.functional.cross_entropy
 sgd = partial(torch.optim.SGD, lr=0.1)
@@ -170,3 +170,29 @@ def test_the_simple_door_refuses_what_is_no_model_or_optimizer():
         trainer.model = "net"
     with pytest.raises(ConfigurationError, match="optimizer is a type: assign a torch optimizer"):
         trainer.optimizer = torch.optim.SGD
+
+
+# What the seed covers
+
+
+class Builder(Trainer):
+    """Makes its own model."""
+
+    def configure_models(self) -> None:
+        self.model = nn.Linear(3, 1)
+
+    def configure_optimizers(self) -> None:
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+
+def weights_after_a_run(seed: int) -> torch.Tensor:
+    trainer = Builder(loss_fn=nn.MSELoss(), seed=seed, progress="silent")
+    trainer.train(TensorDataset(torch.ones(4, 3), torch.ones(4, 1)), num_epochs=1)
+    return trainer.model.weight.detach().clone()
+
+
+def test_models_that_the_trainer_builds_are_covered_by_its_seed() -> None:
+    first = weights_after_a_run(seed=1)
+    torch.rand(7)
+    assert torch.equal(first, weights_after_a_run(seed=1))
+    assert not torch.equal(first, weights_after_a_run(seed=2))

@@ -13,8 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from loopwright import Callback, ConfigurationError, StepResult, Trainer
 from loopwright.data.random import rng_state
-
-from .loops import assert_same_model, build_linear, build_net, evaluate_by_hand, train_by_hand
+from tests.loops import assert_same_model, build_linear, build_net, evaluate_by_hand, train_by_hand
 
 cross_entropy = nn.functional.cross_entropy
 sgd = partial(torch.optim.SGD, lr=0.1)

@@ -12,8 +12,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from loopwright import Callback, ConfigurationError, Schedule, Trainer
 from loopwright.callbacks.stopping import EarlyStopping
 from loopwright.data.random import rng_state
-
-from .loops import assert_same_model, build_linear, build_net
+from tests.loops import assert_same_model, build_linear, build_net
 
 cross_entropy = nn.functional.cross_entropy
 sgd = partial(torch.optim.SGD, lr=0.1)

@@ -11,9 +11,8 @@ from torch import nn
 
 from loopwright import ConfigurationError, Trainer
 from loopwright.callbacks import NonFiniteGuard
-
-from .loops import assert_same_model, batches, build_linear, build_net, train_by_hand
-from .own_steps import SECTION, Own, cross_entropy, own, sgd
+from tests.loops import assert_same_model, batches, build_linear, build_net, train_by_hand
+from tests.training.own_steps import SECTION, Own, cross_entropy, own, sgd
 
 # Losses that cannot be trained
 

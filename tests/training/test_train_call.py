@@ -14,8 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from loopwright import Callback, ConfigurationError, Schedule, Trainer
 from loopwright.data.random import rng_state
-
-from .loops import assert_same_model, assert_same_optimizer, build_linear, build_net, train_by_hand
+from tests.loops import assert_same_model, assert_same_optimizer, build_linear, build_net, train_by_hand
 
 cross_entropy = nn.functional.cross_entropy
 sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from loopwright import Trainer
-
-from .loops import build_net
+from tests.loops import build_net
 
 SECTION = "Steps that train nothing, or the wrong thing"
 cross_entropy = nn.functional.cross_entropy

@@ -1,0 +1,117 @@
+"""The core's implementation of `Program`: building, epochs, evaluation mode, checks, checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ..runtime.modes import evaluating
+from . import assembly
+from .program import Program
+
+if TYPE_CHECKING:
+    from .program import EpochChecks
+    from .run import TrainingRun
+    from .update import OptimizerUpdate
+
+
+class DefaultProgram(Program):
+    """The methods that a run of `Trainer` calls; doors replace some of them."""
+
+    # Building
+
+    def setup(self) -> None:
+        """Call the `configure_*` methods, once: models first, then optimizers, which need their parameters.
+
+        `train`, `evaluate`, `predict`, `save` and `load` call it; call it yourself to look at models and optimizers
+        before them.
+        """
+        if not self._components.are_built:
+            self._components.replaced = assembly.assemble_models(self)
+            self._components.are_built = True
+        assembly.adopt_replaced(self)
+        if not self.optimizers and any(True for _ in self._components.parameters()):  # a frozen model can be evaluated
+            assembly.assemble_optimizers(self, self._components.replaced)
+
+    def _setup_training(self) -> None:
+        """Prepare a `train` call."""
+        self.setup()
+        self._check_defaults()
+        assembly.assemble_training(self)
+
+    def _adopt_replaced(self) -> None:
+        """Use models and optimizers that a hook has assigned in place of others, or refuse them."""
+        is_training = not self.run.is_evaluating and bool(self._components.trained)
+        (assembly.adopt_in_training if is_training else assembly.adopt_replaced)(self)
+
+    # Epochs and steps
+
+    def _train_epoch(self) -> None:
+        """Train one epoch; a door adds the events of its document around it."""
+        from .steps import train_epoch
+
+        train_epoch(self.run)
+
+    @contextmanager
+    def _eval_mode(self) -> Iterator[None]:
+        """Context with the models in eval mode; every module gets its previous mode back."""
+        assembly.adopt_replaced(self)
+        run = self.run
+        before, run.is_evaluating = run.is_evaluating, True
+        try:
+            with evaluating(self.modules.values(), self.optimizers.values()):
+                yield
+                assembly.adopt_replaced(self)  # a model that was assigned for the evaluation only
+        finally:
+            run.is_evaluating = before
+        self.runtime.reshard()
+
+    def _eval_without_samples(self, batch: Any) -> None:
+        """Run an evaluation step for its collectives only; `batch` is a part of another process's."""
+        from .evaluate import eval_without_samples
+
+        if self.runtime.forwards_together:
+            eval_without_samples(self.run, batch)
+
+    # Checks
+
+    def _watch_steps(self) -> EpochChecks | None:
+        """Return the object that checks the steps of an epoch; None for the default steps."""
+        if self._has_default_step:
+            return None
+        from .step_checks import StepWatch
+
+        return StepWatch(self)
+
+    def _check_own_step(self, update: OptimizerUpdate) -> None:
+        """Refuse an `optimizer.step()` in `train_step` that would be wrong without `update`."""
+        from .step_checks import refuse_own_step
+
+        refuse_own_step(self, update)
+
+    def _check_trained(self) -> None:
+        """Check after the first epoch that every optimizer has trained something."""
+        from .step_checks import check_trained
+
+        check_trained(self.run)
+
+    def _check_update(self, loss: Any, count: Any = None) -> None:
+        """Refuse an update in an evaluation, or with a value that is not a loss."""
+        from .step_checks import refuse_update
+
+        refuse_update(self, loss, count)
+
+    # Checkpoints
+
+    def _capture(self, run: TrainingRun, *, has_history: bool) -> dict[str, Any]:
+        """Return the state of a run as a tree."""
+        from .state import capture
+
+        return capture(run, has_history=has_history)
+
+    def _return_to(self, run: TrainingRun, state: Mapping[str, Any], source: str) -> None:
+        """Restore a state of a run."""
+        from .state import return_to
+
+        return_to(run, state, source)

@@ -1,0 +1,61 @@
+"""What a trainer finds on itself, and what it refuses to train."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from loopwright import ConfigurationError, Trainer
+from loopwright.training.components import found_on
+from tests.loops import build_linear, build_net
+
+cross_entropy = nn.functional.cross_entropy
+sgd = partial(torch.optim.SGD, lr=0.1)
+
+
+def test_the_same_object_under_two_names_is_found_once():
+    class Owner:
+        pass
+
+    owner = Owner()
+    owner.a = owner.b = build_linear()
+    owner.c = "not a module"
+    assert list(found_on(owner, nn.Module, {})) == ["a"]
+    assert list(found_on(owner, nn.Module, {"known": owner.a})) == ["known"]
+
+
+def test_a_model_without_trainable_parameters_is_refused():
+    net = build_linear().requires_grad_(False)
+    with pytest.raises(ConfigurationError, match=r"none of the models \(model\).*requires_grad=True.*Unfreeze"):
+        Trainer(net, torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1), cross_entropy).train([])
+
+
+@pytest.mark.parametrize("net", [nn.ReLU(), build_linear().requires_grad_(False)], ids=["no parameters", "all frozen"])
+def test_a_factory_for_a_model_without_trainable_parameters_is_refused_with_the_same_words(net):
+    with pytest.raises(ConfigurationError, match="Nothing to train"):
+        Trainer(net, sgd, cross_entropy).train([])
+
+
+def test_no_model_at_all_is_refused():
+    with pytest.raises(ConfigurationError, match="Trainer has no model: pass `model=` or override `configure_models`"):
+        Trainer(None, sgd, cross_entropy).train([])
+
+
+def test_an_optimizer_of_another_model_is_refused_with_a_remedy():
+    net, other = build_linear(), build_net()
+    optimizer = torch.optim.SGD(other.parameters(), 0.1)
+    with pytest.raises(ConfigurationError, match=r"'optimizer' holds 6 of 6 parameters that belong to none.*factory"):
+        Trainer(net, optimizer, cross_entropy).train([])
+
+
+def test_a_loss_with_weights_of_its_own_is_placed_but_not_exported(points, tmp_path):
+    from safetensors.torch import load_file
+
+    net = build_linear()
+    trainer = Trainer(net, sgd, nn.CrossEntropyLoss(weight=torch.ones(3)), progress="silent")
+    trainer.train(points)
+    trainer.export(tmp_path / "weights.safetensors")
+    assert set(load_file(tmp_path / "weights.safetensors")) == {"weight", "bias"}
