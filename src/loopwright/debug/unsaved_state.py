@@ -40,7 +40,8 @@ def unsaved_state(trainer: Trainer, data: Any) -> dict[str, Any]:
             for name, callback in _user_callbacks(trainer).items()
         },
         "models": {name: _unsaved_of(module) for name, module in trainer.modules.items()},
-        "trainer": _Reader().attributes(trainer, _trainer_attributes(trainer)) | {"loss_fn": _Reader().value(trainer.loss_fn)},
+        "trainer": _Reader().attributes(trainer, _trainer_attributes(trainer))
+        | {"loss_fn": _Reader().value(trainer.loss_fn)},
     }
 
 

@@ -122,7 +122,7 @@ class StepWatch:
         self.optimization.calls += 1
         update.own_steps += 1
         update.num_updates += 1
-        self.trainer.run.window.is_spent = True
+        self.trainer.run.window.has_stepped = True
 
     def _schedule(self) -> None:
         """Step the schedulers of optimizers that the user stepped, unless the user stepped the schedulers too."""

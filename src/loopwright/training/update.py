@@ -71,7 +71,7 @@ class Window:
     divisor: float = 1.0  # of this step's loss
     is_last: bool = True  # whether the optimizer is stepped after this step
     size: int = 0  # samples of this step
-    is_spent: bool = False  # whether an optimizer has been stepped with the window's gradients
+    has_stepped: bool = False  # whether an optimizer has been stepped with the window's gradients
     total: int | None = None  # samples of an evaluation step on all processes, where they share it
 
 

@@ -182,7 +182,7 @@ class Updates:
         update.backward(loss, window, count, retain_graph)
         if window.is_last:
             update.finish()
-            window.is_spent = True
+            window.has_stepped = True
 
     def _unclear(self) -> ConfigurationError:
         if not self.by_name:

@@ -261,7 +261,7 @@ class Gradients:
         """An optimizer was stepped, by whomever."""
         self._held.discard(update.name)
         self._versions.pop(update.name, None)
-        self.optimization.window.is_spent = True
+        self.optimization.window.has_stepped = True
         torch.clear_autocast_cache()  # it holds weights as they were before the step
         self._unscheduled.add(update.name)
         self.trainer.events.emit("on_optimizer_step_end", update.name)
