@@ -355,7 +355,7 @@ class OptimizerUpdate:
     def check(self, at_once: bool = False) -> None:
         """Read the flags that the device set since the last log point, and let the guard act on them.
 
-        `at_once` reads the flag of the window under way, before a step.
+        `at_once` reads the flag of the current window, before a step.
         """
         seen, self._seen = self._flag if at_once else self._seen, None
         if seen is not None and self.guard is not None and float(seen):

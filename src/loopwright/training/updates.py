@@ -119,7 +119,7 @@ class Updates:
 
     Args:
         updates: one for each optimizer, under its name.
-        window: the step under way within its accumulation window.
+        window: the current step within its accumulation window.
         no_autocast: switches autocast off for backward passes and steps.
     """
 
