@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import loopwright
+from loopwright.training.program import Words
 
 PACKAGES = (
     "loopwright",
@@ -129,6 +130,13 @@ def test_every_argument_of_the_trainer_is_explained(name):
     function = find(f"loopwright.Trainer{name}")
     described = text_of(function).split("Args:")[1].split("Returns:")[0]
     assert [name for name in parameters_of(function) if f"\n    {name}: " not in described] == []
+
+
+def test_what_help_shows_of_the_trainer_is_documented():
+    """Methods that are not for users have an underscore; the events are documented in `Callback`."""
+    shown = [name for name in dir(loopwright.Trainer) if not name.startswith(("_", "on_"))]
+    methods = [name for name in shown if not isinstance(getattr(loopwright.Trainer, name), Words)]
+    assert [name for name in methods if not inspect.getdoc(getattr(loopwright.Trainer, name))] == []
 
 
 @pytest.mark.parametrize("package", sorted({name.rpartition(".")[0] for name in public_names()}))

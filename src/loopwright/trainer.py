@@ -84,8 +84,7 @@ class Trainer(DefaultProgram):
             clip_value: Largest absolute value of a gradient's entry; None for no clipping.
             precision: "fp32", or autocast to "bf16" or "fp16" (with loss scaling).
             device: "cpu", "cuda", "cuda:1", "mps" or a `torch.device`. Default: a GPU if there is one, else the CPU.
-            runtime: "ddp", "fsdp", a `Mesh`, a `Runtime`, or a device. Default: DDP where the program was started as
-                one of several processes, else one device.
+            runtime: "ddp", "fsdp", a `Mesh`, a `Runtime`, or a device. Default: DDP if a launcher started the program.
             seed: Seeds the weights that `configure_models` makes, the order of samples and randomness in data sets.
                 None for a different seed in every run.
             run_dir: The directory that the run is recorded in and resumed from; without one nothing is written.

@@ -12,9 +12,9 @@ from torch.optim import Optimizer
 
 @contextmanager
 def evaluating(modules: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> Iterator[None]:
-    """Eval mode for everything, and afterwards exactly the mode that each single module had before."""
+    """Context with all modules in eval mode; each module gets its previous mode back."""
     before = [(module, module.training) for root in modules for module in root.modules()]
-    is_outermost = any(mode for _, mode in before)  # inside another evaluation optimizers have been switched already
+    is_outermost = any(mode for _, mode in before)  # in a nested evaluation the optimizers are in eval mode
     optimizers = list(optimizers) if is_outermost else []
     for module, _ in before:
         module.training = False
@@ -28,7 +28,7 @@ def evaluating(modules: Iterable[nn.Module], optimizers: Iterable[Optimizer]) ->
 
 
 def start_training_mode(modules: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> None:
-    """Train mode for models that an optimizer trains. One already in train mode keeps its frozen parts as they are."""
+    """Set train mode for models with an optimizer. A model in train mode keeps its frozen parts in eval mode."""
     optimizers = list(optimizers)
     trained = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
     for module in modules:
@@ -38,7 +38,7 @@ def start_training_mode(modules: Iterable[nn.Module], optimizers: Iterable[Optim
 
 
 def _set_optimizers(optimizers: Iterable[Optimizer], mode: str) -> None:
-    """Schedule-free optimizers have modes too."""
+    """Set the mode of optimizers that have one: schedule-free optimizers."""
     for optimizer in optimizers:
         switch: Any = getattr(optimizer, mode, None)
         if callable(switch):

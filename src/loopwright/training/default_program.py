@@ -1,4 +1,4 @@
-"""The core's own implementation of the points in `Program`: building, epochs, evaluation mode, checks, checkpoints."""
+"""The core's implementation of `Program`: building, epochs, evaluation mode, checks, checkpoints."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 class DefaultProgram(Program):
-    """What a run of `Trainer` calls, unless a door replaces it."""
+    """The methods that a run of `Trainer` calls; doors replace some of them."""
 
     # Building
 
     def setup(self) -> None:
-        """Build what `configure_*` describe, once: models first, then optimizers, which need their parameters.
+        """Call the `configure_*` methods, once: models first, then optimizers, which need their parameters.
 
         `train`, `evaluate`, `predict`, `save` and `load` call it; call it yourself to look at models and optimizers
         before them.
@@ -35,40 +35,40 @@ class DefaultProgram(Program):
             assembly.assemble_optimizers(self, self._components.replaced)
 
     def _setup_training(self) -> None:
-        """Work out everything that is needed once per `train` call."""
+        """Prepare a `train` call."""
         self.setup()
         self._check_defaults()
         assembly.assemble_training(self)
 
     def _adopt_replaced(self) -> None:
-        """Continue with a model or optimizer that a hook has assigned in place of another, or say why it cannot."""
+        """Use models and optimizers that a hook has assigned in place of others, or refuse them."""
         is_training = not self.run.is_evaluating and bool(self._components.trained)
         (assembly.adopt_in_training if is_training else assembly.adopt_replaced)(self)
 
     # Epochs and steps
 
     def _train_epoch(self) -> None:
-        """One epoch as the loop runs it; a door puts around it what its document has there."""
+        """Train one epoch; a door adds the events of its document around it."""
         from .steps import train_epoch
 
         train_epoch(self.run)
 
     @contextmanager
     def _eval_mode(self) -> Iterator[None]:
-        """Eval mode for the models, and every mode as it was afterwards."""
+        """Context with the models in eval mode; every module gets its previous mode back."""
         assembly.adopt_replaced(self)
         run = self.run
         before, run.is_evaluating = run.is_evaluating, True
         try:
             with evaluating(self.modules.values(), self.optimizers.values()):
                 yield
-                assembly.adopt_replaced(self)  # a model put in for the evaluation alone is out again
+                assembly.adopt_replaced(self)  # a model that was assigned for the evaluation only
         finally:
             run.is_evaluating = before
         self.runtime.reshard()
 
     def _eval_without_samples(self, batch: Any) -> None:
-        """Take part in an evaluation step of which this process has no sample; `batch` is a part of another's."""
+        """Run an evaluation step for its collectives only; `batch` is a part of another process's."""
         from .evaluate import eval_without_samples
 
         if self.runtime.forwards_together:
@@ -77,7 +77,7 @@ class DefaultProgram(Program):
     # Checks
 
     def _watch_steps(self) -> EpochChecks | None:
-        """What checks the steps of an epoch, where they are not the default ones."""
+        """Return the object that checks the steps of an epoch; None for the default steps."""
         if self._has_default_step:
             return None
         from .step_checks import StepWatch
@@ -85,19 +85,19 @@ class DefaultProgram(Program):
         return StepWatch(self)
 
     def _check_own_step(self, update: OptimizerUpdate) -> None:
-        """Refuse an optimizer step that a `train_step` takes without `update`, where it would be a wrong one."""
+        """Refuse an `optimizer.step()` in `train_step` that would be wrong without `update`."""
         from .step_checks import refuse_own_step
 
         refuse_own_step(self, update)
 
     def _check_trained(self) -> None:
-        """Look, at the end of the first epoch, for optimizers that have trained nothing."""
+        """Check after the first epoch that every optimizer has trained something."""
         from .step_checks import check_trained
 
         check_trained(self.run)
 
     def _check_update(self, loss: Any, count: Any = None) -> None:
-        """Refuse an update that is made in an evaluation, or with something that is no loss."""
+        """Refuse an update in an evaluation, or with a value that is not a loss."""
         from .step_checks import refuse_update
 
         refuse_update(self, loss, count)
@@ -105,13 +105,13 @@ class DefaultProgram(Program):
     # Checkpoints
 
     def _capture(self, run: TrainingRun, *, has_history: bool) -> dict[str, Any]:
-        """The state of a run of this trainer as a tree."""
+        """Return the state of a run as a tree."""
         from .state import capture
 
         return capture(run, has_history=has_history)
 
     def _return_to(self, run: TrainingRun, state: Mapping[str, Any], source: str) -> None:
-        """Take a run of this trainer to the moment of a state."""
+        """Restore a state of a run."""
         from .state import return_to
 
         return_to(run, state, source)

@@ -235,7 +235,7 @@ def _obstacle(run: TrainingRun, batches: Sequence[Batch], position: int, error: 
     if any(batch.total is not None for batch in batches):
         return f"One of several processes cannot take a step in micro-batches alone. {less}"
     frames = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
-    if run.window.is_spent or OptimizerUpdate.finish.__code__ in frames:
+    if run.window.has_stepped or OptimizerUpdate.finish.__code__ in frames:
         return f"The optimizer step was under way or taken, so this step cannot be taken again in micro-batches. {less}"
     largest = max(batch.size for batch in batches)
     if run.num_micro_batches >= largest:

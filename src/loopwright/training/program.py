@@ -74,9 +74,9 @@ class EpochChecks(Protocol):
 
 
 class Program(TrainerHooks):
-    """The trainer as its run sees it, and the points at which a door does otherwise.
+    """The interface of a trainer to its run: the methods that a run calls.
 
-    `DefaultProgram` implements the points; `Trainer` adds what users call and override.
+    `DefaultProgram` implements them, and doors replace some; `Trainer` adds the methods of users.
     """
 
     words: Words = Words()

@@ -259,7 +259,7 @@ class StopConsensus:
 
 @dataclass(slots=True)
 class PendingRestore:
-    """What of a checkpoint waits for the `train` call that continues from it, which has the data and the optimizers."""
+    """The part of a checkpoint that the next `train` call restores, when data and optimizers exist."""
 
     data: dict[str, Any] | None
     eval_data: dict[str, Any] | None
@@ -268,18 +268,18 @@ class PendingRestore:
     fingerprint: dict[str, Any] | None
 
     def restore_updates(self, run: TrainingRun) -> None:
-        """Let each optimizer count on from where it was."""
+        """Restore the counters of each optimizer."""
         if self.updates is not None:
             run.optimization.load_state_dict(self.updates)
             self.updates = None
 
     def restore_rng(self) -> None:
-        """Let the random generators go on from where they were."""
+        """Restore the random generators."""
         if self.rng is not None:
             set_rng_state(self.rng)
 
     def place(self, stream: Stream, eval_stream: Stream | None) -> None:
-        """Take up the positions in the data, and then the random generators, which opening data may have used."""
+        """Restore the positions in the data, then the random generators, since opening data may use them."""
         if self.data is not None:
             seek(stream, self.data)
         if self.eval_data is not None and eval_stream is not None:
@@ -288,12 +288,12 @@ class PendingRestore:
 
 
 def seek(stream: Stream, state: dict[str, Any]) -> None:
-    """Take up a saved position in the data."""
+    """Restore a saved position in the data."""
     try:
         stream.load_state_dict(state)
     except LoopwrightError:
         raise
-    except Exception as error:  # a saved state is not ours to trust, nor is a user's own load_state_dict
+    except Exception as error:  # any error of a damaged state, or of a user's own load_state_dict
         raise CheckpointError(
             f"The position in the data that the checkpoint holds cannot be used ({type(error).__name__}: {error}): use "
             "another checkpoint, or start a new run."

@@ -55,18 +55,18 @@ RUN = ("progress", "history", "meter", "data", "stop_reason", "rng", "lanes")
 def capture(run: TrainingRun, *, has_history: bool = True) -> dict[str, Tree]:
     """Return the complete state for an exact resume; without the history, which grows, if `has_history` is False."""
     run.flush()
-    lanes = {name: update.state_dict() for name, update in run.optimization.by_name.items()}
+    updates = {name: update.state_dict() for name, update in run.optimization.by_name.items()}
     data, eval_data = capture_data(run)
     owners, program = metric_owners(run), run.fingerprint
     if run.pending is not None:  # loaded and not trained since
-        lanes = lanes if run.pending.updates is None else run.pending.updates
+        updates = updates if run.pending.updates is None else run.pending.updates
         data, eval_data, program = run.pending.data, run.pending.eval_data, run.pending.fingerprint
     callbacks = _named_callbacks(run)
     return {
         "models": run.capture_models(),
         "optimizers": {name: optimizer.state_dict() for name, optimizer in run.components.optimizers.items()},
         "schedules": {name: s.scheduler.state_dict() for name, s in run.components.schedules.items()},
-        "lanes": lanes,
+        "lanes": updates,
         "callbacks": {name: callback.state_dict() for name, callback in callbacks.items()},
         "callback_versions": {name: callback.state_version for name, callback in callbacks.items()},
         "progress": run.progress.state_dict(),
@@ -248,7 +248,7 @@ def write_together(
     meta: dict[str, Any],
     beside: Mapping[str, bytes] | None = None,
 ) -> None:
-    """Write a checkpoint, for which all processes are needed; it is there for all of them when this returns."""
+    """Write a checkpoint with all processes; it is complete for all of them when this returns."""
     write_checkpoint(path, tree, meta, group=run.writing_group(), token=run.writing_token(), beside=beside)
     run.runtime.barrier("save")
 

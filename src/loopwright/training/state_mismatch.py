@@ -1,4 +1,4 @@
-"""What of a saved state does not fit a trainer, found before anything of it is loaded."""
+"""Compare a saved state with a trainer, before any part of it is loaded."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SCALER = ("scale", "growth_factor", "backoff_factor", "growth_interval", "_growt
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Optimizers and schedules, by name, that a restore leaves as the program made them."""
+    """The names of optimizers and schedules that a restore does not change."""
 
     optimizers: frozenset[str] = frozenset()
     schedules: frozenset[str] = frozenset()
@@ -60,7 +60,7 @@ NOTHING_KEPT = Kept()
 
 
 def listed(problems: Sequence[str]) -> str:
-    """The problems, a line each; of many, the first."""
+    """Return the problems as lines; of many, only the first ones."""
     more = f"\n  - and {len(problems) - LISTED} more" if len(problems) > LISTED else ""
     return "".join(f"\n  - {problem}" for problem in problems[:LISTED]) + more
 
@@ -68,7 +68,7 @@ def listed(problems: Sequence[str]) -> str:
 def compare_components(
     own: Components, models: Any, optimizers: Any, schedules: Any, *, partly: bool = False, kept: Kept = NOTHING_KEPT
 ) -> list[str]:
-    """Where models, optimizers and schedules disagree with what was saved of them, but for what is `kept`.
+    """Return the differences of models, optimizers and schedules from their saved states, except those in `kept`.
 
     With `partly` not all of them need be saved.
     """
@@ -99,7 +99,7 @@ def compare_components(
 
 
 def compare_model(model: nn.Module, saved: Any) -> list[str]:
-    """How a saved state dict differs from what the model has: missing, unexpected, of another shape or type."""
+    """Return the differences of a saved state dict from a model: missing or unexpected names, other shapes or types."""
     if not isinstance(saved, Mapping):
         return [f"the checkpoint has {_kind(saved)} instead of a state dict"]
     own = model.state_dict()
@@ -127,12 +127,12 @@ def _misfit(own: Any, saved: Any) -> str | None:
 
 
 def _family(dtype: torch.dtype) -> str:
-    """What a type may be cast to when it is loaded."""
+    """Return the class of types that a type may be cast to when it is loaded."""
     return "complex" if dtype.is_complex else "float" if dtype.is_floating_point else "integer"
 
 
 def compare_groups(optimizer: Optimizer, saved: Any) -> list[str]:
-    """How the saved state of an optimizer differs from what this one is: its groups, their options, its state."""
+    """Return the differences of a saved state from an optimizer: groups, their options, and its state."""
     groups, state = (saved.get("param_groups"), saved.get("state")) if isinstance(saved, Mapping) else (None, None)
     if not isinstance(groups, Sequence) or not all(isinstance(group, Mapping) for group in groups):
         return [f"the checkpoint's param_groups are {_kind(groups)} instead of a list of groups"]
@@ -158,7 +158,7 @@ def compare_groups(optimizer: Optimizer, saved: Any) -> list[str]:
 
 
 def _completed(optimizer: Optimizer, groups: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The saved groups with the options that the optimizer itself adds to those of earlier versions."""
+    """Return the saved groups with the options that the optimizer adds to groups of earlier torch versions."""
     probe = object.__new__(type(optimizer))
     probe.__dict__.update(optimizer.__dict__)
     plain = [{**group, "params": []} for group in groups]
@@ -181,7 +181,7 @@ def _compare_options(own: Mapping[str, Any], saved: Mapping[str, Any]) -> Iterat
 
 
 def _compare_entry(optimizer: Optimizer, number: Any, entry: Any, params: Mapping[int, Tensor]) -> Iterator[str]:
-    """What is wrong with the state of one parameter; what it has to be is known of torch's own optimizers."""
+    """Yield the problems in the state of one parameter; only torch's own optimizers are checked."""
     kind = type(optimizer)
     if number not in params or not isinstance(entry, Mapping):
         yield f"the state of parameter {number!r:.20} is {_kind(entry)}, or of none of its parameters"
@@ -198,7 +198,7 @@ def _compare_entry(optimizer: Optimizer, number: Any, entry: Any, params: Mappin
 
 
 def compare_schedule(scheduler: Any, saved: Any) -> list[str]:
-    """How the saved state of a scheduler differs in form from that of this one."""
+    """Return the differences in form of a saved scheduler state from that of this scheduler."""
     if not isinstance(saved, Mapping):
         return [f"the checkpoint has {_kind(saved)} instead of its state"]
     own = scheduler.state_dict()
@@ -210,7 +210,7 @@ def compare_schedule(scheduler: Any, saved: Any) -> list[str]:
 
 
 def compare_callbacks(callbacks: Mapping[str, Callback], saved: Any) -> list[str]:
-    """Where the saved states of callbacks are of another form; what is in those of a user's own, they know."""
+    """Return the differences in form of the saved states of callbacks; states of users' own classes are not checked."""
     if not isinstance(saved, Mapping):
         return [f"callbacks: the checkpoint has {_kind(saved)} instead of their states"]
     return [
@@ -232,7 +232,7 @@ def _compare_callback(callback: Callback, saved: Any) -> Iterator[str]:
 
 
 def compare_rest(tree: Mapping[str, Any], optimizers: Iterable[str]) -> list[str]:
-    """What of the counters and positions in a state could not be used."""
+    """Return the problems of the counters and positions in a state."""
     problems = list(_wrong_progress(tree["progress"]))
     has_updates = not problems and tree["progress"]["update"] > 0
     problems += _wrong_optimization(tree["lanes"], optimizers, has_updates)
@@ -246,7 +246,7 @@ def compare_rest(tree: Mapping[str, Any], optimizers: Iterable[str]) -> list[str
 
 
 def tried(part: str, attempt: Callable[[], None]) -> list[str]:
-    """What goes wrong with an attempt that leaves no trace, in words that name the part."""
+    """Return the error of an attempt that changes nothing, with the name of the part."""
     try:
         attempt()
     except Exception as error:  # the state is not ours to trust, and fails in any way it likes
@@ -255,7 +255,7 @@ def tried(part: str, attempt: Callable[[], None]) -> list[str]:
 
 
 def wrong_history(saved: Any) -> list[str]:
-    """What of a saved history cannot be used."""
+    """Return the problems of a saved history."""
     problems = list(wrong_fields("history", saved, HISTORY))
     for name, series in saved["steps"].items() if not problems and isinstance(saved["steps"], Mapping) else ():
         problems += wrong_fields(f"history: steps of {name!r:.40}", series, SERIES)
@@ -274,7 +274,7 @@ def _try_history(saved: Any) -> None:
 
 
 def wrong_meter(states: Sequence[Any]) -> list[str]:
-    """What of the saved sums of an epoch, of each process, cannot be used."""
+    """Return the problems of the saved meters of all processes."""
     problems = [problem for state in states for problem in wrong_fields("meter", state, METER)]
     return problems or tried("meter", lambda: _try_meter(states))
 
@@ -290,7 +290,7 @@ def _try_meter(states: Sequence[Any]) -> None:
 
 
 def wrong_rng(saved: Any, set_state: Callable[[], None]) -> list[str]:
-    """What of the saved random generators, of each process, cannot be used; `set_state` tries those of this one."""
+    """Return the problems of the saved random generators of all processes; `set_state` loads those of this process."""
     if not isinstance(saved, list) or not saved:
         return [f"rng is {_kind(saved)} instead of the generators of each process"]
     problems = [problem for state in saved for problem in wrong_fields("rng", state, GENERATORS, DEVICE_GENERATORS)]
@@ -303,7 +303,7 @@ def _try_random_state(set_state: Callable[[], None]) -> None:
 
 
 def wrong_fields(part: str, saved: Any, known: Collection[str], optional: Collection[str] = ()) -> Iterator[str]:
-    """The fields that a state of a part lacks, and the fields that its version does not have."""
+    """Yield the fields that the state of a part lacks, and fields that its version does not have."""
     if not isinstance(saved, Mapping):
         yield f"{part} is {_kind(saved)} instead of a table of {', '.join(known)}"
         return
@@ -323,7 +323,7 @@ def _wrong_progress(saved: Any) -> Iterator[str]:
 
 
 def _wrong_optimization(saved: Any, optimizers: Iterable[str], has_updates: bool) -> Iterator[str]:
-    """Before the first `train` call there is nothing; from then on each optimizer has its entry."""
+    """Yield the problems of the saved updates: none before the first `train` call, then one entry per optimizer."""
     if isinstance(saved, Mapping) and (saved or has_updates):
         yield from (
             f"lanes: the updates of optimizer {name!r} are not in the checkpoint"
@@ -355,9 +355,9 @@ def _wrong_position(part: str, saved: Any) -> Iterator[str]:
 
 
 def differing_kinds(own: Any, saved: Any, path: str = "", *, none_fits: bool = True) -> Iterator[str]:
-    """Where two states hold values of other kinds, as text for a number; None is of any kind, unless it is said not to.
+    """Yield the places where two states have values of different kinds, such as text for a number.
 
-    What this trainer has not set yet (its own None) may be anything in the checkpoint.
+    None in this trainer fits any value. None in the checkpoint fits any value if `none_fits`.
     """
     is_none = saved is None and not none_fits and not (own is None or isinstance(own, bool))  # a choice left open
     if is_none or not _is_of_one_kind(own, saved):

@@ -156,7 +156,7 @@ def open_steps(run: TrainingRun, stream: Stream | None = None, limits: Limits | 
         return
     for batches in take_windows(run, stream, limits):
         divisors = shares(batches, num_shares)
-        window.is_spent = False
+        window.has_stepped = False
         for position, (value, size, total) in enumerate(batches, start=1):
             window.divisor = divisors[position - 1]
             window.is_last = position == len(batches)

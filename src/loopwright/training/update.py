@@ -71,7 +71,7 @@ class Window:
     divisor: float = 1.0  # of this step's loss
     is_last: bool = True  # whether the optimizer is stepped after this step
     size: int = 0  # samples of this step
-    is_spent: bool = False  # whether an optimizer has been stepped with the window's gradients
+    has_stepped: bool = False  # whether an optimizer has been stepped with the window's gradients
     total: int | None = None  # samples of an evaluation step on all processes, where they share it
 
     def share_of(self, loss: Tensor) -> Tensor:
@@ -361,7 +361,7 @@ class OptimizerUpdate:
     def check(self, at_once: bool = False) -> None:
         """Read the flags that the device set since the last log point, and let the guard act on them.
 
-        `at_once` reads the flag of the window under way, before a step.
+        `at_once` reads the flag of the current window, before a step.
         """
         seen, self._seen = self._flag if at_once else self._seen, None
         if seen is not None and self.guard is not None and float(seen):

@@ -119,7 +119,7 @@ class Updates:
 
     Args:
         updates: one for each optimizer, under its name.
-        window: the step under way within its accumulation window.
+        window: the current step within its accumulation window.
         no_autocast: switches autocast off for backward passes and steps.
     """
 
@@ -182,7 +182,7 @@ class Updates:
         update.backward(loss, window, count, retain_graph)
         if window.is_last:
             update.finish()
-            window.is_spent = True
+            window.has_stepped = True
 
     def _unclear(self) -> ConfigurationError:
         if not self.by_name:
@@ -198,7 +198,7 @@ class Updates:
         self.calls += 1
         update.own_steps += 1
         update.num_updates += 1
-        self.window.is_spent = True
+        self.window.has_stepped = True
 
     def replace(self, update: OptimizerUpdate) -> None:
         """Replace the update of that name."""

@@ -226,7 +226,7 @@ class _Growth(Callback):
     def _set(self, number: int) -> None:
         for group, share in self._groups:
             rate = self._rate(number) * share
-            if isinstance(group["lr"], Tensor):  # which a compiled optimizer holds on to
+            if isinstance(group["lr"], Tensor):  # a compiled optimizer keeps a reference to it
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate

@@ -218,7 +218,7 @@ class Engine(CoreTrainer):
     def train_step(self, batch: Any) -> StepResult:
         assert self._epoch is not None
         x, y = as_pair(batch)
-        self.run.window.is_spent = True  # hooks have run: no second try in micro-batches
+        self.run.window.has_stepped = True  # hooks have run: no second try in micro-batches
         losses = self.door.loss_manager
         if losses is not None:
             losses.start_step(self.run.window.size)

@@ -238,7 +238,7 @@ class Gradients:
         """An optimizer was stepped, by the trainer or by the user."""
         self._held.discard(update.name)
         self._versions.pop(update.name, None)
-        self.optimization.window.is_spent = True
+        self.optimization.window.has_stepped = True
         torch.clear_autocast_cache()  # it holds weights as they were before the step
         self.schedulers.due[update.name] = update
         self.trainer.events.emit("on_optimizer_step_end", update.name)
@@ -366,7 +366,7 @@ class Gradients:
             if self.trainer.accumulate > 1:
                 raise own_steps.twice_in_window(self.trainer, update)
             self.schedulers.follow(update)
-        self.optimization.window.is_spent = True
+        self.optimization.window.has_stepped = True
         with self.trainer.runtime.no_autocast or nullcontext():
             is_stepped = self._run_phases(update)
         self._note_step(update)
