@@ -40,12 +40,18 @@ def unsaved_state(trainer: Trainer, data: Any) -> dict[str, Any]:
             for name, callback in _user_callbacks(trainer).items()
         },
         "models": {name: _unsaved_of(module) for name, module in trainer.modules.items()},
-        "trainer": _Reader().attributes(trainer, _trainer_attributes()) | {"loss_fn": _Reader().value(trainer.loss_fn)},
+        "trainer": _Reader().attributes(trainer, _trainer_attributes(trainer)) | {"loss_fn": _Reader().value(trainer.loss_fn)},
     }
 
 
+def _trainer_attributes(trainer: Trainer) -> frozenset[str]:
+    """The attributes of a plain trainer, and the private ones of the engine of a door, which saves its own state."""
+    private = {name for name in vars(trainer) if name.startswith("_")} if _is_shipped(type(trainer)) else set()
+    return _plain_attributes().union(private)
+
+
 @cache
-def _trainer_attributes() -> frozenset[str]:
+def _plain_attributes() -> frozenset[str]:
     return frozenset(vars(Trainer(nn.Identity(), progress="silent")))
 
 
