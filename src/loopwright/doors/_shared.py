@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..training.step_checks import scheduler_positions
 
 if TYPE_CHECKING:
     from ..runtime import Runtime
+    from ..training.update import OptimizerUpdate
 
 T = TypeVar("T")
 
@@ -30,3 +33,38 @@ def on_first_process(runtime: Runtime, action: Callable[[], T]) -> T:
     if error is not None:
         raise error
     return value
+
+
+class StepSchedulers:
+    """The schedulers that count updates, stepped when the user's step is over, unless the step has stepped them.
+
+    An optimizer that is updated twice in a step has them stepped before its second update.
+    """
+
+    def __init__(self) -> None:
+        self.due: dict[str, OptimizerUpdate] = {}  # updates whose schedulers are still to be stepped
+        self._before: dict[str, list[Any]] = {}  # positions of schedulers when the step began
+
+    def reset(self) -> None:
+        """Forget the step under way."""
+        self.due, self._before = {}, {}
+
+    def begin_step(self, updates: Iterable[OptimizerUpdate]) -> None:
+        """Note where the schedulers are."""
+        self._before = {update.name: scheduler_positions(update) for update in updates if update.schedulers}
+
+    def follow(self, update: OptimizerUpdate) -> None:
+        """Step the schedulers of an update that is due, unless the user stepped them."""
+        del self.due[update.name]
+        if scheduler_positions(update) == self._before.get(update.name):
+            self.step(update)
+        self._before[update.name] = scheduler_positions(update)
+
+    def step(self, update: OptimizerUpdate) -> None:
+        """Step the schedulers of an update."""
+        update.schedule()
+
+    def follow_all(self) -> None:
+        """Step all schedulers that are due: the user's step is over."""
+        for update in list(self.due.values()):
+            self.follow(update)

@@ -98,6 +98,19 @@ def assemble_optimizers(trainer: Program, replaced: dict[int, nn.Parameter]) -> 
             trainer.schedules[name] = schedule
 
 
+def reassemble(trainer: Program) -> None:
+    """Build and find everything anew, for training; an optimizer that was there before keeps its scaler and count."""
+    before = {id(update.optimizer): update for update in trainer.run.optimization.by_name.values()}
+    held = trainer._components
+    held.are_built = False
+    held.models, held.modules, held.optimizers, held.schedules = {}, {}, {}, {}
+    trainer.run.optimization = Updates({}, trainer.run.window)
+    trainer._setup_training()
+    for update in trainer.run.optimization.by_name.values():
+        if (old := before.get(id(update.optimizer))) is not None:
+            update.scaler, update.num_updates = old.scaler, old.num_updates
+
+
 def adopt_replaced(trainer: Program) -> None:
     """Take over models, optimizers and schedulers that were assigned in the place of those that the trainer had."""
     owner = trainer

@@ -189,6 +189,16 @@ def take_up(run: TrainingRun, checkpoint: Checkpoint, origin: Origin) -> bool:
     return True
 
 
+def continue_from(run: TrainingRun, checkpoint: Checkpoint, *, accepts_changes: bool) -> None:
+    """Restore a checkpoint between two `train` calls: the next one continues there, the random generators at once."""
+    take_up(run, checkpoint, Origin(checkpoint.path, accepts_changes=accepts_changes))
+    assert run.pending is not None
+    run.pending.restore_rng()
+    progress = run.progress
+    is_inside_call = progress.in_epoch and not progress.call_finished
+    run.num_calls = progress.call - 1 if is_inside_call else progress.call
+
+
 def _find_newest(run: TrainingRun, store: CheckpointStore | None) -> Checkpoint | None:
     """The newest sound checkpoint of the run, which the first process chooses for all."""
     from ..checkpoint import read_checkpoint

@@ -289,3 +289,26 @@ def test_a_step_that_does_not_fit_into_memory_is_taken_in_pieces() -> None:
     usual.fit()
     torch.testing.assert_close(trainer.model.weight, usual.model.weight)
     assert (trainer.global_step, trainer._engine.run.num_micro_batches) == (5, 2)
+
+
+class TwiceEach(Pair):
+    """Steps both optimizers twice in a batch, in turns; their schedulers count updates."""
+
+    def configure_schedulers(self) -> None:
+        self.g_decay = torch.optim.lr_scheduler.ExponentialLR(self.g_optimizer, 0.9)
+        self.d_decay = torch.optim.lr_scheduler.ExponentialLR(self.d_optimizer, 0.8)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        for _ in range(2):
+            fake = self.fake(batch[0])
+            self.backward(self.d_loss(batch[0], fake))
+            self.step(self.d_optimizer)
+            self.backward(self.g_loss(fake))
+            self.step(self.g_optimizer)
+
+
+def test_schedulers_follow_every_step_of_optimizers_that_take_turns_in_a_batch() -> None:
+    trainer = TwiceEach(Config(n_epochs=1, scheduler_interval="update"))
+    trainer.fit()
+    num_updates = 2 * trainer.global_step
+    assert (trainer.d_decay.last_epoch, trainer.g_decay.last_epoch) == (num_updates, num_updates)

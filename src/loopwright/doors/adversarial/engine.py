@@ -21,11 +21,12 @@ from ...metrics.result import StepResult
 from ...optim.build import Schedule
 from ...run.changes import flatten
 from ...trainer import Trainer as CoreTrainer
+from ...training.assembly import reassemble
 from ...training.components import found_on
 from ...training.fingerprint import describe_components
 from ...training.program import Words
-from ...training.resume import Origin, take_up
-from ...training.updates import OptimizerChoice, Updates, listed
+from ...training.resume import continue_from
+from ...training.updates import OptimizerChoice, listed
 from .._shared import on_first_process
 from .config import Common, Saving, runtime_of
 from .experiment import EpochRecorder, ExperimentRun, Recorded, ResumePoints, epochs_behind, read_recorded
@@ -134,18 +135,10 @@ class Engine(CoreTrainer):
         """
         found = {name: id(value) for name, value in vars(self.door).items() if isinstance(value, COMPONENTS)}
         if found != self._adopted:
-            before = {id(update.optimizer): update for update in self.run.optimization.by_name.values()}
-            self._adopted, self._components.are_built = found, False
-            held = self._components
-            held.models, held.modules, held.optimizers, held.schedules = {}, {}, {}, {}
-            self.run.optimization = Updates({}, self.run.window)
-            self._setup_training()
+            self._adopted = found
+            reassemble(self)
             if self.run.fingerprint is None and self.optimizers:
                 self.run.fingerprint = describe_components(self.run)
-            for update in self.run.optimization.by_name.values():
-                if id(update.optimizer) in before:
-                    old = before[id(update.optimizer)]
-                    update.scaler, update.num_updates = old.scaler, old.num_updates
             self._steps.watch(self.run.optimization)
 
     def _setup_training(self) -> None:
@@ -255,15 +248,9 @@ class Engine(CoreTrainer):
         epochs = epochs_behind(checkpoint.tree, str(checkpoint.path))
         self.adopt()
         self._setup_training()
-        accepts = self.door.config.train.load.accept_changes
-        take_up(self.run, checkpoint, Origin(checkpoint.path, accepts_changes=accepts))
-        assert self.run.pending is not None
-        self.run.pending.restore_rng()  # the program may draw numbers before the next epoch
+        continue_from(self.run, checkpoint, accepts_changes=self.door.config.train.load.accept_changes)
         self._is_placed = True
-        progress = self.progress
-        is_inside = progress.in_epoch and not progress.call_finished
-        self.run.num_calls = progress.call - 1 if is_inside else progress.call
-        recorded = self._recorded()
+        progress, recorded = self.progress, self._recorded()
         if recorded is not None and recorded.progress.step > progress.step and self.runtime.is_main:
             logger.warning(
                 "%s goes on from step %d of %s; what was recorded of steps %d to %d is replaced as it trains.",

@@ -50,7 +50,7 @@ class OwnSteps:
 
     def __init__(self, *, is_shared: bool) -> None:
         self.is_shared = is_shared
-        self.num_steps = self.num_own = 0  # in this epoch
+        self.num_steps = self.num_own = 0  # in this epoch, in which a hook may replace all optimizers and their counts
         self.has_loss = False  # whether train_step returned one in this epoch
         self._handles: list[RemovableHandle] = []
         self._has_warned = False

@@ -127,7 +127,7 @@ class Engine(CoreTrainer):
         """The door's step; schedulers that a step of the user's own steps are left to it."""
         if self._has_default_step or not self.schedules:
             return self._take_step(batch)
-        with self.own_scheduling.step():
+        with self.own_scheduling.around_step():
             return self._take_step(batch)
 
     def _take_step(self, batch: Any) -> StepResult:
@@ -179,7 +179,7 @@ class Engine(CoreTrainer):
     def update(self, loss: Tensor, optimizer: OptimizerChoice = None, **options: Any) -> None:
         if len(self.optimizers) > 1 or isinstance(optimizer, str):
             check_optimizer_name(optimizer, self.optimizers)
-        with self.own_scheduling.update(optimizer):
+        with self.own_scheduling.around_update(optimizer):
             super().update(loss, optimizer, **options)
 
     def _schedule_epoch(self, row: Mapping[str, float]) -> None:

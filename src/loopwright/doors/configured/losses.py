@@ -11,10 +11,11 @@ from torch import Tensor
 
 from ...errors import ConfigurationError
 from ...metrics.result import StepResult
-from ...training.step_checks import scheduler_position, scheduler_positions
+from ...training.step_checks import scheduler_position
 from ...training.supervised import describe
 from ...training.update import OptimizerUpdate
 from ...training.updates import OptimizerChoice, listed
+from .._shared import StepSchedulers
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -108,59 +109,50 @@ def _metrics(total: Tensor, losses: Iterable[tuple[str, Tensor]]) -> Iterable[tu
             yield "loss/loss", loss
 
 
-class OwnScheduling:
-    """Lets schedulers follow updates when the step is over, or before the optimizer's next update in it."""
+class OwnScheduling(StepSchedulers):
+    """Leaves the schedulers of updates, and of epochs, to a step of the user's own that steps them."""
 
     def __init__(self, engine: Engine) -> None:
+        super().__init__()
         self.engine = engine
         self.of_epochs: set[str] = set()  # schedulers that count epochs and that a step has stepped
-        self._before: dict[str, list[Any]] = {}  # where schedulers of updates were when the step began
-        self._due: dict[str, OptimizerUpdate] = {}
         self._is_in_step = False
 
     @contextmanager
-    def step(self) -> Iterator[None]:
+    def around_step(self) -> Iterator[None]:
         """A step of the user's own, and the update with its total loss."""
         epochs = self._positions_of_epochs()
-        self._before = {
-            name: scheduler_positions(update) for name, update in self.engine.run.optimization.by_name.items()
-        }
-        self._due, self._is_in_step = {}, True
+        self.reset()
+        self.begin_step(self.engine.run.optimization.by_name.values())
+        self._is_in_step = True
         try:
             yield
-            for update in list(self._due.values()):
-                self._follow(update)
+            self.follow_all()
         finally:
             self._is_in_step = False
         after = self._positions_of_epochs()
         self.of_epochs |= {name for name, position in epochs.items() if after.get(name, position) != position}
 
     @contextmanager
-    def update(self, optimizer: OptimizerChoice) -> Iterator[None]:
+    def around_update(self, optimizer: OptimizerChoice) -> Iterator[None]:
         """An update, which leaves the schedulers of its optimizers to this."""
         before = [(update, update.schedulers, update.num_updates) for update in self._scheduled(optimizer)]
         for update, _, _ in before:
-            if update.name in self._due:
-                self._follow(update)
+            if update.name in self.due:
+                self.follow(update)
             update.schedulers = []
         try:
             yield
         finally:
             for update, schedulers, _ in before:
                 update.schedulers = schedulers
-        self._due |= {update.name: update for update, _, num_updates in before if update.num_updates != num_updates}
+        self.due |= {update.name: update for update, _, num_updates in before if update.num_updates != num_updates}
 
     def _scheduled(self, optimizer: OptimizerChoice) -> list[OptimizerUpdate]:
         """The updates with schedulers, among those of the optimizers given; one that is not there is found later."""
         named = listed(optimizer)
         updates = self.engine.run.optimization.by_name.values() if self._is_in_step else ()
         return [u for u in updates if u.schedulers and any(n in (None, u.name) or n is u.optimizer for n in named)]
-
-    def _follow(self, update: OptimizerUpdate) -> None:
-        del self._due[update.name]
-        if scheduler_positions(update) == self._before.get(update.name):
-            update.schedule()
-        self._before[update.name] = scheduler_positions(update)
 
     def _positions_of_epochs(self) -> Mapping[str, Any]:
         schedules = self.engine.schedules.items()

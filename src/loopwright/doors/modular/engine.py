@@ -259,7 +259,7 @@ class Engine(CoreTrainer):
         else:
             self._returned = returned  # the loop may train it yet
         if is_alone:
-            self.gradients.schedulers.step()
+            self.gradients.schedulers.follow_all()
         self.outputs = without_graph(returned)
         return returned
 
@@ -278,7 +278,7 @@ class Engine(CoreTrainer):
         """What a step has measured: what was logged in it, and what it returned if the user's loop logs nothing."""
         logged, self._logged = self._logged or {}, None
         if not self.run.is_evaluating:
-            self.gradients.schedulers.step()
+            self.gradients.schedulers.follow_all()
         returned = measured_in(self.door, self.outputs) if is_returned or not logged else None
         check_returned(returned, self.words.eval_step if self.run.is_evaluating else self.words.step)
         if isinstance(returned, Mapping) or returned is None:

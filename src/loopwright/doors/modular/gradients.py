@@ -18,7 +18,7 @@ from ...training.step_checks import Versions, gradient_versions, watch_own_steps
 from ...training.update import OptimizerUpdate, run_backward
 from ...training.updates import Updates
 from . import own_steps
-from .own_steps import Routes, StepMethods, StepSchedulers, StoredGradients, Use, has_gradients
+from .own_steps import Routes, StepMethods, StoredGradients, UpdateSchedulers, Use, has_gradients
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -39,7 +39,7 @@ class Gradients:
     """
 
     def __init__(self, trainer: Engine) -> None:
-        self.trainer, self.schedulers = trainer, StepSchedulers(trainer)
+        self.trainer, self.schedulers = trainer, UpdateSchedulers(trainer)
         self.begin_run()
 
     def begin_run(self) -> None:
@@ -240,7 +240,7 @@ class Gradients:
         self._versions.pop(update.name, None)
         self.optimization.window.is_spent = True
         torch.clear_autocast_cache()  # it holds weights as they were before the step
-        self.schedulers.due.add(update.name)
+        self.schedulers.due[update.name] = update
         self.trainer.events.emit("on_optimizer_step_end", update.name)
 
     def _backward_to_all(self, loss: Tensor, retain_graph: bool) -> None:
@@ -365,13 +365,13 @@ class Gradients:
         if update.name in self.schedulers.due:
             if self.trainer.accumulate > 1:
                 raise own_steps.twice_in_window(self.trainer, update)
-            self.schedulers.step_before(update)
+            self.schedulers.follow(update)
         self.optimization.window.is_spent = True
         with self.trainer.runtime.no_autocast or nullcontext():
             is_stepped = self._run_phases(update)
         self._note_step(update)
         if not is_stepped:
-            self.schedulers.due.discard(update.name)
+            self.schedulers.due.pop(update.name, None)
 
     def _run_phases(self, update: OptimizerUpdate) -> bool:
         """The phases of `update.finish` but for `schedule`, which waits for the end of the step; False: no step."""

@@ -21,6 +21,7 @@ from ...training.step_checks import (
     scheduler_positions,
 )
 from ...training.update import OptimizerUpdate
+from .._shared import StepSchedulers
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -284,41 +285,29 @@ def add_gradients(params: Sequence[torch.nn.Parameter], kept: StoredGradients) -
             param.grad = old if param.grad is None else old.add_(param.grad)
 
 
-class StepSchedulers:
-    """Steps the schedulers that count updates at the end of a step, unless the user's program has stepped them."""
+class UpdateSchedulers(StepSchedulers):
+    """Refuses schedulers that the user's program steps after the trainer has."""
 
     def __init__(self, trainer: Engine) -> None:
+        super().__init__()
         self.trainer = trainer
-        self.reset()
+        self._left: dict[str, list[Any]] = {}  # positions after the trainer's own step
 
     def reset(self) -> None:
-        """Forget the step under way."""
-        self.due: set[str] = set()  # optimizers stepped in this step, whose schedulers are still to follow
-        self._before: dict[str, list[Any]] = {}  # positions when the step began
-        self._left: dict[str, list[Any]] = {}  # positions after the trainer's own step of schedulers
+        super().reset()
+        self._left = {}
 
     def begin_step(self, updates: Iterable[OptimizerUpdate]) -> None:
-        """Note the positions; refuse schedulers that the user's program has stepped after the trainer did."""
         for name, left in self._left.items():
             schedulers = self.trainer.run.optimization.by_name[name].schedulers
             for scheduler, before in zip(schedulers, left, strict=False):
                 check_scheduler(self.trainer, scheduler, before)
         self._left = {}
-        self._before = {update.name: scheduler_positions(update) for update in updates if update.schedulers}
+        super().begin_step(updates)
 
-    def step(self) -> None:
-        """Step the schedulers that are due, except schedulers that the user stepped."""
-        for name in self.due:
-            update = self.trainer.run.optimization.by_name[name]
-            if scheduler_positions(update) == self._before.get(name):
-                update.schedule()
-                self._left[name] = scheduler_positions(update)
-        self.due.clear()
-
-    def step_before(self, update: OptimizerUpdate) -> None:
-        """Step them before the optimizer is stepped once more in the same step."""
-        self.step()
-        self._before[update.name] = scheduler_positions(update)
+    def step(self, update: OptimizerUpdate) -> None:
+        super().step(update)
+        self._left[update.name] = scheduler_positions(update)
 
 
 class EpochSchedulers:

@@ -31,8 +31,8 @@ class DreamTrainer(Hooks):
 
     Components are whatever `configure_*` (or `__init__`) assigns to self: modules, optimizers, schedulers, each saved
     under its own name. In `training_step`, `self.backward(loss)` is enough: every optimizer that got gradients is
-    clipped and stepped when the accumulation window ends. With several optimizers `self.step(optimizer)` names the one
-    to step, and `self.backward(loss, optimizer)` the one that gets the gradients.
+    clipped and stepped when the accumulation window ends. With several optimizers `self.step(optimizer)` says whose
+    turn it is, and `self.backward(loss, optimizer)` whom gradients are for.
     """
 
     def __init__(self, config: DreamTrainerConfig) -> None:

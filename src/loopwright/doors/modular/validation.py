@@ -150,7 +150,10 @@ class Validation:
         return result
 
     def batches(self) -> Iterator[Any]:
-        """Batches for a loop of the user's own; a process without a sample of one has nothing to do."""
+        """Batches for a validation loop of the user's own; a process skips batches of which it has no sample.
+
+        The core's `evaluate` computes its steps by `eval_step`; here the user's loop computes and logs.
+        """
         trainer, stream = self.trainer, self.stream
         stream.begin(0)
         for index, (value, size, total) in enumerate(stream):
