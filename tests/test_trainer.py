@@ -99,7 +99,7 @@ def test_fp16_training_is_the_hand_written_loop_with_a_scaler(points):
     trainer.train(points, num_epochs=2, batch_size=8)
     train_by_hand(theirs, other, points, epochs=2, autocast=torch.float16, clip_norm=1.0, scaler=scaler)
     assert_same_model(ours, theirs)
-    assert trainer.run.optimization.by_name["optimizer"].scaler.state_dict() == scaler.state_dict()
+    assert trainer.run.updates.by_name["optimizer"].scaler.state_dict() == scaler.state_dict()
 
 
 def test_autocast_is_off_again_after_training_and_evaluating(points):

@@ -172,7 +172,7 @@ class Trainer(DefaultProgram):
         inputs, targets = pair if type(pair) is tuple and len(pair) == 2 else checked_pair(pair)
         outputs = self.forward(inputs)
         result = StepResult.of_loss(self.compute_loss(outputs, targets), self.run.window.size, outputs)
-        self.update(result.loss, self.run.optimization.all_names, count=result.count)  # type: ignore[arg-type]
+        self.update(result.loss, self.run.updates.all_names, count=result.count)  # type: ignore[arg-type]
         return result
 
     def eval_step(self, batch: Any) -> Any:
@@ -214,7 +214,7 @@ class Trainer(DefaultProgram):
         if self.run.is_evaluating:
             self._check_update(loss, count)
         try:
-            self.run.optimization.update(loss, optimizer, count=count, retain_graph=retain_graph)
+            self.run.updates.update(loss, optimizer, count=count, retain_graph=retain_graph)
         except (AttributeError, RuntimeError, TypeError, ValueError):
             self._check_update(loss, count)
             raise

@@ -74,7 +74,7 @@ def test_time_spent_in_a_part_is_counted_there(points, monkeypatch, accumulate, 
 def test_measuring_the_time_changes_nothing_and_leaves_nothing_behind(points):
     plain, timed = train(build_trainer(), points), train(build_trainer([TrainTime()]), points)
     assert_same_model(plain.model, timed.model)
-    for update in timed.run.optimization.by_name.values():
+    for update in timed.run.updates.by_name.values():
         assert isinstance(update, OptimizerUpdate)
         assert not {"backward", "finish"} & vars(update).keys()
 
@@ -83,7 +83,7 @@ def test_an_exception_leaves_nothing_behind_either(points):
     trainer = build_trainer([TrainTime()])
     with pytest.raises(RuntimeError):
         trainer.train(TensorDataset(torch.zeros(8, 5), torch.zeros(8).long()), 1)
-    assert all("backward" not in vars(update) for update in trainer.run.optimization.by_name.values())
+    assert all("backward" not in vars(update) for update in trainer.run.updates.by_name.values())
 
 
 def test_peak_memory_is_that_of_the_process_and_never_falls(points):

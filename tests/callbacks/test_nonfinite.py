@@ -63,7 +63,7 @@ def test_skip_leaves_the_update_out_as_if_the_batch_had_not_been(points):
     assert_same_optimizer(trainer.optimizers["optimizer"], other.optimizers["optimizer"])
     assert guard.num_skipped == 2
     assert trainer.progress.update == 6
-    assert trainer.run.optimization.by_name["optimizer"].num_updates == 4
+    assert trainer.run.updates.by_name["optimizer"].num_updates == 4
 
 
 def test_a_skipped_step_is_in_the_series_but_not_in_the_average(points):
@@ -79,7 +79,7 @@ def test_one_bad_batch_spoils_its_whole_window(points):
     trainer = guarded(NonFiniteGuard("skip"), weights, accumulate=2)
     trainer.train(poisoned(points, at=(2,)), 1)
     assert_same_model(weights.models[4], weights.models[2])
-    assert trainer.run.optimization.by_name["optimizer"].num_updates == 2
+    assert trainer.run.updates.by_name["optimizer"].num_updates == 2
 
 
 def test_after_too_many_skips_it_raises(points):

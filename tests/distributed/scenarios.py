@@ -121,7 +121,7 @@ def clipped_by_the_global_norm(runtime: Any) -> dict[str, Any]:
 
     class Noting(Trainer):
         def on_update_end(self) -> None:
-            norms.append(self.run.optimization.by_name["optimizer"].norm.clone())
+            norms.append(self.run.updates.by_name["optimizer"].norm.clone())
 
     return fit(runtime, clip_norm=0.1, accumulate=3, kind=Noting)[1] | {"norms": norms}
 
@@ -259,7 +259,7 @@ def fit_together(runtime: Any, data: Any = None, kind: type[Trainer] = Trainer, 
     }
     trainer = kind(model, optimizers, nn.MSELoss(), runtime=runtime, progress="silent", **options)
     trainer.train(build_data() if data is None else data, num_epochs=2, batch_size=8)
-    updates = {name: update.num_updates for name, update in trainer.run.optimization.by_name.items()}
+    updates = {name: update.num_updates for name, update in trainer.run.updates.by_name.items()}
     return {"weights": weights_of(model), "updates": updates, "grads": [p.grad is None for p in model.parameters()]}
 
 
@@ -338,7 +338,7 @@ def bad_sample_skipped(runtime: Any) -> dict[str, Any]:
     trainer, result = fit(runtime, data=poisoned(), callbacks=[guard], accumulate=2)
     result["steps"] = [value == value for value in result["steps"]]  # the others' parts of that batch are numbers
     result["epochs"] = [row["eval_loss"] for row in result["epochs"]]
-    return result | {"skipped": guard.num_skipped, "own": trainer.run.optimization.by_name["optimizer"].num_updates}
+    return result | {"skipped": guard.num_skipped, "own": trainer.run.updates.by_name["optimizer"].num_updates}
 
 
 @scenario

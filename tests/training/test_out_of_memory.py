@@ -253,7 +253,7 @@ def test_several_optimizers_that_are_updated_together_are_taken_in_micro_batches
     assert [trainer.run.num_micro_batches for trainer in trainers] == [4, 1]
     for param, whole in zip(trainers[0].model.parameters(), trainers[1].model.parameters(), strict=True):
         torch.testing.assert_close(param, whole, rtol=0, atol=1e-12)
-    assert [update.num_updates for update in trainers[0].run.optimization.by_name.values()] == [4, 4]
+    assert [update.num_updates for update in trainers[0].run.updates.by_name.values()] == [4, 4]
 
 
 def test_several_optimizers_are_not_taken_in_micro_batches():
@@ -352,4 +352,4 @@ def test_outputs_of_micro_batches_are_joined_in_their_containers():
 
 
 def _num_updates(trainer: Trainer) -> int:
-    return trainer.run.optimization.by_name["optimizer"].num_updates
+    return trainer.run.updates.by_name["optimizer"].num_updates

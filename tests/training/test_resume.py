@@ -106,7 +106,7 @@ def test_mixed_precision_goes_on_exactly_scaler_included(points, tmp_path, preci
     second = build_trainer(tmp_path, [KillAt(-1)], **options)
     second.train(points, 3, batch_size=8)
     assert_same_run(second, whole)
-    update, other = second.run.optimization.by_name["optimizer"], whole.run.optimization.by_name["optimizer"]
+    update, other = second.run.updates.by_name["optimizer"], whole.run.updates.by_name["optimizer"]
     assert update.state_dict() == other.state_dict()
 
 

@@ -103,10 +103,7 @@ def test_a_loaded_trainer_trains_on_exactly(points, tmp_path, stop_at):
     second.load(tmp_path / "copied")
     second.train(points, num_updates=10 - stop_at, batch_size=8)
     assert_same_run(second, whole)
-    assert (
-        second.run.optimization.by_name["optimizer"].state_dict()
-        == whole.run.optimization.by_name["optimizer"].state_dict()
-    )
+    assert second.run.updates.by_name["optimizer"].state_dict() == whole.run.updates.by_name["optimizer"].state_dict()
 
 
 def test_a_loaded_trainer_may_train_on_other_data(points, tmp_path):

@@ -138,7 +138,7 @@ def test_a_step_of_ones_own_is_honoured_and_counted(points):
     train_by_hand(theirs, other, points, epochs=2, every_update=rate(other))
     assert_same_model(ours, theirs)
     assert_same_optimizer(trainer.optimizers["optimizer"], other)
-    assert trainer.run.optimization.by_name["optimizer"].num_updates == trainer.progress.update == 10
+    assert trainer.run.updates.by_name["optimizer"].num_updates == trainer.progress.update == 10
 
 
 def test_a_scheduler_stepped_by_hand_is_not_stepped_again(points):

@@ -149,7 +149,7 @@ def test_each_optimizer_counts_its_own_updates(reals):
 
     trainer = Twice(progress="silent")
     trainer.train(reals, num_updates=3, batch_size=8)
-    updates = trainer.run.optimization.by_name
+    updates = trainer.run.updates.by_name
     assert trainer.progress.update == 3
     assert (updates["generator_optimizer"].num_updates, updates["discriminator_optimizer"].num_updates) == (3, 6)
 

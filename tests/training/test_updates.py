@@ -12,8 +12,9 @@ from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR
 
 from loopwright import Callback, NonFiniteLossError, Schedule, Trainer
 from loopwright.callbacks import GradientNormLog, NonFiniteGuard, TrainTime
-from loopwright.training.update import OptimizerUpdate, Window
+from loopwright.training.update import OptimizerUpdate
 from loopwright.training.updates import Updates
+from loopwright.training.window import Window
 from tests.loops import assert_same_model, assert_same_optimizer, build_linear, build_net, train_by_hand
 
 cross_entropy = nn.functional.cross_entropy
@@ -77,7 +78,7 @@ def test_muon_and_adamw_on_one_model_are_the_hand_written_loop(points, options, 
     for name, optimizer in own.items():
         assert_same_optimizer(optimizer, other[name])
     if scaler is not None:
-        assert trainer.run.optimization.by_name["muon"].scaler.state_dict() == scaler.state_dict()
+        assert trainer.run.updates.by_name["muon"].scaler.state_dict() == scaler.state_dict()
 
 
 WAYS = {
@@ -132,7 +133,7 @@ def test_each_optimizer_follows_its_own_schedule_and_counts_its_own_updates(poin
 
     train_by_hand(theirs, list(other.values()), points, epochs=2, accumulate=2, every_update=Both())
     assert_same_model(ours, theirs)
-    assert [update.num_updates for update in trainer.run.optimization.by_name.values()] == [6, 6]
+    assert [update.num_updates for update in trainer.run.updates.by_name.values()] == [6, 6]
     assert trainer.progress.update == 6
 
 
@@ -200,9 +201,9 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_ended(points, tmp_path):
     resumed = build(nets[2], run_dir=tmp_path / "run")
     resumed.train(points, num_updates=9, batch_size=8)
     assert_same_model(nets[2], nets[0])
-    for name, update in resumed.run.optimization.by_name.items():
+    for name, update in resumed.run.updates.by_name.items():
         assert_same_optimizer(update.optimizer, whole.optimizers[name])
-        assert update.state_dict() == whole.run.optimization.by_name[name].state_dict()
+        assert update.state_dict() == whole.run.updates.by_name[name].state_dict()
 
 
 def test_an_optimizer_that_is_replaced_between_two_calls_is_updated_with_the_others(points):
@@ -304,7 +305,7 @@ def test_the_time_of_backward_passes_and_updates_is_measured(points):
     history = trainer.train(points, 1, batch_size=8)
     assert history.last("backward_seconds") > 0
     assert history.last("update_seconds") > 0
-    assert not trainer.run.optimization.on_joint
+    assert not trainer.run.updates.on_joint
 
 
 def test_the_default_step_trains_two_models_that_one_loss_goes_through(points):

@@ -80,7 +80,7 @@ class Freeze(Callback):
         if self.norm_in_eval:
             for norm in self._found.norms.values():
                 norm.training = not self.is_frozen and not any(other.holds(norm) for other in others)
-        trainer.run.optimization.refresh(trainer.modules.values())
+        trainer.run.updates.refresh(trainer.modules.values())
 
     def _check_held(self, trainer: Trainer) -> None:
         held = {id(p) for o in trainer.optimizers.values() for group in o.param_groups for p in group["params"]}

@@ -125,7 +125,7 @@ class GradientNormLog(Callback):
         return {"grad_norm"}
 
     def on_optimizer_start(self, trainer: Trainer, optimizer: str) -> None:
-        update = trainer.run.optimization.by_name[optimizer]
+        update = trainer.run.updates.by_name[optimizer]
         if update.clip_norm is not None and update.clip_value is None and not update.is_joined:
             self._norms[optimizer] = None
             return
@@ -133,7 +133,7 @@ class GradientNormLog(Callback):
         self._norms[optimizer] = torch.nn.utils.get_total_norm(grads)
 
     def on_update_end(self, trainer: Trainer) -> None:
-        updates = trainer.run.optimization.by_name
+        updates = trainer.run.updates.by_name
         values = {name: updates[name].norm if norm is None else norm for name, norm in self._norms.items()}
         self._norms = {}
         is_only = len(updates) == 1

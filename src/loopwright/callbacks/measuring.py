@@ -78,9 +78,9 @@ class TrainTime(Periodic):
     def on_train_start(self, trainer: Trainer) -> None:
         super().on_train_start(trainer)
         self._waits = self.is_exact and trainer.runtime.device.type == "cuda"
-        for update in trainer.run.optimization.every():
+        for update in trainer.run.updates.every():
             self._wrap(update)
-        self._on_joint = trainer.run.optimization.on_joint
+        self._on_joint = trainer.run.updates.on_joint
         self._on_joint.append(self._wrap)
         self._mark(None)
 

@@ -60,7 +60,7 @@ class NonFiniteGuard(Callback):
             self._trainer.stop(f"{what} {where}")
             return
         raise NonFiniteLossError(
-            f"{what[0].upper()}{what[1:]} {where}; that optimizer step was not taken. {self._trainer.words.nonfinite}"
+            f"{what[0].upper()}{what[1:]} {where}; that optimizer step was not taken. {self._trainer._words.nonfinite}"
         )
 
     def state_dict(self) -> dict[str, Any]:

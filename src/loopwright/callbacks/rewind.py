@@ -103,7 +103,7 @@ class Rewind(NonFiniteGuard):
 
     def on_train_step_end(self, trainer: Trainer, batch: Any, result: StepResult) -> None:
         if self._is_searching and not trainer.run.window.is_last:
-            for name in trainer.run.optimization.by_name:
+            for name in trainer.run.updates.by_name:
                 self._search(trainer, name)
         value = _loss_of(result)
         reason = self._refused or self._judge(value)
@@ -160,7 +160,7 @@ class Rewind(NonFiniteGuard):
 
     def _search(self, trainer: Trainer, optimizer: str) -> None:
         """Find the step with a finite loss and gradients that are not; a loss scaler skips such steps itself."""
-        update = trainer.run.optimization.by_name[optimizer]
+        update = trainer.run.updates.by_name[optimizer]
         if update.scaler is None and not _are_finite(p.grad for p in update.params if p.grad is not None):
             self.refuse(f"a gradient of optimizer {optimizer!r} is not finite")
 
@@ -197,7 +197,7 @@ class Rewind(NonFiniteGuard):
         trainer = cast("Trainer", trainer._core)
         assert self._stream is not None
         num_rewinds, seconds = self.num_rewinds, trainer.progress.seconds
-        trainer.run.optimization.reset()
+        trainer.run.updates.reset()
         state = snapshot(self._snapshot)  # a copy: optimizers work on what they are given
         trainer.run.return_to(state | {"history": self._history.state_dict()}, "in memory")
         self._stream.skip(skipped)

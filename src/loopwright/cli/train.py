@@ -68,7 +68,7 @@ def train_command(options: argparse.Namespace) -> int:
         experiment.build()
         assert experiment.trainer is not None
         engine = experiment.trainer.engine
-        engine.words = replace(engine.words, start_over="--new", accept_changes="--accept-changes")
+        engine._words = replace(engine._words, start_over="--new", accept_changes="--accept-changes")
         try:
             experiment.train(resume=resume, changes="accept" if options.accept_changes else "refuse")
         except Interrupted as left:

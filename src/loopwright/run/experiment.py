@@ -252,7 +252,7 @@ class Experiment(ABC, Generic[DoorTrainerT]):
             tags=_words(config.get("tags")),
             data=data,
         )
-        accept = None if accepts else engine.words.accept_changes
+        accept = None if accepts else engine._words.accept_changes
         destination = self._destination(text, manifest.id, resume, accept)
         if destination.remark is not None:
             engine.run.say(destination.remark)

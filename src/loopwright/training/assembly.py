@@ -103,13 +103,13 @@ def assemble_optimizers(trainer: Program, replaced: dict[int, nn.Parameter]) -> 
 
 def reassemble(trainer: Program) -> None:
     """Build and find everything anew, for training; an optimizer that was there before keeps its scaler and count."""
-    before = {id(update.optimizer): update for update in trainer.run.optimization.by_name.values()}
+    before = {id(update.optimizer): update for update in trainer.run.updates.by_name.values()}
     held = trainer._components
     held.are_built = False
     held.models, held.modules, held.optimizers, held.schedules = {}, {}, {}, {}
-    trainer.run.optimization = Updates({}, trainer.run.window)
+    trainer.run.updates = Updates({}, trainer.run.window)
     trainer._setup_training()
-    for update in trainer.run.optimization.by_name.values():
+    for update in trainer.run.updates.by_name.values():
         if (old := before.get(id(update.optimizer))) is not None:
             update.scaler, update.num_updates = old.scaler, old.num_updates
 
@@ -182,7 +182,7 @@ def _trained_by(trainer: Program) -> dict[str, Any]:
 
 def _renew_updates(trainer: Program) -> None:
     """Build the update of each optimizer that replaced another one, and attach schedulers to the updates."""
-    optimization = trainer.run.optimization
+    optimization = trainer.run.updates
     for name, update in list(optimization.by_name.items()):
         if update.optimizer is not trainer.optimizers.get(name):
             update.reset()
@@ -201,18 +201,18 @@ def assemble_training(trainer: Program) -> None:
     callbacks = with_defaults(trainer) if dry_run.current is None else dry_run.current.watch(trainer)
     trainer.run.bind(callbacks)
     guard = next((c for c in callbacks if isinstance(c, NonFiniteGuard) and c.action != "off"), None)
-    if not trainer.run.optimization.by_name:
+    if not trainer.run.updates.by_name:
         updates = {
             name: build_update(trainer, name, optimizer, guard) for name, optimizer in trainer.optimizers.items()
         }
-        trainer.run.optimization = Updates(updates, trainer.run.window, trainer.runtime.no_autocast)
+        trainer.run.updates = Updates(updates, trainer.run.window, trainer.runtime.no_autocast)
     _renew_updates(trainer)
     trainer.run.skips_nonfinite = guard is not None and not guard.is_final
     trainer.run.meter.ignores_nonfinite = (
         trainer.run.skips_nonfinite
     )  # a resumed run continues with this meter inside an epoch
     trainer.run.meter.check = None if trainer.run_dir is None else partial(_check_saved, trainer)
-    for update in trainer.run.optimization.by_name.values():
+    for update in trainer.run.updates.by_name.values():
         update.listeners, update.guard = trainer.run.hooks["on_optimizer_start"], guard
         update.clip_norm, update.clip_value = trainer.clip_norm, trainer.clip_value
     trainer._components.trained = _trained_by(trainer)
@@ -247,7 +247,7 @@ def _check_saved(trainer: Program, name: str, metric: Any) -> None:
 
 def _attach_schedules(trainer: Program) -> None:
     """Attach schedules that count updates to their optimizer's update; refuse a schedule of an unknown optimizer."""
-    updates = trainer.run.optimization.by_name
+    updates = trainer.run.updates.by_name
     for update in updates.values():
         update.schedulers = []
     for name, schedule in trainer.schedules.items():

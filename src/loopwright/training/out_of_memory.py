@@ -125,8 +125,8 @@ def redo_window(run: TrainingRun, batches: Sequence[Batch], position: int, error
     while True:
         _check_possible(run, batches, position, error)
         traceback.clear_frames(error.__traceback__)  # they hold tensors, and memory is needed
-        run.optimization.check()
-        run.optimization.reset()
+        run.updates.check()
+        run.updates.reset()
         run.num_micro_batches *= 2
         try:
             result = _redo(run, batches, position)
@@ -134,7 +134,7 @@ def redo_window(run: TrainingRun, batches: Sequence[Batch], position: int, error
         except torch.OutOfMemoryError as again:
             error = again
         except SeveralUpdatesError as several:
-            if len(run.optimization.by_name) == 1:
+            if len(run.updates.by_name) == 1:
                 raise
             error.add_note(
                 "With several optimizers that are not updated together a step in micro-batches is not the same as the "
@@ -175,9 +175,9 @@ def step_in_micro_batches(run: TrainingRun, batch: Any) -> StepResult:
 
 
 def _step_once(run: TrainingRun, micro_batch: Any, length: int) -> StepResult:
-    before = run.optimization.calls
+    before = run.updates.calls
     result = StepResult.of(run.program.train_step(micro_batch), length)
-    calls = run.optimization.calls - before
+    calls = run.updates.calls - before
     if calls != 1:
         raise SeveralUpdatesError(
             f"Memory ran out, and the step cannot be taken in micro-batches: `{run.words.step}` called "

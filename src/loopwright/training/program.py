@@ -79,7 +79,7 @@ class Program(TrainerHooks):
     `DefaultProgram` implements them, and doors replace some; `Trainer` adds the methods of users.
     """
 
-    words: Words = Words()
+    _words: Words = Words()
     _step_methods: ClassVar[tuple[str, ...]] = (  # methods of users that the fingerprint describes
         *("train_step", "compute_loss", "forward", "split_batch", "prepare_batch"),
     )

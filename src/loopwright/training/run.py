@@ -17,8 +17,8 @@ from ..metrics.meter import Meter
 from ..metrics.progress import Limits, Progress
 from ..runtime import Runtime, Signals
 from .components import Components
-from .update import Window
 from .updates import Updates
+from .window import Window
 
 if TYPE_CHECKING:
     from ..checkpoint.tree import Group
@@ -62,7 +62,7 @@ class TrainingRun:
         self.eval_seconds = 0.0  # in evaluations, which training time excludes
         # The current update
         self.window = Window()
-        self.optimization = Updates({}, self.window)
+        self.updates = Updates({}, self.window)
         self.num_micro_batches = 1  # that a step is divided into, since memory ran out
         self.skips_nonfinite = False
         # Data
@@ -94,7 +94,7 @@ class TrainingRun:
     @property
     def words(self) -> Words:
         """The names of the user's methods and arguments in messages."""
-        return self.program.words
+        return self.program._words
 
     # Events
 
@@ -154,7 +154,7 @@ class TrainingRun:
         """Read the pending step metrics from the device and emit `on_log`: a log point."""
         rows = self.meter.flush_rows(self.progress, self.runtime.sum_table if self.runtime.world > 1 else None)
         self.directions.losses |= self.meter.losses
-        self.optimization.check()
+        self.updates.check()
         self.program._adopt_replaced()
         if rows:
             self.history.add_steps(rows)
@@ -270,7 +270,7 @@ class PendingRestore:
     def restore_updates(self, run: TrainingRun) -> None:
         """Restore the counters of each optimizer."""
         if self.updates is not None:
-            run.optimization.load_state_dict(self.updates)
+            run.updates.load_state_dict(self.updates)
             self.updates = None
 
     def restore_rng(self) -> None:

@@ -55,7 +55,7 @@ RUN = ("progress", "history", "meter", "data", "stop_reason", "rng", "lanes")
 def capture(run: TrainingRun, *, has_history: bool = True) -> dict[str, Tree]:
     """Return the complete state for an exact resume; without the history, which grows, if `has_history` is False."""
     run.flush()
-    updates = {name: update.state_dict() for name, update in run.optimization.by_name.items()}
+    updates = {name: update.state_dict() for name, update in run.updates.by_name.items()}
     data, eval_data = capture_data(run)
     owners, program = metric_owners(run), run.fingerprint
     if run.pending is not None:  # loaded and not trained since
@@ -126,7 +126,7 @@ def restore(run: TrainingRun, tree: Any, source: str, *, kept: Kept = NOTHING_KE
             at.part = f"callbacks: {name}"
             callback.load_state_dict(small["callbacks"].get(name) or callback.state_dict())
         at.part = "lanes"
-        run.optimization.load_state_dict(small["lanes"])
+        run.updates.load_state_dict(small["lanes"])
         at.part = "metrics"
         load_metric_states(modules_with_metrics(owners), measured)
         num_processes = run.runtime.num_shares
@@ -154,7 +154,7 @@ def restore_position(run: TrainingRun, saved: Mapping[str, Any]) -> None:
         data=saved["data"],
         eval_data=saved["eval_data"],
         rng=own_rng(saved["rng"], run),
-        updates=None if run.optimization.by_name else saved["lanes"],
+        updates=None if run.updates.by_name else saved["lanes"],
         fingerprint=saved["fingerprint"],
     )
 

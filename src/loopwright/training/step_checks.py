@@ -29,10 +29,10 @@ class StepWatch:
     """
 
     def __init__(self, trainer: Program) -> None:
-        self.trainer, self.optimization = trainer, trainer.run.optimization
-        self.updates = list(trainer.run.optimization.by_name.values())
+        self.trainer, self.optimization = trainer, trainer.run.updates
+        self.updates = list(trainer.run.updates.by_name.values())
         self._is_whole = trainer.progress.epoch_step == 0
-        self._calls = trainer.run.optimization.calls
+        self._calls = trainer.run.updates.calls
         self._is_first = True
         self._is_accumulating = trainer.accumulate > 1
         self._before = self._calls_of_each()
@@ -65,15 +65,15 @@ class StepWatch:
         if is_whole and self.updates and self.optimization.calls == self._calls:
             raise ConfigurationError(
                 f"Nothing was trained: {progress.epoch_step} steps of epoch {progress.epoch + 1} are over, and "
-                f"`{self.trainer.words.step}` updated none of the optimizers ({', '.join(self.optimization.by_name)}). "
-                f"Call `{self.trainer.words.update}` in it."
+                f"`{self.trainer._words.step}` updated none of the optimizers "
+                f"({', '.join(self.optimization.by_name)}). Call `{self.trainer._words.update}` in it."
             )
 
     def _check_first(self, result: StepResult) -> None:
         self._is_first = False
         if self.optimization.calls != self._calls:
             return
-        step, call = self.trainer.words.step, self.trainer.words.update
+        step, call = self.trainer._words.step, self.trainer._words.update
         if any(param.grad is not None for update in self.updates for param in update.params):
             raise ConfigurationError(
                 f"`{step}` called backward() and no optimizer was stepped, so nothing was trained. Call `{call}` "
@@ -152,7 +152,7 @@ def watch_own_steps(
 
 def check_trained(run: TrainingRun) -> None:
     """After the first epoch: raise if no optimizer had a gradient, and print a line for each that had none."""
-    updates = run.optimization.by_name.values()
+    updates = run.updates.by_name.values()
     texts = {update.name: text for update in updates if (text := _untrained_text(update))}
     if texts and len(texts) == len(updates) and any(update.num_updates for update in updates):
         raise ConfigurationError(f"Nothing was trained in epoch 1: {'; '.join(texts.values())}.")
@@ -176,8 +176,8 @@ def refuse_own_step(trainer: Program, update: OptimizerUpdate) -> None:
     """Raise where an optimizer step outside of `update` would be wrong."""
     if (obstacle := own_step_obstacle(trainer, update)) is not None:
         raise ConfigurationError(
-            f"`{trainer.words.step}` called step() of optimizer {update.name!r} itself, which {obstacle}: call "
-            f"`{trainer.words.update}` in place of backward() and step()."
+            f"`{trainer._words.step}` called step() of optimizer {update.name!r} itself, which {obstacle}: call "
+            f"`{trainer._words.update}` in place of backward() and step()."
         )
 
 
@@ -192,7 +192,7 @@ def own_step_obstacle(
         return "would go by the gradients of this process's part of the batch, and the processes' weights would differ"
     if trainer.accumulate > 1:
         return (
-            f"would come after every batch, not after {trainer.accumulate} of them as {trainer.words.accumulate} says"
+            f"would come after every batch, not after {trainer.accumulate} of them as {trainer._words.accumulate} says"
         )
     if trainer.run.num_micro_batches > 1:
         return "would come after a part of the batch, since memory ran out and batches are taken in micro-batches"
@@ -210,11 +210,11 @@ def refuse_update(trainer: Program, loss: Any, count: Any) -> None:
     """Raise for an update in an evaluation, or with a value that is not a loss."""
     if trainer.run.is_evaluating:
         raise ConfigurationError(
-            f"An update during an evaluation would train on its data: `{trainer.words.eval_step}`, and what else runs "
-            f"in an evaluation or prediction, only measures. Update in `{trainer.words.step}`."
+            f"An update during an evaluation would train on its data: `{trainer._words.eval_step}`, and what else runs "
+            f"in an evaluation or prediction, only measures. Update in `{trainer._words.step}`."
         )
-    if (mistake := mistake_in_loss(loss, count, trainer.words.takes_count)) is not None:
-        raise ConfigurationError(f"The loss trained in `{trainer.words.step}` {mistake}.") from None
+    if (mistake := mistake_in_loss(loss, count, trainer._words.takes_count)) is not None:
+        raise ConfigurationError(f"The loss trained in `{trainer._words.step}` {mistake}.") from None
     error, names = sys.exception(), list(trainer.optimizers)
     if len(names) > 1 and any(text in str(error) for text in ("a second time", "by an inplace operation")):
         assert error is not None

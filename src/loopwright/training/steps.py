@@ -82,7 +82,7 @@ def begin_epoch(run: TrainingRun, stream: Stream | None = None) -> None:
         run.meter = run.meter.fresh()
         run.emit("on_epoch_start")
     run.program._adopt_replaced()
-    run.optimization.refresh(run.components.modules.values())
+    run.updates.refresh(run.components.modules.values())
 
 
 def end_steps(run: TrainingRun) -> None:
@@ -172,7 +172,7 @@ def open_steps(run: TrainingRun, stream: Stream | None = None, limits: Limits | 
             for hook in step_ends:
                 hook(step.batch, step.result)
             if step.is_last and not window.is_last:
-                run.optimization.reset()  # the window stays incomplete
+                run.updates.reset()  # the window stays incomplete
                 progress.is_exhausted = True
                 return
             is_last = step.is_last

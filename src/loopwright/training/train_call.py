@@ -192,7 +192,7 @@ def _run(run: TrainingRun) -> None:
     progress.call_finished = False
     with run.handling_signals():
         try:
-            run.optimization.reset()
+            run.updates.reset()
             run.emit("on_train_start")
             loop.train(run)
             run.runtime.finish_exchange()

@@ -46,7 +46,7 @@ def undone_on_error(run: TrainingRun, source: str, callbacks: Iterable[Callback]
         *(_optimizer_undone(optimizer) for optimizer in run.components.optimizers.values()),
         *(_state_undone(schedule.scheduler, deepcopy) for schedule in run.components.schedules.values()),
         *(_state_undone(callback, snapshot) for callback in callbacks),
-        *(_state_undone(update, deepcopy) for update in run.optimization.by_name.values()),
+        *(_state_undone(update, deepcopy) for update in run.updates.by_name.values()),
         *(_state_undone(model, snapshot) for model in run.components.models.values() if _may_refuse(model)),
     ]
     owners = metric_owners(run)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,68 +15,7 @@ from ..callback import Hook
 from ..errors import ConfigurationError
 from ..metrics.result import mistake_in_loss
 from .components import check_reached
-
-
-class Guard(Protocol):
-    """Decides what a non-finite loss or gradient norm means; may raise."""
-
-    @property
-    def is_final(self) -> bool:
-        """Whether no update may follow a refused one."""
-
-    @property
-    def is_immediate(self) -> bool:
-        """Whether values must be checked at once, even if that waits for the device."""
-
-    def refuse(self, what: str) -> None:
-        """Handle a value that is not finite, before the optimizer step that would have used it."""
-
-
-class Peers(Protocol):
-    """The part of the runtime that an update needs: collectives of the data-parallel group, and clipping."""
-
-    num_shares: int  # the number of processes that work on different samples
-
-    def prepare_backward(
-        self,
-        loss: Tensor,
-        params: Sequence[nn.Parameter],
-        inputs: Sequence[Tensor] | None,
-        *,
-        is_last: bool,
-        flag: Tensor | float | None = None,
-    ) -> Sequence[Tensor] | None:
-        """Prepare a backward pass; return `inputs` as tensors of the graph. `sync_gradients` reduces `flag`."""
-
-    def sync_gradients(
-        self, params: Sequence[nn.Parameter], flag: Tensor | float | None = None
-    ) -> Tensor | float | None:
-        """Average the gradients over all ranks, unless FSDP2 has done so; return the maximum of the ranks' flags."""
-
-    def divide(self, grads: Sequence[Tensor], divisor: Tensor) -> None:
-        """Divide gradients, which may be sharded."""
-
-    def clip_norm(self, params: Sequence[nn.Parameter], max_norm: float) -> Tensor:
-        """Clip the gradients by their total norm, and return it."""
-
-    def sum_count(self, count: Any) -> Any:
-        """Return the sum of the counts of all processes."""
-
-
-@dataclass(slots=True)
-class Window:
-    """The current step within its accumulation window."""
-
-    divisor: float = 1.0  # of this step's loss
-    is_last: bool = True  # whether the optimizer is stepped after this step
-    size: int = 0  # samples of this step
-    has_stepped: bool = False  # whether an optimizer has been stepped with the window's gradients
-    total: int | None = None  # samples of an evaluation step on all processes, where they share it
-
-    def share_of(self, loss: Tensor) -> Tensor:
-        """The share of the window's loss that a step's mean loss is."""
-        return loss if self.divisor == 1.0 else loss / self.divisor
-
+from .window import Guard, Peers, Window
 
 # The states of an update, and the calls that lead from one to the next:
 #

@@ -12,7 +12,8 @@ from torch.optim import Optimizer
 
 from .._torch_compat import supports_found_inf
 from ..errors import ConfigurationError
-from .update import OptimizerUpdate, Window
+from .update import OptimizerUpdate
+from .window import Window
 
 OneOptimizer = Optimizer | str  # itself, or its name
 OptimizerChoice = OneOptimizer | Iterable[OneOptimizer] | None

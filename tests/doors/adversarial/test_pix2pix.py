@@ -94,7 +94,7 @@ def test_each_network_has_a_scaler_of_its_own(data: Path, tmp_path: Path):
     config["common"]["precision"] = "fp16"
     trainer = train(Pix2pixTrainer(config), 1)
     assert trainer.g_scaler is not trainer.d_scaler
-    updates = trainer._engine.run.optimization.by_name
+    updates = trainer._engine.run.updates.by_name
     assert (updates["opt_gen"].scaler, updates["opt_disc"].scaler) == (trainer.g_scaler, trainer.d_scaler)
     assert trainer.d_scaler.state_dict()["_growth_tracker"] == 3
     assert trainer.d_scaler.get_scale() == 65536.0

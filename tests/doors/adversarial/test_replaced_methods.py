@@ -213,7 +213,7 @@ def test_a_method_replaced_whole_trains_as_a_loop_by_hand(
     trainer = run(replacing(method), plain(data, tmp_path))
     assert_same_weights(trainer, by_hand)
     assert trainer._engine.progress.update == 3 * NUM_EPOCHS
-    assert {update.num_updates for update in trainer._engine.run.optimization.by_name.values()} == {3 * NUM_EPOCHS}
+    assert {update.num_updates for update in trainer._engine.run.updates.by_name.values()} == {3 * NUM_EPOCHS}
 
 
 def test_all_of_them_together_train_as_a_loop_by_hand(data: Path, tmp_path: Path, by_hand: Any):

@@ -95,7 +95,7 @@ def test_a_loss_that_is_no_number_is_skipped_if_that_is_allowed():
     trainer = build_trainer(Poisoned, skip_nan_loss=True)
     history = trainer.train()
     assert trainer.progress.update == 8
-    assert trainer.engine.run.optimization.by_name["optimizer"].num_updates == 6
+    assert trainer.engine.run.updates.by_name["optimizer"].num_updates == 6
     assert history.last("loss") == history.last("loss")
 
 
@@ -166,7 +166,7 @@ def test_a_run_that_starts_late_has_the_limits_of_one_that_did_not():
     trainer = build_trainer(max_updates=20, start_at_epoch=2)
     trainer.train()
     assert trainer.progress.update == 20
-    assert trainer.engine.run.optimization.by_name["optimizer"].num_updates == 4
+    assert trainer.engine.run.updates.by_name["optimizer"].num_updates == 4
 
 
 @pytest.mark.parametrize(

@@ -255,7 +255,7 @@ def test_an_optimizer_made_in_init_is_one() -> None:
 
     trainer = Early(Config())
     trainer.fit()
-    assert trainer._engine.run.optimization.by_name["optimizer"].num_updates == 5
+    assert trainer._engine.run.updates.by_name["optimizer"].num_updates == 5
 
 
 def test_a_config_with_an_init_of_its_own_is_left_alone() -> None:

@@ -14,7 +14,8 @@ from loopwright.callbacks import NonFiniteGuard
 from loopwright.doors.modular import own_steps
 from loopwright.errors import NonFiniteLossError
 from loopwright.runtime import watchdog
-from loopwright.training.update import OptimizerUpdate, Window
+from loopwright.training.update import OptimizerUpdate
+from loopwright.training.window import Window
 
 from ...distributed.ranks import run_ranks
 from ...distributed.scenarios import assert_same as assert_close
@@ -54,7 +55,7 @@ def fit(kind: type[Idiom], **options: Any) -> Idiom:
 def test_an_idiom_is_one_step_a_batch(kind: type[Idiom]) -> None:
     trainer = fit(kind)
     assert_same(trainer.model, by_hand(build_net(), epochs=2))
-    assert [update.num_updates for update in trainer._engine.run.optimization.by_name.values()] == [10]
+    assert [update.num_updates for update in trainer._engine.run.updates.by_name.values()] == [10]
 
 
 @pytest.mark.parametrize("kind", [idioms.OwnStep, idioms.OwnBackward, idioms.Returning, idioms.LoopOwnStep])
@@ -102,7 +103,7 @@ def test_a_step_called_by_hand_is_one_step(kind: type[Idiom]) -> None:
     trainer = kind(Config(), build_net())
     trainer.setup()
     trainer.training_step(next(iter(trainer.train_loader)), 0)
-    assert [update.num_updates for update in trainer._engine.run.optimization.by_name.values()] == [1]
+    assert [update.num_updates for update in trainer._engine.run.updates.by_name.values()] == [1]
 
 
 def test_a_step_taken_where_nothing_is_accumulated_any_more_is_that_of_the_window() -> None:
@@ -177,7 +178,7 @@ def test_losses_that_could_be_for_one_optimizer_or_two_are_refused(mistake: Mist
     with mistake("Door: modular", "`self.backward(d_loss)`, then `self.backward(g_loss)`, with two optimizers",
                  ConfigurationError, match=r"self\.backward\(loss, self\.g_optimizer\)"):  # fmt: skip
         trainer.fit()
-    assert not any(update.num_updates for update in trainer._engine.run.optimization.by_name.values())
+    assert not any(update.num_updates for update in trainer._engine.run.updates.by_name.values())
 
 
 def test_losses_of_alternating_batches_are_refused_by_the_third(mistake: Mistakes) -> None:
@@ -230,7 +231,7 @@ def test_a_part_that_is_unfrozen_later_is_no_riddle() -> None:
 
     trainer = Unfreezing(Config(n_epochs=2))
     trainer.fit()
-    assert [update.num_updates for update in trainer._engine.run.optimization.by_name.values()] == [5, 10]
+    assert [update.num_updates for update in trainer._engine.run.updates.by_name.values()] == [5, 10]
 
 
 # On two processes

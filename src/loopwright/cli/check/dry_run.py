@@ -159,7 +159,7 @@ class DryRunProbe(Callback):
 
     def on_optimizer_start(self, trainer: Trainer, optimizer: str) -> None:
         self._stepped.add(optimizer)
-        update = trainer.run.optimization.by_name[optimizer]
+        update = trainer.run.updates.by_name[optimizer]
         self._gradients |= {id(param): param.grad for param in update.params if param.grad is not None}
 
     def on_update_end(self, trainer: Trainer) -> None:

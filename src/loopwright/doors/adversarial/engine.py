@@ -77,7 +77,7 @@ class DoorState(Callback):
 class Engine(CoreTrainer):
     """Trains whatever networks, optimizers and schedulers the door has as attributes, under their names."""
 
-    words = Words(start_over="train.load.continue_train: false", accept_changes="train.load.accept_changes: true")
+    _words = Words(start_over="train.load.continue_train: false", accept_changes="train.load.accept_changes: true")
     _plateau_metric = None
     _step_methods = ()  # the functions of an epoch are given with each call
 
@@ -138,7 +138,7 @@ class Engine(CoreTrainer):
             reassemble(self)
             if self.run.fingerprint is None and self.optimizers:
                 self.run.fingerprint = describe_components(self.run)
-            self._steps.watch(self.run.optimization)
+            self._steps.watch(self.run.updates)
 
     def _setup_training(self) -> None:
         """As the core does it; a door whose hooks train nothing that it knows of has no updates."""
@@ -152,7 +152,7 @@ class Engine(CoreTrainer):
         """As the core does it, after a look at gradients that another loss left."""
         names = [optimizer_name(self.optimizers, one) for one in listed(optimizer)]
         for name in names:
-            check_gradients(self.run.optimization.by_name[name].params, name)
+            check_gradients(self.run.updates.by_name[name].params, name)
         self._steps.num_steps += len(names)  # also where a loss scaler leaves them out
         super().update(loss, names[0] if len(names) == 1 else names, **options)
 
@@ -171,13 +171,13 @@ class Engine(CoreTrainer):
 
     def scaler_of(self, optimizer: Optimizer) -> torch.amp.GradScaler:
         """The loss scaler that `update` uses for an optimizer; one that does nothing where it uses none."""
-        update = self.run.optimization.by_name.get(optimizer_name(self.optimizers, optimizer))
+        update = self.run.updates.by_name.get(optimizer_name(self.optimizers, optimizer))
         scaler = None if update is None else update.scaler
         return torch.amp.GradScaler(self.runtime.device.type, enabled=False) if scaler is None else scaler
 
     def use_scaler(self, optimizer: Optimizer, scaler: torch.amp.GradScaler) -> None:
         """Let `update` use a loss scaler of the door's."""
-        update = self.run.optimization.by_name[optimizer_name(self.optimizers, optimizer)]
+        update = self.run.updates.by_name[optimizer_name(self.optimizers, optimizer)]
         update.scaler = scaler if scaler.is_enabled() else None
 
     def _schedule_epoch(self, row: Mapping[str, float]) -> None:

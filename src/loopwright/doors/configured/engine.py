@@ -59,7 +59,7 @@ class Collating(Protocol):
 class Engine(CoreTrainer):
     """Maps the core's names onto the door's. `datasets` is what callbacks find data sets in, by their keys."""
 
-    words = Words(
+    _words = Words(
         accumulate="max_batch_size",
         nonfinite=(
             "Lower the learning rate (`lr` of the optimizer) or look for bad samples; `skip_nan_loss: true` leaves "
@@ -132,29 +132,27 @@ class Engine(CoreTrainer):
 
     def _take_step(self, batch: Any) -> StepResult:
         """The door's step, and the update with its total loss unless the step made updates itself."""
-        before, self._is_updating_total = self.run.optimization.calls, False
+        before, self._is_updating_total = self.run.updates.calls, False
         is_fresh = not (self._has_looked or self._has_default_step or self._has_gradients)  # a window begins
         returned = self.door.train_step(batch, self.door_model)
         result = step_result_of(returned, self.run.window.size)
-        if self.run.optimization.calls == before:
+        if self.run.updates.calls == before:
             self._is_updating_total = True
             if is_fresh and self._has_gradients:
                 self._has_looked = True  # a backward pass for this once, and only where a step called backward()
-                refuse_doubled(returned.total_loss, self.run.optimization.by_name.values())
-            self.update(returned.total_loss, self.run.optimization.all_names if self._has_default_step else None)
+                refuse_doubled(returned.total_loss, self.run.updates.by_name.values())
+            self.update(returned.total_loss, self.run.updates.all_names if self._has_default_step else None)
         else:
             self._zero_stepped()
         return result
 
     @property
     def _has_gradients(self) -> bool:
-        return any(
-            param.grad is not None for update in self.run.optimization.by_name.values() for param in update.params
-        )
+        return any(param.grad is not None for update in self.run.updates.by_name.values() for param in update.params)
 
     def _zero_stepped(self) -> None:
         """Zero the gradients of optimizers that the step stepped itself, as is done after every other update."""
-        for update in self.run.optimization.by_name.values():
+        for update in self.run.updates.by_name.values():
             if update.own_steps != self._own_steps.get(update.name, 0):
                 self._own_steps[update.name] = update.own_steps
                 update.zero()

@@ -123,7 +123,7 @@ class OwnScheduling(StepSchedulers):
         """A step of the user's own, and the update with its total loss."""
         epochs = self._positions_of_epochs()
         self.reset()
-        self.begin_step(self.engine.run.optimization.by_name.values())
+        self.begin_step(self.engine.run.updates.by_name.values())
         self._is_in_step = True
         try:
             yield
@@ -151,7 +151,7 @@ class OwnScheduling(StepSchedulers):
     def _scheduled(self, optimizer: OptimizerChoice) -> list[OptimizerUpdate]:
         """The updates with schedulers, among those of the optimizers given; one that is not there is found later."""
         named = listed(optimizer)
-        updates = self.engine.run.optimization.by_name.values() if self._is_in_step else ()
+        updates = self.engine.run.updates.by_name.values() if self._is_in_step else ()
         return [u for u in updates if u.schedulers and any(n in (None, u.name) or n is u.optimizer for n in named)]
 
     def _positions_of_epochs(self) -> Mapping[str, Any]:

@@ -17,7 +17,8 @@ from ...runtime.modes import start_training_mode
 from ...trainer import Trainer as CoreTrainer
 from ...training.assembly import build_update
 from ...training.components import check_owners
-from ...training.update import Guard, OptimizerUpdate
+from ...training.update import OptimizerUpdate
+from ...training.window import Guard
 from .gradients import Gradients
 from .loaders import Gathering, inner_of
 
@@ -52,7 +53,7 @@ class Components(CoreTrainer):
         if self.trains:
             self._check_optimizer()
             self._setup_training()
-            self.run.optimization.reset()
+            self.run.updates.reset()
             self._rebuild_update(self._find_guard())
         self._is_ready = True
 
@@ -102,7 +103,7 @@ class Components(CoreTrainer):
 
     @property
     def optimizer_update(self) -> OptimizerUpdate:
-        return self.run.optimization.by_name["optimizer"]
+        return self.run.updates.by_name["optimizer"]
 
     def _adopt_replaced(self) -> None:
         """Go on with the model and the optimizer that the door has now, where one was put in another's place."""
@@ -154,8 +155,8 @@ class Components(CoreTrainer):
 
     def _rebuild_update(self, guard: Guard | None) -> None:
         update = build_update(self, "optimizer", self.optimizers["optimizer"], guard)
-        self.run.optimization.replace(update)
-        self.run.optimization.refresh(self.modules.values())
+        self.run.updates.replace(update)
+        self.run.updates.refresh(self.modules.values())
         self.drop_gradients()
         self._gradients = Gradients(self.runtime, update, self.run.window)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...metrics.progress import Limits
 from ...training.step_checks import scheduler_position
-from ...training.update import Window
+from ...training.window import Window
 from .._shared import is_overridden
 from .callbacks import CallbackHandler, StopTrainingError
 from .checks import WeightsWatch, checked_output, step_obstacle

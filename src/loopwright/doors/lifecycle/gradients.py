@@ -12,7 +12,8 @@ from torch.optim import Optimizer
 
 from ..._torch_compat import overflow_flags
 from ...errors import ConfigurationError
-from ...training.update import OptimizerUpdate, Window
+from ...training.update import OptimizerUpdate
+from ...training.window import Window
 
 if TYPE_CHECKING:
     from ...runtime import Runtime

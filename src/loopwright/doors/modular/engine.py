@@ -52,7 +52,7 @@ class RunLimits(Limits):
 class Engine(CoreTrainer):
     """Maps the core's names onto the door's."""
 
-    words = Words(
+    _words = Words(
         step="training_step",
         eval_step="validation_step",
         update="self.backward(loss)",
@@ -241,7 +241,7 @@ class Engine(CoreTrainer):
 
     def take_step(self, call: Callable[[], Any]) -> Any:
         """A call of the door's `training_step`, by whichever loop; its gradients are dealt with when it is over."""
-        if not self.run.optimization.by_name:
+        if not self.run.updates.by_name:
             self._setup_training()
         is_alone = self._logged is None  # called by neither loop
         if is_alone:
@@ -280,7 +280,7 @@ class Engine(CoreTrainer):
         if not self.run.is_evaluating:
             self.gradients.schedulers.follow_all()
         returned = measured_in(self.door, self.outputs) if is_returned or not logged else None
-        check_returned(returned, self.words.eval_step if self.run.is_evaluating else self.words.step)
+        check_returned(returned, self._words.eval_step if self.run.is_evaluating else self._words.step)
         if isinstance(returned, Mapping) or returned is None:
             return StepResult.of({**logged, **(returned or {})}, size)
         result = StepResult.of(returned, size)
@@ -351,7 +351,7 @@ class Engine(CoreTrainer):
     def on_epoch_start(self) -> None:
         self.schedulers.check()
         self.schedulers.note()
-        self.calls_before = self.run.optimization.calls
+        self.calls_before = self.run.updates.calls
         self.events.emit("on_epoch_start")
         self.events.emit("on_train_epoch_start")
 

@@ -58,7 +58,7 @@ class Gradients:
 
     @property
     def optimization(self) -> Updates:
-        return self.trainer.run.optimization
+        return self.trainer.run.updates
 
     def reset(self) -> None:
         """Forget the step under way; gradients themselves are the updates' to forget."""

@@ -244,7 +244,7 @@ def two_uses() -> ConfigurationError:
 
 def nothing_trained(trainer: Engine) -> ConfigurationError:
     """An epoch is over in which there was neither a `backward` nor a step."""
-    progress, updates = trainer.progress, trainer.run.optimization.by_name
+    progress, updates = trainer.progress, trainer.run.updates.by_name
     raw = [name for name, update in updates.items() if has_gradients(update)]
     what = "called `loss.backward()`, and no optimizer was stepped" if raw else "trained none of the optimizers"
     advice = (
@@ -299,7 +299,7 @@ class UpdateSchedulers(StepSchedulers):
 
     def begin_step(self, updates: Iterable[OptimizerUpdate]) -> None:
         for name, left in self._left.items():
-            schedulers = self.trainer.run.optimization.by_name[name].schedulers
+            schedulers = self.trainer.run.updates.by_name[name].schedulers
             for scheduler, before in zip(schedulers, left, strict=False):
                 check_scheduler(self.trainer, scheduler, before)
         self._left = {}

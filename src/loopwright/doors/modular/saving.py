@@ -119,7 +119,7 @@ class Rounds(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
         engine = cast("Engine", trainer)
-        if engine.run.optimization.calls == engine.calls_before:
+        if engine.run.updates.calls == engine.calls_before:
             raise nothing_trained(engine)
         is_ours = engine.config.val_every_n_steps is None and not engine.overrides("training_loop")
         if is_ours and _is_time(engine):

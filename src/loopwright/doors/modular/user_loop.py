@@ -31,7 +31,7 @@ class UserLoop:
     def run(self) -> None:
         """Call the user's loop, or the door's own; one that trains nothing is a mistake."""
         trainer, run = self.trainer, self.trainer.run
-        calls, step = run.optimization.calls, run.progress.step
+        calls, step = run.updates.calls, run.progress.step
         try:
             trainer.door.training_loop()
         except StopIteration as error:
@@ -40,7 +40,7 @@ class UserLoop:
                 "epoch, so call it again for the next."
             ) from error
         self.end_epoch()
-        if run.optimization.calls == calls and run.progress.step == step and not run.is_done():
+        if run.updates.calls == calls and run.progress.step == step and not run.is_done():
             raise ConfigurationError(
                 "`training_loop` has ended, and it trained nothing: iterate `self.train_loader` in it, once for each "
                 "epoch, and call `self.training_step(batch, batch_idx)` or `self.backward(loss)` for each batch."

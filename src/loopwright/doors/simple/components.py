@@ -101,13 +101,13 @@ class EpochWatch:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.own_steps = 0
-        self._calls = engine.run.optimization.calls
+        self._calls = engine.run.updates.calls
         self._versions = self._count_changes()
         self._positions = {name: scheduler_position(s.scheduler) for name, s in engine.schedules.items()}
         self._handles: list[RemovableHandle] = []
 
     def __enter__(self) -> EpochWatch:
-        for update in self.engine.run.optimization.by_name.values():
+        for update in self.engine.run.updates.by_name.values():
             self._handles += watch_own_steps(update, self.engine._check_own_step, self._count)
         return self
 
@@ -117,7 +117,7 @@ class EpochWatch:
 
     @property
     def has_trained(self) -> bool:
-        is_stepped = self.own_steps or self.engine.run.optimization.calls != self._calls
+        is_stepped = self.own_steps or self.engine.run.updates.calls != self._calls
         return bool(is_stepped) or self._versions != self._count_changes()
 
     def has_moved(self, name: str) -> bool:
@@ -192,7 +192,7 @@ class Components(CoreTrainer):
         """Use another config from now on."""
         self.settings, self.config = settings, config
         self.accumulate, self.clip_norm = settings.gradient_accumulation_steps or 1, settings.max_grad_norm
-        for update in self.run.optimization.by_name.values():
+        for update in self.run.updates.by_name.values():
             update.clip_norm = self.clip_norm
         for optimizer in self.optimizers.values():
             self._settle(optimizer)
@@ -223,7 +223,7 @@ class Components(CoreTrainer):
             when = "while this trainer is training" if self.is_running else "to one of several processes"
             raise ConfigurationError(f"device={str(device)!r} was assigned {when}: assign it before, or leave it out.")
         self.runtime = resolve_runtime(device, self.runtime.precision)
-        self.run.optimization = Updates({}, self.run.window)  # made anew for that device by the next step
+        self.run.updates = Updates({}, self.run.window)  # made anew for that device by the next step
         for module in self.modules.values():
             self.runtime.place(module)
         for optimizer in self.optimizers.values():

@@ -34,7 +34,7 @@ EpochListener = Callable[[int, dict[str, float]], None]
 class Engine(Components):
     """Maps the core's names onto the door's; batches reach the door's steps as the loader gave them."""
 
-    words = Words(
+    _words = Words(
         update="super().train_step(batch)",
         accumulate="training.gradient_accumulation_steps",
         no_run_dir="Training",
@@ -142,9 +142,9 @@ class Engine(Components):
 
     def learn_apart(self, batch: Any) -> Any:
         """Take the step for a method of the user's, whose own backward() before it must not go into the update."""
-        updates = [update for update in self.run.optimization.by_name.values() if update.peers is None]
+        updates = [update for update in self.run.updates.by_name.values() if update.peers is None]
         if self.accumulate == 1 and self.run.num_micro_batches == 1:
-            for update in self.run.optimization.by_name.values():
+            for update in self.run.updates.by_name.values():
                 update.zero()
             return self.learn(batch)
         if self._left is not None and self._left != [gradient_versions(update) for update in updates]:
@@ -167,10 +167,10 @@ class Engine(Components):
 
     def ready_for_step(self) -> None:
         """Prepare a single step, outside of `train` as well as inside."""
-        if not self.run.optimization.by_name:
+        if not self.run.updates.by_name:
             self._setup_training()
         self._adopt_replaced()
-        self.run.optimization.refresh(self.modules.values())
+        self.run.updates.refresh(self.modules.values())
         start_training_mode(self.modules.values(), self.optimizers.values())
 
     def single_eval_mode(self) -> AbstractContextManager[None]:
@@ -288,7 +288,7 @@ class Engine(Components):
             return
         handles = [
             handle
-            for update in self.run.optimization.by_name.values()
+            for update in self.run.updates.by_name.values()
             for handle in watch_own_steps(update, self._check_own_step)
         ]
         try:
