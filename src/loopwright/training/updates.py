@@ -228,8 +228,9 @@ class Updates:
 
     def _find_joint(self, optimizers: Iterable[OneOptimizer]) -> OptimizerUpdate:
         if isinstance(optimizers, set | frozenset):
+            shown = ", ".join(sorted(map(repr, optimizers)))
             raise ConfigurationError(
-                f"update(loss, {optimizers!r}): a set has no order to step the optimizers in; give a list."
+                f"update(loss, {{{shown}}}): a set has no order to step the optimizers in; give a list."
             )
         members = [self._find_one(optimizer) for optimizer in optimizers]
         names = tuple([member.name for member in members])

@@ -54,6 +54,7 @@ def parts_of(core: Trainer) -> dict[str, Any]:
     state = capture(core.run)
     state["progress"] = {name: value for name, value in state["progress"].items() if name not in CLOCK}
     state["callbacks"] = {name: own for name, own in state["callbacks"].items() if own}
+    state["callback_versions"] = {name: state["callback_versions"][name] for name in state["callbacks"]}
     state["rng"] = rng_state()
     return state
 

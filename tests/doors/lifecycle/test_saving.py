@@ -29,6 +29,7 @@ from loopwright.doors.lifecycle import (
     TrainerCallback,
 )
 from loopwright.errors import Interrupted
+from loopwright.training import steps
 
 from ...loops import assert_same_model, assert_same_optimizer, build_net
 from .runs import Each, build_trainer, head, train
@@ -315,3 +316,24 @@ def test_a_signal_ends_the_run_after_the_update_with_its_state_saved(
     resumed = build_trainer(seed=3)
     resumed.train(points, 3, eval_dataset=points, resume_from=tmp_path / "states" / "interrupted")
     assert_same_run(resumed, whole)
+
+
+def test_a_signal_between_the_last_update_and_the_end_of_the_data_loses_no_epoch(
+    points: TensorDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = train(build_trainer(), points, 3, eval_dataset=points)
+    check, was_sent = steps._check_length, []
+
+    def send_once(*arguments: Any) -> None:
+        check(*arguments)
+        if not was_sent:
+            was_sent.append(True)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(steps, "_check_length", send_once)
+    saving = SaveTrainingStateCallback(tmp_path / "states")
+    with pytest.raises(Interrupted):
+        train(build_trainer(callbacks=[saving]), points, 3, eval_dataset=points)
+    resumed = train(build_trainer(), points, 3, eval_dataset=points, resume_from=saving.latest)
+    for name in ("train_loss_epoch", "eval_loss_epoch"):
+        assert resumed.run_history.get_metric_values(name) == whole.run_history.get_metric_values(name)

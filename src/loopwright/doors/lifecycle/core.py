@@ -168,6 +168,8 @@ class Core(Components):
         self._has_begun = self.is_in_window = False
         self._after_update.clear()
         loop.end_steps(self.run)
+        if self.run.is_interrupted:  # after the last update: a resumed run finds the end of the data again
+            self.progress.is_exhausted = False
         self.leave_if_interrupted()
         self.stage = "eval"
 
