@@ -265,3 +265,15 @@ def test_another_loader_is_other_data_even_over_the_same_data_set(points):
     trainer.train(DataLoader(points, batch_size=8, shuffle=True), num_updates=2)
     trainer.train(DataLoader(points, batch_size=8, shuffle=True), num_epochs=1)
     assert where(trainer)[:2] == (2, 7)
+
+
+def test_an_attribute_of_the_users_in_the_place_of_the_run_is_refused_with_what_to_do(points):
+    class Named(Trainer):
+        def __init__(self, *arguments: object) -> None:
+            super().__init__(*arguments)
+            self.run = "first try"
+
+    model = build_net()
+    trainer = Named(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.functional.cross_entropy)
+    with pytest.raises(ConfigurationError, match=r"`trainer.run` is a str.*such as `self.my_run`"):
+        trainer.train(points)

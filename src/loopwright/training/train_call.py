@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.utils.data import DataLoader
 
@@ -19,10 +19,7 @@ from . import steps as loop
 from .lazy_layers import materialise
 from .required_metrics import check_required_metrics
 from .resume import Origin, restore_run, starting_line
-from .run import PendingRestore, seek
-
-if TYPE_CHECKING:
-    from ..training.run import TrainingRun
+from .run import PendingRestore, TrainingRun, seek
 
 
 def run_training(
@@ -36,9 +33,19 @@ def run_training(
     changes: str = "refuse",
 ) -> History:
     """Train until a limit is reached; without any, for one epoch."""
+    _check_run(run)
     limits, origin = _checked(limits), Origin.checked(resume, changes)
     with run.runtime.supervised():
         return _train(run, data, eval_data, limits, batch_size, origin)
+
+
+def _check_run(run: object) -> None:
+    """Refuse an object that a subclass has assigned in place of the trainer's run."""
+    if not isinstance(run, TrainingRun):
+        raise ConfigurationError(
+            f"`trainer.run` is a {type(run).__name__}, and it is where a trainer keeps the state of its run: give your "
+            "own attribute another name, such as `self.my_run`."
+        )
 
 
 def _train(
