@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .data.open import Stream
     from .metrics.best import WatchedMetric
     from .metrics.result import StepResult
+    from .metrics.media import Media
     from .metrics.rows import StepRow
     from .trainer import Trainer as Trainer  # callbacks import the type from here: the one import that points up
 
@@ -78,6 +79,9 @@ class Callback:
         A row has the metrics (`row["loss"]`) and their place in the run (`row.step`, `row.update`, `row.epoch`,
         `row.samples`, `row.seconds`).
         """
+
+    def on_media(self, trainer: Trainer, media: Media) -> None:
+        """Called when `trainer.log_image`, `log_histogram`, `log_text` or `log_table` logged something."""
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
         """Called after the last step of an epoch, before its evaluation. `trainer.log` adds to the epoch's row."""
@@ -201,6 +205,7 @@ class TrainerHooks:
     def on_optimizer_start(self, optimizer: str) -> None: ...
     def on_update_end(self) -> None: ...
     def on_log(self, rows: list[StepRow]) -> None: ...
+    def on_media(self, media: Media) -> None: ...
     def on_train_epoch_end(self) -> None: ...
     def on_epoch_end(self, metrics: Mapping[str, float]) -> None: ...
     def on_loop_end(self) -> None: ...
