@@ -199,8 +199,8 @@ class RunRecorder(Callback):
         if self._metrics is None:
             return
         update, step, _, samples, seconds = trainer.run.place()
-        place = {"step": step, "samples": samples, "seconds": seconds}
-        self._add(partial(self._metrics.add_epoch, epoch, update, dict(metrics), **place))
+        add = partial(self._metrics.add_epoch, epoch, update, dict(metrics))
+        self._add(partial(add, step=step, samples=samples, seconds=seconds))
 
     def write_before_save(self, trainer: Trainer) -> Collection[AsyncWriter]:
         """A resume point is complete only with all that was recorded before it."""
@@ -241,6 +241,8 @@ class RunRecorder(Callback):
     def on_train_end(self, trainer: Trainer) -> None:
         if trainer.progress.in_epoch and len(trainer.history) > trainer.progress.epoch:
             self._add_epoch(trainer, trainer.progress.epoch + 1, trainer.history.epochs[-1])
+        if self._metrics is not None:
+            self._add(self._metrics.flush)
         self._close(trainer, "finished" if trainer.stop_reason is None else "stopped", trainer.stop_reason)
 
     def on_exception(self, trainer: Trainer, error: BaseException) -> None:
@@ -292,9 +294,12 @@ class RunRecorder(Callback):
             found |= self._directions(trainer, names)
             self._note(state=state, reason=reason, progress=counts, **found)
         if self._metrics is not None:
-            self._add_notes(trainer)
-            self._add_end(trainer, state, reason, error)
-            self._add(self._metrics.close)
+            try:
+                self._add_notes(trainer)
+                self._add_end(trainer, state, reason, error)
+                self._metrics.close()
+            except CheckpointError as problem:  # `on_train_end` has raised it if it is to end training
+                logger.warning("%s", problem)
         if self.own_path is not None:
             directory.unlock()
 
