@@ -27,15 +27,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("loopwright")
 
-VARIABLE = "LOOPWRIGHT_RUN_DIR"  # in the environment: where programs without a run directory are recorded
 COUNTED = ("epoch", "step", "update", "sample", "seconds")
 Existing = Literal["number", "continue", "replace"]
-
-
-def variable_path() -> Path | None:
-    """The directory in which the environment says that runs are recorded, or None."""
-    given = os.environ.get(VARIABLE, "").strip()
-    return Path(given) if given else None
 
 
 class RunRecorder(Callback):
@@ -123,7 +116,7 @@ class RunRecorder(Callback):
         from ..run import RunManifest, update_manifest
         from ..run.environment import WorkTree
 
-        run, facts = trainer.run, trainer.run.facts()
+        run, facts = trainer.run, trainer._facts()
         if directory.has_run:
             now, changed = run.fingerprint, _accepted(trainer)
             update_manifest(directory.manifest_path, state="running", fingerprint=now, change=changed, facts=facts)

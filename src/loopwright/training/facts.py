@@ -1,14 +1,13 @@
-"""What a run notes of itself when training starts: its name, config, arguments, size, and how far it is to go."""
+"""What a run notes of itself when training starts: arguments, the number of parameters, and how far it is to go."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigurationError
-from .media_log import as_plain
+from .components import as_plain
+from .fingerprint import describe_object
 
 if TYPE_CHECKING:
     from ..metrics.progress import Limits, Progress
@@ -16,38 +15,10 @@ if TYPE_CHECKING:
     from .run import TrainingRun
 
 
-@dataclass(frozen=True, slots=True)
-class Label:
-    """What the user says of a run, to find it by: nothing of it changes the training."""
-
-    name: str | None = None
-    tags: tuple[str, ...] = ()
-    config: dict[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def checked(cls, name: Any, tags: Any, config: Any) -> Label:
-        """Check the arguments of a trainer."""
-        if name is not None and (not isinstance(name, str) or not name.strip()):
-            raise ConfigurationError(f"name={name!r:.60}: use a text, the name of the run.")
-        if tags is None or isinstance(tags, str):
-            tags = () if tags is None else (tags,)
-        tags = list(tags) if isinstance(tags, Iterable) and not isinstance(tags, Mapping) else [tags]
-        if not all(isinstance(tag, str) for tag in tags):
-            raise ConfigurationError(f"tags={tags!r:.60}: use a list of texts, such as ['baseline', 'small'].")
-        if config is not None and not isinstance(config, Mapping):
-            raise ConfigurationError(
-                f"config is a {type(config).__name__}: pass a dict of what you want to find again, such as "
-                "`config=vars(args)` or `config=dataclasses.asdict(settings)`."
-            )
-        return cls(name, tuple(tags), as_plain(config or {}))
-
-
 def collect_facts(run: TrainingRun) -> RunFacts:
     """Return the entries of the manifest that describe a run whose data is open and whose limits are set."""
-    label, facts = run.program._label, {}
-    given = {"name": label.name, "tags": list(label.tags), "config": label.config}
-    facts = {key: value for key, value in given.items() if value}
-    return facts | {  # type: ignore[return-value]
+    return {
+        **run.program._label,
         "door": run.program._door,
         "arguments": describe_arguments(run),
         "num_parameters": run.components.count_parameters(),
@@ -57,8 +28,6 @@ def collect_facts(run: TrainingRun) -> RunFacts:
 
 def describe_arguments(run: TrainingRun) -> dict[str, Any]:
     """Describe the arguments of the trainer that are no part of the fingerprint: they may change in a resumed run."""
-    from .fingerprint import describe_object
-
     flat: dict[str, Any] = {"device": str(run.runtime.device), "num_processes": run.runtime.world}
     for callback in run.program.callbacks:
         described = describe_object(f"callbacks.{type(callback).__name__}", callback)

@@ -17,6 +17,7 @@ from ...runtime.modes import start_training_mode
 from ...trainer import Trainer as CoreTrainer
 from ...training.assembly import build_update
 from ...training.components import check_owners
+from ...training.fingerprint import describe_components
 from ...training.update import OptimizerUpdate
 from ...training.window import Guard
 from .gradients import Gradients
@@ -56,6 +57,10 @@ class Components(CoreTrainer):
             self.run.updates.reset()
             self._rebuild_update(self._find_guard())
         self._is_ready = True
+
+    def describe(self) -> None:
+        """Describe the program, for the record of the run."""
+        self.run.identify(describe_components(self.run))
 
     @property
     def _has_default_step(self) -> bool:
