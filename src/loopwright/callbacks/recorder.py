@@ -84,14 +84,13 @@ class RunRecorder(Callback):
         directory = self._open_own(trainer) if self.own_path is not None else trainer.run.directory
         assert directory is not None
         self._directory, self._waiting, self._is_open = directory, [], True
-        is_new = not directory.has_run
         with directory.starting():
             self._write_manifest(trainer, directory)
         self._metrics = MetricsStore(directory.metrics_path)
         if directory.metrics_path.exists():
             self._metrics.truncate(step=trainer.progress.step, epoch=trainer.progress.epoch)
         self._warn_of_gap(trainer, self._metrics)
-        self._note_start(trainer, is_new=is_new)
+        self._note_start(trainer)
         self._lines.start()
 
     def _open_own(self, trainer: Trainer) -> RunDirectory:
@@ -127,13 +126,12 @@ class RunRecorder(Callback):
         )
         manifest.changed(facts=facts).write(directory.manifest_path)
 
-    def _note_start(self, trainer: Trainer, *, is_new: bool) -> None:
+    def _note_start(self, trainer: Trainer) -> None:
         progress = trainer.progress
         if self._has_started and self.spans_calls:
             return
-        is_resumed = not is_new and not self._has_started
+        kind = "resumed" if progress.step and not self._has_started else "started"
         where = f"at epoch {progress.epoch + 1}, update {progress.update}" if progress.step else ""
-        kind = "resumed" if is_resumed else "started"
         self._has_started = True
         self._add_event(trainer, kind, where, {"call": progress.call, "process": os.getpid()})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from .components import as_plain
 from .fingerprint import describe_object
 
 if TYPE_CHECKING:
+    from ..callback import Callback
     from ..metrics.progress import Limits, Progress
     from ..run.manifest import RunFacts
     from .run import TrainingRun
@@ -30,11 +32,18 @@ def describe_arguments(run: TrainingRun) -> dict[str, Any]:
     """Describe the arguments of the trainer that are no part of the fingerprint: they may change in a resumed run."""
     flat: dict[str, Any] = {"device": str(run.runtime.device), "num_processes": run.runtime.world}
     for callback in run.program.callbacks:
-        described = describe_object(f"callbacks.{type(callback).__name__}", callback)
-        flat |= {key: value for key, value in described.items() if isinstance(value, (str, int, float, type(None)))}
+        if not type(callback).__module__.startswith("loopwright.doors."):  # those are the door's own
+            flat |= _describe_callback(f"callbacks.{type(callback).__name__}", callback)
     if run.eval_stream is not None and "batch_size" in (about := run.eval_stream.describe()):
         flat["eval_batch_size"] = about["batch_size"]
     return {key: as_plain(value) for key, value in flat.items()}
+
+
+def _describe_callback(prefix: str, callback: Callback) -> dict[str, Any]:
+    """The class of a callback and its plain arguments, without the state that it keeps beside them."""
+    names = inspect.signature(type(callback)).parameters
+    described = describe_object(prefix, callback)
+    return {key: value for key, value in described.items() if key == prefix or key[len(prefix) + 1 :] in names}
 
 
 def planned_totals(run: TrainingRun) -> dict[str, Any]:
@@ -43,12 +52,13 @@ def planned_totals(run: TrainingRun) -> dict[str, Any]:
     The totals are exact where the length of an epoch is known, except that of steps cut by a limit of samples.
     """
     epoch = _Epoch.of(run)
-    ends = [_end(epoch, run.progress, run.limits, unit) for unit in ("epochs", "updates", "samples")]
+    limits = run.program._planned_limits
+    ends = [_end(epoch, run.progress, limits, unit) for unit in ("epochs", "updates", "samples")]
     known = [end for end in ends if end is not None]
     planned: dict[str, Any] = min(known, key=lambda end: end.get("update", 0)) if known else {}
-    if run.limits.seconds is not None:
-        planned["seconds"] = run.limits.seconds
-        planned.setdefault("limit", ["seconds", run.limits.seconds])
+    if limits.seconds is not None:
+        planned["seconds"] = limits.seconds
+        planned.setdefault("limit", ["seconds", limits.seconds])
     return planned
 
 

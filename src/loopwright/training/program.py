@@ -20,7 +20,7 @@ from .media_log import MediaMethods
 if TYPE_CHECKING:
     from ..data.stream import Stream
     from ..metrics.history import History
-    from ..metrics.progress import Progress
+    from ..metrics.progress import Limits, Progress
     from ..metrics.result import StepResult
     from ..optim.build import Schedule
     from ..run.manifest import RunFacts
@@ -258,6 +258,11 @@ class Program(MediaMethods, TrainerHooks):
 
     def _return_to(self, run: TrainingRun, state: Mapping[str, Any], source: str) -> None:
         raise NotImplementedError
+
+    @property
+    def _planned_limits(self) -> Limits:
+        """How far the run is to go, as far as that is known."""
+        return self.run.limits
 
     def _facts(self) -> RunFacts:
         """Return the entries of the manifest that describe the run, once its data is open and its limits are set."""
