@@ -41,7 +41,8 @@ class RunRecorder(Callback):
         on_error: Whether a failed write ends training ("raise") or is reported and tried again later ("warn").
         directory: Where to record a run whose trainer has no `run_dir`.
         existing: What to do where that directory holds a run: record in the first free of `name-2`, `name-3` and so on
-            ("number"), go on with it if training does, otherwise number ("continue") or start it over ("replace").
+            ("number"); or go on with it if training does, and otherwise number ("continue"), or move it to a folder
+            inside ("replace").
 
     >>> from loopwright.callbacks import RunRecorder
     >>> RunRecorder(on_error="warn").on_error
@@ -107,8 +108,8 @@ class RunRecorder(Callback):
             return directory
         directory = RunDirectory(self.own_path, records_only=True).lock()
         if not goes_on and directory.has_run:
-            trainer.run.say(f"{directory.path} holds the record of another run, in whose place this one is recorded.")
-            directory.remove_record()
+            earlier = directory.set_aside()
+            trainer.run.say(f"{directory.path} holds the record of an earlier run, which is now in {earlier.name}.")
         return directory
 
     def _write_manifest(self, trainer: Trainer, directory: RunDirectory) -> None:
