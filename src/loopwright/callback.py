@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from .checkpoint import AsyncWriter
     from .data.open import Stream
     from .metrics.best import WatchedMetric
-    from .metrics.result import StepResult
     from .metrics.media import Media
+    from .metrics.result import StepResult
     from .metrics.rows import StepRow
     from .trainer import Trainer as Trainer  # callbacks import the type from here: the one import that points up
 
@@ -100,6 +100,13 @@ class Callback:
 
     def on_eval_step_end(self, trainer: Trainer, batch: Any, result: StepResult) -> None:
         """Called after each `eval_step`, with its batch and result."""
+
+    def on_eval_log(self, trainer: Trainer, data: Stream, num_batches: int) -> None:
+        """Called a few times a second during an evaluation, with the number of its batches so far, and once after it.
+
+        The last call comes after `on_eval_end`, when the models are back in their modes; `trainer.log` adds to the
+        results of an evaluation no more.
+        """
 
     def on_eval_end(self, trainer: Trainer, data: Stream) -> None:
         """Called after the last batch of an evaluation; `trainer.log` adds to the results of this evaluation."""
@@ -212,6 +219,7 @@ class TrainerHooks:
     def on_train_end(self) -> None: ...
     def on_eval_start(self, data: Stream) -> None: ...
     def on_eval_step_end(self, batch: Any, result: StepResult) -> None: ...
+    def on_eval_log(self, data: Stream, num_batches: int) -> None: ...
     def on_eval_end(self, data: Stream) -> None: ...
     def on_rewind(self) -> None: ...
     def on_exception(self, error: BaseException) -> None: ...

@@ -16,7 +16,11 @@ from tests.forked import call_forked
 
 COMMANDS: dict[str, tuple[list[str], int, str]] = {
     "init": (["init", "new", "--door", "simple"], 0, r"written to .*new"),
-    "train": (["train", "run.yaml", "trainer.max_epochs=1", "name=again"], 0, r"runs/again/.*finished, 1 of 1"),
+    "train": (
+        ["train", "run.yaml", "trainer.max_epochs=1", "name=again"],
+        0,
+        r"Finished: 1 epoch, .*\s+Best model: runs/again/",
+    ),
     "eval": (["eval", "-2"], 0, r"test_loss +\d"),
     "predict": (["predict", "-2", "--data", "test", "-o", "out.npy"], 0, r"out\.npy"),
     "config show": (["config", "show", "run.yaml"], 0, r"width: 64"),
