@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from typing import TYPE_CHECKING
 
-CELL = "padding:2px 10px;text-align:right;font-variant-numeric:tabular-nums;background:transparent"
-EDGE = "border-bottom:1px solid color-mix(in srgb, currentColor 30%, transparent)"
+from .best import direction_of, first_best, headline
+
+if TYPE_CHECKING:
+    from .history import History
+
+TABLE = "border-collapse:collapse;margin:4px 0;text-align:right;font-variant-numeric:tabular-nums"
 MAX_ROWS = 30
 
 
@@ -19,24 +24,20 @@ def table_html(header: Sequence[str], rows: Sequence[Sequence[str]], marked: Ite
         marked: The positions of rows in bold.
     """
     bold, first = set(marked), max(len(rows) - MAX_ROWS, 0)
-    head = "".join(f'<th style="{CELL};{EDGE}">{escape(name)}</th>' for name in header)
+    head = "".join(f"<th>{escape(name)}</th>" for name in header)
     lines = [f"<tr>{head}</tr>"]
     if first:
-        lines.append(f'<tr><td style="{CELL}" colspan="{len(header)}">{first} rows before these</td></tr>')
+        lines.append(f'<tr><td colspan="{len(header)}">{first} rows before these</td></tr>')
     for at, row in enumerate(rows[first:], start=first):
-        weight = ";font-weight:bold" if at in bold else ""
-        lines.append("<tr>" + "".join(f'<td style="{CELL}{weight}">{escape(cell)}</td>' for cell in row) + "</tr>")
-    return f'<table style="border-collapse:collapse;margin:4px 0">{"".join(lines)}</table>'
+        start = '<tr style="font-weight:bold">' if at in bold else "<tr>"
+        lines.append(start + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>")
+    return f'<table cellpadding="4" style="{TABLE}">{"".join(lines)}</table>'
 
 
 def facts_html(facts: Mapping[str, str]) -> str:
     """Names and values, one pair under the other."""
-    left = "padding:1px 10px 1px 0;text-align:left;background:transparent"
-    rows = (
-        f'<tr><td style="{left};opacity:0.7">{escape(name)}</td><td style="{left}">{escape(value)}</td></tr>'
-        for name, value in facts.items()
-    )
-    return f'<table style="border-collapse:collapse;margin:4px 0">{"".join(rows)}</table>'
+    rows = (f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in facts.items())
+    return f'<table cellpadding="4" style="{TABLE};text-align:left">{"".join(rows)}</table>'
 
 
 def bar_html(label: str, fraction: float | None, text: str) -> str:
@@ -48,3 +49,20 @@ def bar_html(label: str, fraction: float | None, text: str) -> str:
 def line_html(text: str) -> str:
     """A line of text."""
     return f"<div>{escape(text)}</div>"
+
+
+def history_html(history: History) -> str:
+    """The epochs of a history; the best one of the metric that the run goes by is bold, where its name says what is."""
+    names = history.names
+    if not names:
+        return line_html("History of no epochs yet.")
+    rows = [
+        [f"{at}", *(f"{row[name]:.4g}" if name in row else "" for name in names)]
+        for at, row in enumerate(history.epochs, start=1)
+    ]
+    main = headline(names)
+    mode = None if main is None else direction_of(main)
+    best = None
+    if main is not None and mode is not None:
+        best = first_best(list(enumerate(history.epochs)), lambda item: item[1].get(main), mode)
+    return table_html(["epoch", *names], rows, [] if best is None else [best[0]])

@@ -227,7 +227,7 @@ def _weights_fit(run: TrainingRun, checkpoint: Checkpoint) -> bool:
 
 def starting_line(run: TrainingRun, resumed: Resumed | None) -> str:
     """Return the first line of a `train` call: the point that training starts from, the device and the model."""
-    facts = [_device_text(run), _size_text(run), *_schedule_texts(run)]
+    facts = [device_text(run), size_text(run), *_schedule_texts(run)]
     return f"{_place_text(run, resumed)}: {', '.join(facts)}.{_untrained_text(run)}"
 
 
@@ -244,12 +244,12 @@ def _place_text(run: TrainingRun, resumed: Resumed | None) -> str:
     return f"Resuming {shown(resumed.path)} {at}" + ("" if place is None else f", new run in {place}")
 
 
-def _device_text(run: TrainingRun) -> str:
+def device_text(run: TrainingRun) -> str:
     runtime = run.runtime
     return str(runtime.device) + (f" on {runtime.world} processes" if runtime.world > 1 else "")
 
 
-def _size_text(run: TrainingRun) -> str:
+def size_text(run: TrainingRun) -> str:
     params = {id(p): p for module in run.components.modules.values() for p in module.parameters() if not is_lazy(p)}
     total = sum(p.numel() for p in params.values())
     trained = sum(p.numel() for p in params.values() if p.requires_grad)
