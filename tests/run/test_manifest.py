@@ -11,7 +11,7 @@ import torch
 from loopwright._version import __version__
 from loopwright.errors import CheckpointError, ConfigurationError
 from loopwright.run import RunManifest, update_manifest
-from loopwright.run.manifest import WorkTree
+from loopwright.run.environment import WorkTree
 
 IDENTITY = {f"GIT_{who}_{what}": "a@b" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
 

@@ -12,7 +12,7 @@ import torch
 
 from loopwright.run import RunManifest
 from loopwright.run.directory import logging_to
-from loopwright.run.manifest import describe_hardware, installed_packages, uncommitted_diff
+from loopwright.run.environment import describe_hardware, installed_packages, uncommitted_diff
 from loopwright.training.fingerprint import fingerprint
 
 IDENTITY = {f"GIT_{who}_{what}": "a@b" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}

@@ -14,17 +14,16 @@ from ..callback import Callback
 from ..callbacks.checkpoints import BestModel, Checkpoints
 from ..callbacks.nonfinite import NonFiniteGuard
 from ..callbacks.progress import ProgressDisplay
-from ..callbacks.recorder import RunRecorder
+from ..callbacks.recorder import RunRecorder, variable_path
 from ..data.random import seed_everything
 from ..errors import ConfigurationError
 from ..optim.build import CurveSchedule, Schedule, build_schedule
 from ..runtime import dry_run
 from ..runtime.modes import start_training_mode
 from .components import (
-    check_accumulation,
-    check_clipping,
     check_options,
     check_owners,
+    check_settings,
     check_shared,
     check_trainable,
     found_on,
@@ -161,9 +160,7 @@ def adopt_in_training(trainer: Program) -> None:
 
 def check_components(trainer: Program) -> None:
     """Refuse optimizers and settings that would train the wrong thing, or the wrong way."""
-    check_accumulation(trainer.accumulate)
-    check_clipping("clip_norm", trainer.clip_norm)
-    check_clipping("clip_value", trainer.clip_value)
+    check_settings(trainer.accumulate, trainer.clip_norm, trainer.clip_value)
     check_owners(trainer.modules, trainer.optimizers)
     check_options(trainer.optimizers)
     if trainer.accumulate > 1:
@@ -285,6 +282,8 @@ def with_defaults(trainer: Program) -> list[Callback]:
         if trainer.run.eval_stream is not None and not _keeps_best(callbacks):
             defaults.append(BestModel(required=False, on_error=on_error))
         defaults.append(Checkpoints())
+    elif trainer.runtime.is_main and not trainer.run.is_trial and (path := variable_path()) is not None:
+        defaults.append(RunRecorder("warn", directory=path))
     callbacks += _for_curves(trainer, callbacks)
     for default in defaults:
         if not any(isinstance(callback, type(default)) for callback in callbacks):

@@ -78,6 +78,7 @@ class Engine(CoreTrainer):
     """Trains whatever networks, optimizers and schedulers the door has as attributes, under their names."""
 
     _words = Words(start_over="train.load.continue_train: false", accept_changes="train.load.accept_changes: true")
+    _door = "adversarial"
     _plateau_metric = None
     _step_methods = ()  # the functions of an epoch are given with each call
 

@@ -18,6 +18,8 @@ from torch.utils.data import DataLoader
 from ...checkpoint import Checkpoint, read_checkpoint
 from ...data.random import seed_everything
 from ...errors import CheckpointError, ConfigurationError
+from ...training.media_log import MediaMethods, log_files
+from ...training.run import TrainingRun
 from .._shared import on_first_process
 from .config import Config
 from .engine import Engine
@@ -30,7 +32,7 @@ from .reading import ConfigManager, ConfigSource, export_config, say_without_eff
 from .steps import EpochHooks, check_epoch, check_hooks, checked_keywords
 
 
-class Trainer:
+class Trainer(MediaMethods):
     """Trains on pairs of images, an epoch at a time. Override `on_epoch_start`, `train_step` and `on_epoch_end`.
 
     Networks, optimizers and schedulers that a subclass assigns to self are saved and restored under those names.
@@ -366,7 +368,13 @@ class Trainer:
             device=self._engine.runtime.device,
         )
         with self._engine.runtime.autocast:
-            return on_first_process(self._engine.runtime, write)
+            paths = on_first_process(self._engine.runtime, write)
+        log_files(self._engine.run, "examples", paths)
+        return paths
+
+    @property
+    def _logged_run(self) -> TrainingRun:
+        return self._engine.run
 
     def finish(self) -> None:
         """The experiment is over, as its run.json then says; when the program ends it is without this, too."""
