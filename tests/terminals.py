@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import os
 import pty
@@ -10,10 +11,13 @@ import struct
 import sys
 import termios
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
+
+from tests.forked import end_as_program
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 TOKENS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b.|[^\x1b]", re.DOTALL)
@@ -79,6 +83,54 @@ class Screen:
         if self._is_drawn:
             self.frames.append(self.text)
         self._is_drawn = False
+
+
+class Program:
+    """A function in a process of its own, on a terminal of its own."""
+
+    def __init__(self, function: Callable[[], object], folder: Path, columns: int = 80, rows: int = 24) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.screen = Screen(columns, rows)
+        self._rest = ""
+        self.written = ""
+        self.pid, self._terminal = pty.fork()
+        if self.pid == 0:
+            os.environ["TERM"] = "xterm"
+            for name in ("COLUMNS", "LINES", "NO_COLOR"):
+                os.environ.pop(name, None)
+            termios.tcsetwinsize(1, (rows, columns))
+            end_as_program(function, folder)
+        self._decode = codecs.getincrementaldecoder("utf-8")().decode
+
+    def wait_for(self, pattern: str) -> str:
+        """The screen, as soon as it has a text that fits; an error where the program ends before."""
+        while not re.search(pattern, self.screen.text):
+            assert self._read(), f"{pattern!r} was never shown:\n{self.screen.text}"
+        return self.screen.text
+
+    def press(self, keys: bytes) -> None:
+        os.write(self._terminal, keys)
+
+    def end(self) -> int:
+        """The exit code, after all that the program writes has been read."""
+        while self._read():
+            pass
+        os.close(self._terminal)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def _read(self) -> bool:
+        try:
+            data = os.read(self._terminal, 65536)
+        except OSError:  # how Linux says that the other end is closed
+            return False
+        text = self._rest + self._decode(data)
+        self.written += text[len(self._rest) :]
+        end = text.rfind("\x1b")
+        end = end if end >= 0 and not ESCAPES.match(text, end) else len(text)  # a code that has not come to its end
+        self._rest = text[end:]
+        self.screen.feed(text[:end])
+        return bool(data)
 
 
 class Terminal:
