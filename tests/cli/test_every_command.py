@@ -16,13 +16,14 @@ from tests.forked import call_forked
 
 COMMANDS: dict[str, tuple[list[str], int, str]] = {
     "init": (["init", "new", "--door", "simple"], 0, r"written to .*new"),
-    "train": (["train", "run.yaml", "trainer.max_epochs=1", "name=again"], 0, r"runs/again/.*finished, 1 of 1"),
+    "train": (["train", "run.yaml", "trainer.max_epochs=1", "name=again"], 0, r"Best model: runs/again/"),
     "eval": (["eval", "-2"], 0, r"test_loss +\d"),
     "predict": (["predict", "-2", "--data", "test", "-o", "out.npy"], 0, r"out\.npy"),
     "config show": (["config", "show", "run.yaml"], 0, r"width: 64"),
     "config schema": (["config", "schema"], 0, r"json-schema\.org"),
     "config validate": (["config", "validate", "run.yaml"], 0, r"run\.yaml"),
     "runs": (["runs"], 0, r"first.*finished"),
+    "watch": (["watch", "-2", "--once"], 0, r"first +finished"),
     "show": (["show", "-2"], 0, r"state +finished"),
     "diff": (["diff", "-2", "-1"], 1, r"model\.width: 64 -> 8"),
     "plot": (["plot", "-1", "-2", "--metric", "loss", "-o", "curve.png"], 0, r"curve\.png"),

@@ -27,6 +27,7 @@ from . import (
     show,
     sweep,
     train,
+    watch,
 )
 from .arguments import take_overrides
 from .exits import EXIT_CODES, FAILED, INTERRUPTED, OK, PIPE_CLOSED
@@ -35,7 +36,7 @@ from .output import printable
 # Each adds its commands to the parser; a command imports its dependencies when it runs.
 GROUPS = (
     *(init, check, train, sweep, evaluate, config, finders),
-    *(runs, show, diff, plot, query, export, checkpoint, doctor, completion),
+    *(runs, watch, show, diff, plot, query, export, checkpoint, doctor, completion),
 )
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from ...data.open import Stream
 from ...data.random import preserved_rng
-from ...errors import Interrupted
+from ...errors import interruption
 from ...metrics.meter import Meter
 from ...metrics.result import StepResult
 from ...runtime import Runtime
@@ -249,7 +249,7 @@ class Core(Components):
             return
         self.door.print(f"{self.run.signals.name} after update {self.progress.update}")
         self.door.callback_handler.call_event("save_interrupted_run", self.door)
-        raise Interrupted(self.run.signals.exit_code)
+        raise interruption(self.run.signals.exit_code, f"Interrupted after update {self.progress.update}.")
 
     def _check_trained(self) -> None:
         """Nothing: `WeightsWatch` looks at the weights, and knows which of the user's methods is to blame."""

@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from ...callbacks.interval import metric_of
+from ...callbacks.last_lines import stop_lines
 from ...callbacks.progress import ProgressDisplay
 from ...callbacks.recorder import RunRecorder
 from ...data.random import preserved_rng
-from ...errors import ConfigurationError, Interrupted
+from ...errors import ConfigurationError, interruption
 from ...metrics.progress import Limits
 from ...runtime.modes import start_training_mode
 from ...trainer import Trainer as CoreTrainer
@@ -302,8 +303,9 @@ class Engine(Components):
         what = what if saved is None else f"saved; load_checkpoint({saved!r}) and train go on from there"
         epoch = self.progress.epoch
         when = f"in epoch {epoch + 1}" if self.progress.in_epoch else f"after epoch {epoch}"
-        self.run.say(f"{self.run.signals.name} {when}: {what}.")
-        raise Interrupted(self.run.signals.exit_code)
+        line = f"{self.run.signals.name} {when}: {what}."
+        self.run.say(line)
+        raise interruption(self.run.signals.exit_code, line)
 
     def on_update_end(self) -> None:
         if self.run.signals.take_save() and self._save is not None:
@@ -338,6 +340,10 @@ class Engine(Components):
 class Display(ProgressDisplay):
     """Shows the number that `train_epoch` was given, where it is called on its own."""
 
-    def _epoch_label(self, trainer: CoreTrainer, ended: bool = False) -> str:
+    def _epoch_number(self, trainer: CoreTrainer, ended: bool = False) -> str:
         shown = trainer.shown_epoch if isinstance(trainer, Engine) else None
-        return super()._epoch_label(trainer, ended) if shown is None else f"epoch {shown}"
+        return super()._epoch_number(trainer, ended) if shown is None else f"{shown}"
+
+    def _last_lines(self, trainer: CoreTrainer) -> list[str]:
+        """Nothing of the best epoch: the door's `train` looks for it by itself."""
+        return stop_lines(trainer)
