@@ -191,7 +191,7 @@ def record_memory(is_on: bool) -> None:
 
 def dump_memory_snapshot(path: str) -> None:
     """Write what was recorded to a file that pytorch.org/memory_viz reads. Since 2.1."""
-    torch.cuda.memory._dump_snapshot(path)
+    torch.cuda.memory._dump_snapshot(path)  # type: ignore[no-untyped-call]
 
 
 # Nested containers

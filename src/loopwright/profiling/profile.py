@@ -40,8 +40,8 @@ class Profile(Callback):
     Args:
         warmup: Steps at the beginning that are not counted; in a run with no more steps, all of them are.
         steps: Measure this number of steps and no more; None for all of the run.
-        trace: Write a trace of 3 steps by torch's profiler: True for `trace.json` in the run directory, or a path. These
-            steps come after the warm-up and are not counted.
+        trace: Write a trace of 3 steps by torch's profiler: True for `trace.json` in the run directory, or a path.
+            These steps come after the warm-up and are not counted.
         memory: Record which operators of these 3 steps allocate the most memory; on CUDA, a memory snapshot too.
         sync_every: On an accelerator, wait for it in every n-th step; the parts of a step are measured in these.
 

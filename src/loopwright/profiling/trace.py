@@ -25,15 +25,18 @@ class Recording:
     """
 
     def __init__(self, device: torch.device, trace: Path | None, memory: bool, snapshot: Path | None) -> None:
-        self.trace, self.memory, self.snapshot = trace, memory, snapshot if device.type == "cuda" else None
+        self._is_cuda = device.type == "cuda"
+        self.trace, self.memory, self.snapshot = trace, memory, snapshot if self._is_cuda else None
+        self.operators: tuple[dict[str, Any], ...] = ()  # that allocated the most
         self._profiler: Any = None
 
     def start(self) -> None:
-        from torch.profiler import profile, supported_activities
+        from torch.profiler import ProfilerActivity, profile
 
         if self.memory and self.snapshot is not None:
             record_memory(True)
-        self._profiler = profile(activities=supported_activities(), profile_memory=self.memory)
+        kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._is_cuda else [])]
+        self._profiler = profile(activities=kinds, profile_memory=self.memory)
         self._profiler.start()
 
     def stop(self) -> None:
@@ -50,8 +53,6 @@ class Recording:
             if self.snapshot is not None:
                 dump_memory_snapshot(str(self.snapshot))
                 record_memory(False)
-
-    operators: tuple[dict[str, Any], ...] = ()
 
     @property
     def files(self) -> dict[str, Path]:

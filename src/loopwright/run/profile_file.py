@@ -22,11 +22,12 @@ def read_profile(directory: Path, problems: list[str]) -> dict[str, Any] | None:
     except (CheckpointError, OSError) as error:
         problems.append(str(error))
         return None
-    spent = content.get("nanoseconds") if isinstance(content, dict) else None
+    profile = content if isinstance(content, dict) else {}
+    spent = profile.get("nanoseconds")
     if not isinstance(spent, dict) or not all(type(value) is int for value in spent.values()):
         problems.append(f"{path} is not a run's profile.")
         return None
-    if content.get("version") != VERSION:
-        problems.append(f"{path} has version {content.get('version')!r}, and this release reads {VERSION}.")
+    if profile.get("version") != VERSION:
+        problems.append(f"{path} has version {profile.get('version')!r}, and this release reads {VERSION}.")
         return None
-    return dict(content)
+    return dict(profile)
