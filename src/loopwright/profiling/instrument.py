@@ -49,6 +49,7 @@ KNOWN = {  # callbacks that ship, by the beginning of their full names; all othe
     f"{PACKAGE}.doors.lifecycle.callbacks.reporting.": LOGGING,
     f"{PACKAGE}.callbacks.checkpoints.": CHECKPOINTS,
     f"{PACKAGE}.callbacks.best.": CHECKPOINTS,
+    f"{PACKAGE}.doors.modular.saving.": CHECKPOINTS,
     f"{PACKAGE}.doors.lifecycle.callbacks.events.SaveTrainingStateCallback": CHECKPOINTS,
     f"{PACKAGE}.doors.lifecycle.callbacks.watching.SaveBestModelCallback": CHECKPOINTS,
 }

@@ -87,14 +87,14 @@ class Report:
         found: dict[str, int] = {}
         for key, spent in self._spent.items():
             of, _, rest = key.partition("/")
-            if of == part and rest:
+            if of == part and rest and spent:
                 name = rest.partition("/")[0]
                 found[name] = found.get(name, 0) + spent
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     def events_of(self, callback: str) -> dict[str, int]:
         """The nanoseconds of each event of a callback; the largest first."""
-        keys = (key.split("/") for key in self._spent)
+        keys = (key.split("/") for key, spent in self._spent.items() if spent)
         found = {key[2]: self._spent["/".join(key)] for key in keys if len(key) == 3 and key[1] == callback}
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 

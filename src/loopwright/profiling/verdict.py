@@ -172,10 +172,9 @@ def _evaluation(report: Report, share: float) -> str:
 
 
 def _checkpoints(report: Report, share: float) -> str:
-    return (
-        f"Checkpoints block training for {percent(share)} of the time{_most(report, CHECKPOINTS)}: save less often "
-        "(Checkpoints(every_epochs=None, every_minutes=10)), and asynchronously."
-    )
+    how = " (Checkpoints(every_epochs=None, every_minutes=10))" if "Checkpoints" in report.details(CHECKPOINTS) else ""
+    most = _most(report, CHECKPOINTS)
+    return f"Checkpoints block training for {percent(share)} of the time{most}: save less often{how}."
 
 
 def _other(report: Report, share: float) -> str:
