@@ -60,7 +60,8 @@ class Report:
         """The nanoseconds of each part, in the order of a step, without parts that took none; they add up to all."""
         totals = dict.fromkeys(PARTS, 0)
         for key, spent in self._spent.items():
-            totals[key.partition("/")[0]] += spent
+            part = key.partition("/")[0]
+            totals[part] = totals.get(part, 0) + spent
         return {part: spent for part, spent in totals.items() if spent}
 
     @cached_property

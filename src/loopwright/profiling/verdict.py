@@ -40,21 +40,26 @@ LIMITS = {  # the share from which on a part stands out
 COMPUTING = (FORWARD, BACKWARD, OPTIMIZER)
 HEALTHY = 0.8
 SHORT_STEP = 1_000_000  # nanoseconds; below, calls of torch cost as much as what they compute
+BRIEF = 2_000_000_000  # nanoseconds
+_BRIEF = "This was a short time: what a run does once, at its start and end, counts more than in a long one."
 
 
 def findings(report: Report) -> list[str]:
     """The sentences of a report, the largest share first; never none."""
     if not report.total:
         return ["Nothing was measured."]
-    found = sorted(_outstanding(report), reverse=True)
-    if found:
-        return [sentence for _, sentence in found]
+    found = [sentence for _, sentence in sorted(_outstanding(report), reverse=True)] or [_calm(report)]
+    return [*found, *([_BRIEF] if report.total < BRIEF else [])]
+
+
+def _calm(report: Report) -> str:
+    """The sentence of a report in which nothing stands out."""
     computing = sum(report.shares.get(part, 0.0) for part in COMPUTING)
     text = f"{percent(computing)} of the time is forward, backward and optimizer"
     if computing >= HEALTHY:
-        return [f"Healthy: {text}."]
+        return f"Healthy: {text}."
     largest = max((part for part in report.parts if part not in COMPUTING), key=report.parts.__getitem__)
-    return [f"Nothing stands out: {text}; the largest of the rest is {largest}, {percent(report.shares[largest])}."]
+    return f"Nothing stands out: {text}; the largest of the rest is {largest}, {percent(report.shares[largest])}."
 
 
 def _outstanding(report: Report) -> Iterator[tuple[float, str]]:

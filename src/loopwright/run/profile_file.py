@@ -10,6 +10,10 @@ from ..errors import CheckpointError
 
 PROFILE = "profile.json"
 VERSION = 1
+FIELDS = {  # that a reader relies on
+    "version": int, "seconds": float, "verdict": str, "findings": list, "parts": list, "nanoseconds": dict,
+    "num_steps": int, "num_samples": int, "warmup_steps": int, "world": int, "memory": dict, "files": dict,
+}
 
 
 def read_profile(directory: Path, problems: list[str]) -> dict[str, Any] | None:
@@ -22,12 +26,16 @@ def read_profile(directory: Path, problems: list[str]) -> dict[str, Any] | None:
     except (CheckpointError, OSError) as error:
         problems.append(str(error))
         return None
-    profile = content if isinstance(content, dict) else {}
-    spent = profile.get("nanoseconds")
-    if not isinstance(spent, dict) or not all(type(value) is int for value in spent.values()):
+    profile: dict[str, Any] = content if isinstance(content, dict) else {}
+    if profile.get("version", VERSION) != VERSION:
+        problems.append(f"{path} has version {profile['version']!r}, and this release reads {VERSION}.")
+        return None
+    if not all(type(profile.get(name)) is kind for name, kind in FIELDS.items()) or not _are_numbers(profile):
         problems.append(f"{path} is not a run's profile.")
         return None
-    if profile.get("version") != VERSION:
-        problems.append(f"{path} has version {profile.get('version')!r}, and this release reads {VERSION}.")
-        return None
-    return dict(profile)
+    return profile
+
+
+def _are_numbers(profile: dict[str, Any]) -> bool:
+    peaks = (profile["memory"].get(name, 0) for name in ("process", "device"))
+    return all(type(value) is int for value in (*profile["nanoseconds"].values(), *peaks))
