@@ -73,21 +73,23 @@ class Clock:
         return before
 
     def enter(self, part: str) -> int:
-        """Begin a part; returns the depth that `leave` goes back to."""
+        """Begin a part; returns the depth, above 0, that `leave` goes back to."""
         if self._syncs:
             self._synchronise()
-        self._charge()
-        stack = self._stack
-        depth = len(stack)
+        stack, moment = self._stack, now()
+        self.spent[stack[-1]] += moment - self._last
+        self._last = moment
         stack.append(self._keys.get(part, part))
-        return depth
+        return len(stack) - 1
 
     def leave(self, depth: int) -> None:
         """End the part that was entered at a depth, and whatever an exception has left open inside."""
         if self._syncs:
             self._synchronise()
-        self._charge()
-        del self._stack[max(depth, 1) :]
+        stack, moment = self._stack, now()
+        self.spent[stack[-1]] += moment - self._last
+        self._last = moment
+        del stack[depth:]
 
     def begin_step(self, part: str = TRAIN_STEP) -> None:
         """Begin the body of a step, which ends with `end_step`; one that an exception left is over."""

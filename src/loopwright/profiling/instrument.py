@@ -85,7 +85,8 @@ class Instrument:
             self._time(owner, name, part)
         self._put(program, "_open", self._opening(program._open))
         self._put(program, "_eval_mode", self._evaluating(program._eval_mode))
-        self._time(program.runtime, "move", TRANSFER)
+        if not program.runtime.is_host:
+            self._time(program.runtime, "move", TRANSFER)
         if program.runtime.world > 1:
             for name in COLLECTIVES:
                 self._time(program.runtime, name, COMMUNICATION)
@@ -191,7 +192,7 @@ class Instrument:
         """Time steps by torch's own hooks, since schedulers replace the method `step`; the user may call it, too."""
         if not self._is_new(optimizer):
             return
-        clock, depths = self.clock, [0]
+        clock, depths = self.clock, [1]
         before = optimizer.register_step_pre_hook(lambda *_: depths.append(clock.enter(OPTIMIZER)))
         after = optimizer.register_step_post_hook(lambda *_: clock.leave(depths.pop()))
         self._undo += [before.remove, after.remove]
@@ -200,14 +201,15 @@ class Instrument:
         """Time forward passes by torch's own hooks, which copies of a model may keep; compiled code leaves them out."""
         if not self._is_new(module) or is_compiled(module):
             return
-        clock, depths = self.clock, [0]
+        depths: list[int] = []
+        clock, thread = self.clock, self._thread
 
         def enter(*_: object) -> None:
-            if not torch.compiler.is_compiling():
+            if not torch.compiler.is_compiling() and threading.get_ident() == thread:
                 depths.append(clock.enter(FORWARD))
 
         def leave(*_: object) -> None:
-            if not torch.compiler.is_compiling() and len(depths) > 1:
+            if not torch.compiler.is_compiling() and threading.get_ident() == thread and depths:
                 clock.leave(depths.pop())
 
         before = module.register_forward_pre_hook(enter, prepend=True)
