@@ -142,7 +142,8 @@ class Report:
             yield self._row(part, self.parts[part], f"{tenths / 10:.1f} %")
             for name, spent in self.details(part).items() if part in DETAILED else ():
                 if spent >= SHOWN_SHARE * self.total:
-                    yield self._row(f"  {name}", spent, f"{100 * spent / self.total:.1f} %")
+                    share = min(1000 * spent / self.total, tenths)  # never more than the part, which may be rounded
+                    yield self._row(f"  {name}", spent, f"{share / 10:.1f} %")
         yield self._row("all", self.total, "100.0 %")
 
     def _row(self, name: str, spent: int, share: str) -> tuple[str, str, str, str]:
