@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
 from contextlib import nullcontext
 from functools import partial
@@ -11,13 +12,14 @@ import pytest
 import torch
 from torch import nn
 
-from loopwright import Callback, ConfigurationError, Trainer
+from loopwright import Callback, ConfigurationError, Interrupted, Trainer
 from loopwright.callbacks import EMA, BestModel, Checkpoints, Profile, Rewind, TrainTime
 from loopwright.profiling import Report
 from loopwright.run import RunView
 
 from ..distributed.ranks import run_ranks
 from ..loops import build_linear, build_net
+from ..test_callback import count_calls
 from .hand_clock import SlowCallback, SlowData, slow_trainer
 
 cross_entropy = nn.functional.cross_entropy
@@ -419,6 +421,19 @@ def test_a_rewound_run_is_the_same_and_its_parts_still_add_up(points):
     assert sum(profile.report.parts.values()) == profile.report.total == profile._clock.nanoseconds
 
 
+def test_a_step_without_a_profile_or_after_its_end_costs_not_one_call_more(monkeypatch):
+    monkeypatch.setattr("loopwright.training.steps.FLUSH_SECONDS", 1e9)
+
+    def calls_per_step(*callbacks) -> float:
+        second_epoch = (count_calls(updates, [make() for make in callbacks]) for updates in (290, 390))
+        return (-next(second_epoch) + next(second_epoch)) / 100
+
+    before = calls_per_step()
+    assert calls_per_step(partial(Profile, warmup=1, steps=5)) == before
+    assert calls_per_step(Profile) > before
+    assert calls_per_step() == before
+
+
 # Files
 
 
@@ -506,6 +521,39 @@ def test_a_trace_goes_where_it_is_sent_also_when_the_run_ends_first(tmp_path, po
     Trainer(build_net(), sgd, cross_entropy, callbacks=profile, progress="silent").train(points)
     assert json.loads(path.read_text())["traceEvents"]
     assert profile.report.files == {"trace": str(path)}
+
+
+def test_two_profiles_of_one_run_are_refused_and_leave_nothing(points, mistake):
+    trainer = Trainer(build_net(), sgd, cross_entropy, callbacks=[Profile(), Profile()], progress="silent")
+    with mistake("Arguments", "two `Profile` callbacks", ConfigurationError, match="pass one `Profile`"):
+        trainer.train(points)
+    assert traces(trainer)["timed"] == []
+    assert torch.autograd.backward.__module__ == "torch.autograd"
+
+
+def test_a_profile_that_is_given_to_another_trainer_begins_anew(clock):
+    profile = Profile(warmup=0, steps=1)
+    for forward in (10, 20):
+        slow_trainer(clock, forward=forward, callbacks=profile).train(SlowData(clock, 0), 1, batch_size=6)
+        assert profile.report.parts == {"forward": forward}
+
+
+def test_a_signal_ends_the_profile_with_its_report(tmp_path, points, capsys):
+    class Signal(Callback):
+        def on_update_end(self, trainer):
+            if trainer.progress.update == 3:
+                signal.raise_signal(signal.SIGTERM)
+
+    trainer = Trainer(
+        *(build_net(), sgd, cross_entropy),
+        callbacks=[Profile(warmup=0), Signal()],
+        run_dir=tmp_path / "run",
+        progress="lines",
+    )
+    with pytest.raises(Interrupted):
+        trainer.train(points, 5, batch_size=8)
+    assert "Where the time went: 3 steps in " in capsys.readouterr().out
+    assert RunView(tmp_path / "run").profile["num_steps"] == 3
 
 
 @pytest.mark.parametrize(

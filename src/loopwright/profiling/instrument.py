@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     Run = Any
 
 Function = Callable[..., Any]
+OF_A_STREAM = ("take", "begin")
 UPDATE = ("complete", "clip", "step", "schedule", "zero")
 COLLECTIVES = (
     *("sync_gradients", "exchange", "finish_exchange", "finish_update", "sum_table", "sum_count", "barrier"),
@@ -62,6 +64,7 @@ class Instrument:
         self.clock = clock
         self._undo: list[Callable[[], None]] = []
         self._seen: list[object] = []  # kept, so that no other object gets the id of one
+        self._streams: WeakSet[Any] = WeakSet()  # some doors open one for each evaluation
         self._thread = threading.get_ident()
 
     def attach(self, program: Program) -> None:
@@ -100,6 +103,10 @@ class Instrument:
         undo, self._undo, self._seen = self._undo, [], []
         for action in reversed(undo):
             action()
+        for stream in self._streams:
+            for name in OF_A_STREAM:
+                vars(stream).pop(name, None)
+        self._streams.clear()
 
     # One thing to be timed
 
@@ -162,9 +169,9 @@ class Instrument:
         return timed
 
     def _time_stream(self, stream: Any) -> None:
-        if self._is_new(stream):
-            self._time(stream, "take", DATA)
-            self._time(stream, "begin", DATA)
+        if stream is not None and stream not in self._streams:
+            self._streams.add(stream)
+            vars(stream).update({name: self._timed(DATA, getattr(stream, name)) for name in OF_A_STREAM})
 
     def _opening(self, function: Function) -> Function:
         def opened(*args: Any, **kwargs: Any) -> Any:
@@ -265,6 +272,11 @@ def part_of(kind: type) -> str:
     names = [f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__]
     found = (part for name in names for start, part in KNOWN.items() if name.startswith(start))
     return next(found, CALLBACKS)
+
+
+def is_timed(run: Run) -> bool:
+    """Whether a profile measures this run."""
+    return any(hasattr(hook, "untimed") for hooks in run.hooks.values() for hook in hooks)
 
 
 def _untimed(hook: Hook) -> Hook:

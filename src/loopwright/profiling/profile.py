@@ -17,7 +17,7 @@ from ..checkpoint.atomic import staged_file
 from ..errors import ConfigurationError, Interrupted, public
 from ..run.profile_file import PROFILE
 from .clock import Clock
-from .instrument import Instrument, program_of
+from .instrument import Instrument, is_timed, program_of
 from .report import NANOSECONDS, Report
 from .trace import NUM_STEPS, Recording, peaks
 
@@ -79,13 +79,17 @@ class Profile(Callback):
             raise ConfigurationError(f"Profile(trace={trace!r}): use True, False, or the path of a file.")
         self.warmup, self.steps, self.trace, self.memory = warmup, steps, trace, memory
         self.sync_every = sync_every
+        self._instrument: Instrument | None = None  # while a run is measured
+        self._is_block = False
+        self._reset(None)
+
+    def _reset(self, program: Any) -> None:
+        """Begin with a program; what another one took is not in its report."""
+        self._program = program
         self.report: Report | None = None
         self._phase: Phase = "warm-up"
         self._clock: Clock | None = None
-        self._instrument: Instrument | None = None  # while a run is measured
         self._recording: Recording | None = None
-        self._program: Any = None
-        self._is_block = False
         self._earlier = self._num_warmup = 0  # nanoseconds and steps before measuring
         self._first_sample = self._num_samples = 0
 
@@ -104,7 +108,7 @@ class Profile(Callback):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         surrounding.remove(self)
         self._finish(error)
-        if self.report is not None and self._program.runtime.is_main:
+        if self.report is not None and self._program.runtime.is_main and _is_end(error):
             print(self.report, flush=True)
 
     # Events
@@ -123,9 +127,16 @@ class Profile(Callback):
     def _begin(self, program: Any) -> None:
         if self._instrument is not None and program is not self._program:
             return  # a run inside of the one that is measured
+        self._finish()
+        if not self._is_block and program is not self._program:
+            self._reset(program)
         if self._phase == "over" or (self._is_block and self not in surrounding):
             return
-        self._finish()
+        if is_timed(program.run):
+            raise ConfigurationError(
+                "Two profiles are to measure one run, and each would measure the other: pass one `Profile`, or use one "
+                "around the training."
+            )
         self._program, self._first_sample = program, program.progress.sample
         clock = self._clock = self._clock or Clock(_sync_of(program.runtime.device), self.sync_every)
         self._recording = self._recording or self._recording_of(program)
@@ -182,7 +193,7 @@ class Profile(Callback):
         self._first_sample = self._program.progress.sample
         self.report = self._build()
         if self._program.runtime.is_main:
-            self._publish(is_shown=error is None or isinstance(error, Interrupted | KeyboardInterrupt))
+            self._publish(is_shown=_is_end(error))
 
     # The report
 
@@ -252,6 +263,11 @@ class Profile(Callback):
     def _shown(self, path: Path) -> str:
         directory = self._directory
         return str(path.relative_to(directory)) if directory and path.is_relative_to(directory) else str(path)
+
+
+def _is_end(error: BaseException | None) -> bool:
+    """Whether a run was ended by a limit, a stop or a signal, not by an error."""
+    return error is None or isinstance(error, Interrupted | KeyboardInterrupt)
 
 
 def _check(name: str, value: Any, least: int) -> None:

@@ -11,8 +11,18 @@ from ..errors import CheckpointError
 PROFILE = "profile.json"
 VERSION = 1
 FIELDS = {  # that a reader relies on
-    "version": int, "seconds": float, "verdict": str, "findings": list, "parts": list, "nanoseconds": dict,
-    "num_steps": int, "num_samples": int, "warmup_steps": int, "world": int, "memory": dict, "files": dict,
+    "version": int,
+    "seconds": float,
+    "verdict": str,
+    "findings": list,
+    "parts": list,
+    "nanoseconds": dict,
+    "num_steps": int,
+    "num_samples": int,
+    "warmup_steps": int,
+    "world": int,
+    "memory": dict,
+    "files": dict,
 }
 
 
