@@ -14,6 +14,7 @@ from torch import nn
 
 from loopwright import Callback, ConfigurationError, Interrupted, Trainer
 from loopwright.callbacks import EMA, BestModel, Checkpoints, Profile, Rewind, TrainTime
+from loopwright.cli import main
 from loopwright.profiling import Report
 from loopwright.run import RunView
 
@@ -421,7 +422,26 @@ def test_a_rewound_run_is_the_same_and_its_parts_still_add_up(points):
     assert sum(profile.report.parts.values()) == profile.report.total == profile._clock.nanoseconds
 
 
-def test_a_step_without_a_profile_or_after_its_end_costs_not_one_call_more(monkeypatch):
+def test_steps_in_micro_batches_after_memory_ran_out_are_the_same(points):
+    class Hungry(nn.Linear):
+        def forward(self, x):
+            if len(x) > 3:
+                raise torch.OutOfMemoryError("too much")
+            return super().forward(x)
+
+    def train(*callbacks):
+        torch.manual_seed(0)
+        trainer = Trainer(Hungry(6, 3), sgd, cross_entropy, callbacks=callbacks, progress="silent")
+        trainer.train(points, 2, batch_size=8)
+        return trainer.model.weight
+
+    profile = Profile(warmup=0)
+    assert torch.equal(train(), train(profile))
+    assert profile.report.num_steps == 10
+    assert sum(profile.report.parts.values()) == profile.report.total == profile._clock.nanoseconds
+
+
+def test_a_step_without_a_profile_or_after_its_end_costs_not_one_call_more(monkeypatch, clock):
     monkeypatch.setattr("loopwright.training.steps.FLUSH_SECONDS", 1e9)
 
     def calls_per_step(make_callbacks) -> float:
@@ -466,7 +486,7 @@ def test_a_resumed_run_is_the_same_and_has_the_profile_of_its_last_process(tmp_p
     assert profile.report.num_steps == RunView(tmp_path / "timed").profile["num_steps"] == 7
 
 
-def test_a_run_may_be_resumed_with_a_profile_or_without(tmp_path, points):
+def test_a_run_may_be_resumed_with_a_profile_or_without_and_show_says_what_it_covers(tmp_path, points, capsys):
     def train(updates, *callbacks):
         trainer = Trainer(
             build_net(), sgd, cross_entropy, callbacks=callbacks, run_dir=tmp_path / "run", progress="silent"
@@ -475,6 +495,8 @@ def test_a_run_may_be_resumed_with_a_profile_or_without(tmp_path, points):
 
     for number, callbacks in enumerate([(), (Profile(),), ()], start=1):
         assert len(train(3 * number, *callbacks).steps["loss"]) == 3 * number
+    main(["show", str(tmp_path / "run")])
+    assert capsys.readouterr().out.endswith("Measured up to step 6 of 9.\n")
 
 
 def test_a_failed_run_has_a_profile_too_and_prints_none(tmp_path, points, capsys):

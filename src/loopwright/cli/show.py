@@ -179,9 +179,12 @@ def _print_profile(run: RunView) -> None:
         return
     from ..profiling.report import Report
 
+    report = Report.from_dict(run.profile)
     print()
-    for line in Report.from_dict(run.profile).lines():
+    for line in report.lines():
         print(printable(line))
+    if run.progress.step is not None and report.last_step < run.progress.step:
+        print(f"Measured up to step {report.last_step:,} of {run.progress.step:,}.")
 
 
 def _metrics_as_json(run: RunView) -> dict[str, Any]:

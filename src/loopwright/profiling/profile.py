@@ -208,6 +208,7 @@ class Profile(Callback):
             dict(clock.spent),
             num_steps=clock.num_steps,
             num_samples=self._num_samples,
+            last_step=program.progress.step,
             warmup_steps=self._num_warmup,
             warmup_seconds=self._earlier / NANOSECONDS,
             device=str(device),

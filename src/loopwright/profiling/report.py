@@ -23,6 +23,7 @@ class Report:
         nanoseconds: The time of each part; a key such as "callbacks/EMA/on_update_end" is a detail of a part.
         num_steps: The steps in that time.
         num_samples: The samples in these steps.
+        last_step: The number of the last of them in the run, which may have gone on without a profile.
         warmup_steps: The steps before, which are not in it.
         warmup_seconds: The time of the run before it: of the start, the steps of the warm-up and those of the trace.
         device: The device that the run trained on.
@@ -45,6 +46,7 @@ class Report:
     nanoseconds: Mapping[str, int]
     num_steps: int = 0
     num_samples: int = 0
+    last_step: int = 0
     warmup_steps: int = 0
     warmup_seconds: float = 0.0
     device: str = "cpu"
