@@ -214,33 +214,47 @@ def profiled(data, eval_data=None, net=None, **options) -> Report:
     return profile.report
 
 
-def largest(report: Report) -> str:
-    return max(report.parts, key=report.parts.__getitem__)
+@pytest.mark.parametrize(
+    ("part", "options"),
+    [
+        ("data", {"is_waiting": True}),
+        ("callbacks", {"callbacks": [WaitingCallback()]}),
+        ("evaluation", {"net": WaitingEvaluation(6, 3), "is_evaluated": True}),
+        ("forward", {"net": WaitingNet(6, 3)}),
+    ],
+)
+def test_the_part_that_does_the_work_is_the_largest(points, part, options):
+    data = WaitingData(points) if options.pop("is_waiting", False) else points
+    report = profiled(data, points if options.pop("is_evaluated", False) else None, **options)
+    assert max(report.parts, key=report.parts.__getitem__) == part
 
 
-def test_data_that_waits_is_found(points):
-    report = profiled(WaitingData(points))
-    assert largest(report) == "data"
-    assert "% of the time is waiting for data: " in report.verdict
+MILLISECOND = 1_000_000
 
 
-def test_a_slow_callback_is_found_by_name_and_event(points):
-    report = profiled(points, callbacks=[WaitingCallback()])
-    assert largest(report) == "callbacks"
-    assert report.verdict.startswith("Callback WaitingCallback takes ")
-    assert "in `on_train_step_end`" in report.verdict
-
-
-def test_a_slow_evaluation_is_found(points):
-    report = profiled(points, points, net=WaitingEvaluation(6, 3))
-    assert largest(report) == "evaluation"
-    assert report.verdict.startswith("Evaluation takes ")
-
-
-def test_a_heavy_model_is_healthy(points):
-    report = profiled(points, net=WaitingNet(6, 3))
-    assert largest(report) == "forward"
-    assert report.verdict.startswith("Healthy: ")
+@pytest.mark.parametrize(
+    ("takes", "said"),
+    [
+        ({"data": 4}, "75 % of the time is waiting for data: "),
+        ({"on_update_end": 4}, "Callback SlowCallback takes 50 % of the time in `on_update_end`: "),
+        ({"evaluation": 4}, "Evaluation takes 65 % of the run, 92 % of it waiting for data (num_workers=): "),
+        ({}, "Healthy: 100 % of the time is forward, backward and optimizer."),
+    ],
+    ids=["data", "callback", "evaluation", "healthy"],
+)
+def test_a_run_gets_the_verdict_of_what_takes_its_time(clock, takes, said):
+    profile, event = Profile(warmup=1), takes.get("on_update_end", 0) * MILLISECOND
+    trainer = slow_trainer(
+        clock,
+        forward=MILLISECOND,
+        backward=2 * MILLISECOND,
+        step=MILLISECOND,
+        callbacks=[profile, SlowCallback(clock, on_update_end=event)],
+    )
+    data = SlowData(clock, takes.get("data", 0) * MILLISECOND)
+    eval_data = SlowData(clock, takes["evaluation"] * MILLISECOND, length=6) if "evaluation" in takes else None
+    trainer.train(data, 2, eval_data, batch_size=3)
+    assert profile.report.verdict.startswith(said)
 
 
 # Nothing else changes
