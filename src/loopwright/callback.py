@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Hook = Callable[..., None]
 T = TypeVar("T")
+surrounding: list[Callback] = []  # callbacks of every run that starts while they are here, in whichever door
 COUNTS = frozenset(("epoch", "step", "batch_idx", "epoch_idx", "iteration"))  # first arguments in other frameworks
 
 
@@ -387,4 +388,5 @@ def named_hook(function: Hook, label: str, owner: object | None = None) -> Hook:
             error.add_note(f"raised in {label}")
             raise
 
+    vars(call).update(label=label, source=function)  # for a profile
     return call

@@ -175,10 +175,15 @@ class PeakMemory(Periodic):
         device = trainer.runtime.device
         if device.type == "cuda":
             return {"peak_memory_mb": torch.cuda.max_memory_allocated(device) / MEGABYTE}
-        import resource  # not on every system
+        return {"peak_memory_mb": process_peak() / MEGABYTE}
 
-        size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return {"peak_memory_mb": size / MEGABYTE if sys.platform == "darwin" else size / 1024}
+
+def process_peak() -> int:
+    """The largest resident memory of this process so far, in bytes."""
+    import resource  # not on every system
+
+    size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return size if sys.platform == "darwin" else size * 1024
 
 
 class ProgressLine(Periodic):

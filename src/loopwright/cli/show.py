@@ -66,7 +66,13 @@ def show_command(options: argparse.Namespace) -> int:
     run = find_run(options.name, options.root)
     if options.json:
         print_json(
-            {**run_as_json(run), "metrics": _metrics_as_json(run), "manifest": run.manifest, "config": run.config}
+            {
+                **run_as_json(run),
+                "metrics": _metrics_as_json(run),
+                "manifest": run.manifest,
+                "config": run.config,
+                "profile": run.profile,
+            }
         )
     elif options.config:
         return _print_config(run)
@@ -88,6 +94,7 @@ def _print_run(run: RunView, *, is_full: bool) -> None:
     _print_facts(run, is_full=is_full)
     _print_metrics(run)
     _print_checkpoints(run)
+    _print_profile(run)
     for problem in run.problems:
         print(styled(printable(problem), RED))
 
@@ -165,6 +172,19 @@ def _print_checkpoints(run: RunView) -> None:
         rows.append([f"{info.path.parent.name}/{info.name}", metric, size_text(info.size), verdict])
     print()
     print_fitted(["SAVED", "METRIC", "SIZE", "STATE"], rows, right="2")
+
+
+def _print_profile(run: RunView) -> None:
+    if run.profile is None:
+        return
+    from ..profiling.report import Report
+
+    report = Report.from_dict(run.profile)
+    print()
+    for line in report.lines():
+        print(printable(line))
+    if run.progress.step is not None and report.last_step < run.progress.step:
+        print(f"Measured up to step {report.last_step:,} of {run.progress.step:,}.")
 
 
 def _metrics_as_json(run: RunView) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
+from ...callback import Hook
 from ...data.open import Stream
 from ...data.random import preserved_rng
 from ...errors import interruption
@@ -278,6 +279,10 @@ class Core(Components):
             self._after_update.append(action)
         else:
             action()
+
+    def _map_hooks(self, function: Callable[[Hook], Hook]) -> None:
+        super()._map_hooks(function)
+        self.door.callback_handler.map_hooks(function)
 
     # An evaluation epoch
 

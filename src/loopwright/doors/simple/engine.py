@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from ...callback import Hook
 from ...callbacks.interval import metric_of
 from ...callbacks.last_lines import stop_lines
 from ...callbacks.progress import ProgressDisplay
@@ -26,6 +27,7 @@ from ...training.step_checks import StepWatch, Versions, gradient_versions, watc
 from ...training.update import OptimizerUpdate
 from .checks import as_numbers, as_pair, check_loss_value, check_outputs, check_step_result
 from .components import Components, EpochWatch, Guard, OwnSteps, is_clipped
+from .kept_models import EpochEnds
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -327,6 +329,16 @@ class Engine(Components):
             for handle in handles:
                 handle.remove()
         self.log({f"eval_{name}": value for name, value in metrics.items()})
+
+    def _map_hooks(self, function: Callable[[Hook], Hook]) -> None:
+        super()._map_hooks(function)
+        if isinstance(self._end_epoch, EpochEnds):
+            self._end_epoch.callbacks[:] = map(function, self._end_epoch.callbacks)
+
+    def _timed_methods(self) -> list[tuple[object, str, str]]:
+        ends = self._end_epoch
+        own = [(ends, name, "checkpoints") for name in ("_save", "save_now")] if isinstance(ends, EpochEnds) else []
+        return [*super()._timed_methods(), *own]
 
     def names_of_one_batch(self, data: Any) -> set[str]:
         """The metrics that an evaluation of this data will have, found out with its first batch."""

@@ -6,7 +6,7 @@ import difflib
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -158,6 +158,14 @@ class CallbackHandler:
             hooks = self._hooks[event] = self._bind(event)
         if hooks:
             self._call(event, hooks, *args, **kwargs)
+
+    def map_hooks(self, function: Callable[[Hook], Hook]) -> None:
+        """Replace the functions that events call."""
+        if self.callbacks != self._bound:
+            self._hooks, self._bound = {}, list(self.callbacks)
+        for event in EVENTS:
+            hooks = self._hooks.get(event)
+            self._hooks[event] = [(c, function(hook)) for c, hook in (self._bind(event) if hooks is None else hooks)]
 
     def finish_event(self, event: str, called: Iterable[str], *args: Any, **kwargs: Any) -> None:
         """Call an event of the remaining callbacks, when a run was saved in the middle of it."""
