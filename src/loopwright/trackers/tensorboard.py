@@ -62,7 +62,7 @@ class EventFiles:
     def start(self, run: TrackedRun) -> None:
         self._close()
         path = self._path(run)
-        run.memory["path"] = str(path)
+        run.memory["folder"] = path.name
         self._writer = imported(self.WRITER).FileWriter(path)
         if run.is_resumed or any(path.iterdir()):
             session, event = imported(self.EVENT).SessionLog, imported(self.EVENT).Event
@@ -72,10 +72,10 @@ class EventFiles:
         self._writer.flush()
 
     def _path(self, run: TrackedRun) -> Path:
-        noted = run.memory.get("path")
+        folder, noted = self.folder or (run.folder or Path()) / "tensorboard", run.memory.get("folder")
         if isinstance(noted, str):
-            return Path(noted)
-        path = (self.folder or (run.folder or Path()) / "tensorboard").absolute() / (self.name or run.name)
+            return folder / noted
+        path = folder / (self.name or run.name)
         return path if run.is_resumed else free_path(path)
 
     def _add_hparams(self, run: TrackedRun) -> None:

@@ -45,6 +45,11 @@ class TrackedRow:
     wall: float
     values: Mapping[str, float]
 
+    @property
+    def progress(self) -> dict[str, int]:
+        """The other counters of the run, for trackers that draw a metric over another one."""
+        return {"progress/epoch": self.epoch, "progress/update": self.update, "progress/samples": self.samples}
+
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
@@ -131,6 +136,18 @@ def check_text(owner: str, **given: object) -> None:
     for name, value in given.items():
         if not isinstance(value, str | Path | None) or value == "":
             raise ConfigurationError(f"{owner}({name}={value!r}): use a text, or leave it out.")
+
+
+def check_options(owner: str, options: object, own: Sequence[str]) -> None:
+    """Refuse `options` that are no mapping, or that have an argument which the tracker passes itself."""
+    if not isinstance(options, Mapping | None):
+        raise ConfigurationError(f"{owner}(options={options!r}): use a dict of arguments by name.")
+    for name in own:
+        if name in (options or {}):
+            raise ConfigurationError(
+                f"{owner}(options=...) has {name!r}, which the tracker passes itself: use the tracker's own argument, "
+                "or leave it out."
+            )
 
 
 def free_path(path: Path) -> Path:

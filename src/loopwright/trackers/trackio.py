@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from ..errors import ConfigurationError
 from ..metrics.media import Histogram, Images, Table
 from .track import Track
-from .tracker import TrackedRow, TrackedRun, check_installed, check_text, imported
+from .tracker import TrackedRow, TrackedRun, check_installed, check_options, check_text, imported
 
 if TYPE_CHECKING:
     from ..metrics.media import Media
     from .tracker import EndState
 
-OWN = ("name", "resume", "config")  # options of `trackio.init` that the tracker sets
+OWN = ("project", "name", "resume", "config")  # that the tracker passes itself
 
 
 class Trackio(Track):
@@ -31,10 +30,10 @@ class Trackio(Track):
         name: The name of the run. Default: that of the run, with some letters that make it unique.
         every: Write every n-th step only. Epochs are all written.
         timeout: Seconds to wait at the end for what is left to be written.
-        options: Other arguments of `trackio.init`, such as `space_id` and `group`.
+        options: Other arguments of `trackio.init` by name, such as `space_id` and `group`.
 
     >>> from loopwright.trackers import Trackio
-    >>> Trackio("my-project", group="first").every
+    >>> Trackio("my-project", options={"group": "first"}).every
     1
     """
 
@@ -45,14 +44,12 @@ class Trackio(Track):
         name: str | None = None,
         every: int = 1,
         timeout: float = 60.0,
-        **options: Any,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         check_text("Trackio", project=project, name=name)
-        for option in OWN:
-            if option in options:
-                raise ConfigurationError(f"Trackio({option}=...): the tracker sets `{option}` itself; leave it out.")
+        check_options("Trackio", options, OWN)
         check_installed("trackio", "Trackio", "trackio")
-        super().__init__(TrackioRun(project, name, options), every=every, timeout=timeout)
+        super().__init__(TrackioRun(project, name, dict(options or {})), every=every, timeout=timeout)
 
     def prepare(self) -> None:
         imported("trackio")
@@ -78,8 +75,7 @@ class TrackioRun:
 
     def log(self, rows: Sequence[TrackedRow]) -> None:
         for row in rows:
-            place = {"epoch": row.epoch, "update": row.update, "samples": row.samples}
-            self._run.log({**place, **row.values}, step=row.step)
+            self._run.log({**row.progress, **row.values}, step=row.step)
 
     def log_media(self, media: Media) -> None:
         trackio, content = imported("trackio"), media.content

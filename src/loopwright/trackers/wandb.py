@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,14 +11,14 @@ from uuid import uuid4
 from ..errors import ConfigurationError
 from ..metrics.media import Histogram, Images, Table
 from .track import Track
-from .tracker import TrackedRow, TrackedRun, check_installed, check_text, imported
+from .tracker import TrackedRow, TrackedRun, check_installed, check_options, check_text, imported
 
 if TYPE_CHECKING:
     from ..metrics.media import Media
     from .tracker import EndState
 
 CODES: dict[EndState, int] = {"finished": 0, "stopped": 0, "interrupted": 130, "failed": 1}
-OWN = ("id", "resume", "config", "reinit")  # options of `wandb.init` that the tracker sets
+OWN = ("project", "name", "mode", "dir", "id", "resume", "config", "reinit")  # that the tracker passes itself
 
 
 class WandB(Track):
@@ -34,10 +34,10 @@ class WandB(Track):
         folder: Where wandb makes its folder `wandb`. Default: the run's directory, or here without one.
         every: Send every n-th step only; wandb takes about half a millisecond for each. Epochs are all sent.
         timeout: Seconds to wait at the end for wandb to send what is left.
-        options: Other arguments of `wandb.init`, such as `entity` and `tags`.
+        options: Other arguments of `wandb.init` by name, such as `entity` and `tags`.
 
     >>> from loopwright.trackers import WandB
-    >>> WandB("my-project", mode="offline", entity="me").every
+    >>> WandB("my-project", mode="offline", options={"entity": "me"}).every
     1
     """
 
@@ -50,17 +50,15 @@ class WandB(Track):
         folder: str | Path | None = None,
         every: int = 1,
         timeout: float = 60.0,
-        **options: Any,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         check_text("WandB", project=project, name=name, folder=folder)
-        for option in OWN:
-            if option in options:
-                raise ConfigurationError(f"WandB({option}=...): the tracker sets `{option}` itself; leave it out.")
+        check_options("WandB", options, OWN)
         if mode not in ("online", "offline", "disabled", None):
             raise ConfigurationError(f"WandB(mode={mode!r}): use 'online', 'offline' or 'disabled', or leave it out.")
         check_installed("wandb", "WandB", "wandb")
-        options = {"project": project, "name": name, "mode": mode, **options}
-        super().__init__(WandBRun(options, folder), every=every, timeout=timeout)
+        given = {"project": project, "name": name, "mode": mode, **(options or {})}
+        super().__init__(WandBRun(given, folder), every=every, timeout=timeout)
 
     def prepare(self) -> None:
         imported("wandb")
@@ -87,8 +85,7 @@ class WandBRun:
 
     def log(self, rows: Sequence[TrackedRow]) -> None:
         for row in rows:
-            place = {"epoch": row.epoch, "update": row.update, "samples": row.samples}
-            self._run.log({**place, **row.values}, step=row.step)
+            self._run.log({**row.progress, **row.values}, step=row.step)
 
     def log_media(self, media: Media) -> None:
         wandb, content = imported("wandb"), media.content

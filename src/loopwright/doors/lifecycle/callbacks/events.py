@@ -142,7 +142,7 @@ class CallbackHandler:
 
             added = TrackerCallback(tracker)
         elif isinstance(callback, type):
-            added = callback()
+            added = callback()  # type: ignore[call-arg]  # of which it is known now that it is no tracker
         if not isinstance(added, TrainerCallback):
             raise CallbackNotFoundError(
                 f"{callback!r} is not a callback: pass a subclass of TrainerCallback, or an instance of one, or a "
