@@ -164,7 +164,7 @@ def test_rows_for_which_there_is_no_room_are_left_out_and_that_is_said_once(monk
     ("error", "state", "reason"),
     [
         (ZeroDivisionError("no"), "failed", "ZeroDivisionError: no"),
-        (KeyboardInterrupt(), "interrupted", "KeyboardInterrupt"),
+        (KeyboardInterrupt(), "interrupted", "SIGINT"),
     ],
 )
 def test_an_exception_that_ends_the_run_is_its_end_in_the_tracker_and_nothing_is_lost(error, state, reason):

@@ -6,6 +6,7 @@ import atexit
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -78,9 +79,13 @@ class Track(Callback):
     # Events
 
     def on_train_start(self, trainer: Trainer) -> None:
+        self.begin(trainer, trainer.progress.epoch)
+
+    def begin(self, trainer: Trainer, epoch: int) -> None:
+        """Begin to track a run, or go on; `epoch` is the number of complete epochs whose rows were sent before."""
         if not trainer.runtime.is_main:
             return
-        run = self._describe(trainer)
+        run = self._describe(trainer, epoch)
         if self._background is not None and self.is_kept_open:
             return
         self.finish("interrupted")  # a call before, which nothing has ended
@@ -155,7 +160,7 @@ class Track(Callback):
 
     def on_exception(self, trainer: Trainer, error: BaseException) -> None:
         if isinstance(error, KeyboardInterrupt | Interrupted):
-            self.finish("interrupted", trainer.run.signals.name or type(error).__name__)
+            self.finish("interrupted", _signal_name(error))
         else:
             self.finish("failed", f"{type(error).__name__}: {error}")
 
@@ -166,9 +171,10 @@ class Track(Callback):
         if self._background is not None:
             self._send_media()
             at, steps = trainer.progress, trainer.history.steps
+            step = at.step or epoch  # the steps of a loop that the user wrote may not be counted
             values = {f"epoch/{name}" if name in steps else name: value for name, value in metrics.items()}
             self._background.add_rows(
-                [TrackedRow("epoch", at.step, at.update, epoch, at.sample, at.seconds, time(), values)]
+                [TrackedRow("epoch", step, at.update, epoch, at.sample, at.seconds, time(), values)]
             )
 
     def finish(self, state: EndState, reason: str | None = None) -> None:
@@ -213,7 +219,7 @@ class Track(Callback):
             self._floor = dict(self._memory.get("written", {}))
 
     def _write(self, rows: list[TrackedRow]) -> None:
-        new = [row for row in rows if row.step > self._floor.get(row.kind, 0)]
+        new = [row for row in rows if row.step > self._floor.get(row.kind, -1)]
         if new and not self._has_failed:
             self.tracker.log(new)
             self._note({row.kind: row.step for row in new})
@@ -263,15 +269,15 @@ class Track(Callback):
 
     # The run
 
-    def _describe(self, trainer: Trainer) -> TrackedRun:
+    def _describe(self, trainer: Trainer, epoch: int) -> TrackedRun:
         progress, directory = trainer.progress, trainer.run.directory
         folder = None if directory is None else directory.path
         if folder is not None:
             self._path = folder / "artifacts" / "trackers" / f"{self._own_name(trainer)}.json"
             self._memory = _read(self._path)
-        elif progress.step == 0:
+        elif progress.step == epoch == 0:
             self._path, self._memory = None, {}
-        return describe_run(trainer, step=progress.step, epoch=progress.epoch, folder=folder, memory=self._memory)
+        return describe_run(trainer, step=progress.step, epoch=epoch, folder=folder, memory=self._memory)
 
     def _own_name(self, trainer: Trainer) -> str:
         """The label, numbered where the run has several trackers of the kind."""
@@ -293,6 +299,12 @@ def _check_methods(tracker: object, label: str) -> None:
                 "finish(state, reason)."
             )
         check_arguments(method, arguments, f"{label}.{name}")
+
+
+def _signal_name(error: BaseException) -> str:
+    """The signal that an exception stands for."""
+    code = error.code if isinstance(error, Interrupted) and isinstance(error.code, int) else 128 + signal.SIGINT
+    return signal.Signals(code - 128).name
 
 
 def _num_bytes(media: Media) -> int:

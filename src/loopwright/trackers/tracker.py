@@ -81,7 +81,7 @@ class TrackedRun:
     @property
     def is_resumed(self) -> bool:
         """Whether the run has trained before."""
-        return self.step > 0
+        return self.step > 0 or self.epoch > 0
 
 
 class Tracker(Protocol):

@@ -86,7 +86,10 @@ class TrackerCallback(LogMetricsCallback):
         core, self._is_stopped = trainer._core, False
         self._following = tracked(core.run, [self.tracker])
         self._following.__enter__()
-        self.tracker.on_train_start(core)
+        event, called = core.resumed_event or ("", [])
+        own = next(name for name, callback in trainer.callback_handler.named().items() if callback is self)
+        is_sent = event == "on_training_run_epoch_end" and own in called  # the row of the epoch that is not over yet
+        self.tracker.begin(core, core.progress.epoch + is_sent)
 
     def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
         """Nothing: the epoch's evaluation may follow."""
