@@ -15,9 +15,11 @@ import pytest
 
 import loopwright.trackers.background as background
 from loopwright import Callback, ConfigurationError, Interrupted, MissingExtraError
-from loopwright.callbacks import EarlyStopping
+from loopwright.callbacks import EarlyStopping, Rewind
 from loopwright.trackers import CSV, JSONL, Track
 
+from ..callbacks.rewinding import build as build_rewinding
+from ..callbacks.rewinding import good_batches, poisoned
 from ..distributed.ranks import run_ranks
 from ..forked import call_forked
 from ..runs import assert_same_run
@@ -301,3 +303,17 @@ def test_what_is_no_tracker_is_refused_with_what_a_tracker_has(mistake):
         Track(CSV())
     with mistake("Arguments", "`Track(tracker, timeout=0)`", ConfigurationError, match="above 0"):
         Track(Recorded(), timeout=0)
+
+
+def test_after_a_rewind_files_have_the_steps_that_count_and_other_trackers_each_step_once(tmp_path):
+    """A bad batch stands before the sixth; the run goes back to update 4, leaves it out and goes on."""
+    batches, tracker = good_batches(), Recorded()
+    callbacks = [Rewind(every_updates=2), CSV(tmp_path / "run.csv"), Track(tracker)]
+    rewound = build_rewinding(callbacks)
+    rewound.train(poisoned(batches, 5), num_epochs=1)
+    clean = build_rewinding()
+    clean.train(batches, num_epochs=1)
+    assert losses_in_csv(tmp_path / "run.csv") == list(step_losses(clean).items())
+    steps = [row.step for row in tracker.rows if row.kind == "step"]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == clean.progress.step
