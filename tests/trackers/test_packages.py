@@ -9,7 +9,9 @@ import json
 import logging
 import os
 import random
+import signal
 import sqlite3
+import time
 import warnings
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +20,7 @@ import numpy as np
 
 from loopwright import Callback
 from loopwright.trackers import MLflow, Trackio, WandB
+from loopwright.trackers.wandb import last_step
 
 from ..forked import call_forked
 from ..runs import assert_same_run
@@ -90,6 +93,38 @@ def test_wandb_offline_has_every_step_once_under_one_id_with_images_config_and_s
         assert ends == [1], "the first process failed"
 
     check(program, tmp_path)
+
+
+def test_wandb_offline_that_was_killed_lacks_no_step(tmp_path):
+    """wandb writes its file every second, and a kill loses the rest: that is sent again, and nothing else is."""
+
+    class KillLate(Callback):
+        precedence = 8
+
+        def on_update_end(self, trainer):
+            if trainer.progress.update == 7:
+                trainer.run.flush()
+                end = time.monotonic() + 120
+                while not any(
+                    last_step(file.read_bytes()) >= 4 for file in Path("wandb").glob("offline-run-*/*.wandb")
+                ):
+                    assert time.monotonic() < end
+                    time.sleep(0.05)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def program(*more):
+        os.environ["WANDB_SILENT"] = "true"
+        warnings.simplefilter("ignore")
+        tracker = WandB("project", mode="offline", folder=".")
+        return train(build([tracker, *more], run_dir=Path("run")))
+
+    assert call_forked(lambda: program(KillLate()), tmp_path).code == -signal.SIGKILL
+    ended = call_forked(lambda: program() and None, tmp_path)
+    assert ended.code == 0, ended.err
+    first, second = sorted((tmp_path / "wandb").glob("offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime)
+    steps = [[row["_step"] for row in wandb_rows(path)] for path in (first, second)]
+    assert len(steps[0]) >= 4
+    assert [*steps[0], *steps[1]] == list(range(1, 11))
 
 
 def test_mlflow_has_every_step_once_in_one_run_with_params_artifacts_and_state(tmp_path):

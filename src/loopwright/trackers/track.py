@@ -204,12 +204,12 @@ class Track(Callback):
     def _start(self, run: TrackedRun) -> None:
         if not run.is_resumed:
             run.memory.pop("written", None)
-        self._floor = {} if self.truncates else dict(run.memory.get("written", {}))
         try:
             self.tracker.start(run)
         except BaseException as error:
             self._fail(error)
             return
+        self._floor = {} if self.truncates else dict(run.memory.get("written", {}))  # as `start` corrects it
         self._remember()
 
     def _rewind(self, run: TrackedRun) -> None:

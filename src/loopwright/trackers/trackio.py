@@ -67,6 +67,8 @@ class TrackioRun:
         is_known = run.is_resumed and isinstance(noted, str)
         if not is_known:
             noted = run.memory["name"] = self.name or f"{run.name}-{uuid4().hex[:6]}"
+        elif not self.options.get("space_id"):
+            run.keep_written(imported("trackio").SQLiteStorage.get_max_step_for_run(self.project, noted) or 0)
         config = {key.lstrip("_") or key: value for key, value in run.config.items()}
         options = {"embed": False, "auto_log_cpu": False, "auto_log_gpu": False, **self.options}
         self._run = imported("trackio").init(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 
 CODES: dict[EndState, int] = {"finished": 0, "stopped": 0, "interrupted": 130, "failed": 1}
 OWN = ("project", "name", "mode", "dir", "id", "resume", "config", "reinit")  # that the tracker passes itself
+
+
+FLUSH_SECONDS = 1.0
+BLOCK, FULL, MIDDLE, LAST = 32768, 1, 3, 4  # of wandb's offline files
 
 
 class WandB(Track):
@@ -77,11 +82,15 @@ class WandBRun:
             noted = run.memory["id"] = uuid4().hex[:12]  # not of a generator that training uses
         folder = self.folder or run.folder or Path()
         folder.mkdir(parents=True, exist_ok=True)
+        files = (folder / "wandb").glob(f"offline-run-*-{noted}/run-{noted}.wandb")
+        if steps := [last_step(file.read_bytes()) for file in files]:
+            run.keep_written(max(steps))
         named = {} if run.folder is None else {"name": run.name}
         tags = {"tags": list(run.tags)} if run.tags else {}
         given = {key: value for key, value in self.options.items() if value is not None}
-        options = {**named, **tags, **given, "id": noted, "resume": "allow", "config": dict(run.config)}
-        self._run = imported("wandb").init(dir=str(folder.absolute()), reinit="create_new", **options)
+        options = {"settings": _settings(), **named, **tags, **given, "config": dict(run.config)}
+        place = str(folder.absolute())
+        self._run = imported("wandb").init(dir=place, id=noted, resume="allow", reinit="create_new", **options)
 
     def log(self, rows: Sequence[TrackedRow]) -> None:
         for row in rows:
@@ -108,3 +117,28 @@ class WandBRun:
         if reason is not None:
             run.summary["reason"] = reason
         run.finish(exit_code=CODES[state])
+
+
+def _settings() -> Any:
+    """Settings by which wandb writes its file every second: a process that is killed loses what is not written yet."""
+    settings, name = imported("wandb").Settings, "x_transaction_log_flush_interval"
+    return settings(**{name: FLUSH_SECONDS}) if name in settings.model_fields else settings()
+
+
+def last_step(content: bytes) -> int:
+    """The last step in an offline file: a log of blocks, in which a record may be in several pieces."""
+    message, found = imported("wandb.proto.wandb_internal_pb2").Record, 0
+    at, record = 7, b""
+    while at + 7 <= len(content):
+        if (left := BLOCK - at % BLOCK) < 7:  # no piece begins there
+            at += left
+            continue
+        length, piece = struct.unpack_from("<HB", content, at + 4)
+        record = (
+            record + content[at + 7 : at + 7 + length] if piece in (MIDDLE, LAST) else content[at + 7 : at + 7 + length]
+        )
+        at += 7 + length
+        if piece in (FULL, LAST) and at <= len(content):
+            read = message.FromString(record)
+            found = max(found, read.history.step.num if read.HasField("history") else 0)
+    return found
