@@ -29,6 +29,10 @@ UNUSED = (
     "torch.distributed.checkpoint",
     "torch.distributed.fsdp",
     "torch.utils.tensorboard",
+    "tensorboard",
+    "wandb",
+    "mlflow",
+    "trackio",
     "numpy.random",
 )
 
@@ -57,6 +61,11 @@ def test_importing_the_trainer_imports_nothing_it_may_not_need(name):
     after = modules_after("from loopwright import Trainer")
     before = modules_after("import torch, torch.utils.data")
     assert name in before or name not in after
+
+
+def test_importing_the_trackers_imports_none_of_their_packages():
+    added = added_to_torch("from loopwright.trackers import CSV, JSONL, MLflow, TensorBoard, Track, Trackio, WandB")
+    assert not {name.split(".")[0] for name in added} & {"tensorboard", "wandb", "mlflow", "trackio", "PIL"}
 
 
 def test_importing_the_trainer_adds_a_handful_of_modules_to_torch():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from ...training.media_log import MediaMethods, log_files
 from ...training.run import TrainingRun
 from .._shared import on_first_process
 from .config import Config
-from .engine import Engine
+from .engine import Engine, checked_trackers
 from .experiment import choose_directory, epoch_path, load_network, read_state, save_network, saved_epochs
 from .images import write_examples
 from .losses import LossManager
@@ -30,6 +30,9 @@ from .pix2pix.dataset import PairedDataset
 from .pix2pix.live import Curves, LiveView, thinned
 from .reading import ConfigManager, ConfigSource, export_config, say_without_effect
 from .steps import EpochHooks, check_epoch, check_hooks, checked_keywords
+
+if TYPE_CHECKING:
+    from ...trackers import Track
 
 
 class Trainer(MediaMethods):
@@ -41,11 +44,19 @@ class Trainer(MediaMethods):
         config: A JSON or YAML file, a dict, a `Config`, a `ConfigManager`, or None for the defaults.
         quicksetup: Whether to make the experiment's directory with a copy of the config, and a `LossManager`.
         log_losses: Whether to write the losses of every epoch to a file in that directory.
+        callbacks: Trackers of `loopwright.trackers`, which follow the experiment until `finish` or the program's end.
     """
 
     config_type: ClassVar[type[Config]] = Config
 
-    def __init__(self, config: ConfigSource = None, quicksetup: bool = True, log_losses: bool = True) -> None:
+    def __init__(
+        self,
+        config: ConfigSource = None,
+        quicksetup: bool = True,
+        log_losses: bool = True,
+        *,
+        callbacks: Iterable[Track] = (),
+    ) -> None:
         self.log_losses = log_losses
         self.current_epoch: int | None = None
         self.loaded_epoch = 0  # epochs that a run which is continued had behind it
@@ -61,7 +72,7 @@ class Trainer(MediaMethods):
         self._wants_checkpoint = False
         self._total_epochs: int | None = None
         self.init_config(config)
-        self._engine = Engine(self, self.config.common)
+        self._engine = Engine(self, self.config.common, checked_trackers(callbacks))
         self.device = str(self._engine.runtime.device)  # as torch.amp.autocast and GradScaler take it
         if self._engine.runtime.is_main:
             say_without_effect(self.config)
