@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 LARGEST_EXACT = 2**53  # of the integers that JavaScript can represent
 WORTH_COMPRESSING = 2_000  # bytes
 LEVEL = 1  # fast: most clients are on the same machine
-REVALIDATE, FOREVER = "no-cache", "max-age=31536000, immutable"
+REVALIDATE = "no-cache"  # a browser may keep an answer, and asks whether it is still true
 
 
 class Refusal(Exception):  # noqa: N818
@@ -53,7 +53,6 @@ def answer(
     *,
     kind: str = "application/json",
     status: int = 200,
-    cache: str = REVALIDATE,
     tagged: str | None = None,
 ) -> Response:
     """A response with an ETag: 304 where the client has it, compressed where the client takes that.
@@ -63,14 +62,13 @@ def answer(
         body: What is sent.
         kind: The media type.
         status: The status code.
-        cache: How long a browser may keep it without asking.
         tagged: The part of the body that counts for the ETag; by default all of it.
     """
     from starlette.responses import Response
 
     data = body.encode() if isinstance(body, str) else body
     tag = f'W/"{sha256(data if tagged is None else tagged.encode()).hexdigest()[:20]}"'
-    sent = {"Cache-Control": cache, "ETag": tag, "Vary": "Accept-Encoding, Cookie"}
+    sent = {"Cache-Control": REVALIDATE, "ETag": tag, "Vary": "Accept-Encoding, Cookie"}
     if tag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=sent)
     if len(data) > WORTH_COMPRESSING and accepts_gzip(request) and not kind.startswith("image/"):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from .._version import __version__
 from ..errors import LoopwrightError, MissingExtraError
 from . import comparison, curves, detail
-from .answers import FOREVER, Refusal, answer, error_answer, number, plain, to_json, whole_number
+from .answers import Refusal, answer, error_answer, number, plain, to_json, whole_number
 from .folder import RunsFolder
 from .safety import Access, Guard
 from .static import StaticFiles
@@ -188,7 +188,7 @@ class Data:
         if item is None:
             raise Refusal(404, "The run has no such picture; it may have been rewound.")
         if item.kind == "image":
-            return answer(request, detail.media_file(path, item), kind="image/png", cache=FOREVER)
+            return answer(request, detail.media_file(path, item), kind="image/png")
         found = {"id": item.id, "name": item.name, "kind": item.kind, "content": item.content}
         return answer(request, to_json(plain(found)))
 

@@ -121,18 +121,28 @@ def read_curve(metrics: MetricsView, name: str, level: Level, window: Window) ->
 
 def plain_curve(run: str, curve: Curve) -> dict[str, Any]:
     """A curve as JSON has it; of exact values, only the places and the values."""
-    head = {"run": run, "name": curve.name, "level": curve.level, "x": curve.x, "every": curve.every}
+    head = {"run": run, "name": curve.name, "level": curve.level, "x": curve.x, "rows": curve.total}
     columns = curve.columns()
-    if curve.every > 1:
-        short = {name: [rounded(value) for value in columns[name]] for name in ("mean", "min", "max")}
-        return {**head, "rows": curve.total, "columns": {**columns, **short}}
-    exact = {"x": columns["x"], "mean": columns["mean"]}
-    return {**head, "rows": curve.total, "columns": exact, "odd": odd_values(curve)}
+    columns["x"] = [_short(value) for value in columns["x"]]
+    if is_exact(curve):
+        exact = {"x": columns["x"], "mean": columns["mean"]}
+        return {**head, "every": 1, "columns": exact, "odd": odd_values(curve)}
+    rough = {name: [rounded(value) for value in columns[name]] for name in ("mean", "min", "max")}
+    return {**head, "every": max(curve.every, 2), "columns": {**columns, **rough}}
+
+
+def is_exact(curve: Curve) -> bool:
+    """Whether every column is one value; `every` is an average, which may be 1 where some columns are not."""
+    return all(count == 1 for count in curve.count)
 
 
 def rounded(value: float | None, digits: int = DIGITS) -> float | None:
     """A number with as many digits as a picture needs."""
     return value if value is None or isinstance(value, int) else float(f"{value:.{digits}g}")
+
+
+def _short(value: float | None) -> float | None:
+    return int(value) if value is not None and value.is_integer() else value
 
 
 def odd_values(curve: Curve) -> dict[str, str]:

@@ -213,13 +213,14 @@ def read_log(run: Path, metrics: MetricsView, last: int) -> Json:
     """The last lines of the run's log: those of its metrics file, or of `log.txt` where that has none."""
     lines = metrics.log_lines(last + 1)
     if lines:
-        return {"lines": [_log_line(line) for line in lines[-last:]], "is_cut": len(lines) > last, "source": "store"}
+        return {"lines": [as_log_line(line) for line in lines[-last:]], "is_cut": len(lines) > last, "source": "store"}
     texts, is_cut = tail(run, LOG_BYTES)
     parsed = [_parse_line(text) for text in texts]
     return {"lines": parsed[-last:], "is_cut": is_cut or len(parsed) > last, "source": LOG if parsed else None}
 
 
-def _log_line(line: LogLine) -> Json:
+def as_log_line(line: LogLine) -> Json:
+    """A line of the log as JSON."""
     return {"wall": line.wall, "level": line.level, "text": line.text}
 
 

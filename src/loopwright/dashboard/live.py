@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from ..errors import LoopwrightError
 from ..run.metrics_view import Changes, Cursor
 from .answers import Refusal, error_answer, plain, to_json
-from .curves import odd_values
-from .detail import as_event, as_media
+from .curves import is_exact, odd_values
+from .detail import as_event, as_log_line, as_media
 from .folder import Entry, RunsFolder, Stamp, stamp_of
 from .stores import Stores
 
@@ -269,17 +269,18 @@ class Rows:
 
 
 def _is_behind(changes: Changes) -> bool:
-    return any(curve.every > 1 for curve in changes.steps.values())
+    return not all(is_exact(curve) for curve in changes.steps.values())
 
 
 def _rows_event(run: str, changes: Changes) -> tuple[str, str] | None:
     steps, epochs = _columns(changes.steps), _columns(changes.epochs)
     events = [as_event(event) for event in changes.events]
     media = [{"name": item.name, "kind": item.kind, **as_media(item)} for item in changes.media]
-    if not (steps or epochs or events or media):
+    log = [as_log_line(line) for line in changes.log_lines]
+    if not (steps or epochs or events or media or log):
         return None
     data = {"run": run, "cursor": str(changes.cursor), "steps": steps, "epochs": epochs}
-    return "rows", to_json(plain({**data, "events": events, "media": media}))
+    return "rows", to_json(plain({**data, "events": events, "media": media, "log": log}))
 
 
 def _columns(curves: dict[str, Curve]) -> dict[str, Any]:

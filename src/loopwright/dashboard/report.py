@@ -22,7 +22,7 @@ from ..run.metrics_view import MediaItem, MetricsView
 from ..run.reading import RunView
 from . import comparison, detail
 from .answers import plain, to_json
-from .curves import AXES, odd_values, rounded
+from .curves import AXES, is_exact, odd_values, rounded
 from .folder import Entry, own_file, read_entry, stamp_of
 from .static import KINDS, PLOTLY, STATIC, find_plotly
 from .stores import Stores
@@ -144,7 +144,7 @@ def _curves(report: Report, entry: Entry, metrics: MetricsView) -> list[Json]:
     for name in entry.summary["step_names"]:
         axes = {axis: metrics.curve(name, x=axis, points=report.points) for axis in AXES}
         found.append(_curve(axes))
-        report.num_thinned += axes["step"].every > 1
+        report.num_thinned += not is_exact(axes["step"])
     for name in entry.summary["epoch_names"]:
         found.append(_curve({axis: metrics.epoch_curve(name, x=axis) for axis in AXES}))
     return found
@@ -155,7 +155,8 @@ def _curve(axes: Mapping[str, Curve]) -> Json:
     base = axes["step"] if axes["step"].places else axes["epoch"]
     columns = base.columns()
     columns.pop("x")
-    if base.every == 1:
+    every = 1 if is_exact(base) else max(base.every, 2)
+    if every == 1:
         columns = {"mean": columns["mean"]}
     places = {
         axis: [rounded(value, 10) for value in curve.places]
@@ -163,8 +164,8 @@ def _curve(axes: Mapping[str, Curve]) -> Json:
         if len(curve.places) == len(base.places) and not curve.unplaced
     }
     values = {key: [rounded(value) for value in column] for key, column in columns.items()}
-    head = {"name": base.name, "level": base.level, "every": base.every, "rows": base.total}
-    return {**head, "columns": {**places, **values}, "odd": odd_values(base) if base.every == 1 else {}}
+    head = {"name": base.name, "level": base.level, "every": every, "rows": base.total}
+    return {**head, "columns": {**places, **values}, "odd": odd_values(base) if every == 1 else {}}
 
 
 def _images(report: Report, run: Path, items: Sequence[MediaItem]) -> Json:

@@ -6,12 +6,16 @@ import errno
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ..errors import ConfigurationError, MissingExtraError
 from .app import EXTRA, build_app
 from .folder import RunsFolder
 from .safety import Access, is_loopback, new_token
 from .static import find_plotly
+
+if TYPE_CHECKING:
+    import uvicorn
 
 MAX_TRIES = 100  # ports after the one that is asked for
 LARGEST_PORT = 65_535
@@ -76,6 +80,16 @@ def serve(folder: RunsFolder, address: Address, started: Callable[[], None] = la
         started: Called when requests are answered.
     """
     try:
+        build_server(folder, address, started).run(sockets=[address.socket])
+    except KeyboardInterrupt:  # how such a server ends
+        pass
+    finally:
+        address.socket.close()
+
+
+def build_server(folder: RunsFolder, address: Address, started: Callable[[], None]) -> uvicorn.Server:
+    """The server of a folder at an address; see `serve`."""
+    try:
         import uvicorn
     except ImportError as error:
         raise MissingExtraError(EXTRA) from error
@@ -101,9 +115,4 @@ def serve(folder: RunsFolder, address: Address, started: Callable[[], None] = la
         ws="none",
         timeout_graceful_shutdown=SECONDS_TO_END,
     )
-    try:
-        Server(config).run(sockets=[address.socket])
-    except KeyboardInterrupt:  # how such a server ends
-        pass
-    finally:
-        address.socket.close()
+    return Server(config)
