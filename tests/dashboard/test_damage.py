@@ -39,7 +39,9 @@ def huge_manifest(run: Path) -> None:
 
 def strange_manifest(run: Path) -> None:
     strange = {"id": 5, "state": "running", "created": [], "progress": [1], "tags": 7, "hardware": [{}], "packages": 3}
-    (run / "run.json").write_text(json.dumps({**strange, "command": {"a": 1}, "changes": [3, {"values": 1}], "data": 1}))
+    (run / "run.json").write_text(
+        json.dumps({**strange, "command": {"a": 1}, "changes": [3, {"values": 1}], "data": 1})
+    )
 
 
 def deep_manifest(run: Path) -> None:
@@ -79,7 +81,11 @@ def test_a_damaged_run_is_listed_and_breaks_nothing(tmp_path: Path, damage: Call
         assert set(runs) == {"bad", "sound"}
         assert (runs["sound"]["damaged"], runs["sound"]["state"]) == ([], "finished")
         answer = served.data("/api/run/bad")
-        said = [*runs["bad"]["damaged"], *answer["problems"], *(p for c in answer["checkpoints"] for p in c["problems"])]
+        said = [
+            *runs["bad"]["damaged"],
+            *answer["problems"],
+            *(p for c in answer["checkpoints"] for p in c["problems"]),
+        ]
         assert said or damage in (strange_manifest, strange_tables)
         assert set(answer) == set(served.data("/api/run/sound"))
         paths = ("curves?run=bad&run=sound&name=loss", "compare?run=sound&run=bad", "sweep", "log/bad", "contents/bad")

@@ -2,39 +2,61 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+from loopwright import Callback, Trainer
 from loopwright.run import MetricsStore, update_manifest
 from loopwright.run.directory import RunDirectory
+
+from tests.forked import end_as_program
 
 from .serving import SECONDS, Served, serving
 from .small_runs import step_rows, write_run
 
-PROGRAM = """
-import os, sys, time, torch
-from torch import nn
-from loopwright import Callback, Trainer
 
 class Slow(Callback):
+    """Trains slowly, until a file says that it is enough."""
+
+    def __init__(self, stop: Path) -> None:
+        self.stop = stop
+
     def on_train_step_end(self, trainer, batch, result):
-        time.sleep(0.02)
-        if os.path.exists(sys.argv[2]):
+        time.sleep(0.01)
+        if self.stop.exists():
             trainer.stop("enough")
 
-torch.manual_seed(0)
-data = torch.utils.data.TensorDataset(torch.randn(80, 4), torch.randn(80, 1))
-trainer = Trainer(nn.Linear(4, 1), lambda p: torch.optim.SGD(p, lr=0.01), nn.functional.mse_loss, run_dir=sys.argv[1],
-                  callbacks=[Slow()], progress="silent")
-trainer.train(data, 1000, eval_data=data, batch_size=8)
-"""
+
+@contextmanager
+def training_process(folder: Path) -> Iterator[int]:
+    """A process that trains in `runs/real` from the moment that there is a file `go` until there is a file `stop`."""
+    if (pid := os.fork()) == 0:  # before the server has threads
+        end_as_program(lambda: _train(folder), folder)
+    try:
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _train(folder: Path) -> None:
+    until((folder / "go").exists)
+    torch.manual_seed(0)
+    data = torch.utils.data.TensorDataset(torch.randn(80, 4), torch.randn(80, 1))
+    callbacks = [Slow(folder / "stop")]
+    sgd = partial(torch.optim.SGD, lr=0.01)
+    run = {"run_dir": folder / "runs" / "real", "callbacks": callbacks, "progress": "silent"}
+    Trainer(nn.Linear(4, 1), sgd, nn.functional.mse_loss, **run).train(data, 1000, eval_data=data, batch_size=8)
 
 
 def until(condition: Callable[[], Any]) -> Any:
@@ -201,22 +223,17 @@ def test_clients_at_the_same_place_share_one_reading(tmp_path: Path, training: M
 
 @pytest.mark.parametrize("end", ["stopped", "crashed"])
 def test_a_real_training_is_followed_to_its_end_and_leaves_no_log_of_sqlite(tmp_path: Path, end: str):
-    script, stop, runs = tmp_path / "train.py", tmp_path / "stop", tmp_path / "runs"
-    script.write_text(PROGRAM)
-    with serving(runs) as served, served.events("/api/live") as table:
-        process = subprocess.Popen([sys.executable, str(script), str(runs / "real"), str(stop)])
-        try:
-            summary = wait_for(table, "runs", lambda data: data["runs"])["runs"][0]
-            assert (summary["id"], summary["state"]) == ("real", "running")
-            with served.events("/api/live?run=real&cursor=0.0.0.0.0.0&name=loss&name=eval_loss") as events:
-                seen: list[int] = []
-                while len(seen) < 30:
-                    seen += wait_for(events, "rows", lambda data: "loss" in data["steps"])["steps"]["loss"]["x"]
-                stop.touch() if end == "stopped" else process.kill()
-                wait_for(table, "runs", lambda data: any(run["state"] == end for run in data["runs"]))
-        finally:
-            process.kill()
-            process.wait()
+    runs = tmp_path / "runs"
+    with training_process(tmp_path) as pid, serving(runs) as served, served.events("/api/live") as table:
+        (tmp_path / "go").touch()
+        summary = wait_for(table, "runs", lambda data: data["runs"])["runs"][0]
+        assert (summary["id"], summary["state"]) == ("real", "running")
+        with served.events("/api/live?run=real&cursor=0.0.0.0.0.0&name=loss&name=eval_loss") as events:
+            seen: list[int] = []
+            while len(seen) < 30:
+                seen += wait_for(events, "rows", lambda data: "loss" in data["steps"])["steps"]["loss"]["x"]
+            (tmp_path / "stop").touch() if end == "stopped" else os.kill(pid, signal.SIGKILL)
+            wait_for(table, "runs", lambda data: any(run["state"] == end for run in data["runs"]))
         answer = served.data("/api/run/real")
         curve = served.data("/api/curves?run=real&name=loss&level=step&points=20000")["curves"][0]
     assert seen == sorted(set(seen))

@@ -30,7 +30,9 @@ def test_answers_allow_only_what_comes_from_this_server(served: Served):
         assert not [name for name in headers if name.startswith("access-control")]
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "10.0.0.1", "[::2]:80", ""])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "10.0.0.1", "[::2]:80", ""]
+)
 def test_a_name_that_leads_here_from_elsewhere_is_refused(served: Served, host: str):
     reply = served.get("/api/runs", Host=host)
     assert reply.status == 403
@@ -105,7 +107,11 @@ def secret_folder(tmp_path: Path) -> Path:
     write_run(root / "first")
     os.symlink(outside / "other", root / "linked")
     os.symlink(outside, root / "folder")
-    for name, target in (("config.yaml", "secret.yaml"), ("run.json", "other/run.json"), ("metrics.sqlite", "secret.txt")):
+    for name, target in (
+        ("config.yaml", "secret.yaml"),
+        ("run.json", "other/run.json"),
+        ("metrics.sqlite", "secret.txt"),
+    ):
         run = write_run(root / f"has-{name}", media=False)
         (run / name).unlink()
         os.symlink(outside / target, run / name)

@@ -113,7 +113,7 @@ class Data:
         }
         known = to_json(plain(head))[1:-1]
         runs = ",".join(entry.text for entry in entries.values())
-        body = f'{{{known},"time":{time.time():.3f},"runs":[{runs}]}}'
+        body = f'{{{known},"time":{time.time()!r},"runs":[{runs}]}}'
         return answer(request, body, tagged=f"{known}{runs}")
 
     def curves(self, request: Request) -> Response:
