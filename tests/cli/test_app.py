@@ -92,7 +92,7 @@ print(json.dumps(results))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True)
     results = json.loads(done.stdout)
     assert [imported for _, _, imported in results] == [[]] * (len(commands) - 1) + [["numpy"]]
-    assert [code for _, code, _ in results] == [0, 0, 0, 0, 0, 1, 0, 0, 0, 0]
+    assert [code for _, code, _ in results] == [0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0]
 
 
 def test_module_and_command_are_the_same(in_gallery, capsys):
