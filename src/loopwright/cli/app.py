@@ -23,10 +23,12 @@ from . import (
     init,
     plot,
     query,
+    report,
     runs,
     show,
     sweep,
     train,
+    ui,
     watch,
 )
 from .arguments import take_overrides
@@ -36,7 +38,7 @@ from .output import printable
 # Each adds its commands to the parser; a command imports its dependencies when it runs.
 GROUPS = (
     *(init, check, train, sweep, evaluate, config, finders),
-    *(runs, watch, show, diff, plot, query, export, checkpoint, doctor, completion),
+    *(ui, watch, report, runs, show, diff, plot, query, export, checkpoint, doctor, completion),
 )
 
 

@@ -1,0 +1,68 @@
+// All state of the page is in the address, behind the #: it survives a reload and can be sent to somebody.
+// `#/curves?runs=a,b&x=step`: the page, what it shows (`#/run/<id>`), and settings. Settings that are at their default are left out.
+
+const listeners = new Set();
+let current = parse();
+
+function parse() {
+  const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
+  const [page = "", ...rest] = path.split("/");
+  return { page: page || "runs", rest: decode(rest.join("/")), params: new URLSearchParams(query) };
+}
+
+function decode(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text; // a % that somebody typed
+  }
+}
+
+function write(page, rest, params) {
+  const query = params.toString().replaceAll("%2C", ",").replaceAll("%2F", "/");
+  return `#/${page}${rest ? `/${encodeURIComponent(rest)}` : ""}${query ? `?${query}` : ""}`;
+}
+
+export const url = {
+  get page() { return current.page; },
+  get rest() { return current.rest; },
+  get(key, otherwise = null) { return current.params.get(key) ?? otherwise; },
+  list(key) { return current.params.get(key)?.split(",").filter(Boolean).map(decode) ?? null; },
+
+  /** Change settings: `url.set({x: "wall", zoom: null})`; null takes one away. `replace` leaves no entry in the history. */
+  set(changes, { replace = true } = {}) {
+    const params = new URLSearchParams(current.params);
+    for (const [key, entry] of Object.entries(changes)) {
+      if (entry === null || entry === undefined) params.delete(key);
+      else params.set(key, Array.isArray(entry) ? entry.map(encodeURIComponent).join(",") : String(entry));
+    }
+    const address = write(current.page, current.rest, params);
+    if (address === write(current.page, current.rest, current.params)) return;
+    history[replace ? "replaceState" : "pushState"](null, "", address);
+    current = parse();
+    for (const listener of listeners) listener(Object.keys(changes));
+  },
+
+  /** The address of another page with today's settings: the selection goes along. */
+  link(page, rest = "", changes = {}) {
+    const params = new URLSearchParams(current.params);
+    for (const [key, entry] of Object.entries(changes)) {
+      if (entry === null) params.delete(key);
+      else params.set(key, Array.isArray(entry) ? entry.map(encodeURIComponent).join(",") : String(entry));
+    }
+    return write(page, rest, params);
+  },
+
+  go(page, rest = "", changes = {}) { location.hash = url.link(page, rest, changes).slice(1); },
+
+  /** Call `listener(keys)` after every change; keys is null when the address was changed as a whole. */
+  listen(listener) {
+    listeners.add(listener);
+    return () => listeners.delete(listener);
+  },
+};
+
+window.addEventListener("hashchange", () => {
+  current = parse();
+  for (const listener of listeners) listener(null);
+});
