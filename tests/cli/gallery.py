@@ -50,6 +50,8 @@ class Ending(Callback):
             elif self.how == "interrupted":
                 os.kill(os.getpid(), signal.SIGTERM)
             elif self.how == "killed":
+                for callback in trainer.run.callbacks:
+                    callback.write_before_save(trainer)
                 os.kill(os.getpid(), signal.SIGKILL)
 
 

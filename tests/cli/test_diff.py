@@ -41,8 +41,8 @@ def test_one_changed_bit_is_found(gallery, tmp_path):
     (value,) = (row[3] for row in store.steps("loss") if row[1] == 7)
     bits = struct.unpack(">q", struct.pack(">d", value))[0] ^ 1
     changed = struct.unpack(">d", struct.pack(">q", bits))[0]
-    store._open().execute("UPDATE step_metrics SET value = ? WHERE step = 7 AND name = 'loss'", (changed,))
-    store._open().commit()
+    query = "UPDATE step_values SET value = ? WHERE step = 7 AND name = (SELECT id FROM names WHERE name = 'loss')"
+    store._open().connection.execute(query, (changed,))
     store.close()
     steps, epochs = compare_runs(RunView(gallery / "runs/finished"), RunView(path)).metrics
     assert (steps.at, steps.num_same, epochs.at) == (7, 6, None)
@@ -111,8 +111,7 @@ def test_a_metric_that_only_one_has_is_named(gallery, tmp_path, capsys):
 def test_steps_that_only_one_run_logged_are_passed_over(gallery, tmp_path):
     copy = Path(shutil.copytree(gallery / "runs/finished", tmp_path / "run"))
     store = MetricsStore(copy / "metrics.sqlite")
-    store._open().execute("DELETE FROM step_metrics WHERE step % 2 = 1")
-    store._open().commit()
+    store._open().connection.execute("DELETE FROM step_values WHERE step % 2 = 1")
     store.close()
     steps, _ = compare_runs(RunView(gallery / "runs/finished"), RunView(copy)).metrics
     assert (steps.at, steps.num_same, steps.ends) == (None, 6, (12, 12))

@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 from loopwright import Callback, ConfigurationError, Trainer
 from loopwright.callbacks import EarlyStopping
 from loopwright.run import MetricsStore, RunManifest, RunView, find_runs, update_manifest
-from loopwright.run.metrics_store import MetricsView
+from loopwright.run.metrics_view import MetricsView
 from loopwright.run.reading import is_locked
 from tests.cli.gallery import locked_by_another_process, train_run
 from tests.metrics.step_rows import rows_of
@@ -140,6 +140,7 @@ def test_values_are_read_bit_for_bit(tmp_path):
     store = MetricsStore(tmp_path / "metrics.sqlite")
     written = [0.1, float("nan"), -0.0, 0.0, float("inf"), 5e-324]
     store.add_steps(rows_of([(step, step, "x", value) for step, value in enumerate(written, start=1)]))
+    store.flush()
     read = [point.value for point in MetricsView(tmp_path / "metrics.sqlite").steps("x")]
     assert [value.hex() for value in read] == [value.hex() for value in written]
     store.close()
@@ -158,10 +159,12 @@ def test_nan_is_never_the_best(tmp_path):
 def test_rows_are_seen_while_a_writer_has_the_file_open_and_it_goes_on_writing(tmp_path):
     store = MetricsStore(tmp_path / "metrics.sqlite")
     store.add_steps(rows_of([(1, 1, "loss", 0.5)]))
+    store.flush()
     view = MetricsView(tmp_path / "metrics.sqlite")
     rows = view.by_place("steps")
     assert next(rows) == (1, {"loss": 0.5})
     store.add_steps(rows_of([(2, 2, "loss", 0.25)]))  # while the reader is in the middle of it
+    store.flush()
     assert view.last_step() == (2, 2)
     store.close()
 

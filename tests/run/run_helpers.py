@@ -84,4 +84,5 @@ def write_metrics_forever(path: str, connection: Connection) -> None:
     store = MetricsStore(path)
     for start_at in range(0, 64_000_000, 64):
         store.add_steps(rows_of((step, step, "loss", step / 3) for step in range(start_at, start_at + 64)))
+        store.flush()
         connection.send(start_at + 64)

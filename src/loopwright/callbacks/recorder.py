@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,6 +13,7 @@ from ..errors import CheckpointError, Interrupted
 
 if TYPE_CHECKING:
     from ..callback import Trainer
+    from ..checkpoint import AsyncWriter
     from ..metrics.best import Mode
     from ..metrics.rows import StepRow
     from ..run import MetricsStore
@@ -83,18 +84,19 @@ class RunRecorder(Callback):
             )
 
     def on_log(self, trainer: Trainer, rows: list[StepRow]) -> None:
-        assert self._metrics is not None
-        self._write(partial(self._metrics.add_steps, rows))
+        self._store("add_steps", rows)
         if self._tree is not None and self._tree.is_answered and trainer.run.directory is not None:
             self._write(partial(_note, trainer.run.directory.manifest_path, **self._found_by_git()))
 
     def on_rewind(self, trainer: Trainer) -> None:
-        assert self._metrics is not None
-        self._write(partial(self._metrics.truncate, step=trainer.progress.step, epoch=trainer.progress.epoch))
+        self._store("truncate", step=trainer.progress.step, epoch=trainer.progress.epoch)
+
+    def write_before_save(self, trainer: Trainer) -> Collection[AsyncWriter]:
+        self._store("flush")
+        return ()
 
     def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
-        assert self._metrics is not None
-        self._write(partial(self._metrics.add_epoch, trainer.progress.epoch, trainer.progress.update, dict(metrics)))
+        self._add_epoch(trainer, trainer.progress.epoch, metrics)
         if not metrics.keys() <= self._modes.keys():
             assert trainer.run.directory is not None
             self._write(partial(_note, trainer.run.directory.manifest_path, **self._directions(trainer, metrics)))
@@ -107,11 +109,14 @@ class RunRecorder(Callback):
         return {"metric_modes": known, "eval_keys": sorted(directions.eval_keys), "watched": directions.watched}
 
     def on_train_end(self, trainer: Trainer) -> None:
-        assert self._metrics is not None
         if trainer.progress.in_epoch and len(trainer.history) > trainer.progress.epoch:
-            row = trainer.history.epochs[-1]
-            self._write(partial(self._metrics.add_epoch, trainer.progress.epoch + 1, trainer.progress.update, row))
+            self._add_epoch(trainer, trainer.progress.epoch + 1, trainer.history.epochs[-1])
+        self._store("flush")
         self._close(trainer, "finished" if trainer.stop_reason is None else "stopped", trainer.stop_reason)
+
+    def _add_epoch(self, trainer: Trainer, epoch: int, metrics: Mapping[str, float]) -> None:
+        at = trainer.progress
+        self._store("add_epoch", epoch, at.update, metrics, step=at.step, samples=at.sample, seconds=at.seconds)
 
     def on_exception(self, trainer: Trainer, error: BaseException) -> None:
         if isinstance(error, (KeyboardInterrupt, Interrupted)):
@@ -123,6 +128,16 @@ class RunRecorder(Callback):
         """The state of the working tree, once; waits for git if it is still running."""
         tree, self._tree = self._tree, None
         return {} if tree is None else {"git_dirty": tree.is_dirty}
+
+    def _store(self, method: str, *arguments: Any, **options: Any) -> None:
+        """Call a method of the store, which keeps what it cannot write and tries again."""
+        try:
+            if self._metrics is not None:
+                getattr(self._metrics, method)(*arguments, **options)
+        except CheckpointError as error:
+            if self.on_error == "raise":
+                raise
+            logger.warning("%s", error)
 
     def _write(self, action: Callable[[], None] | None = None) -> None:
         """Write earlier actions that failed, then this one, in their order."""
@@ -155,7 +170,10 @@ class RunRecorder(Callback):
             changes = {"state": state, "reason": reason, "progress": progress, **found}
             self._write(partial(_note, trainer.run.directory.manifest_path, **changes))
         if self._metrics is not None:
-            self._metrics.close()
+            try:
+                self._metrics.close()
+            except CheckpointError as error:
+                logger.warning("%s", error)
 
 
 def _accepted(trainer: Trainer) -> dict[str, Any] | None:

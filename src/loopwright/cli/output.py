@@ -12,7 +12,7 @@ from typing import Any
 
 from ..metrics.best import Mode
 from ..metrics.progress import counted
-from ..run.metrics_store import Point
+from ..run.metrics_view import Point
 from ..run.reading import COUNTS, RunProgress, RunView
 
 UNITS = ("B", "kB", "MB", "GB", "TB", "PB")

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import ConfigurationError
 from ..metrics.best import Mode, ranked
-from ..run.metrics_store import BestValue
+from ..run.metrics_view import BestValue
 from ..run.reading import STATES, RunView
 from .arguments import ROOT, add_command, all_runs, short_path
 from .exits import OK

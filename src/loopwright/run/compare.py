@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from .changes import Change, find_changes, flatten, is_identical
 from .directory import FOLDERS
-from .metrics_store import MetricsView
+from .metrics_view import MetricsView
 from .reading import RunView
 
 Level = Literal["steps", "epochs"]

@@ -19,7 +19,7 @@ from ..errors import CheckpointError, ConfigurationError
 from ..metrics.best import Mode, direction_of, headline
 from .config_file import read_config
 from .directory import is_held_here
-from .metrics_store import BestValue, MetricsView, Point
+from .metrics_view import BestValue, MetricsView, Point
 
 if TYPE_CHECKING:
     from ..checkpoint import CheckpointInfo

@@ -1,0 +1,281 @@
+"""Curves of metrics at the resolution of a screen, out of values and summaries, with no spike lost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from .axes import AXES, Axis
+from .schema import LEVELS, VERSION
+
+if TYPE_CHECKING:
+    import sqlite3
+
+    import numpy as np
+
+    Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+    Columns: TypeAlias = dict[str, Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Columns of a metric along an axis; a column stands for one value or, where there are many, for several.
+
+    A mean is that of the finite values of a column, and NaN where there are none; `min` and `max` are those of all
+    values but NaN.
+    """
+
+    name: str
+    level: Literal["step", "epoch"]
+    x: str  # step, update, epoch, samples, seconds, wall, or the name of another metric
+    every: int  # how many values a column stands for, on average
+    total: int  # number of values in the range
+    unplaced: int  # number of those whose place along the axis is not known, which have no column
+    places: list[float]
+    mean: list[float]
+    min: list[float]
+    max: list[float]
+    count: list[int]
+    nonfinite: list[int]
+
+    def columns(self) -> dict[str, list[Any]]:
+        """The columns for JSON: None stands for NaN and infinite numbers, which `nonfinite` counts."""
+        floats = {"x": self.places, "mean": self.mean, "min": self.min, "max": self.max}
+        found: dict[str, list[Any]] = {
+            name: [value if isfinite(value) else None for value in column] for name, column in floats.items()
+        }
+        return found | {"count": self.count, "nonfinite": self.nonfinite}
+
+
+def step_curve(
+    connection: sqlite3.Connection,
+    name: str,
+    x: str,
+    bounds: tuple[float | None, float | None],
+    points: int,
+    *,
+    after: int | None = None,
+) -> Curve:
+    """The curve of a metric of steps between two places along the axis, both included, or after a step."""
+    key, other = id_of(connection, name), None if x in AXES else id_of(connection, x)
+    axis = Axis(connection, "step" if other is not None else x)
+    ends = first_and_last_step(connection, key)
+    ends = ends if after is None else (max(ends[0], after + 1), ends[1])
+    if other is None:
+        columns = StepRange.within(connection, ends, axis.steps_between(*bounds, ends), points).read(key)
+        return _curve(name, "step", x, axis.place(columns))
+    columns = StepRange.within(connection, ends, ends, points).read_against(key, other)
+    if bounds != (None, None):
+        columns = _within(columns, bounds)  # then once more, at the resolution of the steps that are left
+        if len(columns["key"]):
+            steps = int(columns["first"].min()), int(columns["last"].max())
+            columns = _within(StepRange.within(connection, ends, steps, points).read_against(key, other), bounds)
+    return _curve(name, "step", x, columns)
+
+
+def epoch_curve(
+    connection: sqlite3.Connection,
+    name: str,
+    x: str,
+    bounds: tuple[float | None, float | None],
+    *,
+    after: int | None = None,
+) -> Curve:
+    """The curve of a metric of epochs, every value."""
+    import numpy as np
+
+    if x in AXES:
+        place = "v.epoch" if x == "epoch" else 'v."update"' if x == "update" else f"c.{x}"
+        query = f"SELECT v.epoch, v.value, {place} FROM epoch_values v LEFT JOIN epoch_clock c ON c.epoch = v.epoch"
+        values: tuple[object, ...] = (id_of(connection, name),)
+    else:
+        query = "SELECT v.epoch, v.value, o.value FROM epoch_values v JOIN epoch_values o ON o.epoch = v.epoch"
+        query, values = f"{query} AND o.name = ?", (id_of(connection, x), id_of(connection, name))
+    start = -(2**62) if after is None else after
+    rows = connection.execute(f"{query} WHERE v.name = ? AND v.epoch > ? ORDER BY v.epoch", (*values, start)).fetchall()
+    epochs, numbers, places = np.array(rows, float).reshape(-1, 3).T
+    columns = _of_values(epochs, numbers) | {"x": places}
+    return _curve(name, "epoch", x, _within(columns, bounds))
+
+
+def id_of(connection: sqlite3.Connection, name: str) -> object:
+    """The id of a metric in the file; of one that is not there, an id that nothing has."""
+    if not has_summaries(connection):
+        return name
+    found = connection.execute("SELECT id FROM names WHERE name = ?", (name,)).fetchone()
+    return -1 if found is None else found[0]
+
+
+def has_summaries(connection: sqlite3.Connection) -> bool:
+    """Whether the file is of today's version."""
+    return bool(connection.execute("PRAGMA user_version").fetchone()[0] == VERSION)
+
+
+def first_and_last_step(connection: sqlite3.Connection, key: object) -> tuple[int, int]:
+    """The first and the last step of a metric; an empty range where it has no values."""
+    ends = (f"(SELECT {end}(step) FROM step_values WHERE name = ?1)" for end in ("min", "max"))
+    first, last = connection.execute(f"SELECT {', '.join(ends)}", (key,)).fetchone()
+    return (0, -1) if first is None else (first, last)
+
+
+@dataclass(frozen=True, slots=True)
+class StepRange:
+    """Steps of a file, and how many of them a column may stand for."""
+
+    connection: sqlite3.Connection
+    first: int
+    last: int
+    points: int
+
+    @classmethod
+    def within(
+        cls, connection: sqlite3.Connection, ends: tuple[int, int], wanted: tuple[int, int], points: int
+    ) -> StepRange:
+        """The steps that are wanted, as far as there are any."""
+        return cls(connection, max(ends[0], wanted[0]), min(ends[1], wanted[1]), max(points, 1))
+
+    @property
+    def width(self) -> int:
+        """The steps that a column stands for, where it stands for several."""
+        return max(-(-(self.last - self.first + 1) // self.points), 1)
+
+    def read(self, key: object) -> Columns:
+        """Every value, where they are few enough, else columns of several values."""
+        return self._values(key) if self._fits(key) else self._merged(key)
+
+    def read_against(self, key: object, other: object) -> Columns:
+        """The columns of a metric at the means of another one in the same steps."""
+        import numpy as np
+
+        read = self._values if self._fits(key) else self._merged
+        ours, theirs = read(key), read(other)
+        _, mine, their = np.intersect1d(ours["key"], theirs["key"], assume_unique=True, return_indices=True)
+        joined = {name: column[mine] for name, column in ours.items()}
+        return joined | {"x": _mean({name: column[their] for name, column in theirs.items()})}
+
+    def _fits(self, key: object) -> bool:
+        values = "SELECT 1 FROM step_values WHERE name = ? AND step BETWEEN ? AND ? LIMIT ?"
+        bounds = (key, self.first, self.last, self.points + 1)
+        return bool(self.connection.execute(f"SELECT count(*) FROM ({values})", bounds).fetchone()[0] <= self.points)
+
+    def _values(self, key: object) -> Columns:
+        return _values(self.connection, key, self.first, self.last)
+
+    def _merged(self, key: object) -> Columns:
+        fitting = (level for level in LEVELS if 8**level <= self.width and has_summaries(self.connection))
+        columns = _pieces(self.connection, key, self.first, self.last, max(fitting, default=0))
+        return _merge(columns, (columns["key"] - self.first) // self.width)
+
+
+def _pieces(connection: sqlite3.Connection, key: object, first: int, last: int, level: int) -> Columns:
+    """Summaries of a level and, where its buckets reach beyond the range, of the levels below it; in order."""
+    import numpy as np
+
+    if level == 0 or first > last:
+        return _values(connection, key, first, last)
+    size = 8**level
+    start, end = -(-first // size), (last + 1) // size  # the buckets that lie within the range, without `end`
+    if start >= end:
+        return _pieces(connection, key, first, last, level - 1)
+    parts = [
+        _pieces(connection, key, first, start * size - 1, level - 1),
+        _buckets(connection, key, start, end - 1, level),
+        _pieces(connection, key, end * size, last, level - 1),
+    ]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _buckets(connection: sqlite3.Connection, key: object, first: int, last: int, level: int) -> Columns:
+    import numpy as np
+
+    names = ("key", "first", "last", "count", "nonfinite", "min", "max", "total")
+    query = (
+        "SELECT bucket, first_step, last_step, count, nonfinite, min, max, total FROM summaries "
+        "WHERE name = ? AND level = ? AND bucket BETWEEN ? AND ? ORDER BY bucket"
+    )
+    rows = connection.execute(query, (key, level, first, last)).fetchall()
+    table = np.array(rows, float).reshape(-1, len(names)).T
+    columns = dict(zip(names, table, strict=True))
+    columns["key"] = columns["key"] * 8**level
+    columns["update"] = np.full(len(rows), np.nan)
+    return columns
+
+
+def _values(connection: sqlite3.Connection, key: object, first: int, last: int) -> Columns:
+    import numpy as np
+
+    query = 'SELECT step, value, "update" FROM step_values WHERE name = ? AND step BETWEEN ? AND ? ORDER BY step'
+    rows = connection.execute(query, (key, first, last)).fetchall()
+    steps, values, updates = np.array(rows, float).reshape(-1, 3).T
+    return _of_values(steps, values) | {"update": updates}
+
+
+def _of_values(places: Array, values: Array) -> Columns:
+    """Columns of one value each."""
+    import numpy as np
+
+    ones, odd = np.ones(len(places)), ~np.isfinite(values)
+    finite = np.where(odd, 0.0, values)
+    columns = {"key": places, "first": places, "last": places, "count": ones, "nonfinite": odd.astype(float)}
+    return columns | {"min": values, "max": values, "total": finite, "update": np.full(len(places), np.nan)}
+
+
+def _merge(columns: Columns, groups: Array) -> Columns:
+    """One column for each group of neighbours."""
+    import numpy as np
+
+    if not len(groups):
+        return columns
+    starts = np.flatnonzero(np.concatenate(([True], groups[1:] != groups[:-1])))
+    reduce: dict[str, Any] = {"min": np.fmin, "max": np.fmax, "first": np.minimum, "last": np.maximum}
+    merged = {name: reduce.get(name, np.add).reduceat(column, starts) for name, column in columns.items()}
+    sizes = np.diff(np.concatenate((starts, [len(groups)])))
+    return merged | {"key": groups[starts], "update": merged["update"] / sizes}
+
+
+def _within(columns: Columns, bounds: tuple[float | None, float | None]) -> Columns:
+    import numpy as np
+
+    if bounds == (None, None):
+        return columns
+    first, last = bounds
+    kept = (columns["x"] >= (-np.inf if first is None else first)) & (
+        columns["x"] <= (np.inf if last is None else last)
+    )
+    return {name: column[kept] for name, column in columns.items()}
+
+
+def _curve(name: str, level: Literal["step", "epoch"], x: str, columns: Columns) -> Curve:
+    import numpy as np
+
+    total = int(columns["count"].sum())
+    known = ~np.isnan(columns["x"])
+    unplaced = int(columns["count"][~known].sum())
+    columns = {key: column[known] for key, column in columns.items()}
+    mean = _mean(columns)
+    number = len(mean)
+    return Curve(
+        name,
+        level,
+        x,
+        max(round((total - unplaced) / number), 1) if number else 1,
+        total,
+        unplaced,
+        columns["x"].tolist(),
+        mean.tolist(),
+        columns["min"].tolist(),
+        columns["max"].tolist(),
+        columns["count"].astype(int).tolist(),
+        columns["nonfinite"].astype(int).tolist(),
+    )
+
+
+def _mean(columns: Columns) -> Array:
+    """The mean of the finite values of each column; a single value as it is."""
+    import numpy as np
+
+    finite = columns["count"] - columns["nonfinite"]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = np.where(finite > 0, columns["total"] / finite, np.nan)
+    return np.where(columns["count"] == 1, columns["min"], np.clip(mean, columns["min"], columns["max"]))

@@ -1,0 +1,291 @@
+"""The reader of `metrics.sqlite`: it changes nothing, reads while others write, and takes files of any version."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from ..errors import CheckpointError
+from ..metrics.best import Mode, first_best
+from .curves import Curve, epoch_curve, has_summaries, id_of, step_curve
+from .metrics_records import (
+    Changes,
+    Cursor,
+    Event,
+    LogLine,
+    MediaItem,
+    read_changes,
+    read_cursor,
+    read_events,
+    read_last_step,
+    read_latest,
+    read_log_lines,
+    read_media,
+)
+from .schema import exact_value, is_at_rest, open_for_reading
+
+if TYPE_CHECKING:
+    import sqlite3
+
+T = TypeVar("T")
+PLACES = {"steps": ("step_values", "step"), "epochs": ("epoch_values", "epoch")}
+WINDOW = 4096  # steps that are sorted at once
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A value of a metric: at a step or an epoch (`at`), and at an update."""
+
+    at: int
+    update: int
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class BestValue:
+    """The best value of an epoch metric and the epoch that measured it."""
+
+    name: str
+    value: float
+    epoch: int
+    mode: Mode
+
+
+class MetricsView:
+    """What one run has logged, read when it is asked for; each method sees one consistent state of the file.
+
+    Args:
+        path: The file; without one, everything is empty.
+        keep_open: Keep the file open between calls while no process writes to it. Any thread may call.
+    """
+
+    def __init__(self, path: Path, *, keep_open: bool = False) -> None:
+        self.path = Path(path)
+        self.keep_open = keep_open
+        self._kept: tuple[sqlite3.Connection, object] | None = None
+        self._lock = threading.RLock()
+
+    def names(self) -> list[str]:
+        """The names of all metrics, sorted."""
+        return sorted({*self.epoch_names, *self.step_names()})
+
+    def step_names(self) -> list[str]:
+        """The names of the metrics of steps, sorted."""
+        has_values = "EXISTS (SELECT 1 FROM step_values v WHERE v.name = n.id)"
+        return sorted(str(name) for (name,) in self._rows(f"SELECT n.name FROM names n WHERE {has_values}"))
+
+    @cached_property
+    def epoch_names(self) -> list[str]:
+        """The names of the metrics of epochs, in the order they first appeared."""
+        return list(dict.fromkeys(name for name, _ in self._epochs))
+
+    def steps(self, name: str) -> list[Point]:
+        """The values of a metric at every step that was logged."""
+        query = 'SELECT step, "update", value, exact FROM step_values WHERE name = ? ORDER BY step'
+        rows = self._read(lambda connection: connection.execute(query, (id_of(connection, name),)).fetchall())
+        return [point for row in rows or () if (point := _point(*row)) is not None]
+
+    def epochs(self, name: str) -> list[Point]:
+        """The values of a metric of the epochs; an epoch that was cut short and went on has its last value."""
+        points = {point.at: point for known, point in self._epochs if known == name}
+        return list(points.values())
+
+    def best(self, name: str, mode: Mode) -> BestValue | None:
+        """The best value of an epoch metric, the earliest of equals; None where there is none but NaN."""
+        points = sorted(self.epochs(name), key=lambda point: point.at)
+        best = first_best(points, lambda point: point.value, mode)
+        return None if best is None else BestValue(name, best.value, best.at, mode)
+
+    def latest(self) -> dict[str, float]:
+        """The newest value of every metric; of a metric of steps and epochs, that of the last epoch."""
+        rows = self._read(read_latest) or []
+        of_steps = {str(name): value for name, *both in rows if (value := exact_value(*both)) is not None}
+        return of_steps | {name: point.value for name, point in self._epochs}
+
+    def last_step(self) -> tuple[int, int] | None:
+        """The newest (step, update) that was logged, found without reading the others."""
+        rows = self._read(read_last_step) or ()
+        return next((row for row in rows if _are_counts(*row)), None)
+
+    def last_epoch(self) -> Point | None:
+        """Any metric of the newest epoch, for its number and update."""
+        return self._epochs[-1][1] if self._epochs else None
+
+    def by_place(self, level: Literal["steps", "epochs"]) -> Iterator[tuple[int, dict[str, float]]]:
+        """All metrics of one step or epoch after the other, read as they are needed."""
+        points = ((str(name), point) for *row, name in self._stream(level) if (point := _point(*row)) is not None)
+        for at, group in groupby(points, key=lambda item: item[1].at):
+            yield at, {name: point.value for name, point in group}
+
+    def curve(
+        self, name: str, *, x: str = "step", first: float | None = None, last: float | None = None, points: int = 1000
+    ) -> Curve:
+        """A metric of steps along an axis, in about `points` columns: every value where they fit, else summaries.
+
+        Args:
+            name: The metric.
+            x: step, update, epoch (with the part of it that is over), samples, seconds (of training), wall (seconds
+                since 1970), or the name of another metric.
+            first: Where the range begins along the axis, which is included; by default the beginning.
+            last: Where it ends, which is included.
+            points: How many columns there may be.
+        """
+        found = self._read(lambda connection: step_curve(connection, name, x, (first, last), points))
+        return Curve(name, "step", x, 1, 0, 0, [], [], [], [], [], []) if found is None else found
+
+    def epoch_curve(
+        self, name: str, *, x: str = "epoch", first: float | None = None, last: float | None = None
+    ) -> Curve:
+        """A metric of epochs along an axis, every value; the axes are those of `curve`."""
+        found = self._read(lambda connection: epoch_curve(connection, name, x, (first, last)))
+        return Curve(name, "epoch", x, 1, 0, 0, [], [], [], [], [], []) if found is None else found
+
+    def clock(self) -> dict[str, list[Any]]:
+        """The columns of the clock: the places of the steps at which the run logged."""
+        names = ("step", "update", "epoch", "samples", "seconds", "wall")
+        rows = self._rows('SELECT step, "update", epoch, samples, seconds, wall FROM clock ORDER BY step')
+        return {name: [row[index] for row in rows] for index, name in enumerate(names)}
+
+    def events(self) -> list[Event]:
+        """Everything that happened, in order."""
+        return self._read(lambda connection: read_events(connection, 0)) or []
+
+    def media(self, name: str | None = None) -> list[MediaItem]:
+        """Images, histograms, texts and tables, in the order of steps."""
+        items = self._read(lambda connection: read_media(connection, "id > ?", 0)) or []
+        return [item for item in items if name in (None, item.name)]
+
+    def media_item(self, number: int) -> MediaItem | None:
+        """The item with an id."""
+        items = self._read(lambda connection: read_media(connection, "id = ?", number)) or []
+        return items[0] if items else None
+
+    def media_names(self) -> dict[str, str]:
+        """The names of all media and the kind of each, sorted."""
+        return dict(self._rows("SELECT name, kind FROM media GROUP BY name ORDER BY name"))
+
+    def log_lines(self, last: int = 200) -> list[LogLine]:
+        """The last lines of the log, in order."""
+        return self._read(lambda connection: read_log_lines(connection, 0, last)) or []
+
+    def cursor(self) -> Cursor:
+        """How far the file goes."""
+        return self._read(read_cursor) or Cursor()
+
+    def since(self, cursor: Cursor, names: Collection[str], *, x: str = "step", points: int = 1000) -> Changes:
+        """What was added after a cursor: the values of some metrics, and all else.
+
+        Args:
+            cursor: How far the caller has read: that of the last changes, or `Cursor()`.
+            names: The metrics.
+            x: The axis, as for `curve`.
+            points: How many columns a curve may have.
+        """
+        found = self._read(lambda connection: read_changes(connection, cursor, names, x, points))
+        return Changes(Cursor(), cursor != Cursor(), {}, {}, [], [], []) if found is None else found
+
+    def close(self) -> None:
+        """Close the file, if it was kept open."""
+        with self._lock:
+            if self._kept is not None:
+                self._kept[0].close()
+                self._kept = None
+
+    @cached_property
+    def _epochs(self) -> list[tuple[str, Point]]:
+        columns, tables = 'v.epoch, v."update", v.value, v.exact, n.name', "names n CROSS JOIN epoch_values v"
+        rows = self._rows(f"SELECT {columns} FROM {tables} ON v.name = n.id ORDER BY v.epoch, v.name")
+        return [(str(name), point) for *row, name in rows if (point := _point(*row)) is not None]
+
+    def _rows(self, query: str, *values: object) -> list[Any]:
+        return self._read(lambda connection: connection.execute(query, values).fetchall()) or []
+
+    def _read(self, read: Callable[[sqlite3.Connection], T]) -> T | None:
+        """What a function reads in one transaction; None where the run has not written anything yet."""
+        with self._lock, self._explained():
+            if not self.path.is_file():
+                self.close()
+                return None
+            with self._transaction(self._open()) as connection:
+                return read(connection)
+
+    def _stream(self, level: Literal["steps", "epochs"]) -> Iterator[Any]:
+        """The rows of all metrics in order, from a connection of its own."""
+        if not self.path.is_file():
+            return
+        with self._explained():
+            connection = open_for_reading(self.path)
+            try:
+                connection.execute("BEGIN")
+                yield from _all_rows(connection, *PLACES[level])
+            finally:
+                connection.close()
+
+    @contextmanager
+    def _transaction(self, connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+        try:
+            connection.execute("BEGIN")
+            yield connection
+        finally:
+            if self._kept is not None and self._kept[0] is connection:
+                connection.rollback()
+            else:
+                connection.close()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        import sqlite3
+
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise CheckpointError(
+                f"The metrics in {self.path} cannot be read: {error}. Restore the file, or copy the run to where you "
+                "may write."
+            ) from error
+
+    def _open(self) -> sqlite3.Connection:
+        """A connection; a kept one is that of a file at rest which has not changed since."""
+        state = self._state() if self.keep_open else None
+        if self._kept is not None and self._kept[1] == state and state is not None:
+            return self._kept[0]
+        self.close()
+        connection = open_for_reading(self.path)
+        if state is not None and state == self._state():
+            self._kept = connection, state
+        return connection
+
+    def _state(self) -> object:
+        """What tells a file at rest from any other; None while a process writes to it."""
+        found = self.path.stat()
+        return (found.st_ino, found.st_size, found.st_mtime_ns) if is_at_rest(self.path) else None
+
+
+def _all_rows(connection: sqlite3.Connection, table: str, place: str) -> Iterator[Any]:
+    """The rows of a table in the order of places, sorted by parts where it is large."""
+    query = f'SELECT v.{place}, v."update", v.value, v.exact, n.name FROM names n CROSS JOIN {table} v ON v.name = n.id'
+    if not has_summaries(connection):
+        yield from connection.execute(f"{query} ORDER BY v.{place}, n.name")
+        return
+    following = f"SELECT (SELECT min({place}) FROM {table} v WHERE v.name = n.id AND {place} >= ?) AS next FROM names n"
+    start = -(2**62)
+    while (first := connection.execute(f"SELECT min(next) FROM ({following})", (start,)).fetchone()[0]) is not None:
+        start = first + WINDOW
+        part = f"{query} AND v.{place} >= ? AND v.{place} < ? ORDER BY v.{place}, v.name"
+        yield from connection.execute(part, (first, start)).fetchall()
+
+
+def _point(at: object, update: object, value: object, exact: object) -> Point | None:
+    """A row as written by `MetricsStore`; None for what it would not have written."""
+    number = exact_value(value, exact)
+    return Point(at, update, number) if isinstance(at, int) and isinstance(update, int) and number is not None else None
+
+
+def _are_counts(*values: object) -> bool:
+    return all(isinstance(value, int) for value in values)

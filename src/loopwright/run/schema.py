@@ -1,0 +1,262 @@
+"""The tables of `metrics.sqlite`, the views for users' SQL, and how files of any version are opened."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import CheckpointError
+
+if TYPE_CHECKING:
+    import sqlite3
+
+
+VERSION = 2  # of the file, in `PRAGMA user_version`; the first edition wrote 0
+LEVELS = (1, 2, 3, 4, 5, 6)  # of summaries: a bucket of level L has the values of 8**L steps
+BUSY_SECONDS = 10.0
+
+_PLACE = '"update" INTEGER, step INTEGER, epoch INTEGER, samples INTEGER, seconds REAL, wall REAL'
+TABLES = {
+    "names": "(id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE)",
+    "step_values": '(name INTEGER, step INTEGER, "update" INTEGER, value REAL, exact BLOB, '
+    "PRIMARY KEY (name, step)) WITHOUT ROWID",
+    "epoch_values": '(name INTEGER, epoch INTEGER, "update" INTEGER, value REAL, exact BLOB, '
+    "PRIMARY KEY (name, epoch)) WITHOUT ROWID",
+    "summaries": "(name INTEGER, level INTEGER, bucket INTEGER, first_step INTEGER, last_step INTEGER, "
+    "count INTEGER, nonfinite INTEGER, min REAL, max REAL, total REAL, "
+    "PRIMARY KEY (name, level, bucket)) WITHOUT ROWID",
+    "clock": '(step INTEGER PRIMARY KEY, "update" INTEGER, epoch INTEGER, samples INTEGER, seconds REAL, wall REAL)',
+    "epoch_clock": '(epoch INTEGER PRIMARY KEY, "update" INTEGER, step INTEGER, samples INTEGER, seconds REAL, '
+    "wall REAL)",
+    "events": f"(id INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, text TEXT, detail TEXT, {_PLACE})",
+    "media": f"(id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, kind TEXT NOT NULL, {_PLACE}, "
+    "position INTEGER, file TEXT, content TEXT, caption TEXT, UNIQUE (name, step, position))",
+    "log_lines": "(id INTEGER PRIMARY KEY AUTOINCREMENT, wall REAL, level TEXT, text TEXT)",
+    "facts": "(key TEXT PRIMARY KEY, value)",
+}
+
+
+def _between(column: str, *, is_whole: bool = False) -> str:
+    """A column of the clock at a step: between two log points in proportion."""
+    proportion = f"a.{column} + (b.{column} - a.{column}) * 1.0 * (v.step - a.step) / (b.step - a.step)"
+    value = f"CAST(round({proportion}) AS INTEGER)" if is_whole else proportion
+    return f"CASE WHEN a.step IS NULL OR b.step = v.step THEN b.{column} ELSE {value} END AS {column}"
+
+
+_AROUND = """
+LEFT JOIN clock a ON a.step = (SELECT max(step) FROM clock WHERE step < v.step)
+LEFT JOIN clock b ON b.step = (SELECT min(step) FROM clock WHERE step >= v.step)"""
+_MEASURED = f"""b.epoch AS epoch,
+  {_between("samples", is_whole=True)}, {_between("seconds")}, {_between("wall")}"""
+CLOCK_AT = f"""
+SELECT v.step AS step, {_between('"update"')}, {_MEASURED} FROM (SELECT value AS step FROM json_each(?)) v {_AROUND}"""
+
+VIEWS = {
+    "metrics": f"""
+SELECT n.name AS name, v.step AS step, v."update" AS "update", {_MEASURED}, v.value AS value
+FROM names n CROSS JOIN step_values v ON v.name = n.id {_AROUND}""",
+    "epochs": """
+SELECT n.name AS name, v.epoch AS epoch, v."update" AS "update", c.step AS step, c.samples AS samples,
+  c.seconds AS seconds, c.wall AS wall, v.value AS value
+FROM names n CROSS JOIN epoch_values v ON v.name = n.id LEFT JOIN epoch_clock c ON c.epoch = v.epoch""",
+    "step_metrics": """
+SELECT v."update" AS "update", v.step AS step, n.name AS name, v.value AS value, v.exact AS exact
+FROM names n CROSS JOIN step_values v ON v.name = n.id""",
+    "epoch_metrics": """
+SELECT v.epoch AS epoch, v."update" AS "update", n.name AS name, v.value AS value, v.exact AS exact
+FROM names n CROSS JOIN epoch_values v ON v.name = n.id""",
+}
+OLD_TABLES = ("step_metrics", "epoch_metrics")  # of version 0
+OLD_VIEWS = {  # what stands for the tables of today when a file of version 0 is read; the text of a name is its id
+    "names": "SELECT name AS id, name FROM main.step_metrics UNION SELECT name, name FROM main.epoch_metrics",
+    "step_values": 'SELECT name, step, "update", value, exact FROM main.step_metrics',
+    "epoch_values": 'SELECT name, epoch, "update", value, exact FROM main.epoch_metrics',
+    "epoch_clock": 'SELECT epoch, max("update") AS "update", NULL AS step, NULL AS samples, NULL AS seconds, '
+    "NULL AS wall FROM main.epoch_metrics GROUP BY epoch",
+}
+
+# A cross join is one in the order in which it is written: by names first, of which there are few.
+# Values that are not NaN and not infinite: the literal is infinite, and a comparison with NULL is not true.
+_FINITE = "abs(value) < 9e999"
+SUMMARIES_OF_VALUES = f"""
+INSERT OR REPLACE INTO summaries
+SELECT v.name, 1, v.step >> 3, min(v.step), max(v.step), count(*), count(*) - count(CASE WHEN {_FINITE} THEN 1 END),
+  min(v.value), max(v.value), total(CASE WHEN {_FINITE} THEN v.value END)
+FROM names n CROSS JOIN step_values v ON v.name = n.id AND v.step BETWEEN ? AND ? GROUP BY v.name, v.step >> 3"""
+SUMMARIES_OF_SUMMARIES = """
+INSERT OR REPLACE INTO summaries
+SELECT s.name, s.level + 1, s.bucket >> 3, min(s.first_step), max(s.last_step), sum(s.count), sum(s.nonfinite),
+  min(s.min), max(s.max), total(s.total)
+FROM names n CROSS JOIN summaries s ON s.name = n.id AND s.level = ? AND s.bucket BETWEEN ? AND ?
+GROUP BY s.name, s.bucket >> 3"""
+
+
+def summarize(connection: sqlite3.Connection, first: int, last: int) -> None:
+    """Compute the summaries of every bucket that has a step from `first` to `last`, each level from the one below."""
+    connection.execute(SUMMARIES_OF_VALUES, (first >> 3 << 3, (last >> 3 << 3) + 7))
+    for level in LEVELS[:-1]:
+        buckets = first >> 3 * (level + 1) << 3, (last >> 3 * (level + 1) << 3) + 7
+        connection.execute(SUMMARIES_OF_SUMMARIES, (level, *buckets))
+
+
+def open_for_writing(path: Path) -> sqlite3.Connection:
+    """Open or create a file; one of the first edition is brought to today's version, all of it or nothing."""
+    import sqlite3
+
+    connection = None
+    try:
+        connection = _connect_to(path.as_uri() + "?mode=rwc")
+        connection.execute("PRAGMA trusted_schema=OFF")
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=NORMAL")
+        connection.execute("BEGIN IMMEDIATE")
+        if version_of(connection, path) != VERSION:
+            _create(connection)
+        connection.execute("COMMIT")
+    except BaseException as error:
+        if connection is not None:
+            connection.close()
+        if isinstance(error, sqlite3.Error):
+            raise CheckpointError(
+                f"The metrics in {path} cannot be opened: {error}. Restore the file, or move it away."
+            ) from error
+        raise
+    return connection
+
+
+def _connect_to(uri: str) -> sqlite3.Connection:
+    import sqlite3
+
+    return sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, check_same_thread=False, isolation_level=None)
+
+
+def version_of(connection: sqlite3.Connection, path: Path) -> int:
+    """The version of a file; 0 of a file without tables too. An error for a version that is not known."""
+    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    if version not in (0, VERSION):
+        raise CheckpointError(
+            f"The metrics in {path} have version {version} of the file format; this Loopwright reads the versions 0 "
+            f"and {VERSION}. Install the Loopwright that wrote them, or a newer one."
+        )
+    return version
+
+
+def _create(connection: sqlite3.Connection) -> None:
+    is_old = has_tables(connection, OLD_TABLES)
+    if is_old:
+        for table in OLD_TABLES:
+            connection.execute(f"ALTER TABLE {table} RENAME TO old_{table}")
+    for table, columns in TABLES.items():
+        connection.execute(f"CREATE TABLE {table} {columns}")
+    for view, query in VIEWS.items():
+        connection.execute(f"CREATE VIEW {view} AS {query}")
+    connection.execute("INSERT INTO facts VALUES ('generation', 0)")
+    if is_old:
+        _migrate(connection)
+    connection.execute(f"PRAGMA user_version={VERSION}")
+
+
+def _migrate(connection: sqlite3.Connection) -> None:
+    """Move the rows of version 0, which had neither a clock nor anything but numbers, and drop its tables."""
+    connection.execute(
+        "INSERT INTO names (name) SELECT name FROM (SELECT name, 0 AS part, min(rowid) AS at FROM old_step_metrics "
+        "GROUP BY name UNION ALL SELECT name, 1, min(rowid) FROM old_epoch_metrics GROUP BY name) "
+        "WHERE typeof(name) = 'text' GROUP BY name ORDER BY min(part), min(at)"
+    )
+    for table, at in (("step", "step"), ("epoch", "epoch")):
+        connection.execute(
+            f'INSERT OR REPLACE INTO {table}_values SELECT n.id, {at}, "update", value, exact '
+            f"FROM old_{table}_metrics o JOIN names n ON n.name = o.name WHERE typeof({at}) = 'integer' "
+            "AND typeof(\"update\") = 'integer' AND (typeof(value) IN ('real', 'integer') OR length(exact) = 8) "
+            "ORDER BY o.rowid"
+        )
+    connection.execute(
+        'INSERT INTO clock (step, "update") SELECT max(step), "update" FROM step_values GROUP BY step >> 9'
+    )
+    connection.execute(
+        'INSERT INTO epoch_clock (epoch, "update") SELECT epoch, max("update") FROM epoch_values GROUP BY epoch'
+    )
+    first, last = connection.execute("SELECT min(step), max(step) FROM step_values").fetchone()
+    if first is not None:
+        summarize(connection, first, last)
+    for table in OLD_TABLES:
+        connection.execute(f"DROP TABLE old_{table}")
+
+
+def open_for_reading(path: Path) -> sqlite3.Connection:
+    """Open a file without changing it; the tables of today can be asked whatever its version is."""
+    import sqlite3
+
+    try:
+        connection = _connect(path, is_at_rest=is_at_rest(path))
+    except sqlite3.DatabaseError:  # a writer may have come since we looked for its log
+        connection = _connect(path, is_at_rest=False)
+    try:
+        _adapt(connection, path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def is_at_rest(path: Path) -> bool:
+    """Whether no process writes to a file: there is no log of SQLite beside it, or an empty one that was left over."""
+    try:
+        return path.with_name(path.name + "-wal").stat().st_size == 0
+    except FileNotFoundError:
+        return True
+
+
+def _connect(path: Path, *, is_at_rest: bool) -> sqlite3.Connection:
+    """Open the file for reading; as immutable where no process writes to it, or SQLite would leave a log behind."""
+    import sqlite3
+
+    options = "?mode=ro&immutable=1" if is_at_rest else "?mode=ro"
+    connection = _connect_to(path.absolute().as_uri() + options)
+    try:
+        connection.execute("PRAGMA trusted_schema=OFF")
+        connection.execute("PRAGMA temp_store=MEMORY")
+        connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    except sqlite3.Error:
+        connection.close()
+        raise
+    return connection
+
+
+def _adapt(connection: sqlite3.Connection, path: Path) -> None:
+    """Let temporary views and empty tables stand for the tables that the file lacks."""
+    if version_of(connection, path) == VERSION and has_tables(connection, TABLES):
+        return
+    views = OLD_VIEWS if has_tables(connection, OLD_TABLES) else {}
+    for table, columns in TABLES.items():
+        if table in views:
+            connection.execute(f"CREATE TEMP VIEW {table} AS {views[table]}")
+        else:
+            connection.execute(f"CREATE TEMP TABLE {table} {columns}")
+
+
+def has_tables(connection: sqlite3.Connection, tables: object) -> bool:
+    """Whether the tables are in the file and are tables: a view in the place of one could be anything."""
+    kinds = dict(connection.execute("SELECT name, type FROM main.sqlite_schema").fetchall())
+    return all(kinds.get(table) == "table" for table in tables)  # type: ignore[attr-defined]
+
+
+_EXACT = struct.Struct(">d")
+
+
+def exact_bytes(value: float) -> bytes | None:
+    """The eight bytes of a value that SQLite cannot hold: NaN, and negative zero."""
+    if value != value:
+        return _EXACT.pack(value)
+    return NEGATIVE_ZERO if value == 0.0 and _EXACT.pack(value) == NEGATIVE_ZERO else None
+
+
+NEGATIVE_ZERO = _EXACT.pack(-0.0)
+
+
+def exact_value(value: object, exact: object) -> float | None:
+    """A value as it was written; None for what `MetricsStore` would not have written."""
+    if isinstance(exact, bytes) and len(exact) == 8:
+        return float(_EXACT.unpack(exact)[0])
+    return float(value) if isinstance(value, int | float) else None
