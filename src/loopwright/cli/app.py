@@ -22,10 +22,12 @@ from . import (
     finders,
     init,
     plot,
+    report,
     runs,
     show,
     sweep,
     train,
+    ui,
 )
 from .arguments import take_overrides
 from .exits import EXIT_CODES, FAILED, INTERRUPTED, OK, PIPE_CLOSED
@@ -34,7 +36,7 @@ from .output import printable
 # Each adds its commands to the parser; a command imports its dependencies when it runs.
 GROUPS = (
     *(init, check, train, sweep, evaluate, config, finders),
-    *(runs, show, diff, plot, export, checkpoint, doctor, completion),
+    *(ui, report, runs, show, diff, plot, export, checkpoint, doctor, completion),
 )
 
 

@@ -50,6 +50,18 @@ def _leaves(value: object, key: str) -> Iterator[tuple[str, object]]:
         yield from _leaves(item, f"{key}.{name}" if key else str(name))
 
 
+def short_keys(keys: Iterable[str]) -> dict[str, str]:
+    """Abbreviate each key to its last parts, as many as make it unique."""
+    known = list(keys)
+    short: dict[str, str] = {}
+    for key in known:
+        parts = key.lstrip("+").split(".")
+        endings = (".".join(parts[-count:]) for count in range(1, len(parts) + 1))
+        others = [other.lstrip("+") for other in known if other != key]
+        short[key] = next((end for end in endings if not any(f".{other}".endswith(f".{end}") for other in others)), key)
+    return short
+
+
 def find_changes(
     first: Mapping[str, object], second: Mapping[str, object], is_same: Callable[[object, object], bool]
 ) -> list[Change]:

@@ -17,6 +17,7 @@ from .metrics_view import MetricsView
 from .reading import RunView
 
 Level = Literal["steps", "epochs"]
+LEVELS: tuple[Level, Level] = ("steps", "epochs")
 OWN = ("name", "output_path", "tags", "resume")  # keys of a config that name a run and do not change its training
 MEASURED = re.compile(r"(^|[_/.])(time|seconds|second|eta|memory|throughput|speed)($|[_/.])")  # of the machine
 
@@ -54,6 +55,13 @@ class RunDiff:
 def compare_runs(first: RunView, second: RunView, *, ignore: tuple[str, ...] = (), strict: bool = False) -> RunDiff:
     """Compare two runs, without metrics that match a pattern of `ignore` and, unless `strict`, measured times."""
     parts = {name: _compare(pick(first), pick(second)) for name, pick in PARTS.items()}
+    return RunDiff(parts, *compare_metrics(first, second, ignore=ignore, strict=strict))
+
+
+def compare_metrics(
+    first: RunView, second: RunView, *, ignore: tuple[str, ...] = (), strict: bool = False
+) -> tuple[tuple[Divergence, Divergence], tuple[str, ...]]:
+    """Where the metrics of steps and of epochs diverge, and the metrics that were left out."""
     left_out: set[str] = set()
 
     def is_compared(name: str) -> bool:
@@ -62,8 +70,14 @@ def compare_runs(first: RunView, second: RunView, *, ignore: tuple[str, ...] = (
             return False
         return True
 
-    metrics = tuple(_part(first.metrics, second.metrics, level, is_compared) for level in ("steps", "epochs"))
-    return RunDiff(parts, metrics, tuple(sorted(left_out)))  # type: ignore[arg-type]
+    steps, epochs = (_part(first.metrics, second.metrics, level, is_compared) for level in LEVELS)
+    return (steps, epochs), tuple(sorted(left_out))
+
+
+def described_parts(run: RunView) -> dict[str, dict[str, object]]:
+    """Config, code, packages, seed, hardware and data of a run under dotted keys; a part that it lacks is empty."""
+    parts = {name: pick(run) for name, pick in PARTS.items()}
+    return {name: flatten(value) if value else {} for name, value in parts.items()}
 
 
 def _config(run: RunView) -> object:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ...checkpoint.manifest import local_path
 from ...errors import ConfigurationError
 from ...metrics.best import Mode, direction_of, ranked
+from ...run.changes import short_keys
 from ..arguments import add_command, add_config
 from ..exits import FOUND, INTERRUPTED, OK
 from ..output import RED, number_text, print_json, printable, progress_text, styled, time_text
@@ -258,18 +259,6 @@ def print_tasks(tasks: Sequence[Task], *, as_json: bool) -> None:
 def chosen_text(chosen: Mapping[str, Any]) -> str:
     titles = short_keys(chosen)
     return " ".join(f"{titles[key]}={number_text(value)}" for key, value in chosen.items())
-
-
-def short_keys(keys: Iterable[str]) -> dict[str, str]:
-    """Abbreviate each key to its last parts, as many as make it unique."""
-    known = list(keys)
-    short: dict[str, str] = {}
-    for key in known:
-        parts = key.lstrip("+").split(".")
-        endings = (".".join(parts[-count:]) for count in range(1, len(parts) + 1))
-        others = [other.lstrip("+") for other in known if other != key]
-        short[key] = next((end for end in endings if not any(f".{other}".endswith(f".{end}") for other in others)), key)
-    return short
 
 
 def _as_dict(ordered: Sequence[Result], metric: str, mode: Mode, folder: Path) -> dict[str, Any]:

@@ -1,0 +1,275 @@
+"""One run whole: overview, manifest, machine, checkpoints, events, media, log and traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..errors import LoopwrightError
+from ..run.changes import flatten
+from ..run.metrics_view import Event, LogLine, MediaItem, MetricsView
+from ..run.reading import CONFIG, RunView
+from .answers import Refusal
+from .folder import Entry, own_file
+from .overview import sentences
+
+if TYPE_CHECKING:
+    from ..checkpoint import CheckpointInfo
+
+T = TypeVar("T")
+Json = dict[str, Any]
+LOG, PROFILE = "log.txt", "profile.json"
+LOG_LINES, LOG_BYTES = 400, 400_000
+LARGEST_TEXT = 4_000_000  # bytes of a file that is passed through
+LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)[,.](\d{3}) ([A-Z]+) (.*)", re.DOTALL)
+TRACEBACK = "Traceback (most recent call last):"
+PLACE = ("step", "update", "epoch", "samples", "seconds", "wall")
+APART = ("packages", "hardware", "fingerprint", "data")  # entries of the manifest that have a place of their own
+
+
+class Detail:
+    """The answer of /api/run; a part that cannot be read is empty, and `problems` says why."""
+
+    def __init__(self, entry: Entry, run: RunView, metrics: MetricsView) -> None:
+        self.entry, self.run, self.metrics = entry, run, metrics
+        self.problems: list[str] = []
+
+    def answer(self) -> Json:
+        """All that the page of a run shows."""
+        run, manifest = self.run, self.run.manifest
+        events = self._part(self.metrics.events, [])
+        log = self._part(lambda: read_log(run.path, self.metrics, LOG_LINES), empty_log())
+        return {
+            "summary": self.entry.summary,
+            "sentences": self._part(lambda: sentences(run, events), []),
+            "path": str(run.path),
+            "command": _command(manifest.get("command")),
+            "manifest": {key: value for key, value in manifest.items() if key not in APART},
+            "config": run.config,
+            "config_text": read_text(run.path, CONFIG),
+            "environment": environment(manifest),
+            "data": manifest.get("data") or None,
+            "changes": _changes(manifest.get("changes")),
+            "checkpoints": self._part(lambda: checkpoints(run), []),
+            "events": [as_event(event) for event in events],
+            "media": self._part(lambda: media_index(self.metrics.media()), []),
+            "profile": self._part(lambda: read_profile(run.path), None),
+            "log": log,
+            "traceback": traceback_of(events, run.path) if run.state in ("failed", "crashed") else None,
+            "problems": list(dict.fromkeys([*self.entry.summary["damaged"], *run.problems, *self.problems])),
+        }
+
+    def _part(self, read: Callable[[], T], otherwise: T) -> T:
+        try:
+            return read()
+        except (LoopwrightError, OSError, ValueError) as error:
+            self.problems.append(str(error))
+            return otherwise
+
+
+def unreadable(entry: Entry) -> Json:
+    """The answer about a run of which nothing can be read."""
+    nothing = ("command", "config", "config_text", "data", "profile", "traceback")
+    return {
+        "summary": entry.summary,
+        "sentences": ["This run cannot be read.", *entry.summary["damaged"]],
+        "path": str(entry.path),
+        "manifest": {},
+        **dict.fromkeys(nothing),
+        **{name: [] for name in ("environment", "changes", "checkpoints", "events", "media")},
+        "log": empty_log(),
+        "problems": entry.summary["damaged"],
+    }
+
+
+def as_event(event: Event) -> Json:
+    """An event as JSON."""
+    return {"id": event.id, "kind": event.kind, "text": event.text, "detail": event.detail or None, **_place(event)}
+
+
+def _place(item: Event | MediaItem) -> Json:
+    return {name: getattr(item, name) for name in PLACE}
+
+
+def as_media(item: MediaItem) -> Json:
+    """A picture, histogram, text or table without its content."""
+    return {"id": item.id, **_place(item), "position": item.position, "caption": item.caption}
+
+
+def media_index(items: Iterable[MediaItem]) -> list[Json]:
+    """All media by name, each with its items in order."""
+    found: dict[tuple[str, str], list[Json]] = {}
+    for item in items:
+        found.setdefault((item.name, item.kind), []).append(as_media(item))
+    return [{"name": name, "kind": kind, "items": entries} for (name, kind), entries in found.items()]
+
+
+def contents(metrics: MetricsView, name: str, points: int) -> Json:
+    """The contents of all histograms, texts or tables of a name, evenly thinned to a number of them."""
+    items = [item for item in metrics.media(name) if item.kind != "image"]
+    if not items:
+        raise Refusal(404, f"The run has logged no histogram, text or table {name!r}.")
+    every = -(-len(items) // points)
+    chosen = items[::-1][::every][::-1]  # the newest is always among them
+    return {
+        "name": name,
+        "kind": items[0].kind,
+        "every": every,
+        "total": len(items),
+        "items": [{**as_media(item), "content": item.content} for item in chosen],
+    }
+
+
+def media_file(run: Path, item: MediaItem) -> bytes:
+    """The picture of an item; only files inside the run are read."""
+    path = None if item.file is None else own_file(run, item.file)
+    if path is None:
+        raise Refusal(404, f"The picture of {item.name!r} at step {item.step} is no longer there.")
+    return path.read_bytes()
+
+
+def checkpoints(run: RunView, *, verify: bool = False) -> list[Json]:
+    """The resume points and kept models of a run; sizes are compared, and hashes too if `verify`."""
+    from ..checkpoint.inspect import list_checkpoints
+    from ..run.best import choose
+
+    home = run.path.resolve()
+    found = [info for info in list_checkpoints(run.path, verify=verify) if info.path.resolve().is_relative_to(home)]
+    best = None
+    with suppress(LoopwrightError):  # the direction of its metric may be unknown
+        best = choose(run)
+    return [_checkpoint(info, is_best=best is not None and best.path == info.path) for info in found]
+
+
+def _checkpoint(info: CheckpointInfo, *, is_best: bool) -> Json:
+    metric = None if info.metric is None else {"name": info.metric[0], "value": info.metric[1], "mode": info.mode}
+    return {
+        "kind": info.kind,
+        "name": info.name,
+        "size": info.size,
+        **{count: info.meta.get(count) for count in ("update", "epoch", "step")},
+        "metric": metric,
+        "is_best": is_best,
+        "created": None if info.created is None else info.created.timestamp(),
+        "is_sound": info.is_sound,
+        "is_verified": info.is_verified,
+        "problems": list(info.problems),
+    }
+
+
+def environment(manifest: Mapping[str, Any]) -> list[Json]:
+    """What the run ran on and with, in groups of names and values."""
+    hardware, packages = (_table(manifest.get(name)) for name in ("hardware", "packages"))
+    groups: dict[str, Json] = {
+        "Machine": {**_chosen(manifest, "device", "platform"), **hardware},
+        "Versions": _chosen(manifest, "loopwright", "torch", "python"),
+        "Code": _chosen(manifest, "git_commit", "git_dirty", "seed"),
+        "Packages": packages,
+    }
+    return [
+        {"title": title, "entries": [[key, value] for key, value in flatten(entries).items()]}
+        for title, entries in groups.items()
+        if entries
+    ]
+
+
+def _chosen(manifest: Mapping[str, Any], *names: str) -> Json:
+    return {name: manifest[name] for name in names if manifest.get(name) is not None}
+
+
+def _table(value: object) -> Json:
+    return value if isinstance(value, dict) else {}
+
+
+def _command(command: object) -> str | None:
+    if isinstance(command, list):
+        return shlex.join(map(str, command))
+    return None if command is None else str(command)
+
+
+def _changes(noted: object) -> list[str]:
+    """Changes that the program made in the middle of the run: "at update 96: optimizer.lr 0.01 -> 0.003"."""
+    changes = [change for change in noted if isinstance(change, dict)] if isinstance(noted, list) else []
+    texts = []
+    for change in changes:
+        pairs = _table(change.get("values")).items()
+        values = ", ".join(f"{key} {' -> '.join(map(str, pair))}" for key, pair in pairs if isinstance(pair, list))
+        texts.append(f"at update {change.get('update')}: {values}")
+    return texts
+
+
+def empty_log() -> Json:
+    return {"lines": [], "is_cut": False, "source": None}
+
+
+def read_log(run: Path, metrics: MetricsView, last: int) -> Json:
+    """The last lines of the run's log: those of its metrics file, or of `log.txt` where that has none."""
+    lines = metrics.log_lines(last + 1)
+    if lines:
+        return {"lines": [as_log_line(line) for line in lines[-last:]], "is_cut": len(lines) > last, "source": "store"}
+    texts, is_cut = tail(run, LOG_BYTES)
+    parsed = [_parse_line(text) for text in texts]
+    return {"lines": parsed[-last:], "is_cut": is_cut or len(parsed) > last, "source": LOG if parsed else None}
+
+
+def as_log_line(line: LogLine) -> Json:
+    """A line of the log as JSON."""
+    return {"wall": line.wall, "level": line.level, "text": line.text}
+
+
+def tail(run: Path, size: int) -> tuple[list[str], bool]:
+    """The lines at the end of `log.txt`, and whether there are more before them."""
+    path = own_file(run, LOG)
+    if path is None:
+        return [], False
+    with path.open("rb") as file:
+        length = file.seek(0, os.SEEK_END)
+        file.seek(max(length - size, 0))
+        lines = file.read(size).decode(errors="replace").splitlines()
+    return (lines[1:] if length > size else lines), length > size
+
+
+def _parse_line(text: str) -> Json:
+    found = LINE.fullmatch(text)
+    if found is None:
+        return {"wall": None, "level": None, "text": text}
+    wall = datetime.fromisoformat(f"{found[1]}.{found[2]}").timestamp()  # the log's clock is this machine's
+    return {"wall": wall, "level": found[3], "text": found[4]}
+
+
+def traceback_of(events: Iterable[Event], run: Path) -> str | None:
+    """The traceback of a run that failed: as its last event has it, or the last one in its log."""
+    failed = [event for event in events if event.kind in ("failed", "finished", "started", "resumed")]
+    if failed and failed[-1].kind == "failed" and isinstance((failed[-1].detail or {}).get("traceback"), str):
+        return str(failed[-1].detail["traceback"])
+    if failed and failed[-1].kind != "failed":
+        return None
+    lines, _ = tail(run, LOG_BYTES)
+    starts = [at for at, line in enumerate(lines) if TRACEBACK in line]
+    if not starts:
+        return None
+    chain = [at for at in starts if all(LINE.fullmatch(line) is None for line in lines[at + 1 : starts[-1]])]
+    first = chain[0]
+    ends = (at for at in range(first + 1, len(lines)) if LINE.fullmatch(lines[at]))
+    return "\n".join(lines[first : next(ends, len(lines))])
+
+
+def read_text(run: Path, name: str) -> str | None:
+    """A text file of the run; None where there is none, or where it is too large to show."""
+    path = own_file(run, name)
+    if path is None or path.stat().st_size > LARGEST_TEXT:
+        return None
+    return path.read_text(errors="replace")
+
+
+def read_profile(run: Path) -> object:
+    """`profile.json` as it is."""
+    text = read_text(run, PROFILE)
+    return None if text is None else json.loads(text)

@@ -1,0 +1,105 @@
+"""A run in words: how it stands, its best value, and what happened to it on the way."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from ..run.metrics_view import Event
+from ..run.reading import RunView
+
+UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
+TIMES = {1: "once", 2: "twice"}
+STATES = {
+    "running": "Running",
+    "finished": "Finished",
+    "stopped": "Stopped",
+    "interrupted": "Interrupted",
+    "failed": "Failed",
+    "crashed": "Crashed",
+}
+OCCURRENCES = {
+    "resumed": "Resumed {times}.",
+    "rewind": "Rewound {times} after values that were not finite or after a spike.",
+    "micro_batches": "Batches were split {times} because memory ran out.",
+    "signal": "Received {count} {noun}.",
+}
+ADVICE = {
+    "crashed": "Its process is gone and noted no end: the same program or command continues it from its last "
+    "resume point.",
+    "interrupted": "The same program or command continues it.",
+}
+
+
+def sentences(run: RunView, events: Iterable[Event] = ()) -> list[str]:
+    """The overview of a run, a few short sentences."""
+    if run.state == "unreadable":
+        return ["This run cannot be read.", *run.problems]
+    counts = Counter(event.kind for event in events)
+    found = [_state(run), _reason(run), _best(run), _left(run), *_occurrences(counts), ADVICE.get(run.state)]
+    return [sentence for sentence in found if sentence]
+
+
+def duration_text(seconds: float) -> str:
+    """252 as "4 min 12 s": the two largest units, of which the second may be absent."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    rest = round(seconds)
+    parts: list[str] = []
+    for unit, length in UNITS:
+        count, rest = divmod(rest, length)
+        if count and len(parts) < 2:
+            parts.append(f"{count} {unit}")
+        elif parts:
+            break
+    return " ".join(parts)
+
+
+def _state(run: RunView) -> str:
+    """ "Finished after 10 epochs (3,120 updates) in 4 min 12 s on cpu." """
+    progress, device = run.progress, run.manifest.get("device")
+    done = _count(progress.epoch, "epoch") or _count(progress.update, "update") or "no update"
+    updates = _count(progress.update, "update") if progress.epoch else None
+    limit = ""
+    if run.state != "finished" and progress.limit is not None:
+        unit, most = progress.limit
+        limit = f" of {most:,}" if unit == "epoch" and progress.epoch else f" of at most {_count(most, unit)}"
+    words = [STATES[run.state], "for" if run.state == "running" else "after", f"{done}{limit}"]
+    words += [f"({updates})"] if updates else []
+    words += [f"in {duration_text(run.seconds)}"] if run.seconds else []
+    words += [f"on {device}"] if isinstance(device, str) else []
+    return f"{' '.join(words)}."
+
+
+def _reason(run: RunView) -> str | None:
+    if not run.reason or run.state not in ("stopped", "failed", "interrupted"):
+        return None
+    text = run.reason.strip().splitlines()[0][:300].rstrip(".")
+    return f"Reason: {text}."
+
+
+def _best(run: RunView) -> str | None:
+    name = run.main_metric
+    best = None if name is None else run.best_of(name)
+    return None if best is None else f"Best {best.name} {best.value:.4g} in epoch {best.epoch}."
+
+
+def _left(run: RunView) -> str | None:
+    from .summary import eta_of
+
+    left = eta_of(run)
+    return None if left is None else f"About {duration_text(left)} to go."
+
+
+def _occurrences(counts: Counter[str]) -> Iterator[str]:
+    for kind, text in OCCURRENCES.items():
+        if count := counts[kind]:
+            yield text.format(
+                times=TIMES.get(count, f"{count} times"), count=count, noun="signal" if count == 1 else "signals"
+            )
+
+
+def _count(count: int | None, noun: str) -> str | None:
+    if not count:
+        return None
+    return f"{count:,} {noun if count == 1 else f'{noun}s'}"

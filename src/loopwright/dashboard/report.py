@@ -1,0 +1,240 @@
+"""One HTML file with the page, its charts and the runs in it: it needs no server and loads nothing.
+
+Modules of the page become `data:` addresses in an import map, since a file may not import other files.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from hashlib import sha256
+from html import escape
+from os.path import commonpath
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .._version import __version__
+from ..errors import ConfigurationError, LoopwrightError
+from ..run.metrics_view import MediaItem, MetricsView
+from ..run.reading import RunView
+from . import comparison, detail
+from .answers import plain, to_json
+from .curves import AXES, is_exact, odd_values, rounded
+from .folder import Entry, own_file, read_entry, stamp_of
+from .static import KINDS, PLOTLY, STATIC, find_plotly
+from .stores import Stores
+
+if TYPE_CHECKING:
+    from ..run.curves import Curve
+
+Json = dict[str, Any]
+MARK = "<!-- made by loopwright report -->"
+MAX_COLUMNS = 150_000  # of all curves together
+FEWEST_POINTS, MOST_POINTS = 100, 2_000  # of a curve, unless the user says
+MAX_IMAGE_BYTES = 24_000_000  # of all images together
+MAX_CONTENTS = 60  # histograms, texts or tables of a name
+IMPORT = re.compile(r'(\bfrom\s*|\bimport\s*)"\./([\w-]+\.js)"')
+SHEET = re.compile(r'<link\s[^>]*href="/static/([\w.-]+)\.css"[^>]*>')
+ICON = re.compile(r'(<link\s[^>]*href=")/static/([\w-]+)(\.svg|\.png)("[^>]*>)')
+SCRIPT = re.compile(r'<script\s[^>]*src="/static/([\w.-]+\.js)"[^>]*></script>')
+
+
+@dataclass(slots=True)
+class Report:
+    """A report while it is made: what it holds, and what was left out."""
+
+    points: int
+    notes: list[str] = field(default_factory=list)
+    image_bytes: int = 0
+    num_thinned: int = 0
+    num_left_out: int = 0
+
+
+def find_entries(runs: Sequence[RunView]) -> list[Entry]:
+    """The runs of a report, under their paths below the folder that holds them all."""
+    paths = list(dict.fromkeys(run.path for run in runs))
+    if not paths:
+        raise ConfigurationError("A report needs at least one run.")
+    root = commonpath([path.parent for path in paths])
+    entries = [read_entry(path.relative_to(root).as_posix(), path, stamp_of(path)) for path in paths]
+    found = [entry for entry in entries if entry is not None]
+    if broken := next((entry for entry in found if entry.problem is not None), None):
+        raise ConfigurationError(f"{broken.path} cannot be in a report. {broken.problem}")
+    return found
+
+
+def build_report(entries: Sequence[Entry], points: int | None = None) -> tuple[str, list[str]]:
+    """The HTML of a report about runs, and sentences about what is not in it whole.
+
+    Args:
+        entries: The runs.
+        points: The most points of a curve; by default as many as keep the file small.
+    """
+    stores = Stores()
+    num_curves = sum(len(e.summary["step_names"]) + len(e.summary["epoch_names"]) for e in entries)
+    fitting = max(FEWEST_POINTS, min(MOST_POINTS, MAX_COLUMNS // max(num_curves, 1)))
+    report = Report(points or fitting)
+    try:
+        data = _collect(report, entries, stores)
+    finally:
+        stores.close()
+    data["notes"] = _notes(report)
+    title = entries[0].summary["name"] if len(entries) == 1 else f"{len(entries)} runs"
+    return render(f"{title} · Loopwright", data), data["notes"]
+
+
+def _notes(report: Report) -> list[str]:
+    if report.num_thinned:
+        report.notes.append(
+            f"{report.num_thinned} curves have more than {report.points:,} points and are thinned: mean, smallest and "
+            "largest value of each group of points."
+        )
+    if report.num_left_out:
+        report.notes.append(f"{report.num_left_out} images are left out: the newest of each name are there.")
+    return report.notes
+
+
+def _collect(report: Report, entries: Sequence[Entry], stores: Stores) -> Json:
+    runs, details, curves, media, contents = [], {}, {}, {}, {}
+    views = [(entry.id, RunView(entry.path)) for entry in entries]
+    for entry, (_, view) in zip(entries, views, strict=True):
+        with stores.opened(entry.path) as metrics:
+            runs.append(entry.summary)
+            details[entry.id] = _detail(entry, view, metrics)
+            curves[entry.id] = _curves(report, entry, metrics)
+            items = metrics.media()
+            media[entry.id] = _images(report, entry.path, items)
+            others = dict.fromkeys(item.name for item in items if item.kind != "image")
+            contents[entry.id] = {name: detail.contents(metrics, name, MAX_CONTENTS) for name in others}
+        _keep_present(details[entry.id], media[entry.id])
+    made = datetime.now(UTC)
+    head = {"root": "report", "path": "", "is_single": len(entries) == 1, "exists": True, "version": __version__}
+    compared = views[: comparison.MAX_RUNS]
+    return {
+        "made": made.isoformat(timespec="seconds"),
+        "version": __version__,
+        "runs": {**head, "time": made.timestamp(), "runs": runs},
+        "run": details,
+        "curves": curves,
+        "media": media,
+        "contents": contents,
+        "compare": comparison.compare(compared) if len(compared) > 1 else None,
+        "sweep": comparison.sweep(entries, ""),
+    }
+
+
+def _detail(entry: Entry, view: RunView, metrics: MetricsView) -> Json:
+    """The page of a run, without what says more of the machine than a reader of the report needs."""
+    return {**detail.Detail(entry, view, metrics).answer(), "path": entry.id}
+
+
+def _keep_present(answer: Json, images: Mapping[str, str]) -> None:
+    """List only images that are in the report."""
+    for group in answer["media"]:
+        if group["kind"] == "image":
+            group["items"] = [item for item in group["items"] if str(item["id"]) in images]
+    answer["media"] = [group for group in answer["media"] if group["items"]]
+
+
+def _curves(report: Report, entry: Entry, metrics: MetricsView) -> list[Json]:
+    found = []
+    for name in entry.summary["step_names"]:
+        axes = {axis: metrics.curve(name, x=axis, points=report.points) for axis in AXES}
+        found.append(_curve(axes))
+        report.num_thinned += not is_exact(axes["step"])
+    for name in entry.summary["epoch_names"]:
+        found.append(_curve({axis: metrics.epoch_curve(name, x=axis) for axis in AXES}))
+    return found
+
+
+def _curve(axes: Mapping[str, Curve]) -> Json:
+    """A curve with its places on every axis; an axis on which not all points have a place is left out."""
+    base = axes["step"] if axes["step"].places else axes["epoch"]
+    columns = base.columns()
+    columns.pop("x")
+    every = 1 if is_exact(base) else max(base.every, 2)
+    if every == 1:
+        columns = {"mean": columns["mean"]}
+    places = {
+        axis: [rounded(value, 10) for value in curve.places]
+        for axis, curve in axes.items()
+        if len(curve.places) == len(base.places) and not curve.unplaced
+    }
+    values = {key: [rounded(value) for value in column] for key, column in columns.items()}
+    head = {"name": base.name, "level": base.level, "every": every, "rows": base.total}
+    return {**head, "columns": {**places, **values}, "odd": odd_values(base) if every == 1 else {}}
+
+
+def _images(report: Report, run: Path, items: Sequence[MediaItem]) -> Json:
+    """Images as data addresses, the newest first, as long as there is room for them."""
+    found: dict[str, str] = {}
+    images = sorted((item for item in items if item.kind == "image"), key=lambda item: (-item.step, item.position))
+    for item in images:
+        path = None if item.file is None else own_file(run, item.file)
+        data = b"" if path is None else path.read_bytes()
+        if not data or report.image_bytes + len(data) > MAX_IMAGE_BYTES:
+            report.num_left_out += 1
+            continue
+        report.image_bytes += len(data)
+        found[str(item.id)] = f"data:image/png;base64,{base64.b64encode(data).decode()}"
+    return found
+
+
+def render(title: str, data: Json) -> str:
+    """The page with everything that it loads inside it."""
+    scripts: list[str] = []
+    try:
+        text = (STATIC / "index.html").read_text(encoding="utf-8")
+    except OSError as error:
+        raise LoopwrightError(f"The files of the page are missing from this installation: {error}") from error
+    text = SHEET.sub(lambda found: _sheet(f"{found[1]}.css"), text)
+    text = ICON.sub(lambda found: f"{found[1]}{_address(STATIC / f'{found[2]}{found[3]}')}{found[4]}", text)
+    text = SCRIPT.sub(lambda found: _script(found[1], scripts), text)
+    embedded = to_json(plain(data)).replace("<", "\\u003c")
+    hashes = " ".join(f"'sha256-{base64.b64encode(sha256(s.encode()).digest()).decode()}'" for s in scripts)
+    policy = (
+        f"default-src 'none'; script-src {hashes} data:; style-src 'unsafe-inline'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    head = (
+        f'{MARK}<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        f'<script type="application/json" id="loopwright-report">{embedded}</script>'
+    )
+    text = re.sub(r"<title>.*?</title>", lambda _: f"<title>{escape(title)}</title>", text, count=1, flags=re.DOTALL)
+    return re.sub(r"<head>", lambda _: f"<head>{head}", text, count=1)
+
+
+def _sheet(name: str) -> str:
+    text = (STATIC / name).read_text(encoding="utf-8")
+    return f"<style>{text.replace('</style', '<\\/style')}</style>"
+
+
+def _script(name: str, scripts: list[str]) -> str:
+    """Scripts inside the file; a module brings all other modules with it."""
+    if name == PLOTLY:
+        scripts.append(_inside(find_plotly().read_text(encoding="utf-8")))
+        return f"<script>{scripts[-1]}</script>"
+    modules = {path.name: path.read_text(encoding="utf-8") for path in sorted(STATIC.glob("*.js"))}
+    imports = {f"loopwright/{own}": _module(text) for own, text in modules.items()}
+    scripts.append(_inside(to_json({"imports": imports})))
+    scripts.append(f'import "loopwright/{name}";')
+    return f'<script type="importmap">{scripts[-2]}</script><script type="module">{scripts[-1]}</script>'
+
+
+def _module(text: str) -> str:
+    """A module as an address, whose imports are names of the import map."""
+    named = IMPORT.sub(r'\1"loopwright/\2"', text)
+    return f"data:text/javascript;base64,{base64.b64encode(named.encode()).decode()}"
+
+
+def _inside(text: str) -> str:
+    """A script that does not end before its end; in strings and patterns, a backslash changes nothing."""
+    return re.sub(r"<(?=/script|!--|script)", r"\\x3c", text, flags=re.IGNORECASE)
+
+
+def _address(path: Path) -> str:
+    kind = KINDS[path.suffix].partition(";")[0]
+    return f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
