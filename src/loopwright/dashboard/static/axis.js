@@ -25,7 +25,7 @@ export function axisOf(name, { longest = 0, isLog = false } = {}) {
     return { name, asked: name === "seconds" ? "seconds" : "wall", title, type, toX: (x) => x / size, fromX: (x) => x * size, text: duration };
   }
   const isCount = AXES.some(([known]) => known === name);
-  return { name, asked: name, title: name, type, toX: (x) => x, fromX: (x) => x, text: (x) => (isCount ? count(Math.round(x * 100) / 100) : number(x)) };
+  return { name, asked: name, title: name, type, toX: (x) => x, fromX: (x) => x, text: (x) => (name === "epoch" ? number(Math.round(x * 100) / 100) : isCount ? count(Math.round(x)) : number(x)) };
 }
 
 /** plotly's range of an axis in units of x: it writes logarithms and dates in its own way. */
@@ -39,4 +39,9 @@ export function rangeOf(axis, range) {
 /** A range in units of x as plotly wants it. */
 export function plotRange(axis, range) {
   return range.map((end) => (axis.type === "log" ? Math.log10(Math.max(axis.toX(end), 1e-9)) : axis.toX(end)));
+}
+
+/** A place on the axis in words: "step 1,200", "training time 3 min", "2026-11-16 14:03:07". */
+export function axisText(axis, x) {
+  return axis.name === "wall" ? axis.text(x) : `${axis.title.replace(/ \(.*/, "")} ${axis.text(x)}`;
 }

@@ -1,6 +1,6 @@
 // A chart of curves of runs: linked cursor with a table of values, linked zoom, marks of events.
 
-import { plotRange, rangeOf } from "./axis.js";
+import { axisText, plotRange, rangeOf } from "./axis.js";
 import { Chart } from "./chart.js";
 import { cursor } from "./cursor.js";
 import { curveTraces, eventTraces, markAxis } from "./curve_traces.js";
@@ -12,16 +12,17 @@ const NEAR = 8; // px from the cursor to an event that is named
 const SHOWN = 14; // rows of the table at the pointer
 
 /**
- * Curves in `host`. Set the content with `set({curves, axis, range, yRange, isLog, events}, kind)`:
+ * Curves in `host`. Set the content with `set({curves, axis, range, isLog, isFitted, events}, kind)`:
  * - `curves`: list of `{series, colour, kind, halfLife, label, run}` (see `curve_traces.js`)
  * - `axis`: of `axisOf`; `range`: zoomed range in units of x, or null; `isLog`: logarithmic y
- * - `events`: list of `{x, kind, colour, label}`
+ * - `events`: list of `{x, kind, colour, label()}`
  * Options: `label`; `onzoom(range | null)`; `onvisible(bool)`.
  */
 export class CurveChart {
   #spec = null;
   #undo = [];
   #frame = null;
+  #yRange = null; // what the reader zoomed to
 
   constructor(host, { label, onzoom = () => {}, onvisible = null }) {
     this.host = host;
@@ -31,7 +32,8 @@ export class CurveChart {
     this.line = el("div", { class: "cursor-line", hidden: true });
     this.values = el("div", { class: "cursor-values", hidden: true });
     this.chart = new Chart(host, { label, onvisible, ondraw: (graph) => this.#drawn(graph) });
-    host.append(this.line, this.values);
+    host.append(this.line);
+    document.body.append(this.values);
     this.#listen();
   }
 
@@ -40,7 +42,7 @@ export class CurveChart {
     host.addEventListener("pointermove", (event) => this.#point(event));
     host.addEventListener("pointerdown", (event) => { if (event.pointerType !== "mouse") this.#point(event); });
     host.addEventListener("pointerleave", () => { if (cursor.source === this) cursor.set(null); });
-    host.addEventListener("dblclick", () => this.onzoom(null));
+    host.addEventListener("dblclick", () => this.#reset());
     host.addEventListener("keydown", (event) => this.#key(event));
     host.addEventListener("blur", () => { if (cursor.source === this) cursor.set(null); });
     this.#undo.push(cursor.listen(() => this.#showCursor()));
@@ -52,14 +54,16 @@ export class CurveChart {
   }
 
   #figure() {
-    const { curves, axis, range, yRange = null, isLog, events = [] } = this.#spec;
+    const { curves, axis, range, isLog, isFitted = false, events = [] } = this.#spec;
+    const yRange = this.#yRange ?? (isFitted ? fitted(curves, isLog) : null);
     const marks = eventTraces(events, axis.toX);
+    const shown = plotRange(axis, range ?? extent(curves));
     const isTouch = matchMedia("(pointer: coarse)").matches;
     return {
       traces: [...curveTraces(curves, { toX: axis.toX, isLog }), ...marks],
       layout: {
         dragmode: isTouch ? false : "zoom",
-        xaxis: { type: axis.type, title: { text: axis.title }, ...(axis.type === "linear" && { tickformat: "~s" }), range: plotRange(axis, range ?? extent(curves)), autorange: false },
+        xaxis: { type: axis.type, title: { text: axis.title }, ...ticks(axis, shown), range: shown, autorange: false },
         yaxis: { type: isLog ? "log" : "linear", ...(isLog && { dtick: null, minor: { showgrid: false } }), ...(yRange ? { range: yRange, autorange: false } : { autorange: true }) },
         yaxis2: markAxis,
       },
@@ -76,7 +80,7 @@ export class CurveChart {
 
   #relayout(change) {
     const ends = change["xaxis.range"] ?? (change["xaxis.range[0]"] === undefined ? null : [change["xaxis.range[0]"], change["xaxis.range[1]"]]);
-    if (change["yaxis.range[0]"] !== undefined) this.#spec.yRange = [change["yaxis.range[0]"], change["yaxis.range[1]"]];
+    if (change["yaxis.range[0]"] !== undefined) this.#yRange = [change["yaxis.range[0]"], change["yaxis.range[1]"]];
     if (ends) this.onzoom(rangeOf(this.#spec.axis, ends));
   }
 
@@ -102,10 +106,16 @@ export class CurveChart {
       const from = cursor.x === null ? (by > 0 ? -1 : series.length) : series.nearest(cursor.x);
       cursor.set(series.x[Math.min(series.length - 1, Math.max(0, from + by))], this);
     } else if (event.key === "+" || event.key === "-") this.#zoomBy(event.key === "+" ? 0.5 : 2, series);
-    else if (event.key === "0") this.onzoom(null);
+    else if (event.key === "0") this.#reset();
     else return;
     event.preventDefault();
     event.stopPropagation();
+  }
+
+  #reset() {
+    this.#yRange = null;
+    this.onzoom(null);
+    this.chart.redraw();
   }
 
   #zoomBy(factor, series) {
@@ -127,9 +137,17 @@ export class CurveChart {
     Object.assign(this.line.style, { transform: `translateX(${left}px)`, top: `${size.t}px`, height: `${size.h}px` });
     if (this.values.hidden) return;
     fill(this.values, this.#table(axis, place));
-    const isRight = left > this.host.clientWidth / 2;
-    this.values.style.left = isRight ? "auto" : `${left + 14}px`;
-    this.values.style.right = isRight ? `${this.host.clientWidth - left + 14}px` : "auto";
+    this.#placeValues(left);
+  }
+
+  /** Beside the cursor, on the side with more room, and always inside the window. */
+  #placeValues(left) {
+    const box = this.host.getBoundingClientRect();
+    const at = box.left + left;
+    const { offsetWidth: width, offsetHeight: height } = this.values;
+    const x = at + 14 + width < innerWidth - 8 ? at + 14 : Math.max(8, at - 14 - width);
+    const y = Math.max(8, Math.min(box.top + 12, innerHeight - height - 8));
+    this.values.style.transform = `translate(${Math.round(x)}px, ${Math.round(y)}px)`;
   }
 
   /** Values of the curves at the cursor: `[{curve, at}]`. */
@@ -146,14 +164,15 @@ export class CurveChart {
   #table(axis, place) {
     const readings = this.readings().filter(({ at }) => at);
     const events = (this.#spec.events ?? []).filter((event) => Math.abs(axis.l2p(plotRange(this.#spec.axis, [event.x])[0]) - place) <= NEAR);
+    const most = Math.max(0, ...readings.map(({ at }) => at.count));
     return [
-      el("div", { class: "cursor-title" }, this.#spec.axis.name === "wall" ? "" : `${this.#spec.axis.title.replace(/ \(.*/, "")} `, this.#spec.axis.text(cursor.x)),
+      el("div", { class: "cursor-title" }, axisText(this.#spec.axis, cursor.x), most > 1 && el("span", { class: "faint" }, ` means of up to ${plural(most, "point")}`)),
       el("table", {}, readings.slice(0, SHOWN).map(({ curve, at }) => el("tr", {},
         el("td", {}, el("span", { class: `key ${curve.kind}`, style: { "--swatch": curve.colour } })),
-        el("th", { scope: "row" }, curve.label), el("td", { class: "number" }, reading(at)),
+        el("th", { scope: "row" }, curve.label), el("td", { class: "word" }, curve.word ?? ""), el("td", { class: "number" }, reading(at)),
         el("td", { class: "spread" }, spreadText(at))))),
       readings.length > SHOWN && el("div", { class: "faint" }, `and ${readings.length - SHOWN} more`),
-      events.slice(0, 4).map((event) => el("div", { class: "cursor-event" }, el("span", { class: "swatch", style: { "--swatch": event.colour } }), event.label)),
+      events.slice(0, 4).map((event) => el("div", { class: "cursor-event" }, el("span", { class: "swatch", style: { "--swatch": event.colour } }), event.label())),
     ];
   }
 
@@ -162,8 +181,22 @@ export class CurveChart {
 
   destroy() {
     for (const undo of this.#undo) undo();
+    this.values.remove();
     this.chart.destroy();
   }
+}
+
+/** Thousands as 10k; but no letters for what is smaller, where 20m would be read as minutes. */
+const ticks = (axis, shown) => (axis.type === "linear" && Math.abs(shown[1]) >= 10_000 ? { tickformat: "~s" } : {});
+
+/** The range of y that holds the lines without their rare extremes, as plotly writes it. */
+function fitted(curves, isLog) {
+  const values = curves.flatMap(({ series }) => series.mean).filter((value) => value !== null && (!isLog || value > 0)).sort((a, b) => a - b);
+  if (values.length < 3) return null;
+  const at = (share) => (isLog ? Math.log10 : Number)(values[Math.round(share * (values.length - 1))]);
+  const [low, high] = [at(0.005), at(0.995)];
+  const margin = 0.06 * (high - low) || 0.5 * Math.abs(high) || 1;
+  return [low - margin, high + margin];
 }
 
 /** From the first to the last point of all curves: every panel of the same runs begins and ends at the same place. */
@@ -182,6 +215,6 @@ export function reading(at) {
 }
 
 function spreadText(at) {
-  const odd = at.count > 1 && at.nonfinite ? `, ${at.nonfinite} not finite` : "";
-  return at.count > 1 ? `${number(at.min, 3)} … ${number(at.max, 3)} of ${plural(at.count, "point")}${odd}` : "";
+  if (at.count <= 1) return "";
+  return `${number(at.min, 3)} … ${number(at.max, 3)}${at.nonfinite ? `, ${at.nonfinite} not finite` : ""}`;
 }

@@ -4,6 +4,7 @@ import { api } from "./api.js";
 import { AXES, axisOf } from "./axis.js";
 import { cursor } from "./cursor.js";
 import { el, empty, fill, icon, menu, setText } from "./dom.js";
+import { count } from "./format.js";
 import { Panel } from "./panel.js";
 import { panelsOf } from "./panels.js";
 import { progressText, statePill } from "./run_columns.js";
@@ -26,6 +27,7 @@ class CurvesView {
   #panels = new Map(); // base → Panel
   #events = new Map(); // run → events
   #signature = "";
+  #marks = null;
 
   constructor(root) {
     this.root = root;
@@ -54,6 +56,8 @@ class CurvesView {
     return axisOf(name, { longest: this.range ? this.range[1] - this.range[0] : longest, isLog: url.get("logx") !== null });
   }
 
+  get isFitted() { return url.get("fit") !== null; }
+
   isLogY(base) {
     const chosen = url.list("logy") ?? [];
     return chosen.includes("*") !== chosen.includes(base);
@@ -81,12 +85,19 @@ class CurvesView {
     this.#follow();
   }
 
+  /** Marks of the selected runs; made once for all panels. */
   events() {
+    const signature = JSON.stringify([this.ids, this.axis.name, this.marks, this.ids.map((id) => this.#events.get(id)?.length)]);
+    if (this.#marks?.signature !== signature) this.#marks = { signature, list: this.#makeMarks() };
+    return this.#marks.list;
+  }
+
+  #makeMarks() {
     const { asked, name } = this.axis;
     const kinds = new Set(this.marks);
     const shift = (id) => (name === "relative" ? runs.get(id)?.started ?? 0 : 0);
     return this.ids.flatMap((id) => (this.#events.get(id) ?? []).filter((event) => kinds.has(event.kind) && typeof event[asked] === "number")
-      .map((event) => ({ x: event[asked] - shift(id), kind: event.kind, colour: runs.colour(id), label: eventText(event, id) })));
+      .map((event) => ({ x: event[asked] - shift(id), kind: event.kind, colour: runs.colour(id), label: () => eventText(event, id) })));
   }
 
   get marks() { return url.list("marks") ?? (url.get("marks") === "" ? [] : FIRST_MARKS); }
@@ -190,7 +201,8 @@ class CurvesView {
 
   #scaleMenu() {
     const choice = (text, key, on) => el("label", { class: "choice" }, el("input", { type: "checkbox", checked: on(), onchange: (event) => url.set({ [key]: event.target.checked ? (key === "logy" ? ["*"] : "1") : null }) }), text);
-    return [choice("Logarithmic y, all panels", "logy", () => (url.list("logy") ?? []).includes("*")), choice("Logarithmic x", "logx", () => url.get("logx") !== null)];
+    return [choice("Logarithmic y, all panels", "logy", () => (url.list("logy") ?? []).includes("*")), choice("Logarithmic x", "logx", () => url.get("logx") !== null),
+      choice("Fit y to the lines: spikes may leave the panel", "fit", () => url.get("fit") !== null)];
   }
 
   #markMenu() {
@@ -258,7 +270,7 @@ class CurvesView {
     const isFocused = this.chips.contains(document.activeElement);
     fill(this.chips, this.ids.map((id) => {
       const run = runs.get(id);
-      return el("span", { class: "chip", role: "listitem" }, el("span", { class: "swatch", style: { "--swatch": runs.colour(id) } }), el("a", { href: url.link("run", id), title: id }, id), run.state === "running" ? el("span", { class: "chip-live" }, progressText(run)) : run.state === "finished" ? null : statePill(run),
+      return el("span", { class: "chip", role: "listitem" }, el("span", { class: "swatch", style: { "--swatch": runs.colour(id) } }), el("a", { href: url.link("run", id), title: id }, id), run.state === "running" ? el("span", { class: "chip-live", title: progressText(run) }, progressText(run).split(" · ")[0]) : run.state === "finished" ? null : statePill(run),
         el("button", { class: "chip-close", type: "button", "aria-label": `Deselect ${id}`, onclick: () => runs.toggle(id, false) }, icon("close")));
     }), el("a", { class: "button plain", href: url.link("runs") }, "Choose runs"));
     if (isFocused) this.chips.querySelector("button")?.focus();
@@ -276,6 +288,6 @@ class CurvesView {
 
 function eventText(event, id) {
   const words = event.kind.replace("_", "-");
-  const place = typeof event.update === "number" ? ` at update ${event.update.toLocaleString("en-US")}` : "";
+  const place = typeof event.update === "number" ? ` at update ${count(event.update)}` : "";
   return `${words}${place}${event.text ? `: ${event.text}` : ""} (${id})`;
 }

@@ -100,19 +100,19 @@ export class Panel {
     const { ids, halfLife } = this.view;
     const found = [];
     for (const run of ids) {
-      for (const { name, kind } of this.definition.names) {
+      for (const { name, kind, word } of this.definition.names) {
         const series = this.#series.get(keyOf({ run, name, level: "step" })) ?? this.#series.get(keyOf({ run, name, level: "epoch" }));
-        if (series) found.push({ run, series, kind, halfLife, colour: runs.colour(run), name, label: this.definition.names.length > 1 ? `${runs.title(run)} · ${name}` : runs.title(run) });
+        if (series) found.push({ run, series, kind, halfLife, colour: runs.colour(run), name, label: runs.title(run), word: this.definition.names.length > 1 ? word : "" });
       }
     }
     return found;
   }
 
   #show(kind) {
-    const { axis, range, events, base } = { ...this.view, base: this.definition.base, axis: this.view.axis, range: this.view.range, events: this.view.events() };
-    const isLog = this.view.isLogY(base);
+    const { axis, range, isFitted } = this.view;
+    const isLog = this.view.isLogY(this.definition.base);
     const curves = this.#curves();
-    this.chart.set({ curves, axis, range, isLog, events }, kind);
+    this.chart.set({ curves, axis, range, isLog, isFitted, events: this.view.events() }, kind);
     this.log.setAttribute("aria-pressed", String(isLog));
     this.#noteThinning(curves);
   }

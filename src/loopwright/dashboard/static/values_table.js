@@ -1,5 +1,6 @@
 // The table of values at the cursor: a row for every run, a column for every curve in view.
 
+import { axisText } from "./axis.js";
 import { cursor } from "./cursor.js";
 import { reading } from "./curve_chart.js";
 import { el, fill, setText } from "./dom.js";
@@ -34,8 +35,7 @@ export class ValuesTable {
       setText(this.title, "Values at the cursor");
       return fill(this.body, el("p", { class: "hint" }, "Move the pointer over a chart, or focus one and press → to read the values of all charts in view at one place."));
     }
-    const axis = this.axis();
-    setText(this.title, `${axis.name === "wall" ? "" : `${axis.title.replace(/ \(.*/, "")} `}${axis.text(cursor.x)}${cursor.isPinned ? " (held)" : ""}`);
+    setText(this.title, `${axisText(this.axis(), cursor.x)}${cursor.isPinned ? " (held)" : ""}`);
     const rows = new Map();
     const names = [];
     for (const panel of this.panels()) {
