@@ -44,10 +44,12 @@ class Detail:
     def answer(self) -> Json:
         """All that the page of a run shows."""
         run, manifest = self.run, self.run.manifest
+        cursor = self._part(lambda: str(self.metrics.cursor()), "")  # before all else: what comes meanwhile comes twice
         events = self._part(self.metrics.events, [])
         log = self._part(lambda: read_log(run.path, self.metrics, LOG_LINES), empty_log())
         return {
             "summary": self.entry.summary,
+            "cursor": cursor,
             "sentences": self._part(lambda: sentences(run, events), []),
             "path": str(run.path),
             "command": _command(manifest.get("command")),
@@ -81,6 +83,7 @@ def unreadable(entry: Entry) -> Json:
         "summary": entry.summary,
         "sentences": ["This run cannot be read.", *entry.summary["damaged"]],
         "path": str(entry.path),
+        "cursor": "",
         "manifest": {},
         **dict.fromkeys(nothing),
         **{name: [] for name in ("environment", "changes", "checkpoints", "events", "media")},
