@@ -25,7 +25,7 @@ export class ComparisonTable {
     if (signature === this.#signature) return;
     this.#signature = signature;
     this.last = { ids, answer, isAll, pill };
-    const groups = [results(summaries), settings(summaries, isAll), ...others(ids, answer)];
+    const groups = [results(summaries, new Set(answer?.ignored ?? [])), settings(summaries, isAll), ...others(ids, answer)];
     fill(this.table, this.#head(ids, pill), groups.map((group) => this.#group(group, ids)));
   }
 
@@ -55,11 +55,11 @@ function keyCell(key) {
   return el("th", { scope: "row", class: "key-column", title: key }, at > 0 && el("span", { class: "faint" }, key.slice(0, at)), key.slice(at));
 }
 
-/** Best values; the best of all runs stands out. */
-function results(summaries) {
+/** Best values; the best of all runs stands out. Speed and memory are left out: no two runs have the same. */
+function results(summaries, ignored) {
   const names = [...new Set(summaries.flatMap((run) => [run.best?.name, ...Object.keys(run.best_values ?? {})]))].filter(Boolean);
   const modeOf = (name) => summaries.map((run) => run.modes?.[name]).find(Boolean) ?? null;
-  const rows = names.filter((name) => modeOf(name)).slice(0, RESULTS).map((name) => {
+  const rows = names.filter((name) => modeOf(name) && !ignored.has(name)).slice(0, RESULTS).map((name) => {
     const values = summaries.map((run) => run.best_values?.[name] ?? null);
     const known = values.filter((one) => typeof one === "number");
     const best = modeOf(name) === "min" ? Math.min(...known) : Math.max(...known);

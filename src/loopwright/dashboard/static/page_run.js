@@ -59,6 +59,7 @@ class RunPage {
   async #load() {
     this.#last = performance.now();
     let detail;
+    if (!runs.get(this.id) && !this.detail) return this.#failed({ status: 404, message: `There is no run “${this.id}” in this folder. It may have been moved or removed; if it comes, it is shown here.` });
     try {
       detail = await api("run", {}, { of: this.id });
     } catch (error) {
@@ -91,7 +92,8 @@ class RunPage {
   }
 
   #changed(what, detail) {
-    if (what === "runs" && this.detail && (!detail || detail.ids.includes(this.id))) {
+    if (what === "runs" && !this.detail && runs.get(this.id)) this.#reload(OFTEN);
+    else if (what === "runs" && this.detail && (!detail || detail.ids.includes(this.id))) {
       const summary = runs.get(this.id);
       const isOver = summary && summary.state !== this.detail.summary.state;
       if (summary) this.detail.summary = summary;
@@ -206,9 +208,9 @@ class RunPage {
 }
 
 /** What a run without anything will show, and how it gets there. */
-function coming({ summary }) {
+function coming({ summary, problems }) {
   const isRunning = summary.state === "running";
-  if (summary.state === "unreadable") return el("p", { class: "muted" }, "Nothing of this run can be read; the reason is above. Other runs are not affected.");
+  if (problems.length || summary.state === "unreadable") return [el("h2", {}, "What it recorded cannot be read"), el("p", { class: "muted" }, "The reason is above. Other runs are not affected, and nothing here writes to this one.")];
   return [el("h2", {}, isRunning ? "Nothing is recorded yet" : "Nothing was recorded"),
     el("p", { class: "muted" }, isRunning ? "It appears here by itself: curves with the first logged step, checkpoints with the first save, the log with the first line. What you log yourself too:" : "The run ended before its first log point. What a run logs is shown here, and what you log yourself too:"),
     el("pre", { class: "command" }, el("code", {}, 'trainer.log_step({"accuracy": accuracy})\ntrainer.log_images("samples", [source, generated, target])'))];

@@ -22,7 +22,6 @@ class SweepPage {
   #undo = [];
   #timer = null;
   #asked = null;
-  #brush = null; // ids inside the ranges that were marked in the chart
 
   constructor(root) {
     this.root = root;
@@ -124,16 +123,14 @@ class SweepPage {
     this.metric = el("select", { "aria-label": "Metric", onchange: () => url.set({ metric: this.metric.value, rank: null }) });
     this.why = el("div", {});
     this.note = el("p", { class: "hint" });
-    this.parallel = new ParallelChart((ids) => { this.#brush = ids; this.#show(); });
+    this.parallel = new ParallelChart();
     this.scatter = new ScatterGrid();
-    this.inside = el("span", { class: "hint", role: "status" });
-    this.clear = el("button", { class: "button small", type: "button", onclick: () => this.parallel.clear() }, "All runs");
     const holder = el("div");
     this.charts = el("div", { class: "run-body" },
-      el("section", { class: "run-part", "aria-label": "Parallel coordinates" }, el("header", { class: "part-head" }, el("h2", {}, "Parallel coordinates"), el("span", { class: "hint" }, "Drag along an axis to keep only the runs in that range")), this.parallel.element, this.note),
+      el("section", { class: "run-part", "aria-label": "Parallel coordinates" }, el("header", { class: "part-head" }, el("h2", {}, "Parallel coordinates"), el("span", { class: "hint" }, "The better a run, the stronger its line. Click a point to select the run.")), this.parallel.element, this.note),
       el("section", { class: "run-part", "aria-label": "Metric against each parameter" }, el("header", { class: "part-head" }, this.scatterTitle = el("h2"), el("span", { class: "hint" }, "Strongest first, by rank correlation")), this.scatter.element));
     this.frame = [el("div", { class: "page-head" }, el("h1", {}, "Sweep"), this.count), el("div", { class: "toolbar" }, el("label", { class: "field" }, "Runs", this.from), el("label", { class: "field" }, "Metric", this.metric)), this.why, this.charts,
-      el("section", { class: "run-part", "aria-label": "Runs of the sweep" }, el("header", { class: "part-head" }, el("h2", {}, "Runs"), this.inside, this.clear), holder)];
+      el("section", { class: "run-part", "aria-label": "Runs of the sweep" }, el("header", { class: "part-head" }, el("h2", {}, "Runs")), holder)];
     fill(this.root, el("div", { class: "run-body sweep" }, this.frame));
     this.table = new Table(holder, {
       label: "Runs of the sweep", key: (row) => row.run, onopen: (id) => url.go("run", id), onsort: (key) => this.#sortBy(key),
@@ -142,7 +139,6 @@ class SweepPage {
   }
 
   #choose(from) {
-    this.parallel.clear();
     if (from === SELECTION) url.set({ only: SELECTION, rank: null });
     else url.set({ only: null, folder: from.slice(1), metric: null, rank: null });
   }
@@ -179,22 +175,21 @@ class SweepPage {
 
   #showTable(data) {
     const { rows, parameters, metrics, metric } = data;
-    const isInside = (row) => !this.#brush || this.#brush.has(row.run);
     const sort = this.#sort(data);
-    const columns = columnsOf(parameters, [...metrics].sort((a, b) => (b === metric) - (a === metric)));
+    const columns = columnsOf(parameters, metric, metrics.filter((one) => one !== metric && one.mode));
     const by = columns.find((column) => column.key === sort.key) ?? columns[0];
-    const shown = rows.filter(isInside).sort(order(by, sort.isDescending));
-    setText(this.inside, this.#brush ? `${count(shown.length)} of ${plural(rows.length, "run")} in the marked ranges` : "");
-    this.clear.hidden = !this.#brush;
+    const shown = [...rows].sort(order(by, sort.isDescending));
     this.table.set({ groups: [{ title: null, rows: shown }], columns, sort });
   }
 }
 
-function columnsOf(parameters, metrics) {
+function columnsOf(parameters, metric, others) {
+  const column = ({ name, mode }) => ({ key: `metric.${name}`, title: name, prefix: mode ? "best" : "last", align: "number", valueOf: (row) => row.metrics[name] ?? null, text: (row) => (name in row.metrics ? (row.metrics[name] === null ? "NaN" : number(row.metrics[name])) : "") });
   return [
     { key: "run", title: "Run", isSticky: true, class: "name", valueOf: (row) => row.run, text: (row) => `${row.run}\n${runs.selected.includes(row.run) ? runs.slot(row.run) : ""}`, draw: drawName },
-    ...metrics.map(({ name, mode }) => ({ key: `metric.${name}`, title: name, prefix: mode ? "best" : "last", align: "number", valueOf: (row) => row.metrics[name] ?? null, text: (row) => (name in row.metrics ? (row.metrics[name] === null ? "NaN" : number(row.metrics[name])) : "") })),
+    ...(metric ? [column(metric)] : []),
     ...parameters.map(({ key, title, kind }) => ({ key, title, prefix: key === title ? null : key.slice(0, Math.max(0, key.length - title.length - 1)) || null, align: kind === "number" ? "number" : null, valueOf: (row) => row.parameters[key] ?? null, text: (row) => (row.parameters[key] === null || row.parameters[key] === undefined ? "" : value(row.parameters[key])) })),
+    ...others.map(column),
     { key: "state", title: "State", valueOf: (row) => row.state, text: (row) => row.state, draw: (cell, row) => fill(cell, statePill(runs.get(row.run) ?? row)) },
   ];
 }

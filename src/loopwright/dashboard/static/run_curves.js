@@ -8,7 +8,7 @@ import { url } from "./url.js";
 
 const FIRST = 4;
 const SIDES = [/(^|[_/.])(lr|learning_rate)($|[_/.\d])/, /(samples|steps|updates|tokens|images|batches)_per_second|throughput|(^|[_/])(rate|speed|fps)$/, /mem(ory)?($|[_/.])/, /(^|[_/])(seconds|time)$/];
-const MARKS = ["resumed", "rewind", "signal", "failed", "best", "micro_batches"];
+const MARKS = ["resumed", "rewind", "signal", "failed", "micro_batches"]; // and the last best value
 
 const sideOf = ({ names }) => SIDES.findIndex((pattern) => names.some(({ name }) => pattern.test(name)));
 
@@ -45,7 +45,8 @@ class Curves {
 
   #marks(axis) {
     const shift = axis.name === "relative" ? this.detail.summary.started ?? 0 : 0;
-    return this.detail.events.filter((event) => MARKS.includes(event.kind) && typeof event[axis.asked] === "number").map((event) => ({
+    const best = this.which === 0 ? this.detail.events.findLast((event) => event.kind === "best") : null;
+    return this.detail.events.filter((event) => (MARKS.includes(event.kind) || event === best) && typeof event[axis.asked] === "number").map((event) => ({
       x: event[axis.asked] - shift, kind: event.kind, colour: "--muted", label: () => `${event.kind.replace("_", "-")}${typeof event.update === "number" ? ` at ${plural(event.update, "update")}` : ""}${event.text ? `: ${event.text}` : ""}`,
     }));
   }

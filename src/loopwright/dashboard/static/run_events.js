@@ -55,7 +55,7 @@ function eventRow(event, start) {
     el("div", { class: "event-words" }, el("span", { class: "event-kind" }, WORDS[event.kind] ?? event.kind), el("span", { class: "event-place" }, placeOf(event)), event.text && el("span", { class: "event-text" }, event.text.split("\n")[0])));
 }
 
-const placeOf = ({ kind, update }) => (typeof update === "number" && (update > 0 || kind !== "started") ? `update ${count(update)}` : "");
+const placeOf = ({ kind, update, text }) => (typeof update === "number" && (update > 0 || kind !== "started") && !/\bupdate\b/.test(text ?? "") ? `update ${count(update)}` : "");
 
 function timeOf({ wall }, start) {
   if (!wall) return el("time", {}, "");

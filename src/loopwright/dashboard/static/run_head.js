@@ -23,7 +23,7 @@ export class RunHead {
     this.origin = el("div", { class: "origin" });
     this.element = el("header", { class: "run-head" },
       el("nav", { class: "crumbs", "aria-label": "Where this run is" }, el("a", { href: url.link("runs") }, "Runs"), id.slice(0, Math.max(0, at - 1)).split("/").filter(Boolean).map((part) => [el("span", { class: "faint" }, "/"), el("span", { class: "muted" }, part)])),
-      el("div", { class: "run-title" }, this.swatch, el("h1", {}, id.slice(at)), this.state, this.tags, el("span", { class: "space" }), this.select, el("a", { class: "button primary", href: url.link("curves", "", { runs: [id] }) }, "Curves")),
+      el("div", { class: "run-title" }, this.swatch, el("h1", {}, id.slice(at)), this.state, this.tags, el("div", { class: "run-actions" }, this.select, el("a", { class: "button primary", href: url.link("curves", "", { runs: [id] }) }, "Curves"))),
       this.words, this.problems, this.progress, this.facts, this.origin);
   }
 
@@ -61,7 +61,7 @@ export class RunHead {
 
   #bar({ progress, state, eta }) {
     const fraction = progress?.fraction ?? null;
-    this.progress.hidden = fraction === null || state === "finished";
+    this.progress.hidden = fraction === null || (state !== "running" && fraction >= 1) || state === "finished";
     if (this.progress.hidden) return;
     const share = `${Math.floor(100 * fraction)} %`;
     const text = state === "running" && eta !== null ? `${share}, about ${duration(eta)} left` : `${share} done`;

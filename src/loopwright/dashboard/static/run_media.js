@@ -5,16 +5,17 @@ import { el, fill, icon, setText } from "./dom.js";
 import { count, number } from "./format.js";
 import { url } from "./url.js";
 
-const KINDS = { image: ["image", "Images"], text: ["text", "texts"], table: ["table", "tables"] };
+const KINDS = { image: "images", text: "texts", table: "tables" };
 const LARGER = 4; // small images are shown so many times as large as they are, at most
 const ROWS = 100; // of a table
 
-const shown = ({ media }) => media.filter(({ kind, items }) => kind in KINDS && items.length);
+const ORDER = Object.keys(KINDS);
+const shown = ({ media }) => media.filter(({ kind, items }) => kind in KINDS && items.length).sort((a, b) => ORDER.indexOf(a.kind) - ORDER.indexOf(b.kind) || a.name.localeCompare(b.name, "en", { numeric: true }));
 
 export const mediaSection = {
   key: "media", parts: ["media"], isShown: (detail) => shown(detail).length > 0, make: (context) => new MediaView(context),
   title(detail) {
-    const words = Object.keys(KINDS).filter((kind) => shown(detail).some((group) => group.kind === kind)).map((kind) => KINDS[kind][1].toLowerCase());
+    const words = ORDER.filter((kind) => shown(detail).some((group) => group.kind === kind)).map((kind) => KINDS[kind]);
     const text = words.length > 1 ? `${words.slice(0, -1).join(", ")} and ${words.at(-1)}` : words[0];
     return text[0].toUpperCase() + text.slice(1);
   },
@@ -26,7 +27,7 @@ class MediaView {
 
   constructor({ id }) {
     this.id = id;
-    this.slider = el("input", { type: "range", min: 0, step: 1, class: "step-slider", "aria-label": "Step", oninput: () => this.#choose(Number(this.slider.value)) });
+    this.slider = el("input", { type: "range", min: 0, step: 1, class: "step-slider", "aria-label": "Step of the images", oninput: () => this.#choose(Number(this.slider.value)) });
     this.place = el("output", { class: "step-place" });
     this.before = el("button", { class: "button icon-only", type: "button", "aria-label": "Earlier", title: "Earlier (←)", onclick: () => this.#move(-1) }, turned());
     this.after = el("button", { class: "button icon-only", type: "button", "aria-label": "Later", title: "Later (→)", onclick: () => this.#move(1) }, icon("chevron"));
@@ -65,20 +66,21 @@ class MediaView {
     this.groups = shown(detail);
     this.#steps = [...new Set(this.groups.flatMap(({ items }) => items.map((item) => item.step)))].sort((a, b) => a - b);
     this.isRunning = detail.summary.state === "running";
-    for (const group of this.groups) this.#blockOf(group);
+    this.groups.forEach((group, index) => this.#blockOf(group, index));
     const keys = new Set(this.groups.map(keyOf));
     for (const [key, block] of this.#blocks) if (!keys.has(key)) { block.element.remove(); this.#blocks.delete(key); }
     this.bar.hidden = this.#steps.length < 2;
     this.#show();
   }
 
-  #blockOf(group) {
+  #blockOf(group, index) {
     const key = keyOf(group);
     if (!this.#blocks.has(key)) {
       const block = new Block(this.id, group, (position) => this.#enlarge(block, position));
       this.#blocks.set(key, block);
-      this.blocks.append(block.element);
     }
+    const { element } = this.#blocks.get(key);
+    if (this.blocks.children[index] !== element) this.blocks.insertBefore(element, this.blocks.children[index] ?? null);
     this.#blocks.get(key).items = group.items;
   }
 

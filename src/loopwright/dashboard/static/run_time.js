@@ -2,7 +2,7 @@
 
 import { Chart, escape } from "./chart.js";
 import { el, fill } from "./dom.js";
-import { duration, number, plural } from "./format.js";
+import { duration, plural } from "./format.js";
 import { size } from "./run_record.js";
 import { token } from "./theme.js";
 
@@ -24,7 +24,7 @@ class TimeView {
 
   update({ profile }) {
     const [first, ...others] = profile.findings ?? [profile.verdict];
-    fill(this.words, el("p", { class: "verdict-first" }, first), others.map((finding) => el("p", { class: "muted" }, finding)));
+    fill(this.words, el("p", { class: "verdict-first" }, coded(first)), others.map((finding) => el("p", { class: "muted" }, coded(finding))));
     fill(this.notes, notes(profile));
     const rows = rowsOf(profile);
     this.host.style.height = `${rows.length * ROW + 16}px`;
@@ -50,15 +50,18 @@ function bars(rows, width) {
   return {
     traces: [{
       type: "bar", orientation: "h", x: rows.map(({ share }) => 100 * share), y: rows.map((_, index) => index), width: rows.map(({ isPart }) => (isPart ? 0.62 : 0.4)), marker: { color: rows.map(colour) },
-      text: rows.map((row) => `${number(100 * row.share, 3)} %  <span style="color:${token("--muted")}">${short(row.spent)}${perStep(row)}</span>`), textposition: "outside", textangle: 0, cliponaxis: false, textfont: { color: token("--text"), size: 12 }, hoverinfo: "skip",
+      text: rows.map((row) => `${(100 * row.share).toFixed(1)} %  <span style="color:${token("--muted")}">${short(row.spent)}${perStep(row)}</span>`), textposition: "outside", constraintext: "none", textangle: 0, cliponaxis: false, textfont: { color: token("--text"), size: 12 }, hoverinfo: "skip",
     }],
     layout: {
       margin: { l: isNarrow ? 92 : 120, r: isNarrow ? 110 : 210, t: 4, b: 4 }, xaxis: { visible: false, range: [0, Math.max(...rows.map(({ share }) => 100 * share))], fixedrange: true },
-      yaxis: { autorange: false, range: [rows.length - 0.5, -0.5], tickvals: rows.map((_, index) => index), ticktext: rows.map(label), showgrid: false, fixedrange: true, nticks: rows.length, tickfont: { size: 12.5, color: token("--text") } },
+      yaxis: { autorange: false, range: [rows.length - 0.5, -0.5], tickvals: rows.map((_, index) => index), ticktext: rows.map(label), showgrid: false, fixedrange: true, ticksuffix: "", ticklen: 8, ticks: "outside", tickcolor: "rgba(0,0,0,0)", nticks: rows.length, tickfont: { size: 12.5, color: token("--text") } },
       dragmode: false,
     },
   };
 }
+
+/** Text in which what stands between backticks is code. */
+const coded = (text) => text.split("`").map((part, index) => (index % 2 ? el("code", {}, part) : part));
 
 /** Three digits and the unit that fits: parts of a step are often below a millisecond. */
 function short(seconds) {

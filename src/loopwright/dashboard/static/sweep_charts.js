@@ -1,91 +1,93 @@
-// Charts of a sweep: all parameters at once on parallel axes, and the metric against each of them.
+// Charts of a sweep: all parameters at once on parallel axes, and the metric against each of them. A click selects a run.
 
 import { Chart, escape } from "./chart.js";
 import { el, fill, setText } from "./dom.js";
 import { number, value } from "./format.js";
 import { runs } from "./runs.js";
 import { faded, token } from "./theme.js";
-import { url } from "./url.js";
 
 const MOST_AXES = 9;
+const MOST_LINES = 200;
 const FEWEST = 4; // runs for which a correlation is said
 
-/** Parallel coordinates; `onbrush(ids or null)` hears which runs are inside the ranges that were marked. */
+/**
+ * Parallel coordinates: an axis for every parameter and for the metric, a line for every run. Drawn as lines of plotly's
+ * scatter: its own parallel coordinates need WebGL, which many remote machines lack. A click selects the run.
+ */
 export class ParallelChart {
-  #ranges = new Map(); // key of an axis → ranges that were marked on it
-
-  constructor(onbrush) {
-    this.onbrush = onbrush;
+  constructor() {
     this.host = el("div", { class: "parallel-plot" });
-    this.element = el("div", { class: "card parallel", tabindex: 0, role: "region", "aria-label": "Parallel coordinates; the table below holds the same values" }, this.host);
+    this.note = el("p", { class: "hint" });
+    this.element = el("div", {}, el("div", { class: "card parallel", tabindex: 0, role: "region", "aria-label": "Parallel coordinates; the table below holds the same values" }, this.host), this.note);
     this.chart = new Chart(this.host, { label: "Parallel coordinates of the runs", ondraw: (graph) => this.#wire(graph) });
   }
 
-  set(data) {
-    const signature = JSON.stringify(data);
+  set({ rows, parameters, metric }) {
+    const chosen = runs.isChosen ? runs.selected : [];
+    const signature = JSON.stringify([rows, parameters, metric, chosen]);
     if (signature === this.signature) return;
     this.signature = signature;
-    this.data = data;
-    this.chart.set(({ width }) => this.#figure(width));
-  }
-
-  clear() {
-    if (!this.#ranges.size) return;
-    this.#ranges.clear();
-    this.onbrush(null);
-    this.chart.redraw();
+    const drawn = sorted(rows, metric).slice(0, MOST_LINES);
+    const axes = [...parameters.slice(0, MOST_AXES - 1).map((parameter) => scale(parameter, drawn.map((row) => row.parameters[parameter.key] ?? null))), scale({ title: metric.name, kind: "number" }, drawn.map((row) => row.metrics[metric.name]))];
+    this.host.style.setProperty("--axes", axes.length);
+    const left = [parameters.length >= MOST_AXES && `The first ${MOST_AXES - 1} of ${parameters.length} parameters.`, rows.length > MOST_LINES && `The best ${MOST_LINES} of ${rows.length} runs.`];
+    setText(this.note, left.filter(Boolean).join(" "));
+    this.chart.set(({ width }) => parallel(drawn, axes, metric, new Set(chosen), width));
   }
 
   destroy() { this.chart.destroy(); }
 
-  #axes() {
-    const { parameters, metric, rows } = this.data;
-    const own = parameters.slice(0, MOST_AXES - 1).map((parameter) => ({ key: parameter.key, ...scale(parameter, rows.map((row) => row.parameters[parameter.key] ?? null)) }));
-    return [...own, { key: "", ...scale({ title: metric.name, kind: "number" }, rows.map((row) => row.metrics[metric.name])) }];
-  }
-
-  #figure(width) {
-    const axes = this.#axes();
-    this.axes = axes;
-    const { values } = axes.at(-1);
-    const isMin = this.data.metric.mode !== "max";
-    this.host.parentElement.style.setProperty("--axes", axes.length);
-    return {
-      traces: [{
-        type: "parcoords", labelangle: 0, labelside: "top", unselected: { line: { color: token("--line-strong"), opacity: 0.25 } },
-        line: { color: values, cmin: Math.min(...values), cmax: Math.max(...values), colorscale: [[0, token("--accent")], [0.5, token("--run-2")], [1, token("--run-4")]], reversescale: !isMin },
-        labelfont: { size: 12.5, color: token("--text") }, tickfont: { size: 11, color: token("--muted") }, rangefont: { size: 1, color: "rgba(0,0,0,0)" },
-        dimensions: axes.map(({ key, title, values: along, range, ticks }) => ({
-          label: escape(shorten(title, width / axes.length)), values: along, range, ...(ticks && { tickvals: ticks.map(([at]) => at), ticktext: ticks.map(([, text]) => escape(text)) }), ...(this.#ranges.has(key) && { constraintrange: this.#ranges.get(key) }),
-        })),
-      }],
-      layout: { margin: { l: 64, r: 64, t: 44, b: 18 } },
-    };
-  }
-
   #wire(graph) {
     if (this.isWired) return;
     this.isWired = true;
-    graph.on("plotly_restyle", ([change]) => this.#brushed(change));
+    graph.on("plotly_click", ({ points }) => runs.toggle(points[0].data.meta));
   }
+}
 
-  #brushed(change) {
-    for (const [path, given] of Object.entries(change)) {
-      const found = /^dimensions\[(\d+)\]\.constraintrange$/.exec(path);
-      if (!found) continue;
-      const { key } = this.axes[Number(found[1])];
-      const range = given?.[0] ?? null;
-      if (range) this.#ranges.set(key, range);
-      else this.#ranges.delete(key);
-    }
-    this.onbrush(this.#ranges.size ? this.#inside() : null);
-  }
+/** The best run first. */
+function sorted(rows, { name, mode }) {
+  return [...rows].sort((a, b) => (mode === "max" ? -1 : 1) * (a.metrics[name] - b.metrics[name]));
+}
 
-  #inside() {
-    const within = (entry, range) => (Array.isArray(range[0]) ? range : [range]).some(([low, high]) => entry >= low && entry <= high);
-    const ids = this.data.rows.map((row) => row.run).filter((_, index) => this.axes.every(({ key, values }) => !this.#ranges.has(key) || within(values[index], this.#ranges.get(key))));
-    return new Set(ids);
-  }
+function parallel(rows, axes, metric, chosen, width) {
+  const places = axes.map((_, index) => index);
+  const isDimmed = (row) => chosen.size > 0 && !chosen.has(row.run);
+  const lines = rows.map((row, index) => {
+    const share = rows.length > 1 ? index / (rows.length - 1) : 0;
+    const text = escape(`${row.run}: ${metric.name} ${number(row.metrics[metric.name])}`);
+    return {
+      type: "scatter", mode: "lines+markers", cliponaxis: false, x: places, y: axes.map(({ values, range: [low, high] }) => (values[index] - low) / (high - low)), meta: row.run, name: "", opacity: isDimmed(row) ? 0.35 : 1,
+      line: { color: mixed("--accent", "--line-strong", share), width: chosen.has(row.run) ? 3.2 : 2.4 - share }, marker: { size: 5, color: mixed("--accent", "--line-strong", share) }, hovertemplate: `${text}<extra></extra>`,
+    };
+  });
+  const room = (width - 168) / Math.max(1, axes.length - 1);
+  return {
+    traces: lines.reverse(), // the best above the others
+    layout: {
+      hovermode: "closest", dragmode: false, hoverlabel: hoverLook(), margin: { l: 84, r: 84, t: 34, b: 14 },
+      xaxis: { visible: false, range: [0, axes.length - 1], fixedrange: true }, yaxis: { visible: false, range: [-0.04, 1.04], fixedrange: true },
+      shapes: places.map((x) => ({ type: "line", x0: x, x1: x, y0: 0, y1: 1, layer: "below", line: { color: token("--line-strong"), width: 1 } })),
+      annotations: axes.flatMap((axis, index) => labels(axis, index, room, index === axes.length - 1)),
+    },
+  };
+}
+
+/** The title above an axis, and its values beside it: to the right of the last one, where there are no lines. */
+function labels({ title, ticks, range: [low, high] }, index, room, isLast) {
+  const base = { showarrow: false, x: index, font: { size: 11, color: token("--muted") } };
+  return [
+    { ...base, y: 1, yref: "paper", yanchor: "bottom", yshift: 8, text: `<b>${escape(shorten(title, room))}</b>`, font: { size: 12.5, color: token("--text") } },
+    ...ticks.map(([at, text]) => ({ ...base, y: (at - low) / (high - low), xanchor: isLast ? "left" : "right", xshift: isLast ? 8 : -8, text: escape(text), bgcolor: faded("--surface", 0.75), borderpad: 1 })),
+  ];
+}
+
+const hoverLook = () => ({ bgcolor: token("--raised"), bordercolor: token("--line-strong"), font: { color: token("--text"), size: 12 }, align: "left" });
+
+/** A colour between two of the style sheet. */
+function mixed(from, to, share) {
+  const parts = (name) => [1, 3, 5].map((start) => parseInt(token(name).slice(start, start + 2), 16));
+  const [a, b] = [parts(from), parts(to)];
+  return `rgb(${a.map((part, index) => Math.round(part + (b[index] - part) * share)).join(",")})`;
 }
 
 /** Values on an axis: numbers, logarithms of numbers, or places of words, with ticks where plotly cannot know them. */
@@ -94,18 +96,19 @@ function scale({ title, kind, is_log: isLog = false }, entries) {
     const values = isLog ? entries.map(Math.log10) : entries;
     const distinct = [...new Set(entries)].sort((a, b) => a - b);
     const [low, high] = [Math.min(...values), Math.max(...values)];
-    const ticks = distinct.length <= 8 || isLog ? thin(distinct, 8).map((entry) => [isLog ? Math.log10(entry) : entry, value(entry)]) : null;
-    return { title, values, range: low === high ? [low - 1, high + 1] : [low, high], ticks: ticks?.map(([at, text]) => [at, typeof text === "string" ? text : String(text)]) ?? null };
+    const range = low === high ? [low - 1, high + 1] : [low, high];
+    const ticks = distinct.length <= 6 || isLog ? thin(distinct, 7).map((entry) => [isLog ? Math.log10(entry) : entry, value(entry)]) : [0, 1, 2, 3, 4].map((part) => low + (part * (high - low)) / 4).map((entry) => [entry, number(entry, 3)]);
+    return { title, values, range, ticks };
   }
   const words = [...new Set(entries.map(word))];
-  return { title, values: entries.map((entry) => words.indexOf(word(entry))), range: [-0.3, words.length - 0.7], ticks: words.map((text, index) => [index, text.length > 18 ? `${text.slice(0, 17)}…` : text]) };
+  return { title, values: entries.map((entry) => words.indexOf(word(entry))), range: words.length > 1 ? [0, words.length - 1] : [-1, 1], ticks: words.map((text, index) => [index, text.length > 18 ? `${text.slice(0, 17)}…` : text]) };
 }
 
 const word = (entry) => (entry === null ? "not set" : value(entry));
 const thin = (list, most) => (list.length <= most ? list : list.filter((_, index) => index % Math.ceil(list.length / most) === 0));
 const shorten = (text, width) => (text.length * 7 > width ? `…${text.slice(-Math.max(6, Math.floor(width / 7)))}` : text);
 
-/** The metric against each parameter, as small charts; a click opens the run. */
+/** The metric against each parameter, as small charts; a click selects the run. */
 export class ScatterGrid {
   #charts = new Map(); // key → {element, chart, note}
 
@@ -135,7 +138,7 @@ export class ScatterGrid {
       one.chart = new Chart(host, { label: `The metric against ${key}`, ondraw: (graph) => {
         if (one.isWired) return;
         one.isWired = true;
-        graph.on("plotly_click", ({ points }) => url.go("run", points[0].customdata));
+        graph.on("plotly_click", ({ points }) => runs.toggle(points[0].customdata));
       } });
       this.#charts.set(key, one);
     }
@@ -151,7 +154,7 @@ export class ScatterGrid {
 function scatter(rows, { key, kind, is_log: isLog }, metric) {
   const selected = new Set(runs.selected);
   const known = rows.filter((row) => row.parameters[key] !== null && row.parameters[key] !== undefined);
-  const x = known.map((row) => (kind === "number" ? row.parameters[key] : word(row.parameters[key])));
+  const x = known.map((row) => (kind === "number" ? row.parameters[key] : escape(word(row.parameters[key]))));
   const y = known.map((row) => row.metrics[metric.name]);
   const isLogY = Math.min(...y) > 0 && Math.max(...y) / Math.min(...y) >= 100;
   const distinct = [...new Set(x)];
@@ -163,7 +166,7 @@ function scatter(rows, { key, kind, is_log: isLog }, metric) {
       marker: { size: known.map((row) => (selected.has(row.run) ? 10 : 8)), color: known.map((row) => (selected.has(row.run) ? token(runs.colour(row.run)) : faded("--muted", 0.55))), line: { width: 1, color: token("--surface") } },
     }],
     layout: {
-      hovermode: "closest", dragmode: false, hoverlabel: { bgcolor: token("--raised"), bordercolor: token("--line-strong"), font: { color: token("--text"), size: 12 }, align: "left" },
+      hovermode: "closest", dragmode: false, hoverlabel: hoverLook(),
       xaxis: { type: kind === "number" ? (isLog ? "log" : "linear") : "category", ...ticks, fixedrange: true, title: { text: escape(key.slice(key.lastIndexOf(".") + 1)) } },
       yaxis: { type: isLogY ? "log" : "linear", fixedrange: true },
     },
