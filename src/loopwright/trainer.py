@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from .callback import TrainerHooks, as_callbacks, check_hooks
+from .callback import as_callbacks
 from .data.open import as_dataset, refuse_shuffled
 from .data.stream import Stream
 from .errors import ConfigurationError, public
@@ -67,6 +67,9 @@ class Trainer(DefaultProgram):
         seed: int | None = 0,
         run_dir: str | Path | None = None,
         progress: Display = "auto",
+        name: str | None = None,
+        tags: Iterable[str] = (),
+        config: Mapping[str, Any] | None = None,
     ) -> None:
         """Check and keep the arguments; models are built and moved to the device by `train`, `evaluate` or `setup`.
 
@@ -89,29 +92,26 @@ class Trainer(DefaultProgram):
                 None for a different seed in every run.
             run_dir: The directory that the run is recorded in and resumed from; without one nothing is written.
             progress: "bar", "lines" or "silent". Default: a bar on a terminal, lines elsewhere.
+            name: The name of the run in lists and on the page. Default: that of its directory.
+            tags: Words to find the run by.
+            config: Your own settings, to be recorded with the run and compared between runs; nothing is read from it.
         """
-        check_hooks(self, TrainerHooks, allow_other=True)
-        if type(self) is not Trainer:
-            from ._other_frameworks import check_subclass
-
-            check_subclass(self, Trainer)
+        components.check_class(self, Trainer)
         check_given(model, optimizer, loss_fn, run_dir=run_dir, seed=seed)
-        components.check_accumulation(accumulate)
-        components.check_clipping("clip_norm", clip_norm)
-        components.check_clipping("clip_value", clip_value)
+        components.check_settings(accumulate, clip_norm, clip_value)
+        self._label = components.check_label(name, tags, config)
         self._given: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
         if isinstance(model, nn.Module):
             self.model: nn.Module = model
         self.loss_fn = loss_fn
         self.callbacks = as_callbacks(callbacks)
-        self.accumulate = accumulate
-        self.clip_norm, self.clip_value = clip_norm, clip_value
+        self.accumulate, self.clip_norm, self.clip_value = accumulate, clip_norm, clip_value
         self.runtime = resolve_runtime(runtime, precision, device)
         self.seed = seed
         self.datasets: Mapping[str, Any] = {}  # by name, for callbacks that look at more than the evaluation data
         self._components = Components()
-        directory = None if run_dir is None else components.checked_directory(run_dir)
-        self.run = TrainingRun(self, self.runtime, self._components, run_dir=directory, progress_style=progress)
+        self.run = TrainingRun(self, self.runtime, self._components, progress_style=progress)
+        self.run_dir = run_dir
         self.run.bind(self.callbacks)
 
     # Components

@@ -6,6 +6,7 @@ import gzip
 import http.client
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -89,13 +90,16 @@ class Served:
 
 def _parse(response: http.client.HTTPResponse) -> Iterator[tuple[str, Any]]:
     entries: dict[str, str] = {}
+    end = time.monotonic() + SECONDS
     while line := response.readline():
+        assert time.monotonic() < end, "the event did not come"  # comments keep a connection from its own time limit
         text = line.decode().rstrip("\n")
         if text:
             name, _, value = text.partition(": ")
             entries[name] = value
         else:
             if "data" in entries:
+                end = time.monotonic() + SECONDS
                 yield entries["event"], json.loads(entries["data"], parse_constant=_refuse) | {"id": entries["id"]}
             entries = {}
 

@@ -12,7 +12,7 @@ import torch
 
 from loopwright.run import RunManifest
 from loopwright.run.directory import logging_to
-from loopwright.run.manifest import describe_hardware, installed_packages, uncommitted_diff
+from loopwright.run.environment import describe_hardware, installed_packages, uncommitted_diff
 from loopwright.training.fingerprint import fingerprint
 
 IDENTITY = {f"GIT_{who}_{what}": "a@b" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
@@ -20,7 +20,7 @@ IDENTITY = {f"GIT_{who}_{what}": "a@b" for who in ("AUTHOR", "COMMITTER") for wh
 
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
-    monkeypatch.setattr("loopwright.run.manifest.SECONDS_FOR_DIFF", 300.0)
+    monkeypatch.setattr("loopwright.run.environment.SECONDS_FOR_DIFF", 300.0)
     if shutil.which("git") is None:
         pytest.skip("there is no git")
 

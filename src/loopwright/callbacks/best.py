@@ -197,6 +197,7 @@ class BestCheckpoint(Watching):
             self.most_bad = max(self.most_bad, self.num_bad)
             return
         self.best, self.num_bad = (value if value == value else None), 0
+        trainer.run.note("best", f"{self.metric} {value:.6g}", metric=self.metric, value=value)
         for tolerance, kept in self._kept.items():
             if tolerance is None or self.most_bad <= tolerance:
                 self._save(trainer, kept, value, metrics)

@@ -241,6 +241,7 @@ class BestModel(Callback):
         is_best = self.best is None or is_better(value, self.best, self.watched.mode)
         if is_best:
             self.best = value
+            trainer.run.note("best", f"{self.metric} {value:.6g}", metric=self.metric, value=value)
         if self._kept is not None:
             self._offer(trainer, metrics, value)
         elif is_best:

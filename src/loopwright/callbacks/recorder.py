@@ -1,81 +1,148 @@
-"""Recording a run in its directory: step and epoch metrics as they come, and how the run ended."""
+"""Recording a run in its directory: metrics, events, media and log lines as they come, and how the run ended."""
 
 from __future__ import annotations
 
 import logging
+import os
+import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..callback import Callback
-from ..errors import CheckpointError, Interrupted
+from ..errors import CheckpointError, ConfigurationError, Interrupted
+from .record_lines import LineCollector
 
 if TYPE_CHECKING:
     from ..callback import Trainer
     from ..checkpoint import AsyncWriter
     from ..metrics.best import Mode
+    from ..metrics.media import Media
     from ..metrics.rows import StepRow
-    from ..run import MetricsStore
-    from ..run.manifest import State, WorkTree
+    from ..run import MetricsStore, RunDirectory
+    from ..run.environment import WorkTree
+    from ..run.manifest import State
 
 
 logger = logging.getLogger("loopwright")
 
+COUNTED = ("epoch", "step", "update", "sample", "seconds")
+Existing = Literal["number", "continue", "replace"]
+
 
 class RunRecorder(Callback):
-    """Writes metrics and the state of the run to `run_dir`; what a resumed run measures again is replaced.
+    """Writes metrics, events and the state of the run to `run_dir`; what a resumed run measures again is replaced.
 
-    A trainer with a `run_dir` has one without being given it.
+    A trainer with a `run_dir` has one without being given it. With a `directory` of its own it only records: nothing
+    is saved to resume from, and the program trains as it does without it.
 
     Args:
         on_error: Whether a failed write ends training ("raise") or is reported and tried again later ("warn").
+        directory: Where to record a run whose trainer has no `run_dir`.
+        existing: What to do where that directory holds a run: record in the first free of `name-2`, `name-3` and so on
+            ("number"); or go on with it if training does, and otherwise number ("continue"), or move it to a folder
+            inside ("replace").
 
     >>> from loopwright.callbacks import RunRecorder
     >>> RunRecorder(on_error="warn").on_error
     'warn'
     """
 
-    def __init__(self, on_error: Literal["raise", "warn"] = "raise") -> None:
+    spans_calls: ClassVar[bool] = False  # whether the end of a `train` call is not the end of the run
+
+    def __init__(
+        self,
+        on_error: Literal["raise", "warn"] = "raise",
+        *,
+        directory: str | Path | None = None,
+        existing: Existing = "number",
+    ) -> None:
         self.on_error = on_error
+        self.own_path = None if directory is None else Path(directory)
+        self.existing: Existing = existing
+        self._directory: RunDirectory | None = None
         self._metrics: MetricsStore | None = None
+        self._is_open = False  # whether a `train` call is under way
+        self._has_started = False
         self._tree: WorkTree | None = None  # while git is at work
         self._waiting: list[Callable[[], None]] = []
         self._modes: dict[str, Mode | None] = {}  # of the metrics that epochs have had so far
+        self._lines = LineCollector()
 
     def on_train_start(self, trainer: Trainer) -> None:
-        from ..run import MetricsStore, RunManifest, update_manifest
-        from ..run.manifest import WorkTree
+        try:
+            self._begin(trainer)
+        except (ConfigurationError, CheckpointError, OSError) as error:
+            if self.own_path is None:
+                raise
+            logger.warning("This run is not recorded: %s", error)
+            self._release()
 
-        assert trainer.run.directory is not None
-        with trainer.run.directory.starting():
-            if trainer.run.directory.has_run:
-                update_manifest(
-                    trainer.run.directory.manifest_path,
-                    state="running",
-                    fingerprint=trainer.run.fingerprint,
-                    change=_accepted(trainer),
-                )
-            else:
-                self._tree = WorkTree(Path.cwd()).ask()
-                manifest = RunManifest.collect(
-                    device=str(trainer.runtime.device),
-                    seed=trainer.seed,
-                    tree=self._tree,
-                    fingerprint=trainer.run.fingerprint,
-                )
-                manifest.write(trainer.run.directory.manifest_path)
-        self._waiting = []
-        self._metrics = MetricsStore(trainer.run.directory.metrics_path)
-        if trainer.run.directory.metrics_path.exists():
+    def _begin(self, trainer: Trainer) -> None:
+        from ..run import MetricsStore
+
+        directory = self._open_own(trainer) if self.own_path is not None else trainer.run.directory
+        assert directory is not None
+        self._directory, self._waiting, self._is_open = directory, [], True
+        with directory.starting():
+            self._write_manifest(trainer, directory)
+        self._metrics = MetricsStore(directory.metrics_path)
+        if directory.metrics_path.exists():
             self._metrics.truncate(step=trainer.progress.step, epoch=trainer.progress.epoch)
         self._warn_of_gap(trainer, self._metrics)
+        self._note_start(trainer)
+        self._lines.start()
+
+    def _open_own(self, trainer: Trainer) -> RunDirectory:
+        """The directory of this recorder alone, locked."""
+        from ..run import RunDirectory
+
+        if self._directory is not None:  # a later `train` call
+            return self._directory.lock()
+        assert self.own_path is not None
+        goes_on = self.existing != "number" and trainer.progress.step > 0
+        if not goes_on and self.existing != "replace":
+            directory = RunDirectory.fresh(self.own_path, records_only=True)
+            trainer.run.say(f"This run is recorded in {directory.path}.")
+            return directory
+        directory = RunDirectory(self.own_path, records_only=True).lock()
+        if not goes_on and directory.has_run:
+            earlier = directory.set_aside()
+            trainer.run.say(f"{directory.path} holds the record of an earlier run, which is now in {earlier.name}.")
+        return directory
+
+    def _write_manifest(self, trainer: Trainer, directory: RunDirectory) -> None:
+        from ..run import RunManifest, update_manifest
+        from ..run.environment import WorkTree
+
+        run, facts = trainer.run, trainer._facts()
+        if directory.has_run:
+            now, changed = run.fingerprint, _accepted(trainer)
+            update_manifest(directory.manifest_path, state="running", fingerprint=now, change=changed, facts=facts)
+            return
+        self._tree = WorkTree(Path.cwd()).ask()
+        manifest = RunManifest.collect(
+            device=str(trainer.runtime.device), seed=trainer.seed, tree=self._tree, fingerprint=run.fingerprint
+        )
+        manifest.changed(facts=facts).write(directory.manifest_path)
+
+    def _note_start(self, trainer: Trainer) -> None:
+        progress = trainer.progress
+        if self._has_started and self.spans_calls:
+            return
+        kind = "resumed" if progress.step and not self._has_started else "started"
+        where = f"at epoch {progress.epoch + 1}, update {progress.update}" if progress.step else ""
+        self._has_started = True
+        self._add_event(trainer, kind, where, {"call": progress.call, "process": os.getpid()})
 
     def _warn_of_gap(self, trainer: Trainer, metrics: MetricsStore) -> None:
         """Warn where the history of a resumed run has metrics that the file lacks: it was lost, or is new."""
+        if self.own_path is not None and not metrics.path.exists():
+            return
         last = max((series.steps[-1] for series in trainer.history.steps.values() if series.steps), default=0)
         recorded = metrics.last_step() if last and metrics.path.exists() else 0
-        if recorded < last:
+        if recorded < last and (self.own_path is None or self.existing != "number"):
             logger.warning(
                 "%s has no metrics of steps %d to %d, which were recorded before this run was resumed. Its history has "
                 "them and training goes on exactly; what is read from the file (`loopwright show`, plots) lacks them. "
@@ -83,23 +150,76 @@ class RunRecorder(Callback):
                 *(metrics.path, recorded + 1, last),
             )
 
+    # What is recorded
+
     def on_log(self, trainer: Trainer, rows: list[StepRow]) -> None:
-        self._store("add_steps", rows)
-        if self._tree is not None and self._tree.is_answered and trainer.run.directory is not None:
-            self._write(partial(_note, trainer.run.directory.manifest_path, **self._found_by_git()))
+        if self._metrics is None:
+            return
+        self._add(partial(self._metrics.add_steps, rows))
+        self._add_notes(trainer)
+        if self._tree is not None and self._tree.is_answered:
+            self._note(**self._found_by_git())
+
+    def on_media(self, trainer: Trainer, media: Media) -> None:
+        if self._metrics is None or self._directory is None:
+            return
+        if self._is_open:
+            self._add(partial(self._metrics.add_media, media))
+            return
+        self._directory.lock()  # logged after training
+        try:
+            self._add(partial(self._metrics.add_media, media))
+            self._add(self._metrics.close)
+        finally:
+            self._directory.unlock()
 
     def on_rewind(self, trainer: Trainer) -> None:
-        self._store("truncate", step=trainer.progress.step, epoch=trainer.progress.epoch)
-
-    def write_before_save(self, trainer: Trainer) -> Collection[AsyncWriter]:
-        self._store("flush")
-        return ()
+        if self._metrics is None:
+            return
+        place = trainer.progress
+        self._add(partial(self._metrics.truncate, step=place.step, epoch=place.epoch))
+        self._add_event(trainer, "rewind", f"to update {place.update}")
+        self._add_notes(trainer)
 
     def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         self._add_epoch(trainer, trainer.progress.epoch, metrics)
         if not metrics.keys() <= self._modes.keys():
-            assert trainer.run.directory is not None
-            self._write(partial(_note, trainer.run.directory.manifest_path, **self._directions(trainer, metrics)))
+            self._note(**self._directions(trainer, metrics))
+        self._add_notes(trainer)
+
+    def _add_epoch(self, trainer: Trainer, epoch: int, metrics: Mapping[str, float]) -> None:
+        if self._metrics is None:
+            return
+        update, step, _, samples, seconds = trainer.run.place()
+        add = partial(self._metrics.add_epoch, epoch, update, dict(metrics))
+        self._add(partial(add, step=step, samples=samples, seconds=seconds))
+
+    def write_before_save(self, trainer: Trainer) -> Collection[AsyncWriter]:
+        """A resume point is complete only with all that was recorded before it."""
+        if self._metrics is not None and self._is_open:
+            self._add_notes(trainer)
+            self._add_event(trainer, "checkpoint")
+            self._add(self._metrics.flush)
+        return ()
+
+    def _add_event(self, trainer: Trainer, kind: str, text: str = "", detail: Mapping[str, Any] | None = None) -> None:
+        assert self._metrics is not None
+        self._add(partial(self._metrics.add_event, kind, text, place=trainer.run.place(), detail=detail))
+
+    def _add_notes(self, trainer: Trainer) -> None:
+        """Take the lines and events since the last time: those of the run, and those of Python's log."""
+        metrics, notes = self._metrics, trainer.run.notes
+        if metrics is None:
+            return
+        for level, text, wall in self._lines.take():
+            self._add(partial(metrics.add_log_line, level, text, wall=wall))
+        while notes:
+            note = notes.popleft()
+            if note.kind == "line":
+                self._add(partial(metrics.add_log_line, "INFO", note.text, wall=note.wall))
+            else:
+                add = partial(metrics.add_event, note.kind, note.text, place=note.place, wall=note.wall)
+                self._add(partial(add, detail=note.detail))
 
     def _directions(self, trainer: Trainer, metrics: Iterable[str]) -> dict[str, Any]:
         """What readers have to know to rank by these metrics: which values are better, and what evaluations are."""
@@ -108,41 +228,41 @@ class RunRecorder(Callback):
         known = {name: mode for name, mode in self._modes.items() if mode is not None}
         return {"metric_modes": known, "eval_keys": sorted(directions.eval_keys), "watched": directions.watched}
 
+    # The end
+
     def on_train_end(self, trainer: Trainer) -> None:
         if trainer.progress.in_epoch and len(trainer.history) > trainer.progress.epoch:
             self._add_epoch(trainer, trainer.progress.epoch + 1, trainer.history.epochs[-1])
-        self._store("flush")
+        if self._metrics is not None:
+            self._add(self._metrics.flush)
         self._close(trainer, "finished" if trainer.stop_reason is None else "stopped", trainer.stop_reason)
-
-    def _add_epoch(self, trainer: Trainer, epoch: int, metrics: Mapping[str, float]) -> None:
-        at = trainer.progress
-        self._store("add_epoch", epoch, at.update, metrics, step=at.step, samples=at.sample, seconds=at.seconds)
 
     def on_exception(self, trainer: Trainer, error: BaseException) -> None:
         if isinstance(error, (KeyboardInterrupt, Interrupted)):
             self._close(trainer, "interrupted", trainer.run.signals.name)
-        else:
-            self._close(trainer, "failed", f"{type(error).__name__}: {error}")
+            return
+        self._lines.add("ERROR", "".join(traceback.format_exception(error)))
+        self._close(trainer, "failed", f"{type(error).__name__}: {error}", error)
 
     def _found_by_git(self) -> dict[str, Any]:
         """The state of the working tree, once; waits for git if it is still running."""
         tree, self._tree = self._tree, None
         return {} if tree is None else {"git_dirty": tree.is_dirty}
 
-    def _store(self, method: str, *arguments: Any, **options: Any) -> None:
-        """Call a method of the store, which keeps what it cannot write and tries again."""
+    def _add(self, action: Callable[[], None]) -> None:
+        """Add to the store, which keeps what it could not write and tries again."""
         try:
-            if self._metrics is not None:
-                getattr(self._metrics, method)(*arguments, **options)
-        except CheckpointError as error:
+            action()
+        except (CheckpointError, OSError) as error:
             if self.on_error == "raise":
                 raise
             logger.warning("%s", error)
 
-    def _write(self, action: Callable[[], None] | None = None) -> None:
-        """Write earlier actions that failed, then this one, in their order."""
-        if action is not None:
-            self._waiting.append(action)
+    def _note(self, **changes: Any) -> None:
+        """Change the manifest; earlier changes that could not be written come first."""
+        if self._directory is None or not changes:
+            return
+        self._waiting.append(partial(_update, self._directory.manifest_path, **changes))
         try:
             while self._waiting:
                 self._waiting[0]()
@@ -153,27 +273,40 @@ class RunRecorder(Callback):
                 raise
             logger.warning("%s", error)
 
-    def _close(
-        self,
-        trainer: Trainer,
-        state: State,
-        reason: str | None,
-    ) -> None:
-        assert trainer.run.directory is not None
-        found = self._found_by_git()
-        if trainer.run.directory.has_run:
-            progress = {
-                name: getattr(trainer.progress, name) for name in ("epoch", "step", "update", "sample", "seconds")
-            }
+    def _close(self, trainer: Trainer, state: State, reason: str | None, error: BaseException | None = None) -> None:
+        directory = self._directory or trainer.run.directory
+        found, self._is_open = self._found_by_git(), False
+        self._lines.stop()
+        if directory is None:  # it could not be opened
+            return
+        self._directory = directory
+        if directory.has_run:
+            counts = {name: getattr(trainer.progress, name) for name in COUNTED}
             names = trainer.history.epochs[-1] if trainer.history.epochs else ()
             found |= self._directions(trainer, names)
-            changes = {"state": state, "reason": reason, "progress": progress, **found}
-            self._write(partial(_note, trainer.run.directory.manifest_path, **changes))
+            self._note(state=state, reason=reason, progress=counts, **found)
         if self._metrics is not None:
             try:
+                self._add_notes(trainer)
+                self._add_end(trainer, state, reason, error)
                 self._metrics.close()
-            except CheckpointError as error:
-                logger.warning("%s", error)
+            except CheckpointError as problem:  # `on_train_end` has raised it if it is to end training
+                logger.warning("%s", problem)
+        if self.own_path is not None:
+            directory.unlock()
+
+    def _add_end(self, trainer: Trainer, state: State, reason: str | None, error: BaseException | None) -> None:
+        if self.spans_calls and state == "running":
+            return
+        detail = None if error is None else {"traceback": "".join(traceback.format_exception(error))}
+        kind = "signal" if state == "interrupted" else state
+        self._add_event(trainer, kind, reason or "", detail)
+
+    def _release(self) -> None:
+        """Record nothing: the directory cannot be used."""
+        if self._directory is not None:
+            self._directory.unlock()
+        self._directory = self._metrics = None
 
 
 def _accepted(trainer: Trainer) -> dict[str, Any] | None:
@@ -183,7 +316,7 @@ def _accepted(trainer: Trainer) -> dict[str, Any] | None:
     return {"update": trainer.progress.update, "values": values} if values else None
 
 
-def _note(path: Path, **changes: Any) -> None:
+def _update(path: Path, **changes: Any) -> None:
     from ..run import update_manifest
 
     update_manifest(path, **changes)

@@ -13,7 +13,8 @@ from typing import Any
 from ..metrics.best import Mode
 from ..metrics.progress import counted
 from ..run.metrics_view import Point
-from ..run.reading import COUNTS, RunProgress, RunView
+from ..run.reading import RunView
+from ..run.run_progress import COUNTS, RunProgress
 
 UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 AGES = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from .._version import __version__
@@ -27,6 +28,7 @@ logger = logging.getLogger("loopwright")
 EXTRA = "The page needs starlette, uvicorn and plotly: pip install 'loopwright[ui]'."
 MAX_POINTS = 20_000
 MAX_LOG = 20_000
+LARGEST_ID = 2**62
 
 
 def build_app(folder: RunsFolder, access: Access | None = None) -> Starlette:
@@ -111,7 +113,7 @@ class Data:
         }
         known = to_json(plain(head))[1:-1]
         runs = ",".join(entry.text for entry in entries.values())
-        body = f'{{{known},"time":{time.time():.3f},"runs":[{runs}]}}'
+        body = f'{{{known},"time":{time.time()!r},"runs":[{runs}]}}'
         return answer(request, body, tagged=f"{known}{runs}")
 
     def curves(self, request: Request) -> Response:
@@ -146,7 +148,9 @@ class Data:
         runs = query.getlist("run")
         if not runs:
             raise Refusal(400, "Name at least one run: /api/csv?run=first&name=loss")
-        lines = curves.csv_lines(self.stores, [(run, self.folder.path_of(run)) for run in runs], query.getlist("name"))
+        paths = [(run, self.folder.readable(run)) for run in dict.fromkeys(runs)]
+        lines = curves.csv_lines(self.stores, paths, query.getlist("name"))
+        lines = chain([next(lines)], lines)  # an error comes with the first part
         sent = {"Content-Disposition": 'attachment; filename="metrics.csv"', "Cache-Control": "no-store"}
         return StreamingResponse(lines, headers=sent, media_type="text/csv; charset=utf-8")
 
@@ -183,8 +187,9 @@ class Data:
     def media(self, request: Request) -> Response:
         """A picture, or the content of another item."""
         path = self.folder.readable(request.path_params["run"])
+        number: int = request.path_params["item"]
         with self.stores.opened(path) as metrics:
-            item = metrics.media_item(request.path_params["item"])
+            item = metrics.media_item(number) if number < LARGEST_ID else None
         if item is None:
             raise Refusal(404, "The run has no such picture; it may have been rewound.")
         if item.kind == "image":

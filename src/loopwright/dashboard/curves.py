@@ -155,13 +155,17 @@ ROWS_AT_ONCE = 5_000
 
 
 def csv_lines(stores: Stores, runs: Sequence[tuple[str, Path]], names: Sequence[str]) -> Iterator[str]:
-    """All values of some metrics of some runs as CSV, in parts; what a run does not know is empty."""
+    """All values of some metrics of some runs as CSV, in parts; what a run does not know is empty.
+
+    Every run is looked at before the first part is given, so that an error comes before it.
+    """
+    asked = {run: (path, _csv_names(stores, path, names)) for run, path in runs}
     yield _csv([HEADER])
-    for run, path in dict.fromkeys(runs):
+    for run, (path, own) in asked.items():
         with stores.opened(path) as metrics:
             clock = metrics.clock()
             places = dict(zip(clock["step"], zip(*(clock[name] for name in AXES[2:]), strict=True), strict=True))
-            for name in dict.fromkeys(names or metrics.names()):
+            for name in own:
                 rows: list[tuple[object, ...]] = [
                     (run, name, "step", point.at, point.update, *places.get(point.at, ("",) * 4), repr(point.value))
                     for point in metrics.steps(name)
@@ -172,6 +176,12 @@ def csv_lines(stores: Stores, runs: Sequence[tuple[str, Path]], names: Sequence[
                 ]
                 for at in range(0, len(rows), ROWS_AT_ONCE):
                     yield _csv(rows[at : at + ROWS_AT_ONCE])
+
+
+def _csv_names(stores: Stores, run: Path, names: Sequence[str]) -> list[str]:
+    with stores.opened(run) as metrics:
+        known = metrics.names()
+    return [name for name in dict.fromkeys(names or known) if name in known]
 
 
 def _csv(rows: Sequence[Sequence[object]]) -> str:

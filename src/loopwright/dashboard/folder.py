@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +66,8 @@ class RunsFolder:
             old = self._entries
             stale = [run for run in found if run not in old or old[run].is_stale(stamps[run])]
             read = self._read([(run, found[run], stamps[run]) for run in stale])
-            entries = {run: read.get(run) or old.get(run) for run in found}
-            self._entries = {run: entry for run, entry in entries.items() if entry is not None}
+            entries = {run: read[run] if run in read else old[run] for run in found}
+            self._entries = {run: _newer(old.get(run), entry) for run, entry in entries.items() if entry is not None}
             return dict(self._entries)
 
     def _read(self, runs: list[tuple[str, Path, Stamp]]) -> dict[str, Entry | None]:
@@ -133,6 +133,11 @@ class RunsFolder:
         if not is_allowed or not (real / MANIFEST).is_file():
             raise no_run(run)
         return path
+
+
+def _newer(old: Entry | None, new: Entry) -> Entry:
+    """A summary that says the same as before counts as read then."""
+    return new if old is None or old.text != new.text else replace(new, read_at=old.read_at)
 
 
 def run_id(path: Path) -> str:

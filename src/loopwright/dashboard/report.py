@@ -208,8 +208,8 @@ def render(title: str, data: Json) -> str:
 
 
 def _sheet(name: str) -> str:
-    text = (STATIC / name).read_text(encoding="utf-8")
-    return f"<style>{text.replace('</style', '<\\/style')}</style>"
+    text = (STATIC / name).read_text(encoding="utf-8").replace("</", "<\\/")
+    return f"<style>{text}</style>"
 
 
 def _script(name: str, scripts: list[str]) -> str:

@@ -6,6 +6,7 @@ rest is opened without any lock. See `MetricsView`.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections import OrderedDict
@@ -14,8 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..errors import CheckpointError, LoopwrightError
 from ..run.metrics_view import MetricsView
 from ..run.reading import METRICS
+
+logger = logging.getLogger("loopwright")
 
 MAX_OPEN = 100
 
@@ -37,8 +41,22 @@ class Stores:
 
     @contextmanager
     def opened(self, run: Path) -> Iterator[MetricsView]:
-        """The metrics of a run directory, for one request."""
-        path = run / METRICS
+        """The metrics of a run directory, for one request.
+
+        Raises:
+            CheckpointError: The file is damaged, or holds rows that make no sense.
+        """
+        with self._lent(run / METRICS) as metrics:
+            try:
+                yield metrics
+            except LoopwrightError:
+                raise
+            except (ValueError, TypeError, LookupError, ArithmeticError) as error:  # no row that we have written
+                logger.debug("%s holds strange rows", metrics.path, exc_info=True)
+                raise CheckpointError(f"The metrics in {metrics.path} are damaged: {error}.") from error
+
+    @contextmanager
+    def _lent(self, path: Path) -> Iterator[MetricsView]:
         stamp = _at_rest(path)
         if stamp is None:
             view = MetricsView(path, keep_open=True)

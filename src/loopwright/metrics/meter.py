@@ -80,6 +80,12 @@ class Meter:
                 f"log_step({', '.join(values)}): there is no step to add it to, since the last one was read already. "
                 "Call it in on_train_step_end or on_update_end, or use `log` for the whole epoch."
             )
+        for name, value in values.items():
+            if not isinstance(value, (Real, ComputedMetric)) and not (isinstance(value, Tensor) and value.numel() == 1):
+                raise ConfigurationError(
+                    f"Cannot log {name!r} of a step: it is a {_kind(value)}; give a number, such as its mean, or a "
+                    f"one-element tensor. {_other_call(name, value)}"
+                )
         loss, size, count, metrics, place = self._pending[-1]
         self._pending[-1] = (loss, size, count, {**(metrics or {}), **values}, place)
 
@@ -95,10 +101,9 @@ class Meter:
             elif isinstance(value, ComputedMetric):
                 self._take(name, value)
             else:
-                kind = f"tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
                 raise ConfigurationError(
-                    f"Cannot log {name!r}: it is a {kind}; give a number, such as its mean, a one-element tensor, or a "
-                    "metric with `compute` and `reset`. (Pictures and the like go to files or to your own tracker.)"
+                    f"Cannot log {name!r}: it is a {_kind(value)}; give a number, such as its mean, a one-element "
+                    f"tensor, or a metric with `compute` and `reset`. {_other_call(name, value)}"
                 )
 
     @property
@@ -253,9 +258,30 @@ def _to_host(values: list[Any], name: str) -> list[float]:
     except (RuntimeError, TypeError, ValueError) as error:
         for value in values:
             if not isinstance(value, (int, float)) and not (isinstance(value, Tensor) and value.numel() == 1):
-                shape = f"tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
                 raise ConfigurationError(
-                    f"The {name} of a step is a {shape}: reduce it to one number, such as its mean, or keep what is "
-                    "more in StepResult.outputs."
+                    f"The {name} of a step is a {_kind(value)}: reduce it to one number, such as its mean, or keep "
+                    f"what is more in StepResult.outputs. {_other_call(name, value)}"
                 ) from error
         raise
+
+
+def _kind(value: Any) -> str:
+    return f"tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
+def _other_call(name: str, value: Any) -> str:
+    """What logs a value that is no number."""
+    if value is None:
+        return "None is no value: leave it out."
+    if isinstance(value, str):
+        what = [("text", "a text")]
+    elif hasattr(value, "savefig"):
+        what = [("figure", "a figure")]
+    elif isinstance(value, Tensor) or (hasattr(value, "__array__") and not hasattr(value, "columns")):
+        dims = getattr(value, "ndim", 3)
+        pictures = [("images", "images")] if dims == 4 else [("image", "an image")] if dims in (2, 3) else []
+        what = [*pictures, ("histogram", "how values are distributed")]
+    else:
+        what = [("table", "rows and columns")]
+    calls = ", ".join(f"{kind} with `log_{method}({name!r}, ...)`" for method, kind in what)
+    return f"Log {calls}."

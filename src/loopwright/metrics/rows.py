@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, ValuesView
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 Place: TypeAlias = tuple[int, int, int, int, float]  # update, step, epoch, samples, seconds before the update
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A line that was printed (of kind "line") or an event, with its time and its place in the run."""
+
+    kind: str
+    text: str
+    wall: float  # seconds since 1970
+    place: Place
+    detail: Mapping[str, object] = field(default_factory=dict)
 
 
 class StepValues(dict[str, float]):

@@ -7,7 +7,7 @@ import fcntl
 import itertools
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -114,12 +114,13 @@ class RunDirectory:
     run.json         versions, machine, seed, progress, state
     config.yaml      the resolved config it was started from, if it was, beside the user's own modules
     code.diff        uncommitted changes of the code        log.txt   the log
-    metrics.sqlite   every metric of every step and epoch
+    metrics.sqlite   every metric of every step and epoch, events, log lines        media/   logged images
     checkpoints/     resume points        kept/   best models        artifacts/   anything else
     ```
 
     Args:
         path: The directory; an error where it holds other things that a run would overwrite.
+        records_only: Whether nothing is written to it but manifest, metrics and media, so that it may hold other files.
 
     Example:
         >>> import tempfile
@@ -130,12 +131,12 @@ class RunDirectory:
         (True, False)
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, records_only: bool = False) -> None:
         self.path = local_path(path, "run_dir").absolute()
-        self._refuse_others()
+        self._refuse_others(("metrics.sqlite",) if records_only else FILES)
         with self.starting():
-            for folder in FOLDERS:
-                (self.path / folder).mkdir(parents=True, exist_ok=True)
+            for folder in (self.path, *(() if records_only else (self.path / name for name in FOLDERS))):
+                folder.mkdir(parents=True, exist_ok=True)
         self._lock = RunLock(self.path / LOCK)
 
     @classmethod
@@ -149,7 +150,7 @@ class RunDirectory:
         return directory
 
     @classmethod
-    def fresh(cls, path: str | os.PathLike[str]) -> Self:
+    def fresh(cls, path: str | os.PathLike[str], *, records_only: bool = False) -> Self:
         """A directory without a run in it, locked: this path, or the first free of `name-2`, `name-3`, ...
 
         Two processes that ask at once get two directories, since each must win the lock to have one.
@@ -159,7 +160,7 @@ class RunDirectory:
         for candidate in itertools.chain([wanted], siblings):
             if (candidate / MANIFEST).exists():
                 continue
-            directory = cls(candidate)
+            directory = cls(candidate, records_only=records_only)
             if directory._take():
                 if not directory.has_run:
                     return directory
@@ -195,6 +196,10 @@ class RunDirectory:
         return self.path / "kept"
 
     @property
+    def media(self) -> Path:
+        return self.path / "media"
+
+    @property
     def artifacts(self) -> Path:
         return self.path / "artifacts"
 
@@ -217,7 +222,8 @@ class RunDirectory:
         with self.starting():
             is_ours = self._lock.try_acquire()
             for folder in (self.path, *(self.path / name for name in FOLDERS)) if is_ours else ():
-                clean_leftovers(folder)
+                if folder.is_dir():
+                    clean_leftovers(folder)
         return is_ours
 
     @contextmanager
@@ -231,21 +237,31 @@ class RunDirectory:
                 f"{self.path} cannot be a run directory ({error}): {remedy}choose another `run_dir`."
             ) from error
 
-    def _refuse_others(self) -> None:
+    def _refuse_others(self, files: tuple[str, ...]) -> None:
         """Raise where other files have names that a run would overwrite."""
-        names = (MANIFEST, LOCK, *FILES)
+        names = (MANIFEST, LOCK, *files)
         taken = [name for name in names if (self.path / name).exists() and not (self.path / name).is_file()]
         if taken:
             raise ConfigurationError(
                 f"{self.path} cannot be a run directory ({taken[0]} in it is not a file): move that away, or choose "
                 "another `run_dir`."
             )
-        others = [name for name in FILES if (self.path / name).exists()]
+        others = [name for name in files if (self.path / name).exists()]
         if others and not (self.path / LOCK).exists() and not (self.path / MANIFEST).exists():
             raise ConfigurationError(
                 f"{self.path} holds no run, but {' and '.join(others)}, which a run would write over: choose another "
                 "`run_dir`, such as a new folder inside it."
             )
+
+    def set_aside(self) -> Path:
+        """Move manifest, metrics and media to a folder inside, so that another run can be recorded here."""
+        folders = (self.path / f"earlier-run-{number}" for number in itertools.count(1))
+        earlier = next(folder for folder in folders if not folder.exists())
+        earlier.mkdir()
+        for name in ("media", *(f"metrics.sqlite{ending}" for ending in ("", "-wal", "-shm")), MANIFEST):
+            if (self.path / name).exists():
+                (self.path / name).rename(earlier / name)
+        return earlier
 
     def unlock(self) -> None:
         """Release the lock."""
@@ -272,22 +288,33 @@ def logging_to(path: Path) -> Iterator[logging.Logger]:
     Warnings that a program without log handlers prints are still printed, except the run's own lines, which reach the
     user in other ways.
     """
-    root = logging.getLogger()
-    handlers: list[logging.Handler] = [logging.FileHandler(path, encoding="utf-8", delay=True)]
-    handlers[0].setFormatter(logging.Formatter(FORMAT))
-    if not root.handlers:
-        handlers.append(_printing())  # python does that itself only as long as there is no other handler
+    handler = logging.FileHandler(path, encoding="utf-8", delay=True)
+    handler.setFormatter(logging.Formatter(FORMAT))
     level = run_logger.level
     run_logger.setLevel(logging.INFO)
-    for handler in handlers:
-        root.addHandler(handler)
+    detach = attach(handler)
     try:
         yield run_logger
     finally:
-        for handler in handlers:
-            root.removeHandler(handler)
-        handlers[0].close()
+        detach()
+        handler.close()
         run_logger.setLevel(level)
+
+
+def attach(handler: logging.Handler) -> Callable[[], None]:
+    """Give all log records to a handler too; what is returned ends that. What is printed without it still is."""
+    root = logging.getLogger()
+    handlers = [handler]
+    if not root.handlers:
+        handlers.append(_printing())  # python does that itself only as long as there is no other handler
+    for added in handlers:
+        root.addHandler(added)
+
+    def detach() -> None:
+        for added in handlers:
+            root.removeHandler(added)
+
+    return detach
 
 
 def _printing() -> logging.Handler:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 import secrets
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self, TypedDict, Unpack, get_args
 
@@ -23,176 +20,7 @@ from ..checkpoint.atomic import staged_file, write_bytes
 from ..checkpoint.layout import parse_json
 from ..errors import CheckpointError, ConfigurationError
 from ..metrics.best import Mode
-
-SECONDS_FOR_STATUS = 10.0
-COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
-
-
-class WorkTree:
-    """The commit around a directory, and whether tracked files differ from it.
-
-    Git may take longer than the first step of a training run: `ask` starts it, and `is_dirty` waits for its answer.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.commit = _commit_around(directory)
-        self._asked: subprocess.Popen[bytes] | None = None
-
-    def ask(self) -> Self:
-        """Start git in the background."""
-        if self.commit is not None and self._asked is None:
-            self._asked = _start_git(self.directory)
-        return self
-
-    @property
-    def is_answered(self) -> bool:
-        """Whether `is_dirty` is known without waiting."""
-        return self._asked is None or self._asked.poll() is not None
-
-    @cached_property
-    def is_dirty(self) -> bool | None:
-        """Whether tracked files differ from the commit; None where git does not answer."""
-        self.ask()
-        if self._asked is None:
-            return None
-        try:
-            code = self._asked.wait(SECONDS_FOR_STATUS)
-        except subprocess.TimeoutExpired:
-            self._asked.kill()
-            self._asked.wait()
-            return None
-        return {0: False, 1: True}.get(code)
-
-
-def _start_git(directory: Path) -> subprocess.Popen[bytes] | None:
-    command = ["git", "-c", "core.fsmonitor=false", "diff", "--quiet", "--no-ext-diff", "HEAD"]
-    try:
-        return subprocess.Popen(
-            command,
-            cwd=directory,
-            env=os.environ | {"GIT_OPTIONAL_LOCKS": "0"},  # leave no lock behind when cut short
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-    except OSError:
-        return None
-
-
-def _commit_around(directory: Path) -> str | None:
-    try:
-        git = _find_git(directory)
-        return None if git is None else _read_commit(git)
-    except (OSError, UnicodeDecodeError):
-        return None
-
-
-def _find_git(directory: Path) -> Path | None:
-    for parent in (directory, *directory.parents):
-        git = parent / ".git"
-        if git.is_dir():
-            return git
-        if git.is_file():  # a worktree or a submodule: the file says where
-            return (parent / git.read_text().removeprefix("gitdir:").strip()).resolve()
-    return None
-
-
-def _read_commit(git: Path) -> str | None:
-    """The commit of HEAD, read from git's files, which is faster than starting git."""
-    head = (git / "HEAD").read_text().strip()
-    if not head.startswith("ref:"):
-        return head if COMMIT.fullmatch(head) else None
-    name = head.removeprefix("ref:").strip()
-    shared = git / "commondir"
-    root = (git / shared.read_text().strip()).resolve() if shared.is_file() else git
-    for folder in (git, root):
-        if (folder / name).is_file():
-            commit = (folder / name).read_text().strip()
-            return commit if COMMIT.fullmatch(commit) else None
-    packed = root / "packed-refs"
-    lines = packed.read_text().splitlines() if packed.is_file() else []
-    found = (line.split(" ", 1)[0] for line in lines if line.endswith(f" {name}"))
-    return next((commit for commit in found if COMMIT.fullmatch(commit)), None)
-
-
-SECONDS_FOR_DIFF = 5.0
-MAX_DIFF_BYTES = 4 << 20
-
-
-def installed_packages() -> dict[str, str]:
-    """Names and versions of the installed packages, from the names of their `.dist-info` folders, which is fast."""
-    found: dict[str, str] = {}
-    for folder in sys.path:
-        try:
-            entries = sorted(entry.name for entry in os.scandir(folder or "."))
-        except OSError:
-            continue
-        for name in entries:
-            if name.endswith(".dist-info"):
-                package, _, version = name.removesuffix(".dist-info").partition("-")
-                found.setdefault(package.replace("_", "-").lower(), version)
-    return dict(sorted(found.items()))
-
-
-def describe_platform() -> str:
-    """System, release, machine and C library, as `platform.platform` gives them, without its child process."""
-    parts = [platform.system(), platform.release(), platform.machine()]
-    if "CS_GNU_LIBC_VERSION" in getattr(os, "confstr_names", {}):
-        parts.append(f"with-{(os.confstr('CS_GNU_LIBC_VERSION') or 'libc').replace(' ', '')}")
-    return "-".join(parts)
-
-
-def describe_hardware() -> dict[str, Any]:
-    """The machine: its name, processor, memory and accelerators."""
-    return {
-        "host": platform.node(),
-        "machine": platform.machine(),
-        "cpus": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "memory_bytes": _memory(),
-        "accelerators": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
-    }
-
-
-def uncommitted_diff(directory: Path) -> bytes | None:
-    """Uncommitted changes of the work tree around a directory, as a patch; None without git.
-
-    Untracked files, which may be large, are only named at the end.
-    """
-    tracked = _git(directory, "diff", "HEAD", "--no-color", "--no-ext-diff", "--binary")
-    if tracked is None:
-        return None
-    if len(tracked) > MAX_DIFF_BYTES:
-        tracked = tracked[:MAX_DIFF_BYTES] + b"\n# cut short: the changes go on\n"
-    unknown = _git(directory, "ls-files", "--others", "--exclude-standard") or b""
-    lines = [b"# not under version control: " + name for name in unknown.splitlines()[:1000]]
-    return tracked + b"".join(line + b"\n" for line in lines)
-
-
-def _git(directory: Path, *arguments: str) -> bytes | None:
-    try:
-        done = subprocess.run(
-            ["git", "-c", "core.fsmonitor=false", "-c", "core.quotepath=off", *arguments],
-            cwd=directory,
-            env=os.environ | {"GIT_OPTIONAL_LOCKS": "0"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=SECONDS_FOR_DIFF,
-            check=False,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout if done.returncode == 0 else None
-
-
-def _memory() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):
-        return None
-
+from .environment import WorkTree, describe_hardware, describe_platform, installed_packages
 
 State = Literal["running", "finished", "stopped", "failed", "interrupted"]
 FORMAT = 1
@@ -200,6 +28,7 @@ OPTIONAL = frozenset(
     (
         *("git_commit", "git_dirty", "reason", "progress", "format", "name", "tags", "packages", "hardware", "data"),
         *("metric_modes", "eval_keys", "watched", "fingerprint", "changes"),
+        *("door", "config", "arguments", "num_parameters", "planned"),
     )
 )
 
@@ -243,6 +72,11 @@ class RunManifest:
     watched: list[str] = field(default_factory=list)  # metrics whose best values callbacks look for, in their order
     fingerprint: dict[str, Any] = field(default_factory=dict)  # what the program gave the run to be, by name
     changes: list[dict[str, Any]] = field(default_factory=list)  # of the program, that the run went on with
+    door: str | None = None  # "native", or the door whose trainer it was
+    config: dict[str, Any] = field(default_factory=dict)  # of `Trainer(config=...)`, for the user's own use
+    arguments: dict[str, Any] = field(default_factory=dict)  # of the trainer, that the fingerprint does not have
+    num_parameters: dict[str, int] = field(default_factory=dict)  # "total" and "trainable"
+    planned: dict[str, Any] = field(default_factory=dict)  # "limit" as [unit, number], and the totals it amounts to
 
     @classmethod
     def collect(
@@ -302,6 +136,7 @@ class RunManifest:
         watched: Iterable[str] = (),
         fingerprint: Mapping[str, Any] | None = None,
         change: Mapping[str, Any] | None = None,
+        facts: RunFacts | None = None,
     ) -> Self:
         """The manifest after an update: a new state replaces the reason, other values are added; see its fields."""
         if state is not None and state not in get_args(State):
@@ -318,6 +153,7 @@ class RunManifest:
             watched=list(watched) or self.watched,
             fingerprint=self.fingerprint if fingerprint is None else dict(fingerprint),
             changes=[*self.changes, {"at": _now(), **change}] if change else self.changes,
+            **(facts or {}),
         )
 
     def write(self, path: str | os.PathLike[str]) -> None:
@@ -335,6 +171,18 @@ class RunManifest:
         return cls(**_checked(content, path, {f.name for f in fields(cls)}))
 
 
+class RunFacts(TypedDict, total=False):
+    """What a trainer says of its run when training starts; each entry replaces that of the manifest."""
+
+    name: str
+    tags: list[str]
+    door: str
+    config: dict[str, Any]
+    arguments: dict[str, Any]
+    num_parameters: dict[str, int]
+    planned: dict[str, Any]
+
+
 class ManifestChanges(TypedDict, total=False):
     """The entries of a manifest that change while a run is trained."""
 
@@ -347,6 +195,7 @@ class ManifestChanges(TypedDict, total=False):
     watched: Iterable[str]
     fingerprint: Mapping[str, Any] | None
     change: Mapping[str, Any] | None  # one more entry of `changes`
+    facts: RunFacts | None
 
 
 def update_manifest(path: str | os.PathLike[str], **changes: Unpack[ManifestChanges]) -> RunManifest:

@@ -8,7 +8,6 @@ import struct
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +19,7 @@ from ..metrics.best import Mode, direction_of, headline
 from .config_file import read_config
 from .directory import is_held_here
 from .metrics_view import BestValue, MetricsView, Point
+from .run_progress import COUNTS, RunProgress, limit_of, seconds_left
 
 if TYPE_CHECKING:
     from ..checkpoint import CheckpointInfo
@@ -78,29 +78,7 @@ def _kind(answer: bytes) -> int:
 RunState: TypeAlias = Literal["running", "crashed", "finished", "stopped", "interrupted", "failed", "unreadable"]
 STATES: tuple[RunState, ...] = ("running", "crashed", "finished", "stopped", "interrupted", "failed", "unreadable")
 MANIFEST, CONFIG, LOCK, METRICS = "run.json", "config.yaml", ".lock", "metrics.sqlite"
-COUNTS = ("epoch", "step", "update", "sample")
-LIMITS = {"max_epochs": "epoch", "max_updates": "update", "max_samples": "sample"}  # of a configured trainer
 FRESH_SECONDS = 600.0  # a run on another machine that wrote so recently is taken to be alive
-
-
-@dataclass(frozen=True, slots=True)
-class RunProgress:
-    """How far a run got, and the limit that its config gives; None where it is not known."""
-
-    epoch: int | None = None
-    step: int | None = None
-    update: int | None = None
-    sample: int | None = None
-    seconds: float | None = None
-    limit: tuple[str, int] | None = None  # ("epoch", 10)
-
-    @property
-    def fraction(self) -> float | None:
-        """The completed fraction of the run, from 0 to 1."""
-        done = None if self.limit is None else getattr(self, self.limit[0])
-        if self.limit is None or done is None:
-            return None
-        return min(done / self.limit[1], 1.0) if self.limit[1] > 0 else 1.0
 
 
 class RunView:
@@ -193,6 +171,18 @@ class RunView:
             return None
 
     @cached_property
+    def settings(self) -> dict[str, Any]:
+        """What the run was given, under dotted names, whatever the door: its config, and the program's own settings."""
+        from .settings import settings_of
+
+        return settings_of(self.manifest, self.config)
+
+    @property
+    def eta(self) -> float | None:
+        """Seconds until the end of a run that is going on, at the rate since this process began; None if not known."""
+        return seconds_left(self)
+
+    @cached_property
     def metrics(self) -> MetricsView:
         return MetricsView(self.path / METRICS)
 
@@ -274,7 +264,8 @@ class RunView:
             counts = self._seen_counts() or counts
         seconds = counts.pop("seconds", None)
         whole = {name: int(value) for name, value in counts.items() if name in COUNTS}
-        return RunProgress(**whole, seconds=seconds, limit=self._limit())
+        limit, totals = limit_of(self.manifest, self.config)
+        return RunProgress(**whole, seconds=seconds, limit=limit, planned=totals)
 
     @property
     def seconds(self) -> float | None:
@@ -327,12 +318,6 @@ class RunView:
         if not self.problems and (last := self.metrics.last_step()):
             _raise_to(seen, {"step": last[0], "update": last[1]})
         return seen
-
-    def _limit(self) -> tuple[str, int] | None:
-        trainer = (self.config or {}).get("trainer")
-        limits = trainer if isinstance(trainer, dict) else {}
-        found = ((count, limits.get(name)) for name, count in LIMITS.items())
-        return next(((count, value) for count, value in found if type(value) is int), None)
 
     def __repr__(self) -> str:
         return f"RunView({str(self.path)!r})"

@@ -15,7 +15,8 @@ from ..checkpoint.manifest import local_path
 from ..errors import ConfigurationError
 from .changes import Change, find_changes, flatten, listed
 from .directory import RunDirectory, shown
-from .manifest import RunManifest, uncommitted_diff, update_manifest
+from .environment import uncommitted_diff
+from .manifest import RunManifest, update_manifest
 from .reading import RunView
 
 ROOT = "runs"

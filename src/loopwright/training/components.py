@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from ..callback import TrainerHooks, check_hooks
 from ..errors import ConfigurationError
 
 if TYPE_CHECKING:
     from ..optim.build import Schedule
+    from ..run.manifest import RunFacts
 
 T = TypeVar("T")
 
@@ -39,6 +42,12 @@ class Components:
     def parameters(self) -> Iterator[nn.Parameter]:
         """Yield the parameters of all modules that require gradients, each once."""
         return trainable_parameters(self.modules.values())
+
+    def count_parameters(self) -> dict[str, int]:
+        """Count the parameters of all modules, each once, and the trainable ones; lazy ones are left out."""
+        params = {id(p): p for module in self.modules.values() for p in module.parameters() if not is_lazy(p)}
+        trainable = sum(p.numel() for p in params.values() if p.requires_grad)
+        return {"total": sum(p.numel() for p in params.values()), "trainable": trainable}
 
     def without_schedules(self) -> Components:
         """Return the same components without schedules, for a fresh run."""
@@ -110,6 +119,22 @@ def check_trainable(modules: Mapping[str, nn.Module], optimizers: Mapping[str, O
 def check_accumulation(number: Any, name: str = "accumulate") -> None:
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
         raise ConfigurationError(f"{name}={number!r}: use the number of batches per update, 1 or more.")
+
+
+def check_class(trainer: object, base: type) -> None:
+    """Refuse hooks of a subclass that would never be called, and methods of other frameworks."""
+    check_hooks(trainer, TrainerHooks, allow_other=True)
+    if type(trainer) is not base:
+        from .._other_frameworks import check_subclass
+
+        check_subclass(trainer, base)
+
+
+def check_settings(accumulate: int, clip_norm: float | None, clip_value: float | None) -> None:
+    """Refuse numbers that cannot be meant."""
+    check_accumulation(accumulate)
+    check_clipping("clip_norm", clip_norm)
+    check_clipping("clip_value", clip_value)
 
 
 def check_clipping(name: str, value: Any) -> None:
@@ -199,11 +224,11 @@ def check_default_optimizers(model: nn.Module, loss_fn: Any, optimizers: Mapping
             )
 
 
-def checked_directory(run_dir: str | Path) -> Path:
-    """Return the run directory as a path; refuse a URL."""
+def checked_directory(run_dir: str | Path | None) -> Path | None:
+    """Return the run directory, if there is one, as a path; refuse a URL."""
     from ..checkpoint.manifest import local_path
 
-    return local_path(run_dir, "run_dir")
+    return None if run_dir is None else local_path(run_dir, "run_dir")
 
 
 def trainable_parameters(modules: Iterable[nn.Module]) -> Iterator[nn.Parameter]:
@@ -226,3 +251,41 @@ def check_reduction(loss_fn: Any, accumulate: int, num_processes: int) -> None:
                 'this would not be the loss of the whole batch. Use reduction="mean", or override `compute_loss` and '
                 "return (sum, count)."
             )
+
+
+def check_label(name: Any, tags: Any, config: Any) -> RunFacts:
+    """Return what the user says of a run to find it by, in the form of the manifest, without what is not given."""
+    label: RunFacts = {}
+    if name is not None:
+        if not isinstance(name, str) or not name.strip():
+            raise ConfigurationError(f"name={name!r:.60}: use a text, the name of the run.")
+        label["name"] = name
+    if tags:
+        words = [tags] if isinstance(tags, str) else list(tags) if isinstance(tags, Iterable) else [tags]
+        if isinstance(tags, Mapping) or not all(isinstance(word, str) for word in words):
+            raise ConfigurationError(f"tags={tags!r:.60}: use a list of texts, such as ['baseline', 'small'].")
+        label["tags"] = words
+    if config is not None:
+        if not isinstance(config, Mapping):
+            raise ConfigurationError(
+                f"config is of type {type(config).__name__}: pass a dict of what you want to find again, such as "
+                "`config=vars(args)` or `config=dataclasses.asdict(settings)`."
+            )
+        label["config"] = as_plain(config)
+    return label
+
+
+def as_plain(value: Any) -> Any:
+    """A value of a user's config as JSON can hold it: numbers, texts, lists and dicts; anything else as its text."""
+    if isinstance(value, Mapping):
+        return {str(key): as_plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [as_plain(item) for item in value]
+    if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:  # a scalar of numpy, or a tensor
+        value = value.item()
+    if value is None or type(value) in (str, int, bool):
+        return value
+    if type(value) is float:
+        return value if value - value == 0 else str(value)  # JSON has no NaN
+    name = getattr(value, "__qualname__", None)
+    return name if isinstance(name, str) else str(value)

@@ -67,6 +67,7 @@ def evaluate(run: TrainingRun, stream: Stream) -> dict[str, float]:
         measured = meter.compute(run.runtime.sum_table, gather=run.runtime.gather_samples)
         if not measured:
             raise _nothing_measured(run)
+        run.note("evaluation", "", **measured)
         return measured
 
 
@@ -96,7 +97,7 @@ def _timed(run: TrainingRun) -> Iterator[None]:
 
 def eval_without_samples(run: TrainingRun, batch: Any) -> None:
     """Run an evaluation step for its collectives only: this process has no sample, and the result is discarded."""
-    with measuring_nothing(run.components.modules), run.runtime.autocast:
+    with measuring_nothing(run.components.modules), run.media.muted(), run.runtime.autocast:
         run.program.eval_step(batch)
 
 

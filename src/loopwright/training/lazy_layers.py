@@ -44,7 +44,7 @@ def materialise(run: TrainingRun) -> None:
     if not batches:
         raise refuse(names, "a batch of the training data cannot be looked at without using it up")
     try:
-        with run.program._eval_mode(), torch.no_grad(), run.runtime.autocast:
+        with run.program._eval_mode(), run.media.muted(), torch.no_grad(), run.runtime.autocast:
             run.window.size = batches[0].size
             run.program.eval_step(run.program.prepare_batch(batches[0].value))
     except Exception as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -127,6 +128,7 @@ def redo_window(run: TrainingRun, batches: Sequence[Batch], position: int, error
         traceback.clear_frames(error.__traceback__)  # they hold tensors, and memory is needed
         run.updates.check()
         run.updates.reset()
+        run.media.renumber()
         run.num_micro_batches *= 2
         try:
             result = _redo(run, batches, position)
@@ -142,6 +144,7 @@ def redo_window(run: TrainingRun, batches: Sequence[Batch], position: int, error
             )
             raise error from several
     largest = max(batch.size for batch in batches)
+    run.note("micro_batches", f"in up to {run.num_micro_batches} micro-batches", number=run.num_micro_batches)
     run.say(
         f"Out of memory in update {run.progress.update + 1}: steps are now taken in up to {run.num_micro_batches} "
         f"micro-batches (of {-(-largest // run.num_micro_batches)} instead of {largest} samples), with the same "
@@ -156,7 +159,7 @@ def _redo(run: TrainingRun, batches: Sequence[Batch], position: int) -> StepResu
     for number, batch in enumerate(batches[:position], start=1):
         window.divisor, window.size = total / batch.size, batch.size
         window.is_last = number == len(batches)
-        with run.runtime.autocast:
+        with run.runtime.autocast, run.media.muted() if number < position else nullcontext():
             result = step_in_micro_batches(run, run.program.prepare_batch(batch.value))
     return result
 

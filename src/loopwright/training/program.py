@@ -15,13 +15,15 @@ from torch.optim import Optimizer
 from ..callback import Callback, TrainerHooks
 from ..data.open import open_stream
 from .components import Components, checked_directory
+from .media_log import MediaMethods
 
 if TYPE_CHECKING:
     from ..data.stream import Stream
     from ..metrics.history import History
-    from ..metrics.progress import Progress
+    from ..metrics.progress import Limits, Progress
     from ..metrics.result import StepResult
     from ..optim.build import Schedule
+    from ..run.manifest import RunFacts
     from ..runtime import Runtime
     from .run import TrainingRun
     from .update import OptimizerUpdate
@@ -56,6 +58,7 @@ class Words:
         "Lower the learning rate, clip gradients (`clip_norm=`) or look for bad samples; `NonFiniteGuard('skip')` goes "
         "on without such updates."
     )
+    record_media: str = "Pass `run_dir=` to the trainer, or a tracker of `loopwright.trackers` as a callback."
     takes_count: bool = True  # whether a loss may be a sum, trained with the number of its items
 
 
@@ -73,7 +76,7 @@ class EpochChecks(Protocol):
         """Check the epoch."""
 
 
-class Program(TrainerHooks):
+class Program(MediaMethods, TrainerHooks):
     """The interface of a trainer to its run: the methods that a run calls.
 
     `DefaultProgram` implements them, and doors replace some; `Trainer` adds the methods of users.
@@ -83,6 +86,8 @@ class Program(TrainerHooks):
     _step_methods: ClassVar[tuple[str, ...]] = (  # methods of users that the fingerprint describes
         *("train_step", "compute_loss", "forward", "split_batch", "prepare_batch"),
     )
+    _door: ClassVar[str] = "native"  # the interface that the user has chosen, for the manifest
+    _label: RunFacts  # the user's name, tags and config of the run
     _plateau_metric: str | None = "loss"  # of ReduceLROnPlateau; None if the user has to name it
 
     run: TrainingRun
@@ -119,7 +124,7 @@ class Program(TrainerHooks):
 
     @run_dir.setter
     def run_dir(self, path: str | Path | None) -> None:
-        self.run.run_dir = None if path is None else checked_directory(path)
+        self.run.run_dir = checked_directory(path)
 
     @property
     def models(self) -> dict[str, nn.Module]:
@@ -140,6 +145,10 @@ class Program(TrainerHooks):
     def schedules(self) -> dict[str, Schedule]:
         """The schedules by name, each with its scheduler and cadence."""
         return self._components.schedules
+
+    @property
+    def _logged_run(self) -> TrainingRun:
+        return self.run
 
     def say(self, line: str) -> None:
         """Print a line on the first process, unless the trainer is silent."""
@@ -248,6 +257,15 @@ class Program(TrainerHooks):
         raise NotImplementedError
 
     def _return_to(self, run: TrainingRun, state: Mapping[str, Any], source: str) -> None:
+        raise NotImplementedError
+
+    @property
+    def _planned_limits(self) -> Limits:
+        """How far the run is to go, as far as that is known."""
+        return self.run.limits
+
+    def _facts(self) -> RunFacts:
+        """Return the entries of the manifest that describe the run, once its data is open and its limits are set."""
         raise NotImplementedError
 
     # Callbacks

@@ -143,6 +143,7 @@ def _names(run: TrainingRun, batches: list[Batch], step: Callable[[Any], Any]) -
     meter = Meter()
     with (
         run.phase(meter),
+        run.media.muted(),
         run.program._eval_mode(),
         torch.no_grad(),
         preserved_rng(),

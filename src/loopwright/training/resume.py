@@ -8,8 +8,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch.nn.parameter import is_lazy
-
 from ..errors import ConfigurationError
 from ..optim.build import CurveSchedule
 from ..runtime import dry_run
@@ -250,9 +248,7 @@ def _device_text(run: TrainingRun) -> str:
 
 
 def _size_text(run: TrainingRun) -> str:
-    params = {id(p): p for module in run.components.modules.values() for p in module.parameters() if not is_lazy(p)}
-    total = sum(p.numel() for p in params.values())
-    trained = sum(p.numel() for p in params.values() if p.requires_grad)
+    total, trained = run.components.count_parameters().values()
     return f"{total:,} parameters" + (f" ({trained:,} trainable)" if trained != total else "")
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import time
 from typing import TYPE_CHECKING, Any
 
 from ..callback import Callback, Dispatch, Hook, TrainerHooks
@@ -15,8 +17,10 @@ from ..metrics.best import Directions
 from ..metrics.history import History
 from ..metrics.meter import Meter
 from ..metrics.progress import Limits, Progress
+from ..metrics.rows import Note, Place
 from ..runtime import Runtime, Signals
 from .components import Components
+from .media_log import MediaLog
 from .updates import Updates
 from .window import Window
 
@@ -26,6 +30,9 @@ if TYPE_CHECKING:
     from ..run import RunDirectory
     from ..run.changes import Change
     from .program import Program, Words
+
+
+MAX_NOTES = 1000  # that wait for a recorder; without one they are forgotten
 
 
 class TrainingRun:
@@ -51,6 +58,7 @@ class TrainingRun:
         *,
         run_dir: Path | None = None,
         progress_style: str = "auto",
+        is_trial: bool = False,
     ) -> None:
         self.program, self.runtime, self.components = program, runtime, components
         self.run_dir, self.progress_style = run_dir, progress_style
@@ -59,7 +67,9 @@ class TrainingRun:
         self.directions = Directions()
         self.limits = Limits()
         self.num_calls = 0  # of `train`, in this program
+        self.is_trial = is_trial  # whether it is an experiment of a finder, of which nothing stays
         self.eval_seconds = 0.0  # in evaluations, which training time excludes
+        self.media = MediaLog()
         # The current update
         self.window = Window()
         self.updates = Updates({}, self.window)
@@ -83,18 +93,25 @@ class TrainingRun:
         self.fingerprint: dict[str, Any] | None = None  # describes the program, to compare it when the run is resumed
         self.accepted: list[Change] = []  # differences between the program and the run that it continues
         self.token = ""  # names the directory in which several processes write a checkpoint together
-        # Callbacks
+        # Callbacks and output
+        self.notes: deque[Note] = deque(maxlen=MAX_NOTES)  # lines and events that no recorder has taken yet
         self.callbacks: list[Callback] = []
         self.hooks: dict[str, list[Hook]] = {}
 
     def fresh(self) -> TrainingRun:
         """Return a new run of the same program, without directory, schedules and output, for an experiment."""
-        return TrainingRun(self.program, self.runtime, self.components.without_schedules(), progress_style="silent")
+        components = self.components.without_schedules()
+        return TrainingRun(self.program, self.runtime, components, progress_style="silent", is_trial=True)
 
     @property
     def words(self) -> Words:
         """The names of the user's methods and arguments in messages."""
         return self.program._words
+
+    @property
+    def record_hint(self) -> str:
+        """What to do to have media recorded."""
+        return self.words.record_media
 
     # Events
 
@@ -110,9 +127,20 @@ class TrainingRun:
             hook(*args)
 
     def say(self, line: str) -> None:
-        """Print a line on the first process, unless the trainer is silent."""
+        """Print a line on the first process, unless the trainer is silent; a recorder takes it in any case."""
+        self.notes.append(Note("line", line, time(), self.place()))
         if self.progress_style != "silent" and self.runtime.is_main:
             print(line.encode(errors="backslashreplace").decode(), flush=True)  # paths need not be Unicode
+
+    def note(self, event: str, summary: str = "", /, **detail: Any) -> None:
+        """Note an event of the run for a recorder: an evaluation, a kept model, smaller micro-batches."""
+        self.notes.append(Note(event, summary, time(), self.place(), detail))
+
+    def place(self) -> Place:
+        """Return the position in the run: update, step, epoch, samples, seconds; a step under way counts."""
+        at, stage = self.progress, self.window.stage
+        size = self.window.size * self.runtime.num_shares if stage == "step" else 0
+        return at.update + (stage != ""), at.step + (stage == "step"), at.epoch, at.sample + size, at.seconds
 
     # The end
 
@@ -195,6 +223,10 @@ class TrainingRun:
         """Batches in an epoch, where that is known."""
         return None if self.train_stream is None else self.train_stream.num_batches
 
+    def identify(self, description: dict[str, Any]) -> None:
+        """Take over a description of the program, where no `train` call of the core has made one."""
+        self.fingerprint = description
+
     # Checkpoints
 
     def capture(self, *, has_history: bool = True) -> dict[str, Any]:
@@ -207,6 +239,8 @@ class TrainingRun:
 
     def return_to(self, state: Mapping[str, Any], source: str) -> None:
         """Load a state of this run that `capture` returned; `source` names it in errors."""
+        self.window.stage = ""
+        self.media.renumber()
         self.program._return_to(self, state, source)
 
     def checkpoint_meta(self) -> dict[str, Any]:

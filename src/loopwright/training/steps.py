@@ -163,20 +163,24 @@ def open_steps(run: TrainingRun, stream: Stream | None = None, limits: Limits | 
             window.size = size
             if consensus is not None:
                 run.runtime.start_step(window.is_last, size)
+            window.stage = "step"
             step = Step(prepare_batch(value), size, batches, position)
             for hook in step_starts:
                 hook(step.batch)
             yield step
+            window.stage = "update"
             progress.next_step(size if total is None else total)
             meter.add(step.result if size or total is None else NOTHING, progress)
             for hook in step_ends:
                 hook(step.batch, step.result)
             if step.is_last and not window.is_last:
                 run.updates.reset()  # the window stays incomplete
+                window.stage = ""
                 progress.is_exhausted = True
                 return
             is_last = step.is_last
             del step
+        window.stage = ""
         progress.next_update()
         progress.seconds = seconds + monotonic() - run.eval_seconds - started
         if consensus is not None:

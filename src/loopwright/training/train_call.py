@@ -201,6 +201,7 @@ def _run(run: TrainingRun) -> None:
         try:
             run.updates.reset()
             run.emit("on_train_start")
+            run.media.begin(run)
             loop.train(run)
             run.runtime.finish_exchange()
             progress.call_finished = not run.is_interrupted
@@ -208,12 +209,13 @@ def _run(run: TrainingRun) -> None:
             _leave_if_interrupted(run)
             run.emit("on_train_end")
         except BaseException as error:
-            _emit_exception(run, error)
+            emit_exception(run, error)
             raise
 
 
-def _emit_exception(run: TrainingRun, error: BaseException) -> None:
+def emit_exception(run: TrainingRun, error: BaseException) -> None:
     """Emit `on_exception` to every callback; an error in one of them becomes a note of the first."""
+    run.window.stage = ""  # the step under way is not taken
     for hook in run.hooks["on_exception"]:
         try:
             hook(error)

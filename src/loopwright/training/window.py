@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from torch import Tensor, nn
 
@@ -63,6 +63,7 @@ class Window:
     is_last: bool = True  # whether the optimizer is stepped after this step
     size: int = 0  # samples of this step
     has_stepped: bool = False  # whether an optimizer has been stepped with the window's gradients
+    stage: Literal["", "step", "update"] = ""  # what is under way: a step, or the rest of its update, or neither
     total: int | None = None  # samples of an evaluation step on all processes, where they share it
 
     def share_of(self, loss: Tensor) -> Tensor:

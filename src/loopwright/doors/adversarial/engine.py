@@ -16,6 +16,7 @@ from ...callback import Callback
 from ...checkpoint import Checkpoint, CheckpointStore
 from ...data.open import Stream
 from ...errors import ConfigurationError, DataError
+from ...metrics.progress import Limits
 from ...metrics.result import StepResult
 from ...optim.build import Schedule
 from ...run.changes import flatten
@@ -78,6 +79,7 @@ class Engine(CoreTrainer):
     """Trains whatever networks, optimizers and schedulers the door has as attributes, under their names."""
 
     _words = Words(start_over="train.load.continue_train: false", accept_changes="train.load.accept_changes: true")
+    _door = "adversarial"
     _plateau_metric = None
     _step_methods = ()  # the functions of an epoch are given with each call
 
@@ -160,6 +162,11 @@ class Engine(CoreTrainer):
         """Say what was wrong with a loss that could not be trained."""
         check_loss(loss)
         super()._check_update(loss, count)
+
+    @property
+    def _planned_limits(self) -> Limits:
+        """Those of the experiment; each epoch of it is a `train` call."""
+        return Limits(epochs=self.door.planned_epochs)
 
     def _describe_more(self) -> dict[str, Any]:
         """The settings that decide what is learnt from which images."""

@@ -315,8 +315,12 @@ def read_recorded(run: RunDirectory) -> Recorded | None:
 class EpochRecorder(RunRecorder):
     """Records epochs as the core records runs; that one is over does not end the experiment."""
 
-    def _close(self, trainer: CoreTrainer, state: State, reason: str | None) -> None:
-        super()._close(trainer, "running" if state == "finished" else state, reason)
+    spans_calls = True
+
+    def _close(
+        self, trainer: CoreTrainer, state: State, reason: str | None, error: BaseException | None = None
+    ) -> None:
+        super()._close(trainer, "running" if state == "finished" else state, reason, error)
 
 
 class ResumePoints(Checkpoints):

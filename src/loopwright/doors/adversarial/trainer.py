@@ -18,6 +18,8 @@ from torch.utils.data import DataLoader
 from ...checkpoint import Checkpoint, read_checkpoint
 from ...data.random import seed_everything
 from ...errors import CheckpointError, ConfigurationError
+from ...training.media_log import MediaMethods, log_files
+from ...training.run import TrainingRun
 from .._shared import on_first_process
 from .config import Config
 from .engine import Engine
@@ -30,7 +32,7 @@ from .reading import ConfigManager, ConfigSource, export_config, say_without_eff
 from .steps import EpochHooks, check_epoch, check_hooks, checked_keywords
 
 
-class Trainer:
+class Trainer(MediaMethods):
     """Trains on pairs of images, an epoch at a time. Override `on_epoch_start`, `train_step` and `on_epoch_end`.
 
     Networks, optimizers and schedulers that a subclass assigns to self are saved and restored under those names.
@@ -57,6 +59,7 @@ class Trainer:
         self.live: LiveView | None = None
         self.vis = Curves(self)
         self._wants_checkpoint = False
+        self._total_epochs: int | None = None
         self.init_config(config)
         self._engine = Engine(self, self.config.common)
         self.device = str(self._engine.runtime.device)  # as torch.amp.autocast and GradScaler take it
@@ -319,9 +322,14 @@ class Trainer:
 
     def remaining_epochs(self, total: int | None = None) -> int:
         """Epochs left of a total, which by default is what the generator's learning rate is planned for."""
+        self._total_epochs = total
+        return max(self.planned_epochs - self.loaded_epoch, 0)
+
+    @property
+    def planned_epochs(self) -> int:
+        """The epochs of the whole experiment: as given to `remaining_epochs`, or as the learning rate is planned."""
         planned = self.config.train.generator.learning_rate
-        total = planned.epochs + planned.epochs_decay if total is None else total
-        return max(total - self.loaded_epoch, 0)
+        return planned.epochs + planned.epochs_decay if self._total_epochs is None else self._total_epochs
 
     def load_checkpoint(
         self,
@@ -366,7 +374,13 @@ class Trainer:
             device=self._engine.runtime.device,
         )
         with self._engine.runtime.autocast:
-            return on_first_process(self._engine.runtime, write)
+            paths = on_first_process(self._engine.runtime, write)
+        log_files(self._engine.run, "examples", paths)
+        return paths
+
+    @property
+    def _logged_run(self) -> TrainingRun:
+        return self._engine.run
 
     def finish(self) -> None:
         """The experiment is over, as its run.json then says; when the program ends it is without this, too."""

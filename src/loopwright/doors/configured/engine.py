@@ -59,6 +59,7 @@ class Collating(Protocol):
 class Engine(CoreTrainer):
     """Maps the core's names onto the door's. `datasets` is what callbacks find data sets in, by their keys."""
 
+    _door = "configured"
     _words = Words(
         accumulate="max_batch_size",
         nonfinite=(

@@ -20,11 +20,13 @@ from ...runtime import Runtime
 from ...runtime.modes import evaluating, start_training_mode
 from ...training import steps as loop
 from ...training.evaluate import evaluate, measuring_nothing
+from ...training.program import Words
 from .checks import checked_output
 from .components import Components
 from .loaders import EvaluationLoader, TrainingLoader, prepared
 
 if TYPE_CHECKING:
+    from .callbacks.recording import EpochMetrics
     from .trainer import Trainer
 
 Stage = Literal["steps", "eval", "end", "over"]
@@ -37,6 +39,8 @@ class Core(Components):
     resumed run takes up an epoch exactly where it was.
     """
 
+    _door = "lifecycle"
+    _words = Words(record_media="Add `RecordRunCallback(run_dir)` to the callbacks.")
     _plateau_metric = None
 
     def __init__(self, door: Trainer, runtime: Runtime, *, trains: bool = False) -> None:
@@ -47,6 +51,8 @@ class Core(Components):
         self.is_in_window = False
         self.is_checked = False  # whether the first training epoch of this run was looked at
         self.eval_metric = ""
+        self.epoch_metrics: EpochMetrics | None = None  # of a run that is recorded
+        self.stop_text: str | None = None  # of the exception that ended the run
         self.scheduler_position: Any = None  # before the user's methods of this update
         self._has_begun = self._is_looking = False
         self._num_passes = 0  # over the training data, since the last epoch was counted
@@ -214,6 +220,8 @@ class Core(Components):
         extra, self._num_passes = max(self._num_passes - 1, 0), 0
         if extra:
             self.run.leave_out_epochs(extra)
+        if self.epoch_metrics is not None:
+            self.log(self.epoch_metrics.take(self.door.run_history))
         is_over = self.progress.is_exhausted
         loop.record_epoch(self.run, {})
         if is_over:

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ...metrics.progress import Limits
+from ...training.media_log import MediaMethods
+from ...training.run import TrainingRun
 from ...training.step_checks import scheduler_position
 from ...training.window import Window
 from .._shared import is_overridden
 from .callbacks import CallbackHandler, StopTrainingError
+from .callbacks.recording import recorded
 from .checks import WeightsWatch, checked_output, step_obstacle
 from .loaders import TrainingLoader, prepared
 from .stages import Stages
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
     from .trainer import Trainer
 
 
-class Epochs(Stages):
+class Epochs(MediaMethods, Stages):
     """The order of the stages. A method that is replaced takes its batches from the loader that it is given.
 
     Every batch taken from the training loader is a step of the run, so limits, progress and training states stay right
@@ -35,6 +38,10 @@ class Epochs(Stages):
     _eval_dataloader: Any
     _loss_tracker: LossTracker
 
+    @property
+    def _logged_run(self) -> TrainingRun:
+        return self._core.run
+
     # A run
 
     def _execute_run(self: Trainer, resume_from: str | Path | None) -> None:  # type: ignore[misc]
@@ -44,10 +51,15 @@ class Epochs(Stages):
         core.waiting_state = None if resume_from is None else saving.load_run(self, resume_from)
         config = self.run_config
         core.run.set_limits(Limits(config.num_epochs, config.max_num_train_steps))
+        with recorded(self):
+            self._execute_epochs(is_resumed=resume_from is not None)
+
+    def _execute_epochs(self: Trainer, *, is_resumed: bool) -> None:  # type: ignore[misc]
+        core = self._core
         if not self._overrides("_run_training"):
             self._run_training()
             return
-        if resume_from is not None:
+        if is_resumed:
             if core.stage != "steps":
                 core.end_epoch()
             self.print(
@@ -83,6 +95,7 @@ class Epochs(Stages):
 
     def _stop(self, error: StopTrainingError) -> None:
         self._core.drop_steps()
+        self._core.stop_text = str(error)
         self.print(error)
         self.callback_handler.call_event("on_stop_training_error", self)
 

@@ -58,9 +58,11 @@ class Engine(CoreTrainer):
         update="self.backward(loss)",
         accumulate="gradient_accumulation_steps",
         takes_count=False,
+        record_media="Set `run_dir` in the config.",
         nonfinite="Lower the learning rate, clip gradients (`gradient_clip_val`) or look for bad samples.",
     )
     _step_methods = ("training_step", "training_loop")
+    _door = "modular"
 
     def __init__(self, door: DreamTrainer, config: DreamTrainerConfig) -> None:
         check_clipping("gradient_clip_val", config.gradient_clip_val)

@@ -17,6 +17,8 @@ from ...data.random import seed_everything
 from ...errors import ConfigurationError, check_arguments
 from ...metrics.history import History
 from ...training.components import check_clipping
+from ...training.media_log import MediaMethods
+from ...training.run import TrainingRun
 from .callback import Hooks
 from .components import allow_loading
 from .config import DreamTrainerConfig, check_config, saving
@@ -26,7 +28,7 @@ from .user_loop import Loader
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class DreamTrainer(Hooks):
+class DreamTrainer(MediaMethods, Hooks):
     """Override `configure_*`, `training_step` and `validation_step`, then call `fit`.
 
     Components are whatever `configure_*` (or `__init__`) assigns to self: modules, optimizers, schedulers, each saved
@@ -162,6 +164,10 @@ class DreamTrainer(Hooks):
     def log_metrics(self, metrics: Mapping[str, Any] | None) -> None:
         """Log values of the step, validation or epoch under way; they are reduced over processes."""
         self._engine.log_metrics(metrics)
+
+    @property
+    def _logged_run(self) -> TrainingRun:
+        return self._engine.run
 
     def stop(self, reason: str = "stop() was called") -> None:
         """Ask for the end of training after the current update."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 
 from ...callbacks.interval import metric_of
 from ...callbacks.progress import ProgressDisplay
+from ...callbacks.recorder import RunRecorder
 from ...data.random import preserved_rng
 from ...errors import ConfigurationError, Interrupted
 from ...metrics.progress import Limits
@@ -38,7 +40,9 @@ class Engine(Components):
         update="super().train_step(batch)",
         accumulate="training.gradient_accumulation_steps",
         no_run_dir="Training",
+        record_media="Pass `save_dir=` to `train`.",
     )
+    _door = "simple"
     _plateau_metric = None  # `EpochEnds` looks at what it watches
 
     def __init__(
@@ -203,6 +207,28 @@ class Engine(Components):
             self._epoch = self._end_epoch = self._save = None
             self.progress.go_to_epoch(self.progress.epoch)
 
+    def record_in(self, save_dir: str | Path | None) -> None:
+        """Record the run in the directory of its checkpoints; without one, go on as before."""
+        if save_dir is None or not self.runtime.is_main:
+            return
+        others = [callback for callback in self.run.callbacks if not isinstance(callback, RunRecorder)]
+        recorder = self._recorder
+        if recorder is None or recorder.own_path != Path(save_dir):
+            recorder = RunRecorder("warn", directory=save_dir, existing="replace")
+        self.run.bind([*others, recorder])
+
+    @property
+    def _recorder(self) -> RunRecorder | None:
+        return next((callback for callback in self.run.callbacks if isinstance(callback, RunRecorder)), None)
+
+    def _record_own(self, metrics: Mapping[str, float]) -> None:
+        """Record what a `train_epoch` of the user's own returns besides what the core's pass has measured."""
+        row = self.history.epochs[-1] if self._has_passed else {}
+        known = {*row, *(f"train_{name}" for name in row)}
+        own = {name: value for name, value in metrics.items() if name not in known}
+        if self._recorder is not None and own:
+            self._recorder.on_epoch_end(self, own)
+
     def _train_epoch(self) -> None:
         """Count one epoch, whatever a subclass does in it: its own loop, one pass over the data, or two.
 
@@ -226,6 +252,7 @@ class Engine(Components):
             self._step_epoch(name, metrics)
         if not self._has_passed:  # no pass of ours, which would have shown its end
             self.display.on_epoch_end(self, metrics)
+        self._record_own(metrics)
         self._end_epoch(number, metrics)
         self.progress.go_to_epoch(start + 1)  # a callback may have trained, too
         self.on_update_end()  # a loop of the user's own did not look at signals

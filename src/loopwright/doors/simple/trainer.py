@@ -13,6 +13,8 @@ from ...data.open import batch_size_of
 from ...errors import ConfigurationError
 from ...metrics.meter import Meter
 from ...metrics.result import StepResult
+from ...training.media_log import MediaMethods
+from ...training.run import TrainingRun
 from ...training.supervised import TARGET_NAMES, call_model, describe, loss_of, split_supervised
 from .._shared import is_overridden
 from .checkpoints import load, pretrained_files, say_unsaved
@@ -22,7 +24,7 @@ from .kept_models import EpochCallback, EpochEnds, check_metric, check_plateau
 from .parts import Assignable
 
 
-class Trainer(Assignable):
+class Trainer(Assignable, MediaMethods):
     """Trains a model in steps, epochs or whole runs; every method may be overridden, and then counts everywhere.
 
     Args:
@@ -147,7 +149,8 @@ class Trainer(Assignable):
         the training loss). Which values are better is what its name says, or `training.best_model_mode` of the config,
         "min" or "max"; a name that does not say it is an error. `checkpoint_epoch_1` and so on are written every
         `save_freq` epochs. Callbacks are called as `callback(trainer, epoch, metrics)` after each epoch, counted from
-        0. SIGTERM, SIGINT and SIGUSR1 write `checkpoint_latest`, inside an epoch too.
+        0. SIGTERM, SIGINT and SIGUSR1 write `checkpoint_latest`, inside an epoch too. `save_dir` also holds the record
+        of the run, which `loopwright runs`, `show` and `ui` read.
 
         After `load_checkpoint` the run that wrote it goes on, exactly: epochs are counted from there, early stopping
         and the best model know what came before, and `num_epochs` is what is left.
@@ -170,6 +173,7 @@ class Trainer(Assignable):
             check_metric(self, best_model_metric, eval_dataloader)
         ends.begin(self._loaded)
         self._ends, self._loaded = ends, None
+        self._engine.record_in(save_dir)
         ends.catch_up()
         if ends.has_stopped:
             self._engine.run.say("Nothing to train: early stopping ended the run that was loaded; raise its patience.")
@@ -222,6 +226,10 @@ class Trainer(Assignable):
             self._engine.run.checkpoint_meta(),
             beside=pretrained_files(self.model),
         )
+
+    @property
+    def _logged_run(self) -> TrainingRun:
+        return self._engine.run
 
     # The parts of a step
 

@@ -16,6 +16,7 @@ from .limiting import (
     StepBasedEvaluationCallback,
     SyncBatchNormCallback,
 )
+from .recording import RecordRunCallback
 from .reporting import LogMetricsCallback, PrintMetricsCallback, PrintProgressCallback, ProgressBarCallback
 from .watching import EarlyStoppingCallback, SaveBestModelCallback, TerminateOnNaNCallback
 
@@ -33,6 +34,7 @@ __all__ = [
     "PrintMetricsCallback",
     "PrintProgressCallback",
     "ProgressBarCallback",
+    "RecordRunCallback",
     "SaveBestModelCallback",
     "SaveTrainingStateCallback",
     "StepBasedEvaluationCallback",

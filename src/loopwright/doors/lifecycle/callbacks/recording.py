@@ -1,0 +1,84 @@
+"""The record of a run in a directory, which `loopwright runs`, `show` and `ui` read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from numbers import Real
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from ....callbacks.recorder import RunRecorder
+from ....checkpoint.manifest import local_path
+from ....training.train_call import emit_exception
+from .events import TrainerCallback
+
+if TYPE_CHECKING:
+    from ..core import Core
+    from ..tracking import RunHistory
+    from ..trainer import Trainer
+
+
+class RecordRunCallback(TrainerCallback):
+    """Records training runs in `run_dir`: metrics of steps and epochs, events, logged images, and how they ended.
+
+    Nothing of it is needed to resume a run; `SaveTrainingStateCallback` writes that. A run that is resumed with
+    `train(resume_from=...)` is one record with what it continues. Where the directory holds another run, the first
+    free of `run_dir-2`, `run_dir-3` and so on is taken.
+    """
+
+    run_dir: Path = Path("runs/lifecycle")  # for subclasses that do not call `super().__init__()`
+
+    def __init__(self, run_dir: str | Path) -> None:
+        self.run_dir = local_path(run_dir, "run_dir")
+
+
+class EpochMetrics:
+    """The numbers that a run history was given in each epoch."""
+
+    def __init__(self, history: RunHistory) -> None:
+        self._counts = _lengths(history)
+
+    def take(self, history: RunHistory) -> dict[str, float]:
+        """Return the latest values of the metrics that were recorded since the last call."""
+        before, self._counts = self._counts, _lengths(history)
+        new = [name for name, count in self._counts.items() if count != before.get(name, 0)]
+        values = {name: history.get_latest_metric(name) for name in new}
+        return {name: float(value) for name, value in values.items() if _is_number(value)}
+
+
+def _lengths(history: RunHistory) -> dict[str, int]:
+    return {name: len(list(history.get_metric_values(name))) for name in history.get_metric_names()}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex())
+
+
+@contextmanager
+def recorded(trainer: Trainer) -> Iterator[None]:
+    """Record the training run in this block, if a callback or the environment says so."""
+    core = trainer._core
+    _use_callback(trainer, core)
+    if any(isinstance(callback, RunRecorder) for callback in core.run.callbacks):
+        core.describe()
+        core.epoch_metrics = EpochMetrics(trainer.run_history)
+    core.run.emit("on_train_start")
+    core.run.media.begin(core.run)
+    try:
+        yield
+    except BaseException as error:
+        emit_exception(core.run, error)
+        raise
+    if core.stop_text is not None:
+        core.run.stop(core.stop_text)
+    core.run.emit("on_train_end")
+
+
+def _use_callback(trainer: Trainer, core: Core) -> None:
+    found = [c for c in trainer.callback_handler.callbacks if isinstance(c, RecordRunCallback)]
+    if found and core.runtime.is_main:
+        others = [callback for callback in core.run.callbacks if not isinstance(callback, RunRecorder)]
+        core.run.bind([*others, RunRecorder("warn", directory=found[0].run_dir, existing="continue")])

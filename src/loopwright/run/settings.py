@@ -1,0 +1,56 @@
+"""The settings of a run as one flat mapping, whatever door it came by. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .changes import UNKNOWN, flatten
+
+HIDDEN_ENDINGS = (".code", ".samples", ".num_params", ".num_trainable", ".every", ".metric")
+HIDDEN = ("torch",)
+MAX_VALUE = 200  # characters of a text; longer ones are code or data and not settings
+
+
+def settings_of(manifest: Mapping[str, Any], config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The settings of a run under dotted names.
+
+    A run of a config has the entries of that. Any other has the arguments of its trainer, optimizers and schedules with
+    their options, batch sizes and limits, and what the user recorded as `config=`; an entry of that with the name of an
+    argument and another value is called `config.<name>`.
+    """
+    if config is not None:
+        return {key: value for key, value in flatten(config).items() if _is_setting(key, value)}
+    own = manifest.get("config")
+    given = flatten(own) if isinstance(own, dict) and own else {}
+    program = _of_program(manifest)
+    differing = {key for key, value in given.items() if key in program and program[key] != value}
+    return program | {f"config.{key}" if key in differing else key: value for key, value in given.items()}
+
+
+def _of_program(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for entry in ("fingerprint", "arguments"):
+        values = manifest.get(entry)
+        found |= values if isinstance(values, dict) else {}
+    door = {key.removeprefix("config."): value for key, value in found.items() if key.startswith("config.")}
+    if door:  # a door's own settings say it all, in the user's words
+        found = door | {key: found[key] for key in ("device", "num_processes") if key in found}
+    planned = manifest.get("planned")
+    limit = planned.get("limit") if isinstance(planned, dict) else None
+    if isinstance(limit, list) and len(limit) == 2:
+        found[f"max_{limit[0]}s" if limit[0] != "seconds" else "max_seconds"] = limit[1]
+    size = manifest.get("num_parameters")
+    if isinstance(size, dict) and "total" in size:
+        found["num_parameters"] = size["total"]
+    return {key: value for key, value in found.items() if _is_setting(key, value)}
+
+
+def _is_setting(key: str, value: object) -> bool:
+    if key in HIDDEN or key.endswith(HIDDEN_ENDINGS) or (key.startswith("model.") and "(" in str(value)):
+        return False
+    if isinstance(value, list) and key.startswith("model."):  # the shape of a parameter
+        return False
+    if isinstance(value, str):
+        return value != UNKNOWN and len(value) <= MAX_VALUE and "(Python " not in value
+    return value is None or isinstance(value, (bool, int, float, list))
