@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import LoopwrightError
 from ..run.changes import flatten
-from ..run.metrics_view import Event, LogLine, MediaItem, MetricsView
+from ..run.metrics_records import Event, LogLine, MediaItem
+from ..run.metrics_view import MetricsView
 from ..run.reading import CONFIG, RunView
 from .answers import Refusal
 from .folder import Entry, own_file
@@ -44,13 +45,13 @@ class Detail:
     def answer(self) -> Json:
         """All that the page of a run shows."""
         run, manifest = self.run, self.run.manifest
-        cursor = self._part(lambda: str(self.metrics.cursor()), "")  # before all else: what comes meanwhile comes twice
-        events = self._part(self.metrics.events, [])
-        log = self._part(lambda: read_log(run.path, self.metrics, LOG_LINES), empty_log())
+        cursor = self._part(lambda: str(self.metrics.cursor()), str)  # first: what comes meanwhile then comes twice
+        events: list[Event] = self._part(self.metrics.events, list)
+        log = self._part(lambda: read_log(run.path, self.metrics, LOG_LINES), empty_log)
         return {
             "summary": self.entry.summary,
             "cursor": cursor,
-            "sentences": self._part(lambda: sentences(run, events), []),
+            "sentences": self._part(lambda: sentences(run, events), list),
             "path": str(run.path),
             "command": _command(manifest.get("command")),
             "manifest": {key: value for key, value in manifest.items() if key not in APART},
@@ -59,21 +60,21 @@ class Detail:
             "environment": environment(manifest),
             "data": manifest.get("data") or None,
             "changes": _changes(manifest.get("changes")),
-            "checkpoints": self._part(lambda: checkpoints(run), []),
+            "checkpoints": self._part(lambda: checkpoints(run), list),
             "events": [as_event(event) for event in events],
-            "media": self._part(lambda: media_index(self.metrics.media()), []),
-            "profile": self._part(lambda: read_profile(run.path), None),
+            "media": self._part(lambda: media_index(self.metrics.media()), list),
+            "profile": self._part(lambda: read_profile(run.path), lambda: None),
             "log": log,
             "traceback": traceback_of(events, run.path) if run.state in ("failed", "crashed") else None,
             "problems": list(dict.fromkeys([*self.entry.summary["damaged"], *run.problems, *self.problems])),
         }
 
-    def _part(self, read: Callable[[], T], otherwise: T) -> T:
+    def _part(self, read: Callable[[], T], nothing: Callable[[], T]) -> T:
         try:
             return read()
         except (LoopwrightError, OSError, ValueError) as error:
             self.problems.append(str(error))
-            return otherwise
+            return nothing()
 
 
 def unreadable(entry: Entry) -> Json:

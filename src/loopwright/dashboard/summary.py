@@ -55,8 +55,15 @@ def damaged_summary(run_id: str, path: Path, problem: str) -> Json:
         **_identity(run_id, path.name, "unreadable"),
         "progress": {"fraction": None, **counts, "limit": None},
         **dict.fromkeys(("reason", "eta", "rate", "best", "started", "updated", "ended", "seconds", "device", "door")),
-        **{"tags": [], "config": {}, "modes": {}, "best_values": {}, "damaged": [problem]},
-        **{"last": {}, "names": [], "step_names": [], "epoch_names": []},
+        "tags": [],
+        "config": {},
+        "modes": {},
+        "best_values": {},
+        "damaged": [problem],
+        "last": {},
+        "names": [],
+        "step_names": [],
+        "epoch_names": [],
     }
 
 
