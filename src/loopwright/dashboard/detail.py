@@ -225,7 +225,7 @@ def read_log(run: Path, metrics: MetricsView, last: int) -> Json:
 
 def as_log_line(line: LogLine) -> Json:
     """A line of the log as JSON."""
-    return {"wall": line.wall, "level": line.level, "text": line.text}
+    return {"id": line.id, "wall": line.wall, "level": line.level, "text": line.text}
 
 
 def tail(run: Path, size: int) -> tuple[list[str], bool]:
@@ -243,9 +243,9 @@ def tail(run: Path, size: int) -> tuple[list[str], bool]:
 def _parse_line(text: str) -> Json:
     found = LINE.fullmatch(text)
     if found is None:
-        return {"wall": None, "level": None, "text": text}
+        return {"id": None, "wall": None, "level": None, "text": text}
     wall = datetime.fromisoformat(f"{found[1]}.{found[2]}").timestamp()  # the log's clock is this machine's
-    return {"wall": wall, "level": found[3], "text": found[4]}
+    return {"id": None, "wall": wall, "level": found[3], "text": found[4]}
 
 
 def traceback_of(events: Iterable[Event], run: Path) -> str | None:

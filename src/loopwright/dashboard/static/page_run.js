@@ -115,7 +115,9 @@ class RunPage {
     const known = new Set(this.detail.events.map((event) => event.id));
     this.detail.events.push(...(data.events ?? []).filter((event) => !known.has(event.id)));
     for (const item of data.media ?? []) { this.#addMedia(item); changed.add("media"); }
-    if (data.log?.length) { this.detail.log.lines.push(...data.log); changed.add("log"); }
+    const last = this.detail.log.lines.at(-1)?.id ?? 0;
+    const lines = (data.log ?? []).filter((line) => line.id > last);
+    if (lines.length) { this.detail.log.lines.push(...lines); changed.add("log"); }
     for (const { view } of this.#built.values()) view.rows?.(data);
     if (changed.size) this.#show(changed);
     if (data.events?.some((event) => TELLING.includes(event.kind))) this.#reload(OFTEN);

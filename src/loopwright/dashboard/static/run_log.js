@@ -67,7 +67,7 @@ class LogView {
     this.#shown = lines.length;
   }
 
-  #all() { return this.#more ? [...this.#more, ...this.log.lines.filter((line) => line.wall > (this.#more.at(-1)?.wall ?? 0))] : this.log.lines; }
+  #all() { return this.#more ? [...this.#more, ...this.log.lines.filter((line) => line.id > (this.#more.at(-1)?.id ?? 0))] : this.log.lines; }
 
   #redraw() {
     const lines = this.#all();
