@@ -10,7 +10,8 @@ from typing import Any
 
 from ..errors import ConfigurationError, LoopwrightError
 from ..run.changes import flatten
-from ..run.reading import COUNTS, RunView
+from ..run.reading import RunView
+from ..run.run_progress import COUNTS
 
 MAX_CONFIG_KEYS = 2_000
 MAX_TEXT = 300  # of a value of the config

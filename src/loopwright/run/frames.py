@@ -14,7 +14,8 @@ from ..errors import ConfigurationError, MissingExtraError
 from ..metrics.best import Mode
 from .changes import flatten
 from .metrics_view import BestValue
-from .reading import RunProgress, RunState, RunView, find_runs
+from .reading import RunState, RunView, find_runs
+from .run_progress import RunProgress
 
 if TYPE_CHECKING:
     import pandas
