@@ -98,6 +98,19 @@ def test_only_every_nth_step_waits_for_the_accelerator_and_all_time_is_divided_b
     assert parts["data"] == pytest.approx(12 * 9, rel=0.01)
 
 
+def test_after_a_restart_the_second_step_is_measured_already(hand):
+    device = Device(hand)
+    clock = Clock(device.synchronize, every=100)
+    clock.start()
+    run_steps(clock, hand, device, 3)
+    clock.settle()
+    assert clock.restart() == 3 * (9 + 2 + 90)
+    assert [number > 1 for number in run_steps(clock, hand, device, 4)] == [False, True, False, False]
+    clock.settle()
+    clock.stop()
+    assert divided(clock.spent)["forward"] == pytest.approx(4 * 31, rel=0.01)
+
+
 def test_waiting_for_queued_steps_is_not_part_of_the_log_point_or_the_evaluation(hand):
     device = Device(hand)
     clock = Clock(device.synchronize, every=100)

@@ -8,9 +8,20 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from loopwright import Callback
 from loopwright.callback import surrounding
-from loopwright.callbacks import Profile
+from loopwright.callbacks import (
+    EMA,
+    BestCheckpoint,
+    BestMetric,
+    BestModel,
+    Checkpoints,
+    LearningRateLog,
+    Profile,
+    ProgressDisplay,
+    RunRecorder,
+)
 from loopwright.config import Place, build
 from loopwright.doors import adversarial, lifecycle, modular, simple
+from loopwright.profiling.instrument import part_of
 
 from ..doors.configured.parts import PROPERTIES, CustomTrainer, CustomTrainerConfig, Net, Points
 from .hand_clock import HandClock, SlowData, slow_trainer
@@ -192,6 +203,20 @@ def test_configured_the_callback_gets_the_trainer_of_the_door():
 def test_by_name_in_a_config():
     profile = build({"kind": "Profile", "warmup": 2, "steps": 50}, Place("callback", Callback))
     assert (type(profile), profile.warmup, profile.steps) == (Profile, 2, 50)
+
+
+def test_what_ships_counts_as_what_it_does_and_subclasses_as_their_class():
+    class Mine(Checkpoints):
+        pass
+
+    expected = {
+        "checkpoints": [Checkpoints, Mine, BestModel, BestCheckpoint, lifecycle.SaveTrainingStateCallback],
+        "logging": [RunRecorder, ProgressDisplay, LearningRateLog, lifecycle.LogMetricsCallback],
+        "callbacks": [EMA, BestMetric, lifecycle.ModelEmaCallback, Callback],
+    }
+    assert {part: [kind for kind in kinds if part_of(kind) != part] for part, kinds in expected.items()} == {
+        part: [] for part in expected
+    }
 
 
 # Around a training

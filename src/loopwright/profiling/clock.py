@@ -69,6 +69,7 @@ class Clock:
         """Forget what was counted so far, and return its nanoseconds; the parts under way go on."""
         self.stop()
         before, self.nanoseconds, self.num_steps = self.nanoseconds, 0, 0
+        self._count = -1  # the second step from now on is synchronised, so that short profiles have one
         self.spent.clear()
         return before
 

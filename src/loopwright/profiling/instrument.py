@@ -49,11 +49,13 @@ KNOWN = {  # callbacks that ship, by the beginning of their full names; all othe
     f"{PACKAGE}.callbacks.logs.": LOGGING,
     f"{PACKAGE}.trackers.": LOGGING,
     f"{PACKAGE}.doors.lifecycle.callbacks.reporting.": LOGGING,
+    f"{PACKAGE}.doors.lifecycle.callbacks.recording.": LOGGING,
     f"{PACKAGE}.callbacks.checkpoints.": CHECKPOINTS,
-    f"{PACKAGE}.callbacks.best.": CHECKPOINTS,
+    f"{PACKAGE}.callbacks.best.BestCheckpoint": CHECKPOINTS,
     f"{PACKAGE}.doors.modular.saving.": CHECKPOINTS,
     f"{PACKAGE}.doors.lifecycle.callbacks.events.SaveTrainingStateCallback": CHECKPOINTS,
     f"{PACKAGE}.doors.lifecycle.callbacks.watching.SaveBestModelCallback": CHECKPOINTS,
+    f"{PACKAGE}.doors.lifecycle.callbacks.averaging.": CALLBACKS,  # one of them is a SaveBestModelCallback
 }
 
 
