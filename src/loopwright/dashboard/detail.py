@@ -55,7 +55,7 @@ class Detail:
             "path": str(run.path),
             "command": _command(manifest.get("command")),
             "manifest": {key: value for key, value in manifest.items() if key not in APART},
-            "config": run.config,
+            "config": run.settings if run.config is None else run.config,
             "config_text": read_text(run.path, CONFIG),
             "environment": environment(manifest),
             "data": manifest.get("data") or None,

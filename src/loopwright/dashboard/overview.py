@@ -85,9 +85,7 @@ def _best(run: RunView) -> str | None:
 
 
 def _left(run: RunView) -> str | None:
-    from .summary import eta_of
-
-    left = eta_of(run)
+    left = run.eta
     return None if left is None else f"About {duration_text(left)} to go."
 
 

@@ -30,7 +30,7 @@ def summarize(run_id: str, run: RunView) -> Json:
         **_identity(run_id, run.name, run.state),
         "reason": run.reason,
         "progress": {"fraction": progress.fraction, **counts, "limit": limit},
-        "eta": eta_of(run),
+        "eta": run.eta,
         "rate": rate_of(run),
         "best": best_of(run),
         "best_values": {name: _best_or_last(run, name) for name in names["epoch_names"]},
@@ -41,7 +41,7 @@ def summarize(run_id: str, run: RunView) -> Json:
         "device": _text(run.manifest.get("device")),
         "door": _text(run.manifest.get("door")),
         "tags": list(run.tags),
-        "config": flat_config(run.config),
+        "config": flat_config(run.settings),
         **names,
         "modes": {name: run.mode_of(name) for name in names["epoch_names"]},
     }
@@ -96,14 +96,6 @@ def best_of(run: RunView) -> Json | None:
 def _best_or_last(run: RunView, name: str) -> float | None:
     best = run.best_of(name) or run.last_of(name)
     return None if best is None else best.value
-
-
-def eta_of(run: RunView) -> float | None:
-    """Seconds until a running run reaches its limit, at the pace it had so far."""
-    fraction, seconds = run.progress.fraction, run.seconds
-    if run.state != "running" or not fraction or not seconds:
-        return None
-    return seconds * (1 - fraction) / fraction
 
 
 def rate_of(run: RunView) -> float | None:

@@ -111,8 +111,8 @@ class Run:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The config of the run; empty for a run without one."""
-        return self.view.config or {}
+        """The config of the run; of a run without one, the settings of its program under dotted names."""
+        return self.view.settings if self.view.config is None else self.view.config
 
     @property
     def manifest(self) -> Mapping[str, Any]:
