@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from .checkpoint import AsyncWriter
     from .data.open import Stream
     from .metrics.best import WatchedMetric
-    from .metrics.result import StepResult
     from .metrics.media import Media
+    from .metrics.result import StepResult
     from .metrics.rows import StepRow
     from .trainer import Trainer as Trainer  # callbacks import the type from here: the one import that points up
 

@@ -114,7 +114,7 @@ class RunDirectory:
     run.json         versions, machine, seed, progress, state
     config.yaml      the resolved config it was started from, if it was, beside the user's own modules
     code.diff        uncommitted changes of the code        log.txt   the log
-    metrics.sqlite   every metric of every step and epoch
+    metrics.sqlite   every metric of every step and epoch, events, media and log lines
     checkpoints/     resume points        kept/   best models        artifacts/   anything else
     ```
 

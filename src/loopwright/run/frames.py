@@ -182,9 +182,9 @@ class Runs(Sequence[Run]):
     `runs[0]` is the newest, `runs["first"]` the one with that name, id or folder, `runs[:3]` are the newest three.
     """
 
-    def __init__(self, runs: Iterable[Run], root: Path) -> None:
+    def __init__(self, runs: Iterable[Run], root: str | os.PathLike[str]) -> None:
         self._runs = list(runs)
-        self.root = root
+        self.root = Path(root)
 
     @overload
     def __getitem__(self, which: int | str) -> Run: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -66,9 +67,18 @@ class MetricsView:
     Args:
         path: The file; without one, everything is empty.
         keep_open: Keep the file open between calls while no process writes to it. Any thread may call.
+
+    >>> import tempfile
+    >>> from loopwright.run import MetricsStore, MetricsView, StepRow
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     store = MetricsStore(f"{folder}/metrics.sqlite")
+    ...     store.add_steps(StepRow(step, step, 0, step, 0.1, {"loss": 1 / step}) for step in range(1, 5))
+    ...     store.close()
+    ...     MetricsView(f"{folder}/metrics.sqlite").curve("loss", first=2, last=3).mean
+    [0.5, 0.3333333333333333]
     """
 
-    def __init__(self, path: Path, *, keep_open: bool = False) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, keep_open: bool = False) -> None:
         self.path = Path(path)
         self.keep_open = keep_open
         self._kept: tuple[sqlite3.Connection, object] | None = None
