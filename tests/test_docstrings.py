@@ -94,7 +94,7 @@ READ = (
 )
 ERRORS = [f"loopwright.{name}" for name in loopwright.__all__ if name.endswith(("Error", "Interrupted"))]
 UNEXPLAINED = {  # names without "Args:", and why
-    **{f"loopwright.{name}": RESULT for name in (*READ, "checkpoint.StoredTensor", "run.Columns", "run.RunManifest")},
+    **{f"loopwright.{name}": RESULT for name in (*READ, "checkpoint.StoredTensor", "run.RunManifest")},
 }
 WITHOUT_EXAMPLE = {  # names without an example, and why
     **{f"loopwright.{name}": RESULT for name in (*READ, "checkpoint.Manifest", "checkpoint.Piece")},

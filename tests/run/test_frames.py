@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -124,4 +125,5 @@ def test_reading_runs_imports_no_torch(root):
 
 
 def test_columns_are_a_dict():
-    assert Columns(a=[1]) == {"a": [1]}
+    columns = Columns({"a": [1]})
+    assert columns == pickle.loads(pickle.dumps(columns)) == {"a": [1]}

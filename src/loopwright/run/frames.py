@@ -25,9 +25,12 @@ class Columns(dict[str, list[Any]]):
     """A table as a dict of lists of one length, by the names of the columns.
 
     >>> from loopwright.run import Columns
-    >>> Columns(step=[1, 2], value=[0.5, 0.25])["value"]
+    >>> Columns({"step": [1, 2], "value": [0.5, 0.25]})["value"]
     [0.5, 0.25]
     """
+
+    def __init__(self, columns: Mapping[str, list[Any]]) -> None:
+        super().__init__(columns)
 
     def to_pandas(self) -> pandas.DataFrame:
         """The table as a frame of pandas."""

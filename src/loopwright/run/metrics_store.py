@@ -28,7 +28,7 @@ StepValue: TypeAlias = tuple[int, int, str, float]  # update, step, name, value
 EpochRow: TypeAlias = tuple[int, int, str, float]  # epoch, update, name, value
 
 WRITE_SECONDS = 0.25  # between two commits: with the time between two log points, well below a second
-CLEAN_SECONDS = 1.0  # that closing waits for readers, so that the log of SQLite can be removed
+CLEAN_SECONDS = 0.3  # that closing waits for readers, so that the log of SQLite can be removed
 
 
 class MetricsStore:

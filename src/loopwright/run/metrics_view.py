@@ -176,8 +176,8 @@ class MetricsView:
 
     def media(self, name: str | None = None) -> list[MediaItem]:
         """Images, histograms, texts and tables, in the order of steps."""
-        items = self._read(lambda connection: read_media(connection, "id > ?", 0)) or []
-        return [item for item in items if name in (None, item.name)]
+        where, value = ("id > ?", 0) if name is None else ("name = ?", name)
+        return self._read(lambda connection: read_media(connection, where, value)) or []
 
     def media_item(self, number: int) -> MediaItem | None:
         """The item with an id."""
