@@ -216,11 +216,12 @@ def test_a_fork_that_ends_leaves_the_queue_to_its_parent(store, tmp_path):
 
 
 def test_a_row_that_can_never_be_written_is_named_and_keeps_no_other_back(store):
-    with store._lock, pytest.raises(ValueError, match="could not convert string to float: 'high'"):
+    with store._lock:  # so that the thread does not write them one by one
         store.add_steps(rows_of([(1, 1, "loss", 0.5)]))
         store.add_steps([StepRow(2, 2, 0, 0, 0.0, {"loss": "high"})])
         store.add_steps(rows_of([(3, 3, "loss", 0.25)]))
-        store.flush()
+        with pytest.raises(ValueError, match="could not convert string to float: 'high'"):
+            store.flush()
     assert store.steps() == [(1, 1, "loss", 0.5), (3, 3, "loss", 0.25)]
 
 
@@ -271,11 +272,12 @@ def test_ctrl_c_while_rows_are_written_loses_none(store):
                 self.is_first = False
                 raise KeyboardInterrupt
 
-    with store._lock, pytest.raises(KeyboardInterrupt):  # so that not the thread gets it
+    with store._lock:  # so that not the thread gets it
         store.add_steps(rows_of([(1, 1, "loss", 0.5)]))
         store._queue.append(Interrupting())
         store.add_steps(rows_of([(2, 2, "loss", 0.25)]))
-        store.flush()
+        with pytest.raises(KeyboardInterrupt):
+            store.flush()
     assert store.steps() == [(1, 1, "loss", 0.5), (2, 2, "loss", 0.25)]
 
 

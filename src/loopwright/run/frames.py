@@ -221,7 +221,8 @@ class Runs(Sequence[Run]):
         row: dict[str, Any] = {"path": self._short(run), "name": run.name, "state": run.state, "started": run.started}
         row |= {"seconds": run.seconds, "epoch": run.progress.epoch, "update": run.progress.update}
         row |= {"metric": name, "best": best and best.value, "best_epoch": best and best.epoch}
-        return row | {f"config.{key}": value for key, value in flatten(run.config).items()}
+        settings = flatten(run.config) if run.config else {}
+        return row | {f"config.{key}": value for key, value in settings.items()}
 
     def _named(self, text: str) -> Run:
         fitting = [run for run in self._runs if text in (run.name, run.id, run.path.name, self._short(run))]
