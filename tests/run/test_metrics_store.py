@@ -320,6 +320,18 @@ def test_media_of_a_step_that_is_trained_again_are_replaced_with_their_files(sto
     assert (tmp_path / item.file).is_file()
 
 
+def test_several_items_of_one_name_and_step_are_kept_until_the_step_is_taken_again(store):
+    place = (3, 3, 0, 3, 0.5, 1e9)
+    for number in range(3):
+        store.add_media(Media("images", Images((b"%d" % number, b"x"), ("", "")), *place, position=2 * number))
+    store.flush()
+    view = MetricsView(store.path)
+    assert [item.position for item in view.media()] == [0, 1, 2, 3, 4, 5]
+    store.add_media(Media("images", Images((b"again",), ("",)), *place))
+    store.flush()
+    assert [item.position for item in view.media()] == [0]
+
+
 ADDED = st.tuples(st.just("add"), st.integers(1, 90), st.integers(0, 3))
 CUT = st.tuples(st.just("cut"), st.integers(0, 300), st.just(0))
 AGAIN = st.tuples(st.just("again"), st.integers(0, 300), st.integers(1, 20))

@@ -48,6 +48,7 @@ class Media:
     samples: int
     seconds: float  # of training
     wall: float  # seconds since 1970
+    position: int = 0  # of its first image among the items of this name and step
 
     @property
     def kind(self) -> MediaKind:
