@@ -1,5 +1,6 @@
 """`trainer.log_image` and its siblings: where items belong in the run, who gets them, and what is said otherwise."""
 
+import doctest
 import os
 import signal
 from functools import partial
@@ -13,6 +14,7 @@ from loopwright import Callback, ConfigurationError, Trainer
 from loopwright.callbacks import Checkpoints, EarlyStopping
 from loopwright.errors import CallError
 from loopwright.run import RunView
+from loopwright.training import media_log
 
 from ..distributed.ranks import run_ranks
 from ..forked import call_forked
@@ -156,6 +158,12 @@ def test_a_wrong_value_is_refused_also_where_nothing_records_it(points):
     trainer.train(head(points, 8))
     with pytest.raises(ConfigurationError, match="is a batch: use log_images"):
         trainer.log_image("samples", torch.rand(2, 3, 4, 4))
+
+
+def test_the_examples_of_the_methods_run():
+    result = doctest.testmod(media_log)
+    assert result.attempted >= 12
+    assert result.failed == 0
 
 
 def test_mistakes_in_media_are_answered_with_what_to_write(mistake):
