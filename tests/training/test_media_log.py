@@ -263,6 +263,43 @@ def test_a_killed_and_resumed_run_has_each_item_once(points, tmp_path, number):
     assert len(items["whole"]) == 8 * 3 + 4 + 2
 
 
+class LogsOneName(Trainer):
+    """Logs under one name in a step, after it, in its evaluation and at the end of its epoch."""
+
+    def train_step(self, batch):
+        self.log_text("x", "train_step")
+        return super().train_step(batch)
+
+    def on_update_end(self):
+        self.log_text("x", "update_end")
+
+    def eval_step(self, batch):
+        self.log_text("x", "eval_step")
+        return super().eval_step(batch)
+
+    def on_epoch_end(self, metrics):
+        self.log_text("x", "epoch_end")
+
+
+def train_one_name(points, *callbacks):
+    saving = Checkpoints(every_updates=4, asynchronous=False)
+    trainer = build(saving, *callbacks, kind=LogsOneName, run_dir="run")
+    trainer.train(head(points, 32), num_epochs=2, eval_data=head(points, 16), batch_size=8)
+
+
+def test_a_resumed_evaluation_replaces_its_own_items_and_not_those_of_the_step_before_it(points, tmp_path):
+    items = {}
+    for name, callbacks in (("whole", [()]), ("killed", [(Dies(5),), ()])):
+        (tmp_path / name).mkdir()
+        for given in callbacks:
+            call_forked(partial(train_one_name, points, *given), tmp_path / name)
+        found = RunView(tmp_path / name / "run").metrics.media()
+        items[name] = [(item.step, item.position, item.content) for item in found]
+    assert items["killed"] == items["whole"]
+    at_the_end = ["train_step", "update_end", "eval_step", "eval_step", "epoch_end"]
+    assert [content for step, _, content in items["whole"] if step == 4] == at_the_end
+
+
 def log_on_each_rank(rank, points):
     seen = Seen()
     trainer = build(seen, kind=LogsEverywhere, run_dir="run", runtime="ddp")
