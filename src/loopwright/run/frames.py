@@ -111,7 +111,8 @@ class Run:
     @property
     def config(self) -> dict[str, Any]:
         """The config of the run: of its file, or as its trainer was given it; empty for a run without one."""
-        return self.view.config or dict(self.view.manifest.get("config") or {})
+        given = self.view.manifest.get("config")
+        return self.view.config or (given if isinstance(given, dict) else {})
 
     @property
     def settings(self) -> dict[str, Any]:
