@@ -46,6 +46,7 @@ FACTS = {  # entries of the manifest that have a line of their own
         "python",
         "torch",
     ),
+    *("door", "arguments", "num_parameters", "planned"),
     "loopwright",
 }
 MAX_TEXT = 200
@@ -117,6 +118,8 @@ def _print_facts(run: RunView, *, is_full: bool) -> None:
         "code": _code_text(manifest),
         "seed": number_text(manifest.get("seed")),
         "device": _text(manifest.get("device")),
+        "door": _text(manifest.get("door")),
+        "parameters": _size_text(manifest.get("num_parameters")),
         "versions": ", ".join(f"{key} {manifest[key]}" for key in ("loopwright", "torch", "python") if key in manifest),
         "platform": _text(manifest.get("platform")),
         "changes": _changes_text(manifest.get("changes")),
@@ -185,6 +188,14 @@ def _print_profile(run: RunView) -> None:
         print(printable(line))
     if run.progress.step is not None and report.last_step < run.progress.step:
         print(f"Measured up to step {report.last_step:,} of {run.progress.step:,}.")
+
+
+def _size_text(noted: object) -> str | None:
+    """ "1,000 (10 trainable)"."""
+    total, trainable = (noted.get("total"), noted.get("trainable")) if isinstance(noted, dict) else (None, None)
+    if type(total) is not int or type(trainable) is not int:
+        return None
+    return f"{total:,}" + ("" if trainable == total else f" ({trainable:,} trainable)")
 
 
 def _metrics_as_json(run: RunView) -> dict[str, Any]:

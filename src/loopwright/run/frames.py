@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ..errors import ConfigurationError, MissingExtraError
 from ..metrics.best import Mode
-from .changes import flatten
 from .metrics_view import BestValue
 from .reading import RunState, RunView, find_runs
 from .run_progress import RunProgress
@@ -114,8 +113,14 @@ class Run:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The config of the run; of a run without one, the settings of its program under dotted names."""
-        return self.view.settings if self.view.config is None else self.view.config
+        """The config of the run: of its file, or as its trainer was given it; empty for a run without one."""
+        given = self.view.manifest.get("config")
+        return self.view.config or (given if isinstance(given, dict) else {})
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the run was given, under dotted names, whatever the door."""
+        return self.view.settings
 
     @property
     def manifest(self) -> Mapping[str, Any]:
@@ -211,7 +216,7 @@ class Runs(Sequence[Run]):
         return f"{len(self)} {'run' if len(self) == 1 else 'runs'} in {self.root}{listed}{more}"
 
     def table(self) -> Columns:
-        """A row for each run: its name, state, best value, and every key of its config."""
+        """A row for each run: its name, state, best value, and everything it was given."""
         rows = [self._row(run) for run in self._runs]
         names = dict.fromkeys(name for row in rows for name in row)
         return Columns({name: [row.get(name) for row in rows] for name in names})
@@ -222,8 +227,7 @@ class Runs(Sequence[Run]):
         row: dict[str, Any] = {"path": self._short(run), "name": run.name, "state": run.state, "started": run.started}
         row |= {"seconds": run.seconds, "epoch": run.progress.epoch, "update": run.progress.update}
         row |= {"metric": name, "best": best and best.value, "best_epoch": best and best.epoch}
-        settings = flatten(run.config) if run.config else {}
-        return row | {f"config.{key}": value for key, value in settings.items()}
+        return row | {f"config.{key}": value for key, value in run.settings.items()}
 
     def _named(self, text: str) -> Run:
         fitting = [run for run in self._runs if text in (run.name, run.id, run.path.name, self._short(run))]
