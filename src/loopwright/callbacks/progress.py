@@ -6,7 +6,6 @@ import difflib
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,33 +16,11 @@ if TYPE_CHECKING:
     from ..callback import Trainer
     from ..data.open import Stream
     from ..metrics.rows import StepRow
-    from .epoch_table import EpochFacts, EpochTable
+    from .epoch_table import Bar, EpochFacts, EpochTable, Moment
     from .time_left import TimeLeft
 
 STYLES = ("auto", "bar", "lines", "silent")
 REFRESH_SECONDS = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """One bar of the display: what it counts, how far that is, and the seconds that it still takes."""
-
-    label: str
-    done: float
-    total: float | None
-    left: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """What a live display shows at one moment."""
-
-    epoch: Bar
-    evaluation: Bar | None
-    run: Bar | None  # None where no limit says how long it is
-    speed: float | None
-    metrics: Mapping[str, float]
-    means: Mapping[str, float]  # of the losses, over the epoch so far
 
 
 class LiveDisplay(Protocol):
@@ -175,6 +152,7 @@ class ProgressDisplay(Callback):
         return f"{trainer.progress.epoch + (not ended)}" + (f"/{total}" if total is not None else "")
 
     def _moment(self, trainer: Trainer) -> Moment:
+        from .epoch_table import Bar, Moment
         from .scheduling import done_of
 
         assert self._left is not None
@@ -200,11 +178,15 @@ class ProgressDisplay(Callback):
         return max(by_time, done or 0.0)
 
     def _epoch_bar(self, trainer: Trainer) -> Bar:
+        from .epoch_table import Bar
+
         assert self._left is not None
         label, step = f"epoch {self._epoch_number(trainer)}", trainer.progress.epoch_step
         return Bar(label, step, trainer.run.epoch_length(), self._left.of_epoch(trainer))
 
     def _eval_bar(self) -> Bar | None:
+        from .epoch_table import Bar
+
         if self._evaluation is None:
             return None
         label, data, done, began = self._evaluation
