@@ -204,7 +204,9 @@ def test_a_resumed_run_goes_by_its_own_speed(points, monkeypatch, tmp_path):
         run(100.0, Crash(7))
     with terminal(monkeypatch) as shown:
         run(1.0)
-    assert "epoch 2, update 7" in Screen().feed(shown[0]).text
+    text = Screen(200).feed(shown[0]).text
+    assert "epoch 2, update 7" in text
+    assert "Finished: 3 epochs, 15 updates in 0:08 since it was resumed." in text
     assert ("epoch 2/3 3/5 0:02 left", "run 55% 0:06 left") in bars(shown)  # 50 samples at 8 a second
 
 

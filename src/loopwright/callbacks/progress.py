@@ -71,6 +71,7 @@ class ProgressDisplay(Callback):
         self._row: Mapping[str, float] = {}
         self._evaluation: tuple[str, Stream, int, float] | None = None  # label, data, batches, when it began
         self._spoken = self._shown = self._epoch_began = self._call_began = 0.0
+        self._is_resumed = False  # in the middle of the `train` call
 
     # Events
 
@@ -80,6 +81,7 @@ class ProgressDisplay(Callback):
 
         self._spoken = self._call_began = self._epoch_began = monotonic()
         self._row, self._evaluation = {}, None
+        self._is_resumed = trainer.progress.update > trainer.progress.call_update
         self._table, self._left = EpochTable(self.columns), TimeLeft(trainer)
         self._style = _resolved(self.style)
         if self._style == "bar":
@@ -242,7 +244,7 @@ class ProgressDisplay(Callback):
         from .last_lines import last_lines
 
         seconds = monotonic() - self._call_began
-        return last_lines(trainer, seconds) if self._style != "silent" else []
+        return [] if self._style == "silent" else last_lines(trainer, seconds, is_resumed=self._is_resumed)
 
     # Output
 
