@@ -6,11 +6,13 @@ import difflib
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..callback import Callback
 from ..errors import ConfigurationError, is_notebook
+from ..metrics.progress import counted
 
 if TYPE_CHECKING:
     from ..callback import Trainer
@@ -140,6 +142,7 @@ class ProgressDisplay(Callback):
                 self._line(line)
 
     def on_train_end(self, trainer: Trainer) -> None:
+        self._show_part(trainer)
         self._close()
         for line in self._last_lines(trainer):
             self._line(line)
@@ -216,6 +219,17 @@ class ProgressDisplay(Callback):
             trainer.run.directions.eval_keys,
         )
 
+    def _show_part(self, trainer: Trainer) -> None:
+        """Show the row of an epoch that a limit has cut short."""
+        from .epoch_table import count_text
+
+        progress, rows = trainer.progress, trainer.history.epochs
+        if self._table is None or not progress.in_epoch or len(rows) <= progress.epoch:
+            return
+        epoch = self._ended(trainer, rows[-1])
+        number = f"{self._epoch_number(trainer)} step {count_text(self._epoch_bar(trainer))}"
+        self._line(self._table.line(replace(epoch, number=number)))
+
     def _line_now(self, trainer: Trainer) -> None:
         """Print where the run is, if the last line is long enough ago."""
         from .epoch_table import line_of
@@ -235,8 +249,9 @@ class ProgressDisplay(Callback):
                 f"{', '.join(epoch.metrics)}.{hint}"
             )
         if self._table.hidden:
-            more = ", ".join(self._table.hidden[:6]) + (", ..." if len(self._table.hidden) > 6 else "")
-            lines.append(f"No space for {more}: ProgressDisplay(columns=[...]) says which metrics to show.")
+            first, others = self._table.hidden[:3], len(self._table.hidden) - 3
+            more = ", ".join(first) + (f" and {counted(others, 'more metric')}" if others > 0 else "")
+            lines.append(f"No space for {more}: ProgressDisplay(columns=[...]) chooses.")
         return lines
 
     def _last_lines(self, trainer: Trainer) -> list[str]:
