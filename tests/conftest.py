@@ -14,7 +14,16 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # What a terminal, a shell or a service that runs tests may have set: it changes what is printed, or who one is.
 for _name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
     os.environ.pop(_name, None)
-for _name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "BASH_ENV"):
+for _name in (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "BASH_ENV",
+    "LOOPWRIGHT_RUN_DIR",
+):
     os.environ.pop(_name, None)
 os.environ |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
 # Files are in memory where it has room: thousands of checkpoints are synced, for which a busy disk takes its time.

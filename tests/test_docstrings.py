@@ -31,6 +31,7 @@ DOORS = (
 METHODS = (  # of classes that users subclass or whose methods they call all day
     *(f"loopwright.Trainer.{name}" for name in ("train", "evaluate", "predict", "update", "log", "log_step", "stop")),
     *(f"loopwright.Trainer.{name}" for name in ("save", "load", "load_weights", "export")),
+    *(f"loopwright.Trainer.log_{kind}" for kind in ("image", "images", "histogram", "text", "table", "figure")),
     *(f"loopwright.Callback.{name}" for name in vars(loopwright.Callback) if name.startswith("on_")),
 )
 

@@ -21,7 +21,6 @@ from .runtime import Runtime, resolve_runtime
 from .training import components, evaluate
 from .training.components import Components
 from .training.default_program import DefaultProgram
-from .training.facts import Label
 from .training.program import Changes, Data, Display, Precision
 from .training.run import TrainingRun
 from .training.supervised import call_model, checked_pair, loss_of, split_supervised, stack_outputs
@@ -100,7 +99,7 @@ class Trainer(DefaultProgram):
         components.check_class(self, Trainer)
         check_given(model, optimizer, loss_fn, run_dir=run_dir, seed=seed)
         components.check_settings(accumulate, clip_norm, clip_value)
-        self._label = Label.checked(name, tags, config)
+        self._label = components.check_label(name, tags, config)
         self._given: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
         if isinstance(model, nn.Module):
             self.model: nn.Module = model

@@ -20,7 +20,7 @@ IDENTITY = {f"GIT_{who}_{what}": "a@b" for who in ("AUTHOR", "COMMITTER") for wh
 
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
-    monkeypatch.setattr("loopwright.run.manifest.SECONDS_FOR_DIFF", 300.0)
+    monkeypatch.setattr("loopwright.run.environment.SECONDS_FOR_DIFF", 300.0)
     if shutil.which("git") is None:
         pytest.skip("there is no git")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import traceback
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -27,15 +28,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("loopwright")
 
-VARIABLE = "LOOPWRIGHT_RUN_DIR"  # in the environment: where programs without a run directory are recorded
 COUNTED = ("epoch", "step", "update", "sample", "seconds")
 Existing = Literal["number", "continue", "replace"]
-
-
-def variable_path() -> Path | None:
-    """The directory in which the environment says that runs are recorded, or None."""
-    given = os.environ.get(VARIABLE, "").strip()
-    return Path(given) if given else None
 
 
 class RunRecorder(Callback):
@@ -48,7 +42,8 @@ class RunRecorder(Callback):
         on_error: Whether a failed write ends training ("raise") or is reported and tried again later ("warn").
         directory: Where to record a run whose trainer has no `run_dir`.
         existing: What to do where that directory holds a run: record in the first free of `name-2`, `name-3` and so on
-            ("number"), go on with it if training does, otherwise number ("continue") or start it over ("replace").
+            ("number"); or go on with it if training does, and otherwise number ("continue"), or move it to a folder
+            inside ("replace").
 
     >>> from loopwright.callbacks import RunRecorder
     >>> RunRecorder(on_error="warn").on_error
@@ -91,14 +86,15 @@ class RunRecorder(Callback):
         directory = self._open_own(trainer) if self.own_path is not None else trainer.run.directory
         assert directory is not None
         self._directory, self._waiting, self._is_open = directory, [], True
-        is_new = not directory.has_run
         with directory.starting():
             self._write_manifest(trainer, directory)
         self._metrics = MetricsStore(directory.metrics_path)
         if directory.metrics_path.exists():
             self._metrics.truncate(step=trainer.progress.step, epoch=trainer.progress.epoch)
         self._warn_of_gap(trainer, self._metrics)
-        self._note_start(trainer, is_new=is_new)
+        if trainer.progress.step and not self._has_started:
+            self._count_media(trainer, directory)
+        self._note_start(trainer)
         self._lines.start()
 
     def _open_own(self, trainer: Trainer) -> RunDirectory:
@@ -115,15 +111,15 @@ class RunRecorder(Callback):
             return directory
         directory = RunDirectory(self.own_path, records_only=True).lock()
         if not goes_on and directory.has_run:
-            trainer.run.say(f"{directory.path} holds the record of another run, in whose place this one is recorded.")
-            directory.remove_record()
+            earlier = directory.set_aside()
+            trainer.run.say(f"{directory.path} holds the record of an earlier run, which is now in {earlier.name}.")
         return directory
 
     def _write_manifest(self, trainer: Trainer, directory: RunDirectory) -> None:
         from ..run import RunManifest, update_manifest
         from ..run.environment import WorkTree
 
-        run, facts = trainer.run, trainer.run.facts()
+        run, facts = trainer.run, trainer._facts()
         if directory.has_run:
             now, changed = run.fingerprint, _accepted(trainer)
             update_manifest(directory.manifest_path, state="running", fingerprint=now, change=changed, facts=facts)
@@ -134,15 +130,24 @@ class RunRecorder(Callback):
         )
         manifest.changed(facts=facts).write(directory.manifest_path)
 
-    def _note_start(self, trainer: Trainer, *, is_new: bool) -> None:
+    def _note_start(self, trainer: Trainer) -> None:
         progress = trainer.progress
         if self._has_started and self.spans_calls:
             return
-        is_resumed = not is_new and not self._has_started
+        kind = "resumed" if progress.step and not self._has_started else "started"
         where = f"at epoch {progress.epoch + 1}, update {progress.update}" if progress.step else ""
-        kind = "resumed" if is_resumed else "started"
         self._has_started = True
         self._add_event(trainer, kind, where, {"call": progress.call, "process": os.getpid()})
+
+    def _count_media(self, trainer: Trainer, directory: RunDirectory) -> None:
+        """Let items of the resumed step be numbered behind those that are older than the resume point."""
+        from ..run.metrics_view import MetricsView
+
+        progress, view = trainer.progress, MetricsView(directory.metrics_path)
+        points = [e.wall for e in view.events() if e.kind == "checkpoint" and e.update == progress.update and e.wall]
+        items = [item for item in view.media() if item.step == progress.step] if points else []
+        names = [item.name for item in items if item.wall is not None and item.wall <= points[-1]]
+        trainer.run.media.count_on(progress.step, Counter(names))
 
     def _warn_of_gap(self, trainer: Trainer, metrics: MetricsStore) -> None:
         """Warn where the history of a resumed run has metrics that the file lacks: it was lost, or is new."""
@@ -174,12 +179,14 @@ class RunRecorder(Callback):
         if self._is_open:
             self._add(partial(self._metrics.add_media, media))
             return
-        self._directory.lock()  # logged after training
+        is_ours = self._directory.is_locked  # by a `train` call that begins or ends
+        self._directory.lock()
         try:
             self._add(partial(self._metrics.add_media, media))
             self._add(self._metrics.close)
         finally:
-            self._directory.unlock()
+            if not is_ours:
+                self._directory.unlock()
 
     def on_rewind(self, trainer: Trainer) -> None:
         if self._metrics is None:

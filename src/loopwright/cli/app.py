@@ -22,6 +22,7 @@ from . import (
     finders,
     init,
     plot,
+    query,
     runs,
     show,
     sweep,
@@ -35,7 +36,7 @@ from .output import printable
 # Each adds its commands to the parser; a command imports its dependencies when it runs.
 GROUPS = (
     *(init, check, train, sweep, evaluate, config, finders),
-    *(runs, watch, show, diff, plot, export, checkpoint, doctor, completion),
+    *(runs, watch, show, diff, plot, query, export, checkpoint, doctor, completion),
 )
 
 

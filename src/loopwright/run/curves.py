@@ -63,13 +63,14 @@ def step_curve(
     ends = first_and_last_step(connection, key)
     ends = ends if after is None else (max(ends[0], after + 1), ends[1])
     if other is None:
-        columns = StepRange.within(connection, ends, axis.steps_between(*bounds, ends), points).read(key)
+        columns = StepRange.within(connection, ends, axis.steps_between(*bounds, ends, key), points).read(key)
         return _curve(name, "step", x, axis.place(columns))
     columns = StepRange.within(connection, ends, ends, points).read_against(key, other)
     if bounds != (None, None):
-        columns = _within(columns, bounds)  # then once more, at the resolution of the steps that are left
-        if len(columns["key"]):
-            steps = int(columns["first"].min()), int(columns["last"].max())
+        near = _within(_within(columns, (bounds[0], None), "x_max"), (None, bounds[1]), "x_min")
+        columns = _within(near, bounds)
+        if len(near["key"]):  # once more, at the resolution of the steps that are left
+            steps = int(near["first"].min()), int(near["last"].max())
             columns = _within(StepRange.within(connection, ends, steps, points).read_against(key, other), bounds)
     return _curve(name, "step", x, columns)
 
@@ -151,8 +152,9 @@ class StepRange:
         read = self._values if self._fits(key) else self._merged
         ours, theirs = read(key), read(other)
         _, mine, their = np.intersect1d(ours["key"], theirs["key"], assume_unique=True, return_indices=True)
+        theirs = {name: column[their] for name, column in theirs.items()}
         joined = {name: column[mine] for name, column in ours.items()}
-        return joined | {"x": _mean({name: column[their] for name, column in theirs.items()})}
+        return joined | {"x": _mean(theirs), "x_min": theirs["min"], "x_max": theirs["max"]}
 
     def _fits(self, key: object) -> bool:
         values = "SELECT 1 FROM step_values WHERE name = ? AND step BETWEEN ? AND ? LIMIT ?"
@@ -234,15 +236,13 @@ def _merge(columns: Columns, groups: Array) -> Columns:
     return merged | {"key": groups[starts], "update": merged["update"] / sizes}
 
 
-def _within(columns: Columns, bounds: tuple[float | None, float | None]) -> Columns:
+def _within(columns: Columns, bounds: tuple[float | None, float | None], place: str = "x") -> Columns:
     import numpy as np
 
     if bounds == (None, None):
         return columns
-    first, last = bounds
-    kept = (columns["x"] >= (-np.inf if first is None else first)) & (
-        columns["x"] <= (np.inf if last is None else last)
-    )
+    first, last = (-np.inf if bounds[0] is None else bounds[0]), (np.inf if bounds[1] is None else bounds[1])
+    kept = (columns[place] >= first) & (columns[place] <= last)
     return {name: column[kept] for name, column in columns.items()}
 
 

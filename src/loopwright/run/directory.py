@@ -7,7 +7,6 @@ import fcntl
 import itertools
 import logging
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -209,6 +208,11 @@ class RunDirectory:
         """Whether a run was started here."""
         return self.manifest_path.is_file()
 
+    @property
+    def is_locked(self) -> bool:
+        """Whether this process holds the lock of this directory."""
+        return self._lock.is_held
+
     def lock(self) -> Self:
         """Lock the directory for this process; the error names the process that holds the lock."""
         if not self._take():
@@ -254,11 +258,15 @@ class RunDirectory:
                 "`run_dir`, such as a new folder inside it."
             )
 
-    def remove_record(self) -> None:
-        """Remove manifest, metrics and media, so that another run can be recorded here."""
-        for name in (MANIFEST, *(f"metrics.sqlite{ending}" for ending in ("", "-wal", "-shm"))):
-            (self.path / name).unlink(missing_ok=True)
-        shutil.rmtree(self.media, ignore_errors=True)
+    def set_aside(self) -> Path:
+        """Move manifest, metrics and media to a folder inside, so that another run can be recorded here."""
+        folders = (self.path / f"earlier-run-{number}" for number in itertools.count(1))
+        earlier = next(folder for folder in folders if not folder.exists())
+        earlier.mkdir()
+        for name in ("media", *(f"metrics.sqlite{ending}" for ending in ("", "-wal", "-shm")), MANIFEST):
+            if (self.path / name).exists():
+                (self.path / name).rename(earlier / name)
+        return earlier
 
     def unlock(self) -> None:
         """Release the lock."""

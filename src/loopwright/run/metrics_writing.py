@@ -179,16 +179,16 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True)
 class AddMedia:
-    """A job that writes an item of media in the place of all that had its name at its step."""
+    """A job that writes an item of media in the place of all that had its name at its step, from its position on."""
 
     media: Media
 
     def __call__(self, tables: Tables) -> None:
         media = self.media
-        _remove_media(tables, "name = ? AND step = ?", (media.name, media.step))
+        _remove_media(tables, "name = ? AND step = ? AND position >= ?", (media.name, media.step, media.position))
         columns = 'name, kind, "update", step, epoch, samples, seconds, wall, position, file, content, caption'
         place = (media.update, media.step, media.epoch, media.samples, media.seconds, media.wall)
-        for position, (file, content, caption) in enumerate(_stored(media, tables.folder)):
+        for position, (file, content, caption) in enumerate(_stored(media, tables.folder), start=media.position):
             values = (media.name, media.kind, *place, position, file, content, caption)
             tables.connection.execute(f"INSERT INTO media ({columns}) VALUES ({_marks(values)})", values)
 

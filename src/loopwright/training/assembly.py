@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,7 +15,6 @@ from ..callback import Callback
 from ..callbacks.checkpoints import BestModel, Checkpoints
 from ..callbacks.nonfinite import NonFiniteGuard
 from ..callbacks.progress import ProgressDisplay
-from ..callbacks.recorder import RunRecorder, variable_path
 from ..data.random import seed_everything
 from ..errors import ConfigurationError
 from ..optim.build import CurveSchedule, Schedule, build_schedule
@@ -36,6 +36,10 @@ from .updates import Updates
 
 if TYPE_CHECKING:
     from .program import Program
+    from .run import TrainingRun
+
+
+RECORDING = "LOOPWRIGHT_RUN_DIR"  # in the environment: where programs without a run directory are recorded
 
 
 def assemble_models(trainer: Program) -> dict[int, nn.Parameter]:
@@ -276,19 +280,26 @@ def with_defaults(trainer: Program) -> list[Callback]:
     defaults: list[Callback] = [NonFiniteGuard()]
     if trainer.runtime.is_main:
         defaults.append(ProgressDisplay(trainer.run.progress_style))
+    defaults += _recorders(trainer.run, on_error)
     if trainer.run_dir is not None:
-        if trainer.runtime.is_main:
-            defaults.append(RunRecorder(on_error))
         if trainer.run.eval_stream is not None and not _keeps_best(callbacks):
             defaults.append(BestModel(required=False, on_error=on_error))
         defaults.append(Checkpoints())
-    elif trainer.runtime.is_main and not trainer.run.is_trial and (path := variable_path()) is not None:
-        defaults.append(RunRecorder("warn", directory=path))
     callbacks += _for_curves(trainer, callbacks)
     for default in defaults:
         if not any(isinstance(callback, type(default)) for callback in callbacks):
             callbacks.append(default)
     return sorted(callbacks, key=lambda callback: callback.precedence)
+
+
+def _recorders(run: TrainingRun, on_error: Literal["raise", "warn"]) -> list[Callback]:
+    """Return what records the run: in its directory, or where the environment says so, without resume points."""
+    path = os.environ.get(RECORDING, "").strip()
+    if not run.runtime.is_main or (run.run_dir is None and (not path or run.is_trial)):
+        return []
+    from ..callbacks.recorder import RunRecorder  # imported only for runs that are recorded
+
+    return [RunRecorder(on_error) if run.run_dir is not None else RunRecorder("warn", directory=path)]
 
 
 def _keeps_best(callbacks: list[Callback]) -> bool:

@@ -17,6 +17,7 @@ from ..errors import ConfigurationError
 
 if TYPE_CHECKING:
     from ..optim.build import Schedule
+    from ..run.manifest import RunFacts
 
 T = TypeVar("T")
 
@@ -250,3 +251,41 @@ def check_reduction(loss_fn: Any, accumulate: int, num_processes: int) -> None:
                 'this would not be the loss of the whole batch. Use reduction="mean", or override `compute_loss` and '
                 "return (sum, count)."
             )
+
+
+def check_label(name: Any, tags: Any, config: Any) -> RunFacts:
+    """Return what the user says of a run to find it by, in the form of the manifest, without what is not given."""
+    label: RunFacts = {}
+    if name is not None:
+        if not isinstance(name, str) or not name.strip():
+            raise ConfigurationError(f"name={name!r:.60}: use a text, the name of the run.")
+        label["name"] = name
+    if tags:
+        words = [tags] if isinstance(tags, str) else list(tags) if isinstance(tags, Iterable) else [tags]
+        if isinstance(tags, Mapping) or not all(isinstance(word, str) for word in words):
+            raise ConfigurationError(f"tags={tags!r:.60}: use a list of texts, such as ['baseline', 'small'].")
+        label["tags"] = words
+    if config is not None:
+        if not isinstance(config, Mapping):
+            raise ConfigurationError(
+                f"config is of type {type(config).__name__}: pass a dict of what you want to find again, such as "
+                "`config=vars(args)` or `config=dataclasses.asdict(settings)`."
+            )
+        label["config"] = as_plain(config)
+    return label
+
+
+def as_plain(value: Any) -> Any:
+    """A value of a user's config as JSON can hold it: numbers, texts, lists and dicts; anything else as its text."""
+    if isinstance(value, Mapping):
+        return {str(key): as_plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [as_plain(item) for item in value]
+    if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:  # a scalar of numpy, or a tensor
+        value = value.item()
+    if value is None or type(value) in (str, int, bool):
+        return value
+    if type(value) is float:
+        return value if value - value == 0 else str(value)  # JSON has no NaN
+    name = getattr(value, "__qualname__", None)
+    return name if isinstance(name, str) else str(value)

@@ -11,6 +11,7 @@ from . import assembly
 from .program import Program
 
 if TYPE_CHECKING:
+    from ..run.manifest import RunFacts
     from .program import EpochChecks
     from .run import TrainingRun
     from .update import OptimizerUpdate
@@ -121,3 +122,9 @@ class DefaultProgram(Program):
         from .state import return_to
 
         return_to(run, state, source)
+
+    def _facts(self) -> RunFacts:
+        """Describe the run for its manifest."""
+        from .facts import collect_facts
+
+        return collect_facts(self.run)

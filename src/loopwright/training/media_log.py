@@ -6,16 +6,33 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import ConfigurationError, public
-from ..metrics.media import Media
 
 if TYPE_CHECKING:
-    from ..metrics.media import Histogram, Images, Table
-    from .run import TrainingRun
+    from ..callback import Hook
+    from ..metrics.media import Histogram, Images, Media, Table
+    from ..metrics.rows import Place
+    from ..runtime import Runtime
 
     Content = Images | Histogram | Table | str
+
+
+class LoggedRun(Protocol):
+    """The part of a run that logging needs."""
+
+    @property
+    def runtime(self) -> Runtime: ...
+    @property
+    def hooks(self) -> Mapping[str, list[Hook]]: ...
+    @property
+    def media(self) -> MediaLog: ...
+    @property
+    def record_hint(self) -> str: ...
+    def emit(self, event: str, *args: Any) -> None: ...
+    def place(self) -> Place: ...
+    def say(self, line: str) -> None: ...
 
 
 MAX_WAITING = 1000  # items that are logged before training
@@ -35,7 +52,7 @@ class MediaLog:
         self._counts: dict[str, int] = {}  # of the items of that step, by name
         self._said: set[str] = set()
 
-    def add(self, run: TrainingRun, name: str, content: Content, count: int) -> None:
+    def add(self, run: LoggedRun, name: str, content: Content, count: int) -> None:
         """Give an item to the callbacks, now or when training begins; `count` is the number of its images."""
         media = self._placed(run, name, content, count)
         if self.waiting is None:
@@ -47,7 +64,9 @@ class MediaLog:
         else:
             self.say_once(run, "full", f"{name!r} is dropped: {MAX_WAITING} items that were logged wait for training.")
 
-    def _placed(self, run: TrainingRun, name: str, content: Content, count: int) -> Media:
+    def _placed(self, run: LoggedRun, name: str, content: Content, count: int) -> Media:
+        from ..metrics.media import Media
+
         update, step, epoch, samples, seconds = run.place()
         if step != self._step:
             self.renumber(step)
@@ -55,12 +74,20 @@ class MediaLog:
         self._counts[name] = position + count
         return Media(name, content, update, step, epoch, samples, seconds, time.time(), position)
 
-    def begin(self, run: TrainingRun) -> None:
+    def begin(self, run: LoggedRun) -> None:
         """Training begins: give the callbacks what was logged before it."""
         waiting, self.waiting = self.waiting or (), None
         if waiting and self.has_listener(run, f"{waiting[0].name!r}"):
             for media in waiting:
                 run.emit("on_media", media)
+
+    def take_over(self, earlier: MediaLog) -> None:
+        """Go on with what was logged before training, in a run that another one began."""
+        self.waiting = list(earlier.waiting or ())
+
+    def count_on(self, step: int, counts: Mapping[str, int]) -> None:
+        """Number the items of a step from these numbers on, which were logged before a resume point was saved in it."""
+        self._step, self._counts = step, dict(counts)
 
     def renumber(self, step: int = -1) -> None:
         """Number the items of a step from zero again: it is another step, or the same one taken again."""
@@ -75,25 +102,25 @@ class MediaLog:
         finally:
             self._is_muted = before
 
-    def is_needed(self, run: TrainingRun) -> bool:
+    def is_needed(self, run: LoggedRun) -> bool:
         """Whether this process logs what a user's step is logging now."""
         return run.runtime.is_main and not self._is_muted
 
-    def has_listener(self, run: TrainingRun, call: str) -> bool:
+    def has_listener(self, run: LoggedRun, call: str) -> bool:
         """Whether a callback gets the item, or may get it once training begins; if none does, a line says so once."""
         if self.waiting is not None or run.hooks["on_media"]:
             return True
-        self.say_once(run, "nobody", f"{call}: nothing records it. {run.words.record_media}")
+        self.say_once(run, "nobody", f"{call}: nothing records it. {run.record_hint}")
         return False
 
-    def say_once(self, run: TrainingRun, key: str, line: str) -> None:
+    def say_once(self, run: LoggedRun, key: str, line: str) -> None:
         """Print a line unless one with this key was printed before."""
         if key not in self._said:
             self._said.add(key)
             run.say(line)
 
 
-def _log(run: TrainingRun, call: str, name: Any, read: Callable[[str], tuple[Callable[[], Content], int, str]]) -> None:
+def _log(run: LoggedRun, call: str, name: Any, read: Callable[[str], tuple[Callable[[], Content], int, str]]) -> None:
     """Read a value and log it: `read` returns a function that makes the content, a number of images, and a remark."""
     if not isinstance(name, str) or not name.strip():
         given = repr(name) if isinstance(name, str) else f"of type {type(name).__name__}"
@@ -110,7 +137,7 @@ def _log(run: TrainingRun, call: str, name: Any, read: Callable[[str], tuple[Cal
         run.media.add(run, name, make(), count)
 
 
-def log_files(run: TrainingRun, name: str, paths: Sequence[Path]) -> None:
+def log_files(run: LoggedRun, name: str, paths: Sequence[Path]) -> None:
     """Log PNG files that a door has written, with their names as captions, where something records them."""
     if paths and run.media.is_needed(run) and run.hooks["on_media"]:
         from ..metrics.media import Images
@@ -126,7 +153,7 @@ class MediaMethods:
     """
 
     @property
-    def _logged_run(self) -> TrainingRun:
+    def _logged_run(self) -> LoggedRun:
         raise NotImplementedError
 
     @public
@@ -303,19 +330,3 @@ class MediaMethods:
 
 def _bad_pixels(count: int) -> str:
     return f"{count} of its values are NaN or infinite and shown as black." if count else ""
-
-
-def as_plain(value: Any) -> Any:
-    """A value of a user's config as JSON can hold it: numbers, texts, lists and dicts; anything else as its text."""
-    if isinstance(value, Mapping):
-        return {str(key): as_plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [as_plain(item) for item in value]
-    if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:  # a scalar of numpy, or a tensor
-        value = value.item()
-    if value is None or type(value) in (str, int, bool):
-        return value
-    if type(value) is float:
-        return value if value - value == 0 else str(value)  # JSON has no NaN
-    name = getattr(value, "__qualname__", None)
-    return name if isinstance(name, str) else str(value)

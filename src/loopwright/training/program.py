@@ -15,15 +15,15 @@ from torch.optim import Optimizer
 from ..callback import Callback, TrainerHooks
 from ..data.open import open_stream
 from .components import Components, checked_directory
-from .facts import Label
 from .media_log import MediaMethods
 
 if TYPE_CHECKING:
     from ..data.stream import Stream
     from ..metrics.history import History
-    from ..metrics.progress import Progress
+    from ..metrics.progress import Limits, Progress
     from ..metrics.result import StepResult
     from ..optim.build import Schedule
+    from ..run.manifest import RunFacts
     from ..runtime import Runtime
     from .run import TrainingRun
     from .update import OptimizerUpdate
@@ -87,7 +87,7 @@ class Program(MediaMethods, TrainerHooks):
         *("train_step", "compute_loss", "forward", "split_batch", "prepare_batch"),
     )
     _door: ClassVar[str] = "native"  # the interface that the user has chosen, for the manifest
-    _label: Label = Label()
+    _label: RunFacts  # the user's name, tags and config of the run
     _plateau_metric: str | None = "loss"  # of ReduceLROnPlateau; None if the user has to name it
 
     run: TrainingRun
@@ -257,6 +257,15 @@ class Program(MediaMethods, TrainerHooks):
         raise NotImplementedError
 
     def _return_to(self, run: TrainingRun, state: Mapping[str, Any], source: str) -> None:
+        raise NotImplementedError
+
+    @property
+    def _planned_limits(self) -> Limits:
+        """How far the run is to go, as far as that is known."""
+        return self.run.limits
+
+    def _facts(self) -> RunFacts:
+        """Return the entries of the manifest that describe the run, once its data is open and its limits are set."""
         raise NotImplementedError
 
     # Callbacks

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from ..data.stream import Stream
     from ..run import RunDirectory
     from ..run.changes import Change
-    from ..run.manifest import RunFacts
     from .program import Program, Words
 
 
@@ -59,6 +58,7 @@ class TrainingRun:
         *,
         run_dir: Path | None = None,
         progress_style: str = "auto",
+        is_trial: bool = False,
     ) -> None:
         self.program, self.runtime, self.components = program, runtime, components
         self.run_dir, self.progress_style = run_dir, progress_style
@@ -67,7 +67,7 @@ class TrainingRun:
         self.directions = Directions()
         self.limits = Limits()
         self.num_calls = 0  # of `train`, in this program
-        self.is_trial = False  # whether it is an experiment of a finder, of which nothing stays
+        self.is_trial = is_trial  # whether it is an experiment of a finder, of which nothing stays
         self.eval_seconds = 0.0  # in evaluations, which training time excludes
         self.media = MediaLog()
         # The current update
@@ -100,14 +100,18 @@ class TrainingRun:
 
     def fresh(self) -> TrainingRun:
         """Return a new run of the same program, without directory, schedules and output, for an experiment."""
-        run = TrainingRun(self.program, self.runtime, self.components.without_schedules(), progress_style="silent")
-        run.is_trial = True
-        return run
+        components = self.components.without_schedules()
+        return TrainingRun(self.program, self.runtime, components, progress_style="silent", is_trial=True)
 
     @property
     def words(self) -> Words:
         """The names of the user's methods and arguments in messages."""
         return self.program._words
+
+    @property
+    def record_hint(self) -> str:
+        """What to do to have media recorded."""
+        return self.words.record_media
 
     # Events
 
@@ -219,11 +223,9 @@ class TrainingRun:
         """Batches in an epoch, where that is known."""
         return None if self.train_stream is None else self.train_stream.num_batches
 
-    def facts(self) -> RunFacts:
-        """Return the entries of the manifest that describe this run, once its data is open and its limits are set."""
-        from .facts import collect_facts
-
-        return collect_facts(self)
+    def identify(self, description: dict[str, Any]) -> None:
+        """Take over a description of the program, where no `train` call of the core has made one."""
+        self.fingerprint = description
 
     # Checkpoints
 

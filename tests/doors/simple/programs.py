@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +24,11 @@ def shuffled(points: TensorDataset) -> DataLoader[Any]:
 
 def in_order(points: TensorDataset) -> DataLoader[Any]:
     return DataLoader(points, batch_size=8)
+
+
+def saved_in(folder: Path) -> list[Path]:
+    """The checkpoints in a `save_dir`, without the record of the run beside them."""
+    return sorted(path for path in folder.iterdir() if path.name not in (".lock", "run.json", "metrics.sqlite"))
 
 
 class AccuracyTrainer(Trainer):

@@ -19,7 +19,7 @@ from loopwright.doors.simple import Trainer
 from tests.loops import assert_same_model, assert_same_optimizer, build_linear, build_net
 from tests.mistakes import Mistakes
 
-from .programs import AccuracyTrainer, adam, cross_entropy, in_order, shuffled
+from .programs import AccuracyTrainer, adam, cross_entropy, in_order, saved_in, shuffled
 
 
 class Scripted(Trainer):
@@ -136,7 +136,7 @@ def test_no_best_model_where_no_metric_is_asked_for(points: TensorDataset, tmp_p
     model = build_linear()
     trainer = Trainer(model, adam(model), cross_entropy)
     trainer.train(shuffled(points), 5, save_dir=str(tmp_path), save_freq=2, best_model_metric=None)
-    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint_epoch_2", "checkpoint_epoch_4"}
+    assert {path.name for path in saved_in(tmp_path)} == {"checkpoint_epoch_2", "checkpoint_epoch_4"}
 
 
 def test_early_stopping_waits_for_its_patience_and_callbacks_are_called_for_its_epoch(points: TensorDataset) -> None:
@@ -250,7 +250,8 @@ def test_checkpoint_holds_everything_and_nothing_is_pickled(points: TensorDatase
     assert loaded["scheduler_state_dict"]["last_epoch"] == 3
     assert len(loaded["optimizer_state_dict"]["state"]) == len(list(model.parameters()))
     assert all(torch.equal(value, loaded["model_state_dict"][name]) for name, value in model.state_dict().items())
-    assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} == {".json", ".safetensors"}
+    files = [path for folder in saved_in(tmp_path) for path in folder.rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} == {".json", ".safetensors"}
 
 
 def test_loaded_checkpoint_goes_on_as_if_nothing_had_happened(points: TensorDataset, tmp_path: Path) -> None:

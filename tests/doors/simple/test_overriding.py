@@ -15,7 +15,7 @@ from loopwright.data.random import seed_everything
 from loopwright.doors.simple import Trainer
 from tests.loops import assert_same_model, batches, build_linear, build_net
 
-from .programs import adam, cross_entropy, in_order, shuffled
+from .programs import adam, cross_entropy, in_order, saved_in, shuffled
 
 PER_BATCH = {"training": {"scheduler_step_per_batch": True}}
 
@@ -236,7 +236,7 @@ def test_own_save_checkpoint_writes_what_it_likes(points: TensorDataset, tmp_pat
         ("best_model", 1, losses[1]),
         ("checkpoint_epoch_2", 1, losses[1]),
     ]
-    assert not list(tmp_path.iterdir())
+    assert not saved_in(tmp_path)
 
 
 def test_method_assigned_to_the_object_counts_too(points: TensorDataset) -> None:

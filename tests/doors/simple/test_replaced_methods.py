@@ -19,7 +19,7 @@ from loopwright.doors.simple import Trainer
 from tests.distributed.ranks import run_ranks
 from tests.loops import assert_same_model, assert_same_optimizer, build_net
 
-from .programs import adam, cross_entropy
+from .programs import adam, cross_entropy, saved_in
 
 PER_BATCH = {"training": {"scheduler_step_per_batch": True}}
 
@@ -360,8 +360,8 @@ def test_files_of_torch_save_are_written_and_go_on_exactly(
 ) -> None:
     folder = tmp_path / "not" / "there" / "yet"
     losses = build(OwnFiles).train(loader(points), 2, save_dir=str(folder))["train_loss"]
-    assert sorted(path.name for path in folder.iterdir()) == ["best_model", "checkpoint_epoch_1", "checkpoint_epoch_2"]
-    assert all(path.is_file() for path in folder.iterdir())
+    assert [path.name for path in saved_in(folder)] == ["best_model", "checkpoint_epoch_1", "checkpoint_epoch_2"]
+    assert all(path.is_file() for path in saved_in(folder))
     trainer = build(kind, seed=9)
     state = trainer.load_checkpoint(folder / "checkpoint_epoch_2")
     assert (state["epoch"], state["metric_value"]) == (1, losses[1])

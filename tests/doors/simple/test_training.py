@@ -20,7 +20,7 @@ from loopwright.data.random import seed_everything
 from loopwright.doors.simple import Trainer
 from tests.loops import assert_same_model, assert_same_optimizer, batches, build_linear, build_net, train_by_hand
 
-from .programs import AccuracyTrainer, adam, cross_entropy, in_order, shuffled
+from .programs import AccuracyTrainer, adam, cross_entropy, in_order, saved_in, shuffled
 
 
 def test_basic_program_trains_and_writes_its_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,7 +35,7 @@ def test_basic_program_trains_and_writes_its_checkpoints(tmp_path: Path, monkeyp
     assert list(history) == ["train_loss"]
     assert len(history["train_loss"]) == 5
     assert history["train_loss"][-1] < history["train_loss"][0]
-    written = {path.name for path in Path("checkpoints").iterdir()}
+    written = {path.name for path in saved_in(Path("checkpoints"))}
     assert written == {"best_model", *(f"checkpoint_epoch_{n}" for n in range(1, 6))}
 
 

@@ -16,6 +16,7 @@ from ...callback import Callback
 from ...checkpoint import Checkpoint, CheckpointStore
 from ...data.open import Stream
 from ...errors import ConfigurationError, DataError
+from ...metrics.progress import Limits
 from ...metrics.result import StepResult
 from ...optim.build import Schedule
 from ...run.changes import flatten
@@ -161,6 +162,11 @@ class Engine(CoreTrainer):
         """Say what was wrong with a loss that could not be trained."""
         check_loss(loss)
         super()._check_update(loss, count)
+
+    @property
+    def _planned_limits(self) -> Limits:
+        """Those of the experiment; each epoch of it is a `train` call."""
+        return Limits(epochs=self.door._planned_epochs)
 
     def _describe_more(self) -> dict[str, Any]:
         """The settings that decide what is learnt from which images."""

@@ -59,6 +59,7 @@ class Trainer(MediaMethods):
         self.live: LiveView | None = None
         self.vis = Curves(self)
         self._wants_checkpoint = False
+        self._total_epochs: int | None = None
         self.init_config(config)
         self._engine = Engine(self, self.config.common)
         self.device = str(self._engine.runtime.device)  # as torch.amp.autocast and GradScaler take it
@@ -321,9 +322,14 @@ class Trainer(MediaMethods):
 
     def remaining_epochs(self, total: int | None = None) -> int:
         """Epochs left of a total, which by default is what the generator's learning rate is planned for."""
+        self._total_epochs = total
+        return max(self._planned_epochs - self.loaded_epoch, 0)
+
+    @property
+    def _planned_epochs(self) -> int:
+        """The epochs of the whole experiment: as given to `remaining_epochs`, or as the learning rate is planned."""
         planned = self.config.train.generator.learning_rate
-        total = planned.epochs + planned.epochs_decay if total is None else total
-        return max(total - self.loaded_epoch, 0)
+        return planned.epochs + planned.epochs_decay if self._total_epochs is None else self._total_epochs
 
     def load_checkpoint(
         self,

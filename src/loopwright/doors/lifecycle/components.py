@@ -17,6 +17,7 @@ from ...runtime.modes import start_training_mode
 from ...trainer import Trainer as CoreTrainer
 from ...training.assembly import build_update
 from ...training.components import check_owners
+from ...training.fingerprint import describe_object, describe_program
 from ...training.update import OptimizerUpdate
 from ...training.window import Guard
 from .gradients import Gradients
@@ -56,6 +57,12 @@ class Components(CoreTrainer):
             self.run.updates.reset()
             self._rebuild_update(self._find_guard())
         self._is_ready = True
+
+    def describe(self) -> None:
+        """Describe the program, for the record of the run."""
+        assert self.run.train_stream is not None
+        described = describe_program(self.run, self.run.train_stream, looks_at_samples=False)
+        self.run.identify(described | describe_object("loss", self.door.loss_func))
 
     @property
     def _has_default_step(self) -> bool:

@@ -197,9 +197,10 @@ class Trainer(Epochs):
         """Begin a run of its own, so that nothing of an earlier one takes part in it."""
         if self._is_training:
             raise ConfigurationError("train() was called while this trainer is training: call it when that has ended.")
-        earlier, waiting = self._core.progress, self._core.run.media.waiting
+        before = self._core.run
         self._core = Core(self, self._runtime, trains=True)
-        self._core.run.media.waiting = waiting or []
+        self._core.run.media.take_over(before.media)
+        earlier = before.progress
         self._core.progress.go_to_epoch(earlier.epoch + earlier.in_epoch)  # the order of samples goes on changing
         self._core.progress.next_call()
         self._is_training = True

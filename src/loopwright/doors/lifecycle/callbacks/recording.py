@@ -12,7 +12,6 @@ from torch import Tensor
 
 from ....callbacks.recorder import RunRecorder
 from ....checkpoint.manifest import local_path
-from ....training.fingerprint import describe_components
 from ....training.train_call import emit_exception
 from .events import TrainerCallback
 
@@ -64,7 +63,7 @@ def recorded(trainer: Trainer) -> Iterator[None]:
     core = trainer._core
     _use_callback(trainer, core)
     if any(isinstance(callback, RunRecorder) for callback in core.run.callbacks):
-        core.run.fingerprint = describe_components(core.run)
+        core.describe()
         core.epoch_metrics = EpochMetrics(trainer.run_history)
     core.run.emit("on_train_start")
     core.run.media.begin(core.run)
@@ -73,7 +72,8 @@ def recorded(trainer: Trainer) -> Iterator[None]:
     except BaseException as error:
         emit_exception(core.run, error)
         raise
-    core.run.stop_reason = core.stop_text
+    if core.stop_text is not None:
+        core.run.stop(core.stop_text)
     core.run.emit("on_train_end")
 
 

@@ -1,0 +1,283 @@
+"""Images, histograms, tables and figures from what users have; what is wrong is said with what is accepted."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from loopwright import ConfigurationError
+from loopwright.metrics.media import Histogram, Table
+from loopwright.metrics.media_values import (
+    check_captions,
+    check_range,
+    count_values,
+    draw_figure,
+    encode_png,
+    read_counts,
+    read_image,
+    read_images,
+    read_table,
+)
+
+NAN, INF = float("nan"), float("inf")
+
+
+def pixels(value, value_range=None):
+    return read_image("log_image('x')", value, value_range)[0]
+
+
+def decoded(png: bytes) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(png)))
+
+
+def noise(*shape):
+    return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (5, 7), (1, 9, 3), (6, 2, 4), (33, 17, 3)])
+def test_a_png_file_holds_the_same_pixels(shape):
+    image = noise(*shape)
+    assert np.array_equal(decoded(encode_png(image)), image)
+
+
+def test_every_layout_of_a_tensor_gives_the_same_image():
+    color, gray = torch.from_numpy(noise(6, 8, 3)), torch.from_numpy(noise(6, 8))
+    assert np.array_equal(pixels(color), color.numpy())
+    assert np.array_equal(pixels(color.permute(2, 0, 1)), color.numpy())
+    assert np.array_equal(pixels(color.permute(2, 0, 1).numpy()), color.numpy())
+    for layout in (gray, gray[None], gray[..., None]):
+        assert np.array_equal(pixels(layout), gray.numpy())
+
+
+def test_where_both_ends_could_be_channels_a_tensor_has_them_first_and_an_array_last():
+    image = noise(3, 3, 3)
+    assert np.array_equal(pixels(torch.from_numpy(image)), np.moveaxis(image, 0, -1))
+    assert np.array_equal(pixels(image), image)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_floats_from_zero_to_one_become_black_to_white(kind):
+    image = torch.tensor([[0.0, 0.5], [1.0, 0.25]], dtype=kind, requires_grad=True)
+    assert pixels(image).tolist() == [[0, 128], [255, 64]]
+
+
+def test_a_range_of_values_is_scaled_and_values_outside_are_cut_off():
+    assert pixels(torch.tensor([[-1.0, 0.0, 1.0, 7.0, -7.0]]), (-1.0, 1.0)).tolist() == [[0, 128, 255, 255, 0]]
+
+
+def test_truth_values_and_whole_numbers_are_images():
+    assert pixels(torch.tensor([[True, False]])).tolist() == [[255, 0]]
+    assert pixels(torch.tensor([[0, 255]])).tolist() == [[0, 255]]
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "I"])
+def test_a_pillow_image_of_any_mode_is_read(mode):
+    image = Image.new(mode, (4, 2))
+    assert pixels(image).shape[:2] == (2, 4)
+    assert decoded(encode_png(pixels(image))).shape[:2] == (2, 4)
+
+
+def test_nonfinite_values_are_black_and_counted():
+    image, bad = read_image("x", torch.tensor([[NAN, INF, 1.0, -INF]]), None)
+    assert image.tolist() == [[0, 0, 255, 0]]
+    assert bad == 3
+
+
+WRONG_IMAGES = {
+    "a batch of images": (torch.rand(4, 3, 8, 8), "is a batch: use log_images"),
+    "64 channels": (torch.rand(64, 28, 28), "64 or 28 channels"),
+    "two channels": (torch.rand(2, 8, 8), "2 or 8 channels"),
+    "one dimension": (torch.rand(8), "has 1 dimension;"),
+    "no dimension": (torch.tensor(1.0), "has 0 dimensions;"),
+    "five dimensions": (torch.rand(1, 1, 1, 2, 2), "has 5 dimensions"),
+    "no rows": (torch.rand(3, 0, 4), "has no values"),
+    "a list": ([torch.rand(3, 4, 4)], "use log_images for several"),
+    "a name of a file": ("cat.png", "PIL.Image.open"),
+    "a path": (Path("cat.png"), "PIL.Image.open"),
+    "nothing": (None, "a NoneType is no image"),
+    "a number": (3, "an int is no image"),
+    "complex numbers": (torch.rand(4, 4) + 0j, "does not hold real numbers"),
+    "texts": (np.array([["a", "b"]]), "does not hold real numbers"),
+    "floats from -1 to 1": (torch.rand(3, 8, 8) * 2 - 1, r"value_range=\(-1, 1\)"),
+    "floats from 0 to 255": (torch.rand(3, 8, 8) * 255, r"value_range=\(0, 255\)"),
+    "floats of any range": (torch.linspace(-4, 9, 16).reshape(4, 4), r"value_range=\(-4, 9\)"),
+    "whole numbers above 255": (torch.tensor([[0, 300]]), r"whole numbers from 0 to 255"),
+    "negative whole numbers": (torch.tensor([[-3, 3]]), r"value_range=\(-3, 3\)"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG_IMAGES)
+def test_a_wrong_image_is_refused_with_what_is_accepted(what):
+    value, match = WRONG_IMAGES[what]
+    with pytest.raises(ConfigurationError, match=match):
+        pixels(value)
+
+
+@given(st.lists(st.integers(0, 6), max_size=6), st.sampled_from([torch.uint8, torch.float32, torch.int64]))
+def test_any_shape_is_an_image_of_that_size_or_an_error_that_names_it(shape, kind):
+    value = torch.ones(shape, dtype=kind)
+    try:
+        said = str(pixels(value).shape[:2])
+    except ConfigurationError as error:
+        said = str(error)
+    sizes = [(height, width) for height in shape for width in shape]
+    assert str(tuple(shape)) in said or said in map(str, sizes)
+
+
+@pytest.mark.parametrize("value", [(1, 0), (0, 0), 3, ("a", "b"), (0, INF), (NAN, 1), (0, 1, 2)])
+def test_a_range_that_is_none_is_refused(value):
+    with pytest.raises(ConfigurationError, match=r"as \(-1, 1\)"):
+        check_range("x", value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.rand(2, 3, 8, 8),
+        torch.rand(2, 8, 8, 3),
+        torch.rand(2, 8, 8),
+        [torch.rand(3, 8, 8), Image.new("L", (3, 3))],
+        (torch.rand(8, 8) for _ in range(2)),
+        {"one": torch.rand(8, 8), "two": torch.rand(8, 8)},
+    ],
+    ids=["NCHW", "NHWC", "NHW", "list", "generator", "mapping"],
+)
+def test_several_images_are_read_one_by_one(value):
+    images, captions, _ = read_images("x", value, None)
+    assert len(images) == 2
+    assert captions == (["one", "two"] if isinstance(value, dict) else [])
+
+
+@pytest.mark.parametrize(
+    ("value", "match"),
+    [
+        (torch.rand(3, 8, 8), "may be one image: use log_image for it, or 3 gray images"),
+        (torch.rand(8, 8), "for one image use log_image"),
+        ([], "there is no image in it"),
+        (torch.rand(0, 3, 8, 8), "there is no image in it"),
+        ("cats", "is not several images"),
+        (Image.new("L", (3, 3)), "is not several images"),
+        ([torch.rand(3, 4, 4), torch.rand(5)], "image 1: a tensor of shape"),
+    ],
+)
+def test_wrong_images_are_refused(value, match):
+    with pytest.raises(ConfigurationError, match=match):
+        read_images("x", value, None)
+
+
+def test_each_image_has_a_caption_or_none_has():
+    assert check_captions("x", None, 2) == ["", ""]
+    for captions, match in (("ab", "a list with a text"), (["a"], "2 images and 1 captions"), (3, "a list")):
+        with pytest.raises(ConfigurationError, match=match):
+            check_captions("x", captions, 2)
+
+
+def test_a_histogram_counts_every_finite_value_once():
+    values = torch.randn(7, 5, 3)
+    histogram, total, bad = count_values("x", values, 16)
+    expected, edges = np.histogram(values.numpy().astype(np.float64), 16)
+    assert (total, bad) == (105, 0)
+    assert list(histogram.counts) == expected.tolist()
+    assert np.allclose(histogram.edges, edges)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        torch.zeros(5),
+        torch.tensor(3.0),
+        torch.tensor([1e308, -1e308], dtype=torch.float64),
+        torch.tensor([5e-324, 1e-323], dtype=torch.float64),
+        torch.tensor([1e300], dtype=torch.float64),
+        torch.rand(4) > 0.5,
+        torch.randint(0, 5, (9,)),
+        torch.rand(4).bfloat16(),
+        [1, 2, 3],
+        np.float32(7),
+    ],
+)
+def test_a_histogram_of_any_range_is_finite_and_complete(values):
+    histogram, total, _ = count_values("x", values, 8)
+    assert sum(histogram.counts) == total
+    assert np.isfinite(histogram.edges).all()
+    assert (np.diff(histogram.edges) >= 0).all()
+
+
+def test_nan_and_infinite_values_are_left_out_of_a_histogram_and_counted():
+    histogram, total, bad = count_values("x", torch.tensor([NAN, 1.0, INF, -INF, 2.0]), 4)
+    assert (sum(histogram.counts), total, bad) == (2, 5, 3)
+    assert count_values("x", torch.tensor([NAN]), 4)[0] == Histogram((0.0, 1.0), (0,))
+
+
+@pytest.mark.parametrize(
+    ("edges", "counts", "match"),
+    [
+        ([0, 1], None, "both edges= and counts="),
+        ([0, 1], [1, 2], "2 edges and 2 counts"),
+        ([0, 1, 1], [1, 2], "increase"),
+        ([0, NAN, 1], [1, 2], "finite"),
+        ([0, 1, 2], [1, -2], "whole numbers"),
+        ([0, 1, 2], [1, 0.5], "whole numbers"),
+    ],
+)
+def test_a_histogram_that_was_counted_elsewhere_is_checked(edges, counts, match):
+    with pytest.raises(ConfigurationError, match=match):
+        read_counts("x", edges, counts)
+
+
+def test_what_numpy_counts_is_a_histogram():
+    counts, edges = np.histogram([1, 2, 2, 5], 4)
+    assert read_counts("x", edges, counts).counts == (1, 2, 0, 1)
+
+
+ROWS = Table(("a", "b"), ((1, "x"), (2, None)))
+
+
+def test_a_table_is_read_from_dicts_columns_rows_and_frames():
+    import pandas
+    import polars
+
+    columns = {"a": [1, 2], "b": ["x", None]}
+    rows = [{"a": 1, "b": "x"}, {"a": torch.tensor(2)}]
+    assert read_table("x", rows, None) == ROWS
+    assert read_table("x", columns, None) == ROWS
+    assert read_table("x", [[1, "x"], (np.int64(2), None)], ["a", "b"]) == ROWS
+    assert read_table("x", polars.DataFrame(columns), None) == ROWS
+    assert read_table("x", pandas.DataFrame({"a": [1, 2], "b": ["x", "y"]}), ["b"]).rows == (("x",), ("y",))
+    assert read_table("x", torch.tensor([[1, 2]]), ["a", "b"]).rows == ((1, 2),)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "match"),
+    [
+        ([[1, 2]], None, "the rows have no names of columns"),
+        ([[1], [1, 2]], ["a", "b"], "row 0 has 1 values, and there are 2 columns"),
+        ("text", None, "For a text use log_text"),
+        (3, None, "an int is no table"),
+        ({"a": 1}, None, "for one row pass a list with the dict in it"),
+        ({"a": [1], "b": [1, 2]}, None, "not equally long"),
+        ([1, 2], ["a"], "an int is no row"),
+        ([[1, 2]], "ab", "a list of names"),
+        ([[1, 2]], ["a", "a"], "two columns 'a'"),
+        ({"a": [1]}, ["z"], "no column 'z'; there is: a"),
+        ([], None, "no names of columns"),
+    ],
+)
+def test_a_wrong_table_is_refused(rows, columns, match):
+    with pytest.raises(ConfigurationError, match=match):
+        read_table("x", rows, columns)
+
+
+def test_a_figure_and_its_axes_are_drawn():
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    axes = figure.subplots()
+    assert decoded(draw_figure("x", figure)).shape == decoded(draw_figure("x", axes)).shape
+    with pytest.raises(ConfigurationError, match="is no figure"):
+        draw_figure("x", torch.rand(3, 4, 4))

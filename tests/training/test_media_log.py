@@ -1,0 +1,327 @@
+"""`trainer.log_image` and its siblings: where items belong in the run, who gets them, and what is said otherwise."""
+
+import doctest
+import os
+import signal
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from loopwright import Callback, ConfigurationError, Trainer
+from loopwright.callbacks import Checkpoints, EarlyStopping
+from loopwright.errors import CallError
+from loopwright.run import RunView
+from loopwright.training import media_log
+
+from ..distributed.ranks import run_ranks
+from ..forked import call_forked
+from ..loops import build_net, train_by_hand
+
+
+class Seen(Callback):
+    """Keeps what `on_media` brings."""
+
+    def __init__(self):
+        self.items = []
+
+    def on_media(self, trainer, media):
+        self.items.append(media)
+
+    def places(self, name):
+        return [(item.update, item.step, item.epoch, item.samples) for item in self.items if item.name == name]
+
+
+def build(*callbacks, kind=Trainer, model=None, **options):
+    model = build_net() if model is None else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    options = {"progress": "silent", **options}
+    return kind(model, optimizer, nn.functional.cross_entropy, callbacks=callbacks, **options)
+
+
+class LogsEverywhere(Trainer):
+    def train_step(self, batch):
+        self.log_text("train_step", "x")
+        return super().train_step(batch)
+
+    def eval_step(self, batch):
+        self.log_text("eval_step", "x")
+        return super().eval_step(batch)
+
+    def on_train_step_end(self, batch, result):
+        self.log_text("step_end", "x")
+
+    def on_update_end(self):
+        self.log_text("update_end", "x")
+
+    def on_epoch_end(self, metrics):
+        self.log_text("epoch_end", "x")
+
+
+def head(points: TensorDataset, count: int) -> TensorDataset:
+    return TensorDataset(*(tensor[:count] for tensor in points.tensors))
+
+
+def test_an_item_belongs_to_the_step_and_the_update_that_are_under_way(points):
+    seen = Seen()
+    trainer = build(seen, kind=LogsEverywhere, accumulate=2)
+    trainer.train(head(points, 32), num_epochs=1, eval_data=head(points, 16), batch_size=8)
+    steps = [(1, 1, 0, 8), (1, 2, 0, 16), (2, 3, 0, 24), (2, 4, 0, 32)]
+    assert seen.places("train_step") == steps
+    assert seen.places("step_end") == steps
+    assert seen.places("update_end") == [(1, 2, 0, 16), (2, 4, 0, 32)]
+    assert seen.places("eval_step") == [(2, 4, 0, 32)] * 2
+    assert seen.places("epoch_end") == [(2, 4, 1, 32)]
+
+
+def test_several_items_of_one_name_and_step_are_numbered(points):
+    seen = Seen()
+    trainer = build(seen, kind=LogsEverywhere)
+    trainer.train(head(points, 16), num_epochs=2, eval_data=head(points, 24), batch_size=8)
+    assert [item.position for item in seen.items if item.name == "eval_step"] == [0, 1, 2, 0, 1, 2]
+    trainer.log_images("several", torch.rand(3, 3, 4, 4))
+    trainer.log_image("several", torch.rand(3, 4, 4))
+    assert [(item.position, len(item.content.files)) for item in seen.items[-2:]] == [(0, 3), (3, 1)]
+
+
+def test_steps_that_are_only_tried_out_log_nothing(points):
+    seen = Seen()
+    trainer = build(seen, EarlyStopping("eval_loss", patience=3), kind=LogsEverywhere)
+    trainer.train(head(points, 8), num_epochs=1, eval_data=head(points, 8), batch_size=8)
+    assert [item.name for item in seen.items].count("eval_step") == 1
+
+
+def test_what_is_logged_before_training_waits_for_its_start(points, capsys):
+    seen = Seen()
+    trainer = build(seen, progress="lines")
+    trainer.log_text("notes", "begun")
+    assert seen.items == []
+    assert "'notes' was logged before training: it is recorded when that begins." in capsys.readouterr().out
+    trainer.train(head(points, 8))
+    assert [(item.name, item.step) for item in seen.items] == [("notes", 0)]
+
+
+def test_what_is_logged_after_training_reaches_the_run_directory(points, tmp_path):
+    trainer = build(run_dir=tmp_path / "run")
+    trainer.train(head(points, 16), batch_size=8)
+    trainer.log_text("verdict", "good")
+    trainer.log_image("last", torch.rand(3, 4, 4), caption="the end")
+    items = RunView(tmp_path / "run").metrics.media()
+    assert {(item.name, item.step, item.caption) for item in items} == {("verdict", 2, None), ("last", 2, "the end")}
+    assert RunView(tmp_path / "run").state == "finished"
+    trainer.train(head(points, 16), batch_size=8)
+    assert len(RunView(tmp_path / "run").metrics.media()) == 2
+
+
+def test_what_is_logged_at_the_start_and_the_end_of_each_call_is_recorded_and_the_lock_is_kept(points, tmp_path):
+    class Ends(Callback):
+        held = []
+        precedence = 9  # after the recorder
+
+        def on_train_start(self, trainer):
+            trainer.log_text("start", "x")
+
+        def on_epoch_end(self, trainer, metrics):
+            self.held.append(trainer.run.directory.is_locked)
+
+        def on_train_end(self, trainer):
+            trainer.log_text("end", "x")
+
+    class Early(Ends):
+        precedence = -1
+
+    for kind in (Ends, Early):
+        trainer = build(kind(), run_dir=tmp_path / kind.__name__)
+        for _ in range(2):
+            trainer.train(head(points, 16), batch_size=8)
+        items = RunView(tmp_path / kind.__name__).metrics.media()
+        assert sorted((item.name, item.step) for item in items) == [("end", 2), ("end", 4), ("start", 0), ("start", 2)]
+        assert not trainer.run.directory.is_locked
+    assert Ends.held == [True] * 4
+
+
+def test_that_nothing_records_an_item_is_said_once(points, capsys, mistake):
+    trainer = build(progress="lines")
+    trainer.train(head(points, 8))
+    capsys.readouterr()
+    for _ in range(3):
+        trainer.log_image("samples", torch.rand(3, 4, 4))
+    line = capsys.readouterr().out
+    assert line.count("\n") == 1
+    mistake.said("Arguments", "`trainer.log_image` without `run_dir` and without a tracker", line)
+
+
+def test_a_wrong_value_is_refused_also_where_nothing_records_it(points):
+    trainer = build()
+    trainer.train(head(points, 8))
+    with pytest.raises(ConfigurationError, match="is a batch: use log_images"):
+        trainer.log_image("samples", torch.rand(2, 3, 4, 4))
+
+
+def test_the_examples_of_the_methods_run():
+    result = doctest.testmod(media_log)
+    assert result.attempted >= 12
+    assert result.failed == 0
+
+
+def test_mistakes_in_media_are_answered_with_what_to_write(mistake):
+    trainer = build(Seen())
+    with mistake("Arguments", "`log_image` with an image of -1 to 1", ConfigurationError, match="value_range"):
+        trainer.log_image("fake", torch.linspace(-1, 1, 48).reshape(3, 4, 4))
+    with mistake("Arguments", "`log_image` with a batch", ConfigurationError, match="log_images"):
+        trainer.log_image("fake", torch.rand(8, 3, 4, 4))
+    with mistake("Arguments", "`log_images` with one image", ConfigurationError, match="log_image for it"):
+        trainer.log_images("fake", torch.rand(3, 4, 4))
+    with mistake("Arguments", "`log_image` with the image first", ConfigurationError, match="give a name first"):
+        trainer.log_image(torch.rand(3, 4, 4), "fake")
+    with mistake("Arguments", "`log_image(captions=...)`", CallError, match="did you mean `caption=`"):
+        trainer.log_image("fake", torch.rand(3, 4, 4), captions="x")
+    with mistake("Arguments", "`log_text` with a dict", ConfigurationError, match="log_table"):
+        trainer.log_text("fake", {"a": 1})
+    with mistake("Arguments", "`log` with an image", ConfigurationError, match=r"log_image\('img', ...\)"):
+        trainer.log({"img": torch.rand(3, 4, 4)})
+    with mistake("Arguments", "`log` with a text", ConfigurationError, match=r"log_text\('note', ...\)"):
+        trainer.log({"note": "better"})
+
+
+def test_an_image_for_log_step_is_refused_where_it_is_called(points, mistake):
+    class LogsPictures(Callback):
+        def on_train_step_end(self, trainer, batch, result):
+            trainer.log_step({"img": torch.rand(3, 4, 4)})
+
+    with mistake("Arguments", "`log_step` with an image", ConfigurationError, match=r"log_image\('img', ...\)"):
+        build(LogsPictures()).train(head(points, 8))
+
+
+def test_a_step_that_returns_an_image_is_told_what_logs_it(points):
+    class Returns(Trainer):
+        def train_step(self, batch):
+            return {"loss": super().train_step(batch).loss, "img": torch.rand(2, 3, 4, 4)}
+
+    with pytest.raises(ConfigurationError, match=r"log_images\('img', ...\)"):
+        build(kind=Returns).train(head(points, 8))
+
+
+def test_nonfinite_values_are_said_once_for_each_name(points, capsys):
+    seen = Seen()
+    trainer = build(seen, progress="lines")
+    trainer.train(head(points, 8))
+    capsys.readouterr()
+    for _ in range(2):
+        trainer.log_histogram("weights", torch.tensor([1.0, float("nan")]))
+    assert capsys.readouterr().out == "log_histogram('weights'): 1 of 2 values are NaN or infinite and not counted.\n"
+
+
+def test_training_with_a_record_of_everything_is_bit_for_bit_training_by_hand(points, tmp_path):
+    class Everything(Callback):
+        def on_train_step_end(self, trainer, batch, result):
+            trainer.log_histogram("weights", trainer.model[0].weight)
+            trainer.log_image("image", batch[0], value_range=(-4, 4))
+            trainer.log_text("text", "x")
+            trainer.log_table("table", [{"a": 1}])
+
+    model = build_net()
+    trainer = build(Everything(), model=model, run_dir=tmp_path / "run")
+    trainer.train(points, num_epochs=2, batch_size=8)
+    expected = build_net()
+    train_by_hand(expected, torch.optim.SGD(expected.parameters(), lr=0.05), points, epochs=2)
+    assert all(map(torch.equal, model.state_dict().values(), expected.state_dict().values()))
+
+
+class Dies(Callback):
+    """SIGKILL before the step with this number."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def on_train_step_start(self, trainer, batch):
+        if trainer.progress.step + 1 == self.number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train_in_run(points, *callbacks):
+    """Train in `run`, logging in every step and evaluation."""
+    saving = Checkpoints(every_updates=3, asynchronous=False)
+    trainer = build(saving, *callbacks, kind=LogsEverywhere, run_dir="run")
+    trainer.train(head(points, 32), num_epochs=2, eval_data=head(points, 16), batch_size=8)
+
+
+@pytest.mark.parametrize("number", [2, 5, 8])
+def test_a_killed_and_resumed_run_has_each_item_once(points, tmp_path, number):
+    items = {}
+    for name, deaths in (("whole", [False]), ("killed", [True, False])):
+        folder = tmp_path / name
+        folder.mkdir()
+        for dies in deaths:
+            ended = call_forked(partial(train_in_run, points, *([Dies(number)] if dies else [])), folder)
+            assert ended.code == (-signal.SIGKILL if dies else 0), ended.err
+        found = RunView(folder / "run").metrics.media()
+        items[name] = sorted((item.name, item.step, item.update, item.position) for item in found)
+    assert items["killed"] == items["whole"]
+    assert len(items["whole"]) == 8 * 3 + 4 + 2
+
+
+class LogsOneName(Trainer):
+    """Logs under one name in a step, after it, in its evaluation and at the end of its epoch."""
+
+    def train_step(self, batch):
+        self.log_text("x", "train_step")
+        return super().train_step(batch)
+
+    def on_update_end(self):
+        self.log_text("x", "update_end")
+
+    def eval_step(self, batch):
+        self.log_text("x", "eval_step")
+        return super().eval_step(batch)
+
+    def on_epoch_end(self, metrics):
+        self.log_text("x", "epoch_end")
+
+
+def train_one_name(points, *callbacks):
+    saving = Checkpoints(every_updates=4, asynchronous=False)
+    trainer = build(saving, *callbacks, kind=LogsOneName, run_dir="run")
+    trainer.train(head(points, 32), num_epochs=2, eval_data=head(points, 16), batch_size=8)
+
+
+def test_a_resumed_evaluation_replaces_its_own_items_and_not_those_of_the_step_before_it(points, tmp_path):
+    items = {}
+    for name, callbacks in (("whole", [()]), ("killed", [(Dies(5),), ()])):
+        (tmp_path / name).mkdir()
+        for given in callbacks:
+            call_forked(partial(train_one_name, points, *given), tmp_path / name)
+        found = RunView(tmp_path / name / "run").metrics.media()
+        items[name] = [(item.step, item.position, item.content) for item in found]
+    assert items["killed"] == items["whole"]
+    at_the_end = ["train_step", "update_end", "eval_step", "eval_step", "epoch_end"]
+    assert [content for step, _, content in items["whole"] if step == 4] == at_the_end
+
+
+def log_on_each_rank(rank, points):
+    seen = Seen()
+    trainer = build(seen, kind=LogsEverywhere, run_dir="run", runtime="ddp")
+    trainer.train(head(points, 16), num_epochs=1, batch_size=8)
+    return len(seen.items)
+
+
+def test_of_several_processes_only_the_first_logs(points, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    counts = run_ranks(log_on_each_rank, 2, points)
+    assert counts == [7, 0]
+    items = RunView(tmp_path / "run").metrics.media()
+    assert len(items) == 7
+    assert [item.samples for item in items if item.name == "train_step"] == [8, 16]
+
+
+def test_the_log_of_a_trainer_without_listeners_costs_no_encoding(points, monkeypatch):
+    import loopwright.metrics.media_values as values
+
+    trainer = build()
+    trainer.train(head(points, 8))
+    encoded = []
+    monkeypatch.setattr(values, "encode_png", encoded.append)
+    trainer.log_image("samples", torch.rand(3, 4, 4))
+    assert encoded == []
