@@ -13,7 +13,7 @@ import pytest
 
 from loopwright import Trainer
 from loopwright.metrics.history import History
-from loopwright.metrics.html import bar_html, history_html, table_html
+from loopwright.metrics.html import bar_html, table_html
 
 from .runs import build_net, build_trainer, train
 
@@ -161,7 +161,7 @@ def test_an_interrupt_of_an_evaluation_is_one_line_too(kernel: Kernel):
 def test_names_are_escaped_and_colours_are_those_of_the_page():
     history = History()
     history.set_epoch(0, {"<b>loss</b>": 0.5, "eval_loss": float("nan")})
-    for text in (history_html(history), table_html(["<b>"], [["<b>"]]), bar_html("<b>", 0.5, "<b>")):
+    for text in (history._repr_html_(), table_html(["<b>"], [["<b>"]]), bar_html("<b>", 0.5, "<b>")):
         assert "<b>" not in text
         assert "color" not in text
 
@@ -170,7 +170,7 @@ def test_of_many_epochs_the_last_are_shown_and_the_others_counted():
     history = History()
     for epoch in range(100):
         history.set_epoch(epoch, {"loss": 1.0 / (epoch + 1)})
-    text = history_html(history)
+    text = history._repr_html_()
     assert "70 rows before these" in text
     assert text.count("<tr") == 32
     assert text.rindex("font-weight:bold") > text.rindex("<td>99</td>")

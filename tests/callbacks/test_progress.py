@@ -176,6 +176,15 @@ def test_the_time_that_is_left_goes_by_the_limit_of_the_call(points, monkeypatch
     assert ("epoch 2 2/5 0:01 left", expected) in bars(shown)
 
 
+@pytest.mark.parametrize("style", ["bar", "lines"])
+def test_an_epoch_that_a_limit_cuts_short_is_shown_too(points, monkeypatch, style):
+    with terminal(monkeypatch, columns=120) as shown:
+        build_timed(monkeypatch, [], progress=style).train(points, eval_data=points, batch_size=8, num_updates=7)
+    *_, line, best = Screen(120).feed(shown[0]).text.splitlines()
+    assert re.fullmatch(r"epoch 2 step 2/5  loss \S+  eval_loss \S+  52\.0 s  8 samples/s", line)
+    assert best.startswith("Best eval_loss ")
+
+
 class Unsized(IterableDataset[Any]):
     def __init__(self, data: TensorDataset) -> None:
         self.data = data
@@ -204,7 +213,9 @@ def test_a_resumed_run_goes_by_its_own_speed(points, monkeypatch, tmp_path):
         run(100.0, Crash(7))
     with terminal(monkeypatch) as shown:
         run(1.0)
-    assert "epoch 2, update 7" in Screen().feed(shown[0]).text
+    text = Screen(200).feed(shown[0]).text
+    assert "epoch 2, update 7" in text
+    assert "Finished: 3 epochs, 15 updates in 0:08 since it was resumed." in text
     assert ("epoch 2/3 3/5 0:02 left", "run 55% 0:06 left") in bars(shown)  # 50 samples at 8 a second
 
 

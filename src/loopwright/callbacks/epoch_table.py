@@ -1,4 +1,4 @@
-"""The table of epochs: which metrics are its columns, and its lines on a terminal and without one."""
+"""What is shown of a run: the moment of it, and the table of its epochs, in columns and in lines."""
 
 from __future__ import annotations
 
@@ -6,19 +6,37 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
 
 from ..metrics.best import by_importance
 from .time_left import clock_text
-
-if TYPE_CHECKING:
-    from .progress import Bar, Moment
 
 GAP = "  "
 NUMBER = 9  # the width of a number on a terminal: -0.001234, 1.234e-05
 SHORT_NUMBER = 6  # and the least width in lines, where names take most of the space
 HEADING = 16  # longer names are broken at their signs
 FACTS = ("time", "samples/s", "left")
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One bar of the display: what it counts, how far that is, and the seconds that it still takes."""
+
+    label: str
+    done: float
+    total: float | None
+    left: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What a live display shows at one moment."""
+
+    epoch: Bar
+    evaluation: Bar | None
+    run: Bar | None  # None where no limit says how long it is
+    speed: float | None
+    metrics: Mapping[str, float]
+    means: Mapping[str, float]  # of the losses, over the epoch so far
 
 
 @dataclass(frozen=True, slots=True)

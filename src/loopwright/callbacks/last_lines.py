@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from ..callback import Trainer
 
 
-def last_lines(trainer: Trainer, seconds: float) -> list[str]:
-    """Return the lines at the end of a `train` call that took these seconds.
+def last_lines(trainer: Trainer, seconds: float, *, is_resumed: bool) -> list[str]:
+    """Return the lines at the end of a `train` call that took these seconds, in this process if it was resumed.
 
     A call without a run directory that trained one epoch has nothing to add to the line of that epoch.
     """
@@ -29,7 +29,8 @@ def last_lines(trainer: Trainer, seconds: float) -> list[str]:
     if reason is None:
         progress = trainer.progress
         length = f"{counted(progress.epoch, 'epoch')}, {counted(progress.update, 'update')}"
-        lines.append(f"Finished: {length} in {clock_text(seconds)}." + (f" Best {best}." if best is not None else ""))
+        time = f"{clock_text(seconds)}{' since it was resumed' if is_resumed else ''}"
+        lines.append(f"Finished: {length} in {time}." + (f" Best {best}." if best is not None else ""))
     elif best is not None:
         lines.append(f"Best {best}.")
     return [*lines, *_places(run.directory.path)]

@@ -10,8 +10,7 @@ from .epoch_table import GAP, count_text, line_of, metric_texts
 from .time_left import clock_text
 
 if TYPE_CHECKING:
-    from .epoch_table import EpochFacts, EpochTable
-    from .progress import Bar, Moment
+    from .epoch_table import Bar, EpochFacts, EpochTable, Moment
 
 UPDATE_SECONDS = 0.5  # between two messages to the browser
 

@@ -6,44 +6,23 @@ import difflib
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..callback import Callback
 from ..errors import ConfigurationError, is_notebook
+from ..metrics.progress import counted
 
 if TYPE_CHECKING:
     from ..callback import Trainer
     from ..data.open import Stream
     from ..metrics.rows import StepRow
-    from .epoch_table import EpochFacts, EpochTable
+    from .epoch_table import Bar, EpochFacts, EpochTable, Moment
     from .time_left import TimeLeft
 
 STYLES = ("auto", "bar", "lines", "silent")
 REFRESH_SECONDS = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """One bar of the display: what it counts, how far that is, and the seconds that it still takes."""
-
-    label: str
-    done: float
-    total: float | None
-    left: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """What a live display shows at one moment."""
-
-    epoch: Bar
-    evaluation: Bar | None
-    run: Bar | None  # None where no limit says how long it is
-    speed: float | None
-    metrics: Mapping[str, float]
-    means: Mapping[str, float]  # of the losses, over the epoch so far
 
 
 class LiveDisplay(Protocol):
@@ -94,6 +73,7 @@ class ProgressDisplay(Callback):
         self._row: Mapping[str, float] = {}
         self._evaluation: tuple[str, Stream, int, float] | None = None  # label, data, batches, when it began
         self._spoken = self._shown = self._epoch_began = self._call_began = 0.0
+        self._is_resumed = False  # in the middle of the `train` call
 
     # Events
 
@@ -103,6 +83,7 @@ class ProgressDisplay(Callback):
 
         self._spoken = self._call_began = self._epoch_began = monotonic()
         self._row, self._evaluation = {}, None
+        self._is_resumed = trainer.progress.update > trainer.progress.call_update
         self._table, self._left = EpochTable(self.columns), TimeLeft(trainer)
         self._style = _resolved(self.style)
         if self._style == "bar":
@@ -161,6 +142,7 @@ class ProgressDisplay(Callback):
                 self._line(line)
 
     def on_train_end(self, trainer: Trainer) -> None:
+        self._show_part(trainer)
         self._close()
         for line in self._last_lines(trainer):
             self._line(line)
@@ -175,6 +157,7 @@ class ProgressDisplay(Callback):
         return f"{trainer.progress.epoch + (not ended)}" + (f"/{total}" if total is not None else "")
 
     def _moment(self, trainer: Trainer) -> Moment:
+        from .epoch_table import Bar, Moment
         from .scheduling import done_of
 
         assert self._left is not None
@@ -200,11 +183,15 @@ class ProgressDisplay(Callback):
         return max(by_time, done or 0.0)
 
     def _epoch_bar(self, trainer: Trainer) -> Bar:
+        from .epoch_table import Bar
+
         assert self._left is not None
         label, step = f"epoch {self._epoch_number(trainer)}", trainer.progress.epoch_step
         return Bar(label, step, trainer.run.epoch_length(), self._left.of_epoch(trainer))
 
     def _eval_bar(self) -> Bar | None:
+        from .epoch_table import Bar
+
         if self._evaluation is None:
             return None
         label, data, done, began = self._evaluation
@@ -232,6 +219,17 @@ class ProgressDisplay(Callback):
             trainer.run.directions.eval_keys,
         )
 
+    def _show_part(self, trainer: Trainer) -> None:
+        """Show the row of an epoch that a limit has cut short."""
+        from .epoch_table import count_text
+
+        progress, rows = trainer.progress, trainer.history.epochs
+        if self._table is None or not progress.in_epoch or len(rows) <= progress.epoch:
+            return
+        epoch = self._ended(trainer, rows[-1])
+        number = f"{self._epoch_number(trainer)} step {count_text(self._epoch_bar(trainer))}"
+        self._line(self._table.line(replace(epoch, number=number)))
+
     def _line_now(self, trainer: Trainer) -> None:
         """Print where the run is, if the last line is long enough ago."""
         from .epoch_table import line_of
@@ -251,8 +249,9 @@ class ProgressDisplay(Callback):
                 f"{', '.join(epoch.metrics)}.{hint}"
             )
         if self._table.hidden:
-            more = ", ".join(self._table.hidden[:6]) + (", ..." if len(self._table.hidden) > 6 else "")
-            lines.append(f"No space for {more}: ProgressDisplay(columns=[...]) says which metrics to show.")
+            first, others = self._table.hidden[:3], len(self._table.hidden) - 3
+            more = ", ".join(first) + (f" and {counted(others, 'more metric')}" if others > 0 else "")
+            lines.append(f"No space for {more}: ProgressDisplay(columns=[...]) chooses.")
         return lines
 
     def _last_lines(self, trainer: Trainer) -> list[str]:
@@ -260,7 +259,7 @@ class ProgressDisplay(Callback):
         from .last_lines import last_lines
 
         seconds = monotonic() - self._call_began
-        return last_lines(trainer, seconds) if self._style != "silent" else []
+        return [] if self._style == "silent" else last_lines(trainer, seconds, is_resumed=self._is_resumed)
 
     # Output
 

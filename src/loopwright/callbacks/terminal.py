@@ -14,8 +14,7 @@ from .epoch_table import GAP, count_text, metric_texts
 from .time_left import clock_text
 
 if TYPE_CHECKING:
-    from .epoch_table import EpochFacts, EpochTable
-    from .progress import Bar, Moment
+    from .epoch_table import Bar, EpochFacts, EpochTable, Moment
 
 
 class TerminalDisplay:

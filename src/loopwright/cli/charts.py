@@ -1,14 +1,16 @@
-"""Curves in characters: a chart of braille dots, eight to a character, or of plain ones where a terminal has no others."""
+"""Curves in characters: a chart of braille dots, eight to a character, or of ASCII where a terminal has no others."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from rich.text import Text
+
+Point: TypeAlias = tuple[float, float, float, float]  # place, value, smallest and largest value
 
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a braille character, by row and column
 BRAILLE = 0x2800
@@ -80,7 +82,7 @@ class Chart:
         from rich.text import Text
 
         found = [self._heights(curve) for curve in self.curves]
-        heights = [height for points in found for _, *three in points for height in three]
+        heights = [height for points in found for point in points if point is not None for height in point[1:]]
         if not heights:
             return [self.title, Text("no value that can be drawn", style="dim")]
         low, high = min(heights), max(heights)
@@ -102,11 +104,12 @@ class Chart:
         axis = Text(f"{'':>{gutter}} {corner}{dash * canvas.columns}", style="dim", no_wrap=True)
         return [self.title, *drawn, axis, self._ends(gutter, canvas.columns, min(places), max(places))]
 
-    def _heights(self, curve: Drawn) -> list[tuple[float, float, float, float]]:
-        """The place, value, smallest and largest value of each point that can be drawn, in the scale of the chart."""
-        points = zip(curve.places, curve.values, curve.lows, curve.highs, strict=True)
-        scaled = ((place, *map(self._scaled, three)) for place, *three in points)
-        return [point for point in scaled if all(map(math.isfinite, point))]
+    def _heights(self, curve: Drawn) -> list[Point | None]:
+        """The points in the scale of the chart; None for one that cannot be drawn, where the line has a gap."""
+        columns = (curve.values, curve.lows, curve.highs)
+        values, lows, highs = ([self._scaled(value) for value in column] for column in columns)
+        points = zip(curve.places, values, lows, highs, strict=True)
+        return [point if all(map(math.isfinite, point)) else None for point in points]
 
     def _scaled(self, value: float) -> float:
         if not self.is_log:
@@ -122,7 +125,7 @@ class Chart:
     def _draw(
         self,
         canvas: Canvas,
-        points: Sequence[tuple[float, float, float, float]],
+        points: Sequence[Point | None],
         places: tuple[float, float],
         heights: tuple[float, float],
         style: str,
@@ -138,14 +141,14 @@ class Chart:
             share = (high - height) / (high - low) if high > low else 0.5
             return round(share * (4 * canvas.rows - 1))
 
-        for place, _, lowest, highest in points:
+        for place, _, lowest, highest in filter(None, points):
             if lowest < highest:
                 canvas.line((across(place), down(highest)), (across(place), down(lowest)), f"dim {style}")
-        drawn = [(across(place), down(height)) for place, height, *_ in points]
-        if len(drawn) == 1:
-            canvas.dot(*drawn[0], style)
-        for start, end in zip(drawn, drawn[1:], strict=False):
-            canvas.line(start, end, style)
+        drawn = [None if point is None else (across(point[0]), down(point[1])) for point in points]
+        for at, end in enumerate(drawn):
+            start = drawn[at - 1] if at else None
+            if end is not None:
+                canvas.line(start or end, end, style)
 
     def _ends(self, gutter: int, columns: int, first: float, last: float) -> Text:
         from rich.text import Text

@@ -1,4 +1,4 @@
-"""A screen that is drawn again and again until someone leaves it: `q`, Escape or Ctrl-C, and the terminal is as before."""
+"""A screen that is drawn again and again until `q`, Escape or Ctrl-C ends it; then the terminal is as before."""
 
 from __future__ import annotations
 

@@ -258,13 +258,16 @@ class History:
         Returns:
             The matplotlib figure, which a notebook shows as a picture.
         """
+        names = list(names) if names is not None else self.names
+        unknown = [name for name in names if name not in self]
+        if unknown or not names:
+            what = ", ".join(unknown) or "an empty history"
+            raise ConfigurationError(f"Cannot plot {what}; there is: {', '.join(self.names) or 'nothing'}.")
         try:
-            import matplotlib.figure  # noqa: F401
+            from .plotting import plot_epochs
         except ImportError as error:
             raise MissingExtraError("A plot needs matplotlib: pip install 'loopwright[plots]'.") from error
-        from .plotting import plot_history
-
-        return plot_history(self, path, names)
+        return plot_epochs(self.epochs, self.steps, names, path)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -292,7 +295,7 @@ class History:
         """The table of epochs, for notebooks."""
         from .html import history_html
 
-        return history_html(self)
+        return history_html(self.epochs, self.names)
 
 
 class HistoryCopy:

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
 from .best import direction_of, first_best, headline
-
-if TYPE_CHECKING:
-    from .history import History
 
 TABLE = "border-collapse:collapse;margin:4px 0;text-align:right;font-variant-numeric:tabular-nums"
 MAX_ROWS = 30
@@ -51,18 +47,17 @@ def line_html(text: str) -> str:
     return f"<div>{escape(text)}</div>"
 
 
-def history_html(history: History) -> str:
-    """The epochs of a history; the best one of the metric that the run goes by is bold, where its name says what is."""
-    names = history.names
+def history_html(epochs: Sequence[Mapping[str, float]], names: Sequence[str]) -> str:
+    """Epochs as a table; the best one of the metric that a run goes by is bold, where its name says what is better."""
     if not names:
         return line_html("History of no epochs yet.")
     rows = [
         [f"{at}", *(f"{row[name]:.4g}" if name in row else "" for name in names)]
-        for at, row in enumerate(history.epochs, start=1)
+        for at, row in enumerate(epochs, start=1)
     ]
     main = headline(names)
     mode = None if main is None else direction_of(main)
     best = None
     if main is not None and mode is not None:
-        best = first_best(list(enumerate(history.epochs)), lambda item: item[1].get(main), mode)
+        best = first_best(list(enumerate(epochs)), lambda item: item[1].get(main), mode)
     return table_html(["epoch", *names], rows, [] if best is None else [best[0]])

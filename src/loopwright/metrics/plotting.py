@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 from matplotlib.figure import Figure
-
-from ..errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from .history import History
 
 DPI = 120
 
@@ -26,27 +21,24 @@ class Plot(Figure):
         return content.getvalue()
 
 
-def plot_history(history: History, path: str | Path | None = None, names: Sequence[str] | None = None) -> Plot:
+Epochs: TypeAlias = Sequence[Mapping[str, float]]
+
+
+def plot_epochs(epochs: Epochs, steps: Mapping[str, Any], names: Sequence[str], path: str | Path | None = None) -> Plot:
     """One panel per metric, a metric together with its `eval_` counterpart; the step values lie faintly behind."""
-    names = list(names) if names is not None else history.names
-    unknown = [name for name in names if name not in history]
-    if unknown or not names:
-        what = ", ".join(unknown) or "an empty history"
-        raise ConfigurationError(f"Cannot plot {what}; there is: {', '.join(history.names) or 'nothing'}.")
     panels: dict[str, list[str]] = {}
     for name in names:
         panels.setdefault(name.removeprefix("eval_"), []).append(name)
     figure = Plot(figsize=(5 * len(panels), 3.6), layout="constrained")
     for axis, (title, group) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
-        _draw(axis, history, title, group)
+        _draw(axis, epochs, steps.get(title), title, group)
     if path is not None:
         figure.savefig(path, dpi=DPI)
     return figure
 
 
-def _draw(axis: Any, history: History, title: str, group: Sequence[str]) -> None:
-    series = history.steps.get(title)
-    total = len(history.epochs)
+def _draw(axis: Any, epochs: Epochs, series: Any, title: str, group: Sequence[str]) -> None:
+    total = len(epochs)
     if series is not None and title in group and len(series) > total:
         last = series.steps[-1]
         axis.plot(
@@ -57,7 +49,7 @@ def _draw(axis: Any, history: History, title: str, group: Sequence[str]) -> None
             label="each step",
         )
     for name in group:
-        points = [(at, row[name]) for at, row in enumerate(history.epochs, start=1) if name in row]
+        points = [(at, row[name]) for at, row in enumerate(epochs, start=1) if name in row]
         axis.plot(*zip(*points, strict=True), marker="o", ms=3, label=name)
     axis.set(title=title, xlabel="epoch")
     axis.xaxis.get_major_locator().set_params(integer=True)

@@ -29,7 +29,7 @@ def trainer_html(run: TrainingRun) -> str:
     facts["progress"] = f"{counted(progress.epoch, 'epoch')}, {counted(progress.update, 'update')}"
     if run.stop_reason is not None:
         facts["stopped"] = run.stop_reason
-    return facts_html(facts) + (history_html(run.history) if run.history.epochs else "")
+    return facts_html(facts) + (history_html(run.history.epochs, run.history.names) if run.history.epochs else "")
 
 
 def _optimizer_text(name: str, optimizer: Optimizer) -> str:

@@ -154,12 +154,6 @@ class Program(MediaMethods, TrainerHooks):
         """Print a line on the first process, unless the trainer is silent."""
         self.run.say(line)
 
-    def _repr_html_(self) -> str:
-        """The trainer as a notebook shows it."""
-        from .html import trainer_html
-
-        return trainer_html(self.run)
-
     # What users write
 
     def configure_models(self) -> None:
