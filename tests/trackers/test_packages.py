@@ -20,6 +20,7 @@ import numpy as np
 
 from loopwright import Callback
 from loopwright.trackers import MLflow, Trackio, WandB
+from loopwright.trackers.mlflow import _name as mlflow_name
 from loopwright.trackers.wandb import last_step
 
 from ..forked import call_forked
@@ -154,6 +155,9 @@ def test_mlflow_has_every_step_once_in_one_run_with_params_artifacts_and_state(t
             *("media/samples/6-1.png", "media/samples/6-2.png", "media/weights/6.json", "media/note/6.txt"),
             "media/errors/6.json",
         }
+        assert mlflow_name("a//b (%)") == "a__b ___"
+        assert mlflow_name("../x") == "___x"
+        assert mlflow_name("") == "_"
         image = Path(client.download_artifacts(identity, "media/samples/6-1.png"))
         from PIL import Image
 

@@ -21,7 +21,7 @@ def describe_run(trainer: Trainer, *, step: int, epoch: int, folder: Path | None
     given: Mapping[str, Any] = getattr(trainer, "_label", {})  # name, tags and config, of trainers that take them
     name = given.get("name") or (folder.name if folder is not None else "run")
     config = {key: value for key, value in _settings(trainer) if key not in UNTOLD}
-    for key, value in flatten(given.get("config") or {}).items():
+    for key, value in flatten(given["config"]).items() if given.get("config") else ():
         is_taken = key in config and config[key] != value
         config[f"config.{key}" if is_taken else key] = _plain(value)
     tags = tuple(given.get("tags") or ())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import re
 from collections.abc import Iterator, Sequence
 from io import BytesIO
@@ -139,5 +140,7 @@ class MLflowRun:
 
 
 def _name(name: str) -> str:
-    """A name with the signs that MLflow takes."""
-    return re.sub(r"[^\w\-. :/]", "_", name)
+    """A name with the signs that MLflow takes, which is no path to anything else."""
+    name = re.sub(r"[^\w\-. :/]", "_", name)
+    is_plain = posixpath.normpath(name) == name and name != "." and not name.startswith(("/", ".."))
+    return name if is_plain else re.sub(r"[/.]", "_", name) or "_"
