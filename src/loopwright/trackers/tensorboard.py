@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import struct
 from collections.abc import Sequence
 from itertools import pairwise
@@ -62,7 +64,6 @@ class EventFiles:
     def start(self, run: TrackedRun) -> None:
         self._close()
         path = self._path(run)
-        run.memory["folder"] = path.name
         _wait_for_new_second(path)
         self._writer = imported(self.WRITER).FileWriter(path)
         if run.is_resumed or len(list(path.iterdir())) > 1:
@@ -76,8 +77,10 @@ class EventFiles:
         folder, noted = self.folder or (run.folder or Path()) / "tensorboard", run.memory.get("folder")
         if isinstance(noted, str):
             return folder / noted
-        path = folder / (self.name or run.name)
-        return path if run.is_resumed else free_path(path)
+        path = folder / (self.name or re.sub(r"[^\w .-]|^[.]+", "_", run.name))
+        path = path if run.is_resumed else free_path(path)
+        run.memory["folder"] = os.path.relpath(path, folder)  # the folder of all runs may be moved
+        return path
 
     def _add_hparams(self, run: TrackedRun) -> None:
         """Write the config for the HParams tab, which finds the metrics by itself."""
