@@ -20,6 +20,7 @@ import numpy as np
 
 from loopwright import Callback
 from loopwright.trackers import MLflow, Trackio, WandB
+from loopwright.trackers.mlflow import _name as mlflow_name
 from loopwright.trackers.wandb import last_step
 
 from ..forked import call_forked
@@ -67,64 +68,65 @@ def check(program, folder: Path) -> None:
     assert "The tracker" not in ended.err
 
 
-def test_wandb_offline_has_every_step_once_under_one_id_with_images_config_and_state(tmp_path):
-    def program():
-        os.environ["WANDB_SILENT"] = "true"
-        trainer = fail_and_resume(WandB("project", mode="offline", folder="files", options={"tags": ["first"]}))
-        first, second = sorted(Path("files/wandb").glob("offline-run-*/*.wandb"), key=lambda p: p.stat().st_mtime)
-        assert first.name == second.name, "the same id"
-        rows = [*wandb_rows(first), *wandb_rows(second)]
-        assert [row["_step"] for row in rows] == list(range(1, 11))
-        assert {row["_step"]: row["loss"] for row in rows} == step_losses(trainer)
-        assert {row["_step"]: row["eval_loss"] for row in rows if "eval_loss" in row} == dict(
-            zip((5, 10), trainer.history["eval_loss"], strict=True)
-        )
-        for name in ("samples", "weights", "note", "errors"):
-            assert [row["_step"] for row in rows if any(key.startswith(name) for key in row)] == [6]
-        assert [row["progress/samples"] for row in rows] == [8 * step for step in range(1, 11)]
-        assert len(list(Path("files").rglob("media/images/samples_6_*.png"))) == 2
-        records = {record.WhichOneof("record_type"): record for record in wandb_records(second)}
-        config = {item.key: item.value_json for item in records["run"].run.config.update}
-        assert config["optimizer.lr"] == "0.01"
-        assert records["run"].run.project == "project"
-        assert list(records["run"].run.tags) == ["first"]
-        assert records["exit"].exit.exit_code == 0
-        ends = [r.exit.exit_code for r in wandb_records(first) if r.WhichOneof("record_type") == "exit"]
-        assert ends == [1], "the first process failed"
+class KillLate(Callback):
+    """Ends the process by SIGKILL after update 7, once wandb's file has step 4: wandb writes it every second."""
 
-    check(program, tmp_path)
+    precedence = 8
+
+    def on_update_end(self, trainer):
+        if trainer.progress.update == 7:
+            trainer.run.flush()
+            end = time.monotonic() + 120
+            while not any(last_step(file.read_bytes()) >= 4 for file in Path().glob("wandb/offline-run-*/*.wandb")):
+                assert time.monotonic() < end
+                time.sleep(0.05)
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_wandb_offline_that_was_killed_lacks_no_step(tmp_path):
-    """wandb writes its file every second, and a kill loses the rest: that is sent again, and nothing else is."""
-
-    class KillLate(Callback):
-        precedence = 8
-
-        def on_update_end(self, trainer):
-            if trainer.progress.update == 7:
-                trainer.run.flush()
-                end = time.monotonic() + 120
-                while not any(
-                    last_step(file.read_bytes()) >= 4 for file in Path("wandb").glob("offline-run-*/*.wandb")
-                ):
-                    assert time.monotonic() < end
-                    time.sleep(0.05)
-                os.kill(os.getpid(), signal.SIGKILL)
+def test_wandb_offline_that_was_killed_and_failed_has_every_step_once_under_one_id(tmp_path, monkeypatch):
+    """A kill loses what wandb has not written to its file: that is sent again, and nothing else is."""
 
     def program(*more):
-        os.environ["WANDB_SILENT"] = "true"
-        warnings.simplefilter("ignore")
-        tracker = WandB("project", mode="offline", folder=".")
-        return train(build([tracker, *more], run_dir=Path("run")))
+        tracker = WandB("project", mode="offline", folder=".", options={"tags": ["first"]})
+        return build([LogMedia(at=6), tracker, *more], run_dir=Path("run"), every_updates=4)
 
-    assert call_forked(lambda: program(KillLate()), tmp_path).code == -signal.SIGKILL
-    ended = call_forked(lambda: program() and None, tmp_path)
-    assert ended.code == 0, ended.err
-    first, second = sorted((tmp_path / "wandb").glob("offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime)
-    steps = [[row["_step"] for row in wandb_rows(path)] for path in (first, second)]
-    assert len(steps[0]) >= 4
-    assert [*steps[0], *steps[1]] == list(range(1, 11))
+    def killed():
+        warnings.simplefilter("ignore")
+        train(program(KillLate()))
+
+    def resumed():
+        random.seed(3)
+        with suppress(ZeroDivisionError):
+            train(program(FailAt(9)))
+        trainer, state = train(program()), random.random()
+        random.seed(3)
+        assert_same_run(trainer, train(build([LogMedia(at=6)], run_dir=Path("whole"))))
+        assert random.random() == state
+        files = sorted(Path().glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime)
+        assert [file.name for file in files] == [files[0].name] * 3, "the same id"
+        rows = [row for file in files for row in wandb_rows(file)]
+        check_wandb_rows(trainer, rows)
+        records = [{record.WhichOneof("record_type"): record for record in wandb_records(file)} for file in files]
+        assert "exit" not in records[0]
+        assert [found["exit"].exit.exit_code for found in records[1:]] == [1, 0]
+        run = records[2]["run"].run
+        assert {item.key: item.value_json for item in run.config.update}["optimizer.lr"] == "0.01"
+        assert (run.project, list(run.tags)) == ("project", ["first"])
+
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    assert call_forked(killed, tmp_path).code == -signal.SIGKILL
+    check(resumed, tmp_path)
+
+
+def check_wandb_rows(trainer, rows):
+    assert [row["_step"] for row in rows] == list(range(1, 11))
+    assert {row["_step"]: row["loss"] for row in rows} == step_losses(trainer)
+    found = {row["_step"]: row["eval_loss"] for row in rows if "eval_loss" in row}
+    assert found == dict(zip((5, 10), trainer.history["eval_loss"], strict=True))
+    for name in ("samples", "weights", "note", "errors"):
+        assert [row["_step"] for row in rows if any(key.startswith(name) for key in row)] == [6]
+    assert [row["progress/samples"] for row in rows] == [8 * step for step in range(1, 11)]
+    assert list(Path("wandb").rglob("media/images/samples_6_*.png"))
 
 
 def test_mlflow_has_every_step_once_in_one_run_with_params_artifacts_and_state(tmp_path):
@@ -154,6 +156,9 @@ def test_mlflow_has_every_step_once_in_one_run_with_params_artifacts_and_state(t
             *("media/samples/6-1.png", "media/samples/6-2.png", "media/weights/6.json", "media/note/6.txt"),
             "media/errors/6.json",
         }
+        assert mlflow_name("a//b (%)") == "a__b ___"
+        assert mlflow_name("../x") == "___x"
+        assert mlflow_name("") == "_"
         image = Path(client.download_artifacts(identity, "media/samples/6-1.png"))
         from PIL import Image
 

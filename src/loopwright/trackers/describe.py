@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..run.changes import flatten
 from .tracker import Setting, TrackedRun
 
 if TYPE_CHECKING:
@@ -17,9 +18,14 @@ LONGEST = 500  # characters of a setting
 
 def describe_run(trainer: Trainer, *, step: int, epoch: int, folder: Path | None, memory: dict[str, Any]) -> TrackedRun:
     """The run of a trainer that starts or goes on at a step."""
-    name = folder.name if folder is not None else "run"
+    given: Mapping[str, Any] = getattr(trainer, "_label", {})  # name, tags and config, of trainers that take them
+    name = given.get("name") or (folder.name if folder is not None else "run")
     config = {key: value for key, value in _settings(trainer) if key not in UNTOLD}
-    return TrackedRun(name, config, step=step, epoch=epoch, folder=folder, memory=memory)
+    for key, value in flatten(given["config"]).items() if given.get("config") else ():
+        is_taken = key in config and config[key] != value
+        config[f"config.{key}" if is_taken else key] = _plain(value)
+    tags = tuple(given.get("tags") or ())
+    return TrackedRun(name, config, tags, step=step, epoch=epoch, folder=folder, memory=memory)
 
 
 def _settings(trainer: Trainer) -> Iterator[tuple[str, Setting]]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..metrics.media import Histogram, Images, Table
 from .track import Track
-from .tracker import TrackedRow, TrackedRun, check_text, free_path
+from .tracker import TrackedRow, TrackedRun, check_text, free_path, position_of
 
 if TYPE_CHECKING:
     from ..metrics.media import Media
@@ -254,12 +254,13 @@ def write_media(folder: Path, media: Media) -> list[Path]:
     """Write media to files of a folder: PNG, text, JSON or comma-separated values; the same step replaces its own."""
     folder.mkdir(parents=True, exist_ok=True)
     start = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', media.name)}-{media.step}"
-    content = media.content
+    content, first = media.content, position_of(media)
     if isinstance(content, Images):
-        files = [folder / f"{start}-{number}.png" for number in range(1, len(content.files) + 1)]
+        files = [folder / f"{start}-{first + number}.png" for number in range(1, len(content.files) + 1)]
         for file, image in zip(files, content.files, strict=True):
             file.write_bytes(image)
         return files
+    start = f"{start}-{first + 1}" if first else start  # logged again at the same step
     path, text = folder / f"{start}.txt", ""
     if isinstance(content, Histogram):
         path = folder / f"{start}.json"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import re
 from collections.abc import Iterator, Sequence
 from io import BytesIO
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..metrics.media import Histogram, Images, Table
 from .track import Track
-from .tracker import TrackedRow, TrackedRun, check_installed, check_text, imported
+from .tracker import TrackedRow, TrackedRun, check_installed, check_text, imported, position_of
 
 if TYPE_CHECKING:
     from ..metrics.media import Media
@@ -116,12 +117,15 @@ class MLflowRun:
 
     def log_media(self, media: Media) -> None:
         client, content, name = self._client, media.content, _name(media.name)
+        first = position_of(media)
         place = f"media/{name}/{media.step}"
         if isinstance(content, Images):
             image = imported("PIL.Image")
-            for number, file in enumerate(content.files, start=1):
+            for number, file in enumerate(content.files, start=first + 1):
                 client.log_image(self._id, image.open(BytesIO(file)), f"{place}-{number}.png")
-        elif isinstance(content, Histogram):
+            return
+        place = f"{place}-{first + 1}" if first else place  # logged again at the same step
+        if isinstance(content, Histogram):
             client.log_dict(self._id, {"edges": list(content.edges), "counts": list(content.counts)}, f"{place}.json")
         elif isinstance(content, Table):
             table = {"columns": list(content.columns), "data": [list(row) for row in content.rows]}
@@ -136,5 +140,7 @@ class MLflowRun:
 
 
 def _name(name: str) -> str:
-    """A name with the signs that MLflow takes."""
-    return re.sub(r"[^\w\-. :/]", "_", name)
+    """A name with the signs that MLflow takes, which is no path to anything else."""
+    name = re.sub(r"[^\w\-. :/]", "_", name)
+    is_plain = posixpath.normpath(name) == name and name != "." and not name.startswith(("/", ".."))
+    return name if is_plain else re.sub(r"[/.]", "_", name) or "_"

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import re
 import struct
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from time import time
+from time import sleep, time
 from typing import TYPE_CHECKING, Any
 
 from ..metrics.media import Histogram, Images, Table
 from .track import Track
-from .tracker import TrackedRow, TrackedRun, check_installed, check_text, free_path, imported
+from .tracker import TrackedRow, TrackedRun, check_installed, check_text, free_path, imported, numbered
 
 if TYPE_CHECKING:
     from ..metrics.media import Media
@@ -62,9 +64,9 @@ class EventFiles:
     def start(self, run: TrackedRun) -> None:
         self._close()
         path = self._path(run)
-        run.memory["folder"] = path.name
+        _wait_for_new_second(path)
         self._writer = imported(self.WRITER).FileWriter(path)
-        if run.is_resumed or any(path.iterdir()):
+        if run.is_resumed or len(list(path.iterdir())) > 1:
             session, event = imported(self.EVENT).SessionLog, imported(self.EVENT).Event
             self._writer.add_event(event(step=run.step + 1, session_log=session(status=session.START)), run.step + 1)
         self._add_text("config", _markdown(Table(("setting", "value"), tuple(run.config.items()))), run.step, time())
@@ -75,8 +77,10 @@ class EventFiles:
         folder, noted = self.folder or (run.folder or Path()) / "tensorboard", run.memory.get("folder")
         if isinstance(noted, str):
             return folder / noted
-        path = folder / (self.name or run.name)
-        return path if run.is_resumed else free_path(path)
+        path = folder / (self.name or re.sub(r"[^\w .-]|^[.]+", "_", run.name))
+        path = path if run.is_resumed else free_path(path)
+        run.memory["folder"] = os.path.relpath(path, folder)  # the folder of all runs may be moved
+        return path
 
     def _add_hparams(self, run: TrackedRun) -> None:
         """Write the config for the HParams tab, which finds the metrics by itself."""
@@ -94,9 +98,8 @@ class EventFiles:
     def log_media(self, media: Media) -> None:
         content, step, wall = media.content, media.step, media.wall
         if isinstance(content, Images):
-            for number, (file, caption) in enumerate(zip(content.files, content.captions, strict=True), start=1):
-                tag = media.name if len(content.files) == 1 else f"{media.name}/{number}"
-                self._add_image(tag, file, caption, step, wall)
+            for name, file, caption in numbered(media, content):
+                self._add_image(name, file, caption, step, wall)
         elif isinstance(content, Histogram):
             self._add_histogram(media.name, content, step, wall)
         else:
@@ -147,6 +150,15 @@ class EventFiles:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+
+def _wait_for_new_second(folder: Path) -> None:
+    """Wait until the next file comes after those of the folder, which are read in the order of their seconds."""
+    seconds = [int(file.name.split(".")[3]) for file in folder.glob("events.out.tfevents.[0-9]*")]
+    for _ in range(40):  # no longer, where the clock was set back
+        if not seconds or time() >= max(seconds) + 1:
+            return
+        sleep(0.05)
 
 
 def _markdown(table: Table) -> str:

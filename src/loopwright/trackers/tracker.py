@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
 from ..errors import ConfigurationError, MissingExtraError
-from ..metrics.media import Media
+from ..metrics.media import Images, Media
 
 EndState: TypeAlias = Literal["finished", "stopped", "interrupted", "failed"]
 Setting: TypeAlias = str | int | float | bool | None
@@ -153,6 +153,19 @@ def check_options(owner: str, options: object, own: Sequence[str]) -> None:
                 f"{owner}(options=...) has {name!r}, which the tracker passes itself: use the tracker's own argument, "
                 "or leave it out."
             )
+
+
+def position_of(media: Media) -> int:
+    """How many items of its name and step were logged before it."""
+    return int(getattr(media, "position", 0))
+
+
+def numbered(media: Media, images: Images) -> Iterator[tuple[str, bytes, str]]:
+    """Each image with a name of its own and its caption, for trackers that have one image under a name."""
+    first = position_of(media)
+    for number, (file, caption) in enumerate(zip(images.files, images.captions, strict=True), start=first + 1):
+        is_only = len(images.files) == 1 and not first
+        yield (media.name if is_only else f"{media.name}/{number}"), file, caption
 
 
 def free_path(path: Path) -> Path:

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from ..metrics.media import Histogram, Images, Table
 from .track import Track
-from .tracker import TrackedRow, TrackedRun, check_installed, check_options, check_text, imported
+from .tracker import TrackedRow, TrackedRun, check_installed, check_options, check_text, imported, numbered
 
 if TYPE_CHECKING:
     from ..metrics.media import Media
@@ -84,8 +84,7 @@ class TrackioRun:
         value: Any
         if isinstance(content, Images):
             image = imported("PIL.Image")
-            for number, (file, caption) in enumerate(zip(content.files, content.captions, strict=True), start=1):
-                name = media.name if len(content.files) == 1 else f"{media.name}/{number}"
+            for name, file, caption in numbered(media, content):
                 value = trackio.Image(image.open(BytesIO(file)), caption=caption or None)
                 self._run.log({name: value}, step=media.step)
             return
