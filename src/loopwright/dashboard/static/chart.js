@@ -6,10 +6,16 @@ import { baseLayout, onTheme, token } from "./theme.js";
 
 const CONFIG = { displayModeBar: false, responsive: false, doubleClick: false, showTips: false, displaylogo: false, scrollZoom: false };
 
-const plotly = new Promise((resolve) => {
-  const look = () => (window.Plotly ? resolve(window.Plotly) : setTimeout(look, 20));
-  look();
-});
+let loading = null;
+
+/** plotly.js, which is large: loaded with the first chart. */
+function plotly() {
+  loading ??= window.Plotly ? Promise.resolve(window.Plotly) : new Promise((resolve, reject) => {
+    const { src } = document.getElementById("plotly");
+    document.head.append(el("script", { src, onload: () => resolve(window.Plotly), onerror: () => reject(new Error(`${src} cannot be loaded`)) }));
+  });
+  return loading;
+}
 
 /**
  * A chart inside `host`.
@@ -24,6 +30,7 @@ export class Chart {
 
   constructor(host, { label = "Chart", onvisible = null, ondraw = null } = {}) {
     this.host = host;
+    plotly(); // early: curves come from the server meanwhile
     this.graph = el("div", { class: "plot", role: "img", "aria-label": label });
     this.ondraw = ondraw;
     host.append(this.graph);
@@ -50,7 +57,7 @@ export class Chart {
   }
 
   async #draw() {
-    const Plotly = await plotly;
+    const Plotly = await plotly();
     const size = { width: this.graph.clientWidth, height: this.graph.clientHeight };
     if (!size.width || !this.#build) return;
     const { traces, layout = {} } = this.#build(size);
@@ -60,7 +67,7 @@ export class Chart {
 
   /** The chart as a data address: "png" (twice the size, for slides) or "svg"; with its title and on the page's ground. */
   async image(format, { title = "" } = {}) {
-    const Plotly = await plotly;
+    const Plotly = await plotly();
     const width = Math.max(640, this.graph.clientWidth);
     const height = Math.max(400, this.graph.clientHeight);
     const { traces, layout = {} } = this.#build({ width, height });

@@ -129,9 +129,9 @@ function eventLines(events, toX) {
 function eventSigns(events, toX) {
   return {
     type: "scatter", mode: "markers", yaxis: "y2", hoverinfo: "skip", x: events.map((event) => toX(event.x)),
-    y: events.map((event) => (event.kind === "best" ? 0.06 : 0.015)),
+    y: events.map((event) => (event.kind === "best" ? 0.05 : 0.015)),
     marker: {
-      symbol: events.map((event) => SIGNS[event.kind] ?? "diamond"), size: events.map((event) => (event.kind === "best" ? 9 : 6)),
+      symbol: events.map((event) => SIGNS[event.kind] ?? "diamond"), opacity: 0.8, size: events.map((event) => (event.kind === "best" ? 7 : 6)),
       color: token(events[0].colour), line: { width: events.map((event) => (event.kind === "checkpoint" ? 1.5 : 0)), color: token(events[0].colour) },
     },
   };

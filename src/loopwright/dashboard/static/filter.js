@@ -19,7 +19,9 @@ export function parseFilter(text) {
 export function columnNamed(key, keys) {
   if (keys.includes(key)) return key;
   const ending = keys.filter((one) => one.endsWith(`.${key}`) || one.toLowerCase() === key.toLowerCase());
-  return ending.length === 1 ? ending[0] : null;
+  const settings = ending.filter((one) => !one.startsWith("last."));
+  const found = settings.length ? settings : ending;
+  return found.length === 1 ? found[0] : null;
 }
 
 /**

@@ -47,7 +47,11 @@ class CurvesView {
   // --- what the address says
 
   get ids() { return runs.selected; }
-  get range() { return url.list("zoom")?.map(Number) ?? null; }
+  get range() {
+    const [first, last] = (url.list("zoom") ?? []).map(Number);
+    return first < last ? [first, last] : null; // anything else was typed by hand
+  }
+
   get halfLife() { return HALF_LIVES[Number(url.get("smooth", 0))] ?? 0; }
 
   get axis() {

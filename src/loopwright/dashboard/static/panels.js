@@ -1,5 +1,5 @@
 // Which panels there are for a set of metric names: training and evaluation of one metric share a panel, panels with the
-// same prefix share a group.
+// same prefix share a group. A metric without a partner keeps its whole name.
 
 const EVALUATION = /^(eval|evaluation|val|valid|validation|test|dev|holdout|heldout)[_/](.+)$/;
 const TRAINING = /^(train|training)[_/](.+)$/;
@@ -23,6 +23,7 @@ export function panelsOf(names) {
     const evaluations = members.filter((member) => member.kind !== "line").length;
     members.push({ name, word: word || "train", kind: isEval ? ["dash", "dot"][Math.min(evaluations, 1)] : "line" });
   }
+  for (const panel of panels.values()) if (panel.names.length === 1) panel.base = panel.names[0].name;
   return grouped([...panels.values()]);
 }
 

@@ -14,7 +14,7 @@ const STATE_HINTS = {
 /** A run's state as a coloured word. */
 export function statePill(run) {
   const hint = run.damaged?.length ? run.damaged.join("\n") : run.reason ?? STATE_HINTS[run.state] ?? "";
-  return el("span", { class: `pill ${STATES[run.state] ?? ""}`, title: hint }, run.damaged?.length ? "damaged" : run.state);
+  return el("span", { class: `pill ${run.damaged?.length ? "bad" : STATES[run.state] ?? ""}`, title: hint }, run.damaged?.length ? "damaged" : run.state);
 }
 
 /** A bar with the share done, and what is left. */
@@ -42,7 +42,7 @@ function progressHint({ progress }) {
 }
 
 const FIXED = [
-  { key: "name", title: "Run", isSticky: true, class: "name", valueOf: (run) => run.id, text: (run) => `${run.id}\n${run.name}\n${runs.selected.includes(run.id) ? runs.slot(run.id) : ""}`, draw: drawName, isAlways: true },
+  { key: "run", title: "Run", isSticky: true, class: "name", valueOf: (run) => run.id, text: (run) => `${run.id}\n${run.name}\n${runs.selected.includes(run.id) ? runs.slot(run.id) : ""}`, draw: drawName, isAlways: true },
   { key: "state", title: "State", text: (run) => `${run.state}${run.damaged?.length ?? ""}${run.reason ?? ""}`, draw: (cell, run) => fill(cell, statePill(run)), valueOf: (run) => (run.damaged?.length ? "damaged" : run.state) },
   { key: "progress", title: "Progress", class: "wide", text: (run) => `${progressText(run)}${run.state}${run.progress?.fraction}`, draw: (cell, run) => fill(cell, progressBar(run)), valueOf: (run) => run.progress?.fraction ?? null },
   { key: "eta", title: "Left", align: "number", isOptional: true, text: (run) => duration(run.eta), valueOf: (run) => run.eta },
@@ -55,7 +55,7 @@ const FIXED = [
   { key: "update", title: "Update", align: "number", isOptional: true, text: (run) => count(run.progress?.update), valueOf: (run) => run.progress?.update ?? null },
   { key: "rate", title: "Updates/s", align: "number", isOptional: true, text: (run) => number(run.rate, 3), valueOf: (run) => run.rate },
   { key: "door", title: "Interface", isOptional: true, text: (run) => run.door ?? "–", valueOf: (run) => run.door },
-  { key: "title", title: "Name", isOptional: true, text: (run) => run.name ?? "–", valueOf: (run) => run.name },
+  { key: "name", title: "Name", isOptional: true, text: (run) => run.name ?? "–", valueOf: (run) => run.name },
   { key: "folder", title: "Folder", isOptional: true, text: (run) => folderOf(run) || "–", valueOf: folderOf },
   { key: "tags", title: "Tags", text: (run) => (run.tags ?? []).join("\n"), draw: (cell, run) => fill(cell, (run.tags ?? []).map((tag) => el("span", { class: "tag" }, tag))), valueOf: (run) => run.tags ?? [] },
 ];
@@ -85,8 +85,10 @@ function drawMoment(cell, wall) {
   cell.title = moment(wall);
 }
 
+const OWN = new Set(FIXED.map((column) => column.key));
+
 const configColumn = (key) => ({
-  key, title: key.slice(key.lastIndexOf(".") + 1), prefix: key.includes(".") ? key.slice(0, key.lastIndexOf(".")) : null, isConfig: true,
+  key: OWN.has(key) ? `config.${key}` : key, title: key.slice(key.lastIndexOf(".") + 1), prefix: key.includes(".") ? key.slice(0, key.lastIndexOf(".")) : null, isConfig: true,
   text: (run) => (key in (run.config ?? {}) ? value(run.config[key]) : ""), valueOf: (run) => run.config?.[key] ?? null,
 });
 
@@ -104,7 +106,7 @@ export function allColumns(rows) {
     for (const name of run.names ?? []) names.add(name);
   }
   const config = [...keys].sort().map(configColumn);
-  for (const column of config) column.align = rows.every((run) => ["number", "undefined"].includes(typeof (run.config ?? {})[column.key])) ? "number" : null;
+  for (const column of config) column.align = rows.every((run) => typeof (column.valueOf(run) ?? 0) === "number") ? "number" : null;
   return [...FIXED, ...config, ...[...names].sort().map(lastColumn)];
 }
 

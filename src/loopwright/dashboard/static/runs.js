@@ -50,7 +50,7 @@ export const runs = {
     const chosen = url.list("runs");
     if (chosen) return chosen.filter((id) => byId.has(id));
     const order = (run) => [run.state === "running" ? 0 : 1, -(run.started ?? 0)];
-    const newest = runs.all.filter((run) => run.state !== "unreadable").sort((a, b) => order(a)[0] - order(b)[0] || order(a)[1] - order(b)[1]);
+    const newest = runs.all.filter((run) => run.names?.length).sort((a, b) => order(a)[0] - order(b)[0] || order(a)[1] - order(b)[1]);
     return newest.slice(0, FIRST_SELECTED).map((run) => run.id);
   },
 

@@ -18,8 +18,23 @@ function decode(text) {
   }
 }
 
+/** A setting as text; in a list, a comma inside of an entry must not be taken for the end of it. */
+function written(entry) {
+  if (!Array.isArray(entry)) return String(entry);
+  return entry.map((item) => String(item).replaceAll("%", "%25").replaceAll(",", "%2C")).join(",");
+}
+
+function changed(changes) {
+  const params = new URLSearchParams(current.params);
+  for (const [key, entry] of Object.entries(changes)) {
+    if (entry === null || entry === undefined) params.delete(key);
+    else params.set(key, written(entry));
+  }
+  return params;
+}
+
 function write(page, rest, params) {
-  const query = params.toString().replaceAll("%2C", ",").replaceAll("%2F", "/");
+  const query = params.toString().replaceAll("%2C", ",").replaceAll("%2F", "/").replaceAll("%3D", "=");
   return `#/${page}${rest ? `/${encodeURIComponent(rest)}` : ""}${query ? `?${query}` : ""}`;
 }
 
@@ -31,12 +46,7 @@ export const url = {
 
   /** Change settings: `url.set({x: "wall", zoom: null})`; null takes one away. `replace` leaves no entry in the history. */
   set(changes, { replace = true } = {}) {
-    const params = new URLSearchParams(current.params);
-    for (const [key, entry] of Object.entries(changes)) {
-      if (entry === null || entry === undefined) params.delete(key);
-      else params.set(key, Array.isArray(entry) ? entry.map(encodeURIComponent).join(",") : String(entry));
-    }
-    const address = write(current.page, current.rest, params);
+    const address = write(current.page, current.rest, changed(changes));
     if (address === write(current.page, current.rest, current.params)) return;
     history[replace ? "replaceState" : "pushState"](null, "", address);
     current = parse();
@@ -45,12 +55,7 @@ export const url = {
 
   /** The address of another page with today's settings: the selection goes along. */
   link(page, rest = "", changes = {}) {
-    const params = new URLSearchParams(current.params);
-    for (const [key, entry] of Object.entries(changes)) {
-      if (entry === null) params.delete(key);
-      else params.set(key, Array.isArray(entry) ? entry.map(encodeURIComponent).join(",") : String(entry));
-    }
-    return write(page, rest, params);
+    return write(page, rest, changed(changes));
   },
 
   go(page, rest = "", changes = {}) { location.hash = url.link(page, rest, changes).slice(1); },

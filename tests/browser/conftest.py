@@ -1,0 +1,125 @@
+"""One browser, one server and one folder of runs for all tests; and a page that is refused any error."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.dashboard.serving import Served, serving
+from tests.demo_runs import make_demo_run
+
+from .pictures import save_picture
+
+pytest.importorskip("playwright", reason="Playwright is not installed: pip install 'loopwright[dev]'")
+
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright  # noqa: E402
+
+CHROMIUM = os.environ.get("LOOPWRIGHT_CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
+MARKUP = "<img src=x onerror=alert(1)>"
+SIZE = {"width": 1280, "height": 800}
+
+expect.set_options(timeout=15_000)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    if not Path(CHROMIUM).exists():
+        pytest.skip(f"No browser at {CHROMIUM}: install Debian's `chromium`, or name one in LOOPWRIGHT_CHROMIUM")
+    with sync_playwright() as playwright:
+        # A locale that Intl knows: under C, Chromium says `en-US@posix`.
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--lang=en-US", "--disable-background-timer-throttling"]
+        )
+        browser.new_context(viewport=SIZE)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def runs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs as they lie around: a sweep, one with many steps, one that failed, one that is damaged, one with a bad name."""
+    root = tmp_path_factory.mktemp("browser") / "runs"
+    small: dict[str, Any] = {"steps": 240, "epochs": 4, "image_size": 16, "resumed": False, "media": False}
+    for number in range(6):
+        lr, width = 10.0 ** -(1 + number % 3), 16 << number // 3
+        config = {"optimizer.lr": lr, "model.width": width}
+        folder = root / "sweep" / f"lr={lr:g}-width={width}"
+        make_demo_run(folder, **small, seed=number, config=config, tags=["sweep"], started=1.7e9 + number)
+    names = ("loss", "accuracy", "lr", "train/grad_norm", "layers/0/norm", "layers/1/norm")
+    make_demo_run(root / "long", steps=20_000, epochs=8, media=False, names=names, tags=["baseline"], started=1.71e9)
+    make_demo_run(root / "failed", **small, state="failed", config={"optimizer.lr": 1.0}, started=1.69e9)
+    make_demo_run(root / MARKUP, **small, name=MARKUP, started=1.69e9 + 1)
+    damaged = make_demo_run(root / "damaged", **small, started=1.69e9 + 2)
+    damaged.joinpath("metrics.sqlite").write_bytes(b"this is no database " * 200)
+    return root
+
+
+@pytest.fixture(scope="session")
+def site(runs_folder: Path) -> Iterator[Served]:
+    with serving(runs_folder) as server:
+        yield server
+
+
+Open = Callable[..., Page]
+
+
+class Visitor:
+    """Opens pages, and keeps what went wrong in them."""
+
+    def __init__(self, browser: Browser, site: Served) -> None:
+        self.browser, self.shared, self.site = browser, browser.contexts[0], site
+        self.stack = ExitStack()
+        self.problems: list[str] = []
+        self.is_expected = lambda problem: False
+
+    def open(self, fragment: str = "", *, port: int | None = None, wait: str = "h1, .empty", **options: Any) -> Page:
+        """A page of the site; `wait` is what must be there before it is given. Options are those of a browser context."""
+        page = self.stack.enter_context(self._context(options)).new_page()
+        self.stack.callback(page.close)
+        page.set_default_timeout(15_000)
+        home = f"http://127.0.0.1:{port or self.site.port}/"
+        page.on("console", lambda message: self._note(message.type in ("error", "warning"), f"console: {message.text}"))
+        page.on("pageerror", lambda error: self._note(True, f"error: {error}"))
+        page.on("dialog", lambda dialog: self._note(True, f"dialog: {dialog.message}"))
+        page.on(
+            "request",
+            lambda sent: self._note(not sent.url.startswith((home, "data:", "blob:")), f"request: {sent.url}"),
+        )
+        page.goto(f"{home}{fragment}")
+        page.wait_for_selector(wait, state="attached")
+        return page
+
+    def _context(self, options: dict[str, Any]) -> AbstractContextManager[BrowserContext]:
+        """One context for all pages without options of their own, so that plotly is compiled once and not in every test."""
+        if options:
+            return self.browser.new_context(**{"viewport": SIZE, **options})
+        return nullcontext(self.shared)
+
+    def _note(self, is_wrong: bool, problem: str) -> None:
+        if is_wrong and not self.is_expected(problem):
+            self.problems.append(problem)
+
+
+@pytest.fixture
+def visitor(chromium: Browser, site: Served) -> Iterator[Visitor]:
+    visitor = Visitor(chromium, site)
+    yield visitor
+    visitor.stack.close()
+    assert visitor.problems == []
+
+
+@pytest.fixture
+def visit(visitor: Visitor) -> Open:
+    return visitor.open
+
+
+@pytest.fixture
+def picture() -> Callable[[Page, str], None]:
+    """Save a screenshot for the docs where LOOPWRIGHT_SCREENSHOTS names a folder."""
+    return save_picture

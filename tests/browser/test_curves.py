@@ -1,0 +1,230 @@
+"""Curves of the selected runs, in a real browser."""
+
+from __future__ import annotations
+
+import csv
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from .charts import drag, lines, panel, traces, wait_for_chart, x_range
+from .conftest import Open
+
+PAIR = "runs=sweep/lr%3D0.1-width%3D16,sweep/lr%3D0.01-width%3D16"
+
+
+def test_training_and_evaluation_of_a_metric_share_a_panel_and_prefixes_a_group(visit: Open):
+    page = visit("#/curves?runs=long")
+    wait_for_chart(page, "loss")
+    assert [line["dash"] for line in lines(page, "loss")] == ["solid", "6px,3px"]
+    titles = page.locator(".group-head h2").all_inner_texts()
+    assert titles == ["metrics", "layers", "train"]
+    assert page.locator(".panel-group").nth(1).locator(".panel").count() == 2
+    page.locator(".group-head").nth(1).click()
+    expect(panel(page, "layers/0/norm")).to_have_count(0)
+    page.reload()
+    wait_for_chart(page, "loss")
+    expect(panel(page, "layers/0/norm")).to_have_count(0)
+
+
+def test_panels_are_found_by_name(visit: Open):
+    page = visit("#/curves?runs=long")
+    page.get_by_label("Search panels").fill("norm 1")
+    expect(page.locator(".panel")).to_have_count(1)
+    wait_for_chart(page, "layers/1/norm")
+    page.get_by_label("Search panels").fill("nothing")
+    expect(page.locator(".empty")).to_contain_text("No panel has this name")
+
+
+def test_a_thinned_curve_says_so_and_keeps_its_spikes(visit: Open):
+    page = visit("#/curves?runs=long")
+    wait_for_chart(page, "loss")
+    expect(panel(page, "loss").locator(".thin-note")).to_contain_text("points")
+    bands = [trace for trace in traces(page, "loss") if trace["fill"] == "toself"]
+    assert max(y for band in bands for y in band["y"] if y is not None) == 40.0  # single steps among 20,000
+    step = lines(page, "loss")[0]
+    assert len(step["x"]) < 1000
+    assert max(y for y in step["y"] if y is not None) < 40.0
+
+
+def test_zoom_gets_every_point_and_is_the_same_in_all_charts(visit: Open):
+    page = visit("#/curves?runs=long")
+    wait_for_chart(page, "loss")
+    wait_for_chart(page, "accuracy")
+    drag(page, "loss", 0.5, 0.56)
+    page.wait_for_function("() => location.hash.includes('zoom=')")
+    page.wait_for_function(
+        """() => document.querySelector('[data-panel="loss"] .plot')._fullLayout.xaxis.range[0] > 9000"""
+    )
+    drag(page, "loss", 0.5, 0.6)
+    expect(panel(page, "loss").locator(".thin-note")).to_be_hidden()
+    page.wait_for_function("""() => {
+        const x = document.querySelector('[data-panel="loss"] .plot').data[0].x;
+        return x.length > 20 && x[1] - x[0] === 1;
+    }""")
+    steps = [x for x in lines(page, "loss")[0]["x"] if x is not None]
+    assert {after - before for before, after in pairwise(steps)} == {1}
+    assert x_range(page, "accuracy") == pytest.approx(x_range(page, "loss"))
+    page.keyboard.press("0")
+    expect(panel(page, "loss").locator(".thin-note")).to_be_visible()
+    assert "zoom=" not in page.url
+
+
+def test_nan_and_infinite_values_are_marked_and_the_line_is_broken(visit: Open):
+    page = visit(f"#/curves?{PAIR}")
+    wait_for_chart(page, "loss")
+    marks = [
+        symbol
+        for trace in traces(page, "loss")
+        if trace["axis"] == "y2" and isinstance(trace["symbol"], list)
+        for symbol in trace["symbol"]
+    ]
+    assert marks.count("x-thin") == 6
+    assert marks.count("triangle-up") == 2
+    line = lines(page, "loss")[0]
+    assert line["y"][line["x"].index(5)] is None
+
+
+def test_smoothing_shows_the_raw_curve_behind(visit: Open):
+    page = visit(f"#/curves?{PAIR}")
+    wait_for_chart(page, "accuracy")
+    before = lines(page, "accuracy")
+    page.get_by_label("Smoothing", exact=True).fill("3")
+    page.wait_for_function(
+        """() => document.querySelector('[data-panel="accuracy"] .plot').data.filter((t) => t.line?.width === 2).length === 2"""
+    )
+    raw, smooth = lines(page, "accuracy")[:2]
+    assert raw["y"] == before[0]["y"]
+    assert raw["colour"].startswith("rgba")
+    jumps = [sum(abs(b - a) for a, b in pairwise(line["y"])) for line in (raw, smooth)]
+    assert jumps[1] < jumps[0] / 3
+    assert "smooth=3" in page.url
+
+
+def test_scales_can_be_logarithmic_for_one_panel_or_for_all(visit: Open):
+    page = visit("#/curves?runs=long")
+    wait_for_chart(page, "loss")
+    kind = """(name) => document.querySelector(`[data-panel="${name}"] .plot`)._fullLayout.yaxis.type"""
+    panel(page, "loss").get_by_role("button", name="log").click()
+    page.wait_for_function(f"() => ({kind})('loss') === 'log'")
+    assert page.evaluate(kind, "accuracy") == "linear"
+    page.keyboard.press("l")
+    page.wait_for_function(f"() => ({kind})('accuracy') === 'log'")
+
+
+@pytest.mark.parametrize(("axis", "last"), [("update", 240), ("epoch", 4), ("samples", 7680), ("seconds", 2.4)])
+def test_x_is_chosen_among_all_clocks(visit: Open, axis: str, last: float):
+    page = visit(f"#/curves?{PAIR}")
+    wait_for_chart(page, "loss")
+    page.get_by_label("x axis").select_option(axis)
+    page.wait_for_function(
+        """([last]) => Math.abs(document.querySelector('[data-panel="loss"] .plot')._fullLayout.xaxis.range[1] - last) < 1e-6 * last""",
+        arg=[last],
+    )
+
+
+def test_x_may_be_wall_time_or_another_metric(visit: Open):
+    page = visit(f"#/curves?{PAIR}")
+    wait_for_chart(page, "loss")
+    for axis, kind, last in (("wall", "date", None), ("accuracy", "linear", 1.0)):
+        page.get_by_label("x axis").select_option(axis)
+        page.wait_for_function(
+            """([kind, last]) => {
+            const { type, range } = document.querySelector('[data-panel="loss"] .plot')._fullLayout.xaxis;
+            return type === kind && (last === null || (range[1] > 0.8 * last && range[1] < 1.2 * last));
+        }""",
+            arg=[kind, last],
+        )
+
+
+def test_one_cursor_in_all_charts_with_a_table_of_values(visit: Open):
+    page = visit(f"#/curves?{PAIR}&values=1")
+    for name in ("loss", "accuracy"):
+        wait_for_chart(page, name)
+    box = panel(page, "loss").locator(".nsewdrag").first.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    expect(panel(page, "loss").locator(".cursor-line")).to_be_visible()
+    expect(panel(page, "accuracy").locator(".cursor-line")).to_be_visible()
+    tip = page.locator(".cursor-values:not([hidden])")
+    expect(tip).to_have_count(1)
+    expect(tip).to_contain_text("sweep/lr=0.1-width=16")
+    expect(tip.locator("tr")).to_have_count(4)
+    table = page.get_by_label("Values at the cursor")
+    expect(table.locator("tbody tr")).to_have_count(2)
+    for name in ("loss", "eval_loss", "accuracy", "lr"):
+        expect(table.locator("thead")).to_contain_text(name)
+
+
+def test_the_cursor_moves_by_keys(visit: Open):
+    page = visit(f"#/curves?{PAIR}")
+    wait_for_chart(page, "accuracy")
+    panel(page, "accuracy").locator(".panel-plot").focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+    expect(page.locator(".cursor-values:not([hidden]) .cursor-title")).to_have_text("step 3")
+    page.keyboard.press("+")
+    page.wait_for_function("() => location.hash.includes('zoom=')")
+    page.keyboard.press("0")
+    page.wait_for_function("() => !location.hash.includes('zoom=')")
+
+
+def test_events_are_marks_that_can_be_chosen(visit: Open):
+    page = visit("#/curves?runs=long")
+    wait_for_chart(page, "accuracy")
+    page.wait_for_function(
+        """() => document.querySelector('[data-panel="accuracy"] .plot').data.some((trace) => trace.yaxis === "y2")"""
+    )
+    marks = [trace for trace in traces(page, "accuracy") if trace["axis"] == "y2"]
+    resumed = next(trace for trace in marks if trace["mode"] == "lines")
+    assert resumed["x"][0] == 10_000
+    assert {"star", "line-ns"} <= {symbol for trace in marks for symbol in trace["symbol"] or []}
+    page.get_by_role("button", name="Marks").click()
+    page.get_by_label("resumed").uncheck()
+    page.wait_for_function(
+        """() => !document.querySelector('[data-panel="accuracy"] .plot').data.some((trace) => trace.yaxis === "y2" && trace.mode === "lines")"""
+    )
+    assert "marks=" in page.url
+
+
+def test_one_run_that_was_killed_and_resumed_is_one_curve(visit: Open):
+    page = visit("#/curves?runs=long&zoom=9900,10100")
+    wait_for_chart(page, "accuracy")
+    steps = [x for x in lines(page, "accuracy")[0]["x"] if x is not None]
+    assert steps == sorted(set(steps))
+    assert len(steps) == 201
+
+
+def test_a_chart_is_exported_as_a_picture_and_its_data_as_csv(visit: Open):
+    page = visit(f"#/curves?{PAIR}")
+    chart = wait_for_chart(page, "loss")
+    for name, start in (("Picture (PNG)", b"\x89PNG"), ("Drawing (SVG)", b"<svg")):
+        chart.get_by_role("button", name="Export").click()
+        with page.expect_download() as saved:
+            chart.get_by_text(name).click()
+        assert Path(saved.value.path()).read_bytes().startswith(start)
+        page.keyboard.press("Escape")
+    chart.get_by_role("button", name="Export").click()
+    with page.expect_download() as saved:
+        chart.get_by_text("All values (CSV)").click()
+    rows = list(csv.DictReader(Path(saved.value.path()).read_text().splitlines()))
+    assert {row["run"] for row in rows} == {"sweep/lr=0.1-width=16", "sweep/lr=0.01-width=16"}
+    assert len([row for row in rows if row["name"] == "loss" and row["level"] == "step"]) == 480
+
+
+def test_only_panels_in_view_are_drawn(visit: Open):
+    page = visit("#/curves?runs=long", viewport={"width": 700, "height": 420})
+    wait_for_chart(page, "loss")
+    last = page.locator(".panel").last
+    assert last.locator(".main-svg").count() == 0
+    last.scroll_into_view_if_needed()
+    expect(last.locator(".main-svg").first).to_be_visible()
+
+
+def test_without_a_selection_the_page_says_what_to_do(visit: Open):
+    page = visit("#/curves?runs=")
+    expect(page.locator(".empty")).to_contain_text("No run is selected")
+    page.get_by_role("link", name="Choose runs").click()
+    expect(page.locator("table")).to_be_visible()

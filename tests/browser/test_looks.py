@@ -1,0 +1,96 @@
+"""Light and dark, phone width, and what may go wrong: names, addresses, tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.dashboard.serving import serving
+
+from .charts import wait_for_chart
+from .conftest import MARKUP, Open, Visitor
+
+PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
+GROUND = "() => getComputedStyle(document.documentElement).backgroundColor"
+FOUR = "runs=sweep/lr%3D0.1-width%3D16,sweep/lr%3D0.01-width%3D16,sweep/lr%3D0.001-width%3D32,long"
+Picture = Callable[[Page, str], None]
+
+
+def brightness(colour: str) -> float:
+    numbers = [float(part) for part in colour.removeprefix("rgb(").removesuffix(")").split(",")]
+    return sum(numbers) / 3
+
+
+def test_the_table_of_runs_looks_as_in_the_docs(visit: Open, picture: Picture):
+    page = visit(f"#/runs?{FOUR}")
+    expect(page.locator("tbody tr[data-id]")).to_have_count(10)
+    picture(page, "ui-runs")
+
+
+def test_light_and_dark_follow_the_system_also_while_the_page_is_open(visit: Open, picture: Picture):
+    page = visit(f"#/curves?{FOUR}&smooth=3")
+    wait_for_chart(page, "loss")
+    wait_for_chart(page, "accuracy")
+    assert brightness(page.evaluate(GROUND)) > 230
+    ticks = """() => document.querySelector('[data-panel="loss"] .xtick text').style.fill"""
+    light = page.evaluate(ticks)
+    picture(page, "ui-curves")
+    page.emulate_media(color_scheme="dark")
+    assert brightness(page.evaluate(GROUND)) < 40
+    page.wait_for_function(f"(light) => ({ticks})() !== light", arg=light)
+    assert brightness(page.evaluate(ticks)) > brightness(light)
+    picture(page, "ui-curves-dark")
+
+
+@pytest.mark.parametrize("where", ["runs", "curves", "compare", "sweep"])
+def test_nothing_is_wider_than_a_phone(visit: Open, picture: Picture, where: str):
+    page = visit(f"#/{where}?{FOUR}", **PHONE)
+    if where == "curves":
+        wait_for_chart(page, "loss")
+        picture(page, "ui-phone")
+    assert page.evaluate("() => document.documentElement.scrollWidth") == 390
+    for link in page.locator("nav a").all():
+        link.scroll_into_view_if_needed()
+        expect(link).to_be_in_viewport()
+
+
+def test_a_tap_on_a_chart_reads_its_values(visit: Open):
+    page = visit(f"#/curves?{FOUR}", **PHONE)
+    wait_for_chart(page, "loss").locator(".panel-plot").tap(position={"x": 180, "y": 90})
+    tip = page.locator(".cursor-values:not([hidden])")
+    expect(tip).to_contain_text("long")
+    box = tip.bounding_box()
+    assert box is not None
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= 390
+
+
+@pytest.mark.parametrize("run", ["../../etc/passwd", "..%2F..%2Fetc%2Fpasswd", "%E0%A4%A", "nothing", MARKUP])
+def test_any_address_is_a_page_and_no_error(visitor: Visitor, run: str):
+    visitor.is_expected = lambda problem: "404" in problem
+    page = visitor.open(f"#/run/{run}", wait="main > *")
+    assert "root:" not in page.content()
+    assert page.locator("main img").count() == 0
+
+
+def test_settings_that_mean_nothing_are_no_error(visit: Open):
+    page = visit("#/curves?runs=long,nothing&x=step&zoom=a,b&smooth=99&logy=nothing&closed=%&wide=,&marks=unknown")
+    wait_for_chart(page, "loss")
+    page = visit("#/runs?sort=-nothing&group=nothing&cols=nothing&hide=,&q=%22a")
+    expect(page.locator("table")).to_be_visible()
+
+
+def test_without_the_token_nothing_is_shown(visitor: Visitor, runs_folder: Path):
+    visitor.is_expected = lambda problem: "401" in problem
+    with serving(runs_folder, host="0.0.0.0") as guarded:
+        page = visitor.open("?token=wrong", port=guarded.port, wait="body *")
+        assert "token" in page.inner_text("body")
+        assert "sweep" not in page.content()
+        page.goto(f"http://127.0.0.1:{guarded.port}/?token={guarded.token}")
+        expect(page.locator("tbody tr[data-id]")).to_have_count(10)
+        assert guarded.token not in page.url
+        page.keyboard.press("2")
+        wait_for_chart(page, "loss")
