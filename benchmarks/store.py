@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.demo_runs import make_demo_run
 from torch import nn
 
 from loopwright import Callback, StepResult, Trainer
 from loopwright.run import MetricsStore, RunView, StepRow
 from loopwright.run.metrics_view import MetricsView
-from tests.demo_runs import make_demo_run
 
 SCALARS = 10
 STEPS = 4000

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import LoopwrightError
+from ..run.axes import AXES
 from ..run.metrics_view import MetricsView
 from .answers import Refusal, plain, to_json
 from .folder import RunsFolder, stamp_of
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from ..run.curves import Curve
 
 Level = Literal["step", "epoch"]
-AXES = ("step", "update", "epoch", "samples", "seconds", "wall")
 MAX_CURVES = 2_000
 CACHE_CHARACTERS = 64_000_000
 DIGITS = 9  # of the numbers of thinned curves; exact values keep all of theirs

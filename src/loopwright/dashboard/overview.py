@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from ..run.metrics_records import Event
 from ..run.reading import RunView
+from .summary import trained_seconds
 
 UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 TIMES = {1: "once", 2: "twice"}
@@ -66,7 +67,7 @@ def _state(run: RunView) -> str:
         limit = f" of {most:,}" if unit == "epoch" and progress.epoch else f" of at most {_count(most, unit)}"
     words = [STATES[run.state], "for" if run.state == "running" else "after", f"{done}{limit}"]
     words += [f"({updates})"] if updates else []
-    words += [f"in {duration_text(run.seconds)}"] if run.seconds else []
+    words += [f"in {duration_text(seconds)}"] if (seconds := trained_seconds(run)) else []
     words += [f"on {device}"] if isinstance(device, str) else []
     return f"{' '.join(words)}."
 
@@ -85,9 +86,7 @@ def _best(run: RunView) -> str | None:
 
 
 def _left(run: RunView) -> str | None:
-    from .summary import eta_of
-
-    left = eta_of(run)
+    left = run.eta
     return None if left is None else f"About {duration_text(left)} to go."
 
 
