@@ -171,17 +171,11 @@ def csv_lines(stores: Stores, runs: Sequence[tuple[str, Path]], names: Sequence[
     yield _csv([HEADER])
     for run, (path, own) in asked.items():
         with stores.opened(path) as metrics:
-            clock = metrics.clock()
-            places = dict(zip(clock["step"], zip(*(clock[name] for name in AXES[2:]), strict=True), strict=True))
-            for name in own:
-                rows: list[tuple[object, ...]] = [
-                    (run, name, "step", point.at, point.update, *places.get(point.at, ("",) * 4), repr(point.value))
-                    for point in metrics.steps(name)
-                ]
-                rows += [
-                    (run, name, "epoch", "", point.update, point.at, "", "", "", repr(point.value))
-                    for point in metrics.epochs(name)
-                ]
+            for name, level in ((name, level) for name in own for level in _levels(None)):
+                columns = metrics.columns(name, level)
+                values = [repr(value) for value in columns["value"]]
+                places = zip(*(columns[axis] for axis in AXES), values, strict=True)
+                rows = [(run, name, level, *row) for row in places]  # None is empty in CSV
                 for at in range(0, len(rows), ROWS_AT_ONCE):
                     yield _csv(rows[at : at + ROWS_AT_ONCE])
 
