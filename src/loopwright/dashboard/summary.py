@@ -86,7 +86,9 @@ def trained_seconds(run: RunView) -> float | None:
     if run.state not in ("running", "crashed"):
         return run.seconds
     place = run.metrics.last_place() if run.epoch_names or not run.problems else None
-    return run.seconds if place is None or place["seconds"] is None else float(place["seconds"])
+    if place is not None and place["seconds"] is not None:
+        return float(place["seconds"])
+    return run.seconds if run.state == "running" else None
 
 
 def best_of(run: RunView) -> Json | None:
