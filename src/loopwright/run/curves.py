@@ -89,16 +89,29 @@ def epoch_curve(
 
     if x in AXES:
         place = "v.epoch" if x == "epoch" else 'v."update"' if x == "update" else f"c.{x}"
-        query = f"SELECT v.epoch, v.value, {place} FROM epoch_values v LEFT JOIN epoch_clock c ON c.epoch = v.epoch"
+        columns = f'v.epoch, v.value, {place}, v."update"'
+        query = f"SELECT {columns} FROM epoch_values v LEFT JOIN epoch_clock c ON c.epoch = v.epoch"
         values: tuple[object, ...] = (id_of(connection, name),)
     else:
-        query = "SELECT v.epoch, v.value, o.value FROM epoch_values v JOIN epoch_values o ON o.epoch = v.epoch"
+        query = "SELECT v.epoch, v.value, o.value, 0 FROM epoch_values v JOIN epoch_values o ON o.epoch = v.epoch"
         query, values = f"{query} AND o.name = ?", (id_of(connection, x), id_of(connection, name))
     start = -(2**62) if after is None else after
     rows = connection.execute(f"{query} WHERE v.name = ? AND v.epoch > ? ORDER BY v.epoch", (*values, start)).fetchall()
-    epochs, numbers, places = np.array(rows, float).reshape(-1, 3).T
-    columns = _of_values(epochs, numbers) | {"x": places}
-    return _curve(name, "epoch", x, _within(columns, bounds))
+    epochs, numbers, places, updates = np.array(rows, float).reshape(-1, 4).T
+    if x == "step" and np.isnan(places).any():
+        places = np.where(np.isnan(places), _steps_of_updates(connection, updates), places)
+    return _curve(name, "epoch", x, _within(_of_values(epochs, numbers) | {"x": places}, bounds))
+
+
+def _steps_of_updates(connection: sqlite3.Connection, updates: Array) -> Array:
+    """The last logged steps up to some updates, for epochs of an earlier version, which noted no step; else NaN."""
+    import numpy as np
+
+    one_metric = "name = (SELECT name FROM step_values LIMIT 1)"
+    rows = connection.execute(f'SELECT step, "update" FROM step_values WHERE {one_metric} ORDER BY step').fetchall()
+    steps, ends = np.array([(np.nan, -np.inf), *rows], float).T
+    found: Array = steps[np.searchsorted(ends, updates, side="right") - 1]
+    return found
 
 
 def id_of(connection: sqlite3.Connection, name: str) -> object:

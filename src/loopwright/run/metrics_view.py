@@ -128,6 +128,11 @@ class MetricsView:
         rows = self._read(read_last_step) or ()
         return next((row for row in rows if _are_counts(*row)), None)
 
+    def last_place(self) -> dict[str, Any] | None:
+        """The newest row of the clock: step, update, epoch, samples, seconds and wall."""
+        rows = self._rows('SELECT step, "update", epoch, samples, seconds, wall FROM clock ORDER BY step DESC LIMIT 1')
+        return dict(zip(PLACE, rows[0], strict=True)) if rows else None
+
     def last_epoch(self) -> Point | None:
         """Any metric of the newest epoch, for its number and update."""
         return self._epochs[-1][1] if self._epochs else None
