@@ -115,12 +115,14 @@ class CurvesView {
   }
 
   #rows(data) {
-    if (data.events?.length) this.#events.set(data.run, [...(this.#events.get(data.run) ?? []), ...data.events]);
+    if (data.events?.length) this.#addEvents(data.run, data.events);
     for (const panel of this.#panels.values()) panel.add(data);
   }
 
   #reread({ run, cursor: place }) {
     this.cursors = { ...this.cursors, [run]: place };
+    this.#events.delete(run);
+    this.#loadEvents();
     for (const panel of this.#panels.values()) panel.forget();
     this.#follow();
   }
@@ -166,11 +168,17 @@ class CurvesView {
     if (!ids.length) return;
     try {
       const answer = await api("events", { run: ids });
-      for (const id of ids) this.#events.set(id, [...(answer.events[id] ?? []), ...(this.#events.get(id) ?? [])]);
+      for (const id of ids) this.#addEvents(id, answer.events[id] ?? []);
     } catch {
       return; // curves without marks are still curves; the run's page says what is wrong with it
     }
     for (const panel of this.#panels.values()) panel.refresh();
+  }
+
+  /** Events come with answers and in the stream, some of them twice. */
+  #addEvents(run, events) {
+    const byId = new Map([...(this.#events.get(run) ?? []), ...events].map((event) => [event.id, event]));
+    this.#events.set(run, [...byId.values()]);
   }
 
   #wantedGroups() {
