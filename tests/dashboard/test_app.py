@@ -29,7 +29,12 @@ def test_the_table_has_state_progress_best_metric_and_flat_config(served: Served
     assert set(first) == FIELDS
     assert first["state"] == "finished"
     assert first["progress"] == {
-        **{"fraction": 0.5, "epoch": 2, "step": 50, "update": 50, "sample": 400, "limit": ["epoch", 4]}
+        "fraction": 0.5,
+        "epoch": 2,
+        "step": 50,
+        "update": 50,
+        "sample": 400,
+        "limit": ["epoch", 4],
     }
     assert first["best"] == {"name": "eval_loss", "value": 0.25, "epoch": 2, "mode": "min"}
     assert first["config"] == {"model.width": 32, "optimizer.lr": 0.1, "trainer.max_epochs": 4}

@@ -18,7 +18,6 @@ from torch import nn
 from loopwright import Callback, Trainer
 from loopwright.run import MetricsStore, update_manifest
 from loopwright.run.directory import RunDirectory
-
 from tests.forked import end_as_program
 
 from .serving import SECONDS, Served, serving
@@ -172,11 +171,10 @@ def test_summaries_that_changed_after_the_table_was_read_are_sent_at_once(tmp_pa
 
 def test_a_run_that_is_removed_is_gone(tmp_path: Path):
     write_run(tmp_path / "a", media=False)
-    with serving(tmp_path) as served:
-        with served.events(f"/api/live?run=a&cursor={cursor_of(served, 'a')}&name=loss") as events:
-            until(lambda: served.live._stamps)
-            shutil.rmtree(tmp_path / "a")
-            assert wait_for(events, "gone")["run"] == "a"
+    with serving(tmp_path) as served, served.events("/api/live?run=a&name=loss") as events:
+        until(lambda: served.live._stamps)
+        shutil.rmtree(tmp_path / "a")
+        assert wait_for(events, "gone")["run"] == "a"
 
 
 def open_files() -> int:

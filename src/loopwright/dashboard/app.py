@@ -119,15 +119,12 @@ class Data:
     def curves(self, request: Request) -> Response:
         """Curves at the resolution of a screen."""
         query = request.query_params
-        level = query.get("level") or None
-        if level is not None and level not in ("step", "epoch"):
-            raise Refusal(400, f"level={level[:40]!r}: use step or epoch.")
         window = curves.Window(
             x=query.get("x") or "step",
             first=number(request, "first"),
             last=number(request, "last"),
             points=whole_number(request, "points", 1000, least=2, most=MAX_POINTS),
-            level=level,
+            level=curves.parse_level(query.get("level", "")),
         )
         return answer(request, self._curves.answer(query.getlist("run"), query.getlist("name"), window))
 

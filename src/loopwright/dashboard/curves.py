@@ -108,6 +108,14 @@ class Curves:
         return cursor
 
 
+def parse_level(text: str) -> Level | None:
+    """The level that a query names; None for both."""
+    levels: dict[str, Level | None] = {"step": "step", "epoch": "epoch", "": None}
+    if text not in levels:
+        raise Refusal(400, f"level={text[:40]!r}: use step or epoch.")
+    return levels[text]
+
+
 def _levels(level: Level | None) -> tuple[Level, ...]:
     return ("step", "epoch") if level is None else (level,)
 

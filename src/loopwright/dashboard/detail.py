@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import LoopwrightError
 from ..run.changes import flatten
-from ..run.metrics_view import Event, LogLine, MediaItem, MetricsView
+from ..run.metrics_records import Event, LogLine, MediaItem
+from ..run.metrics_view import MetricsView
 from ..run.reading import CONFIG, RunView
 from .answers import Refusal
 from .folder import Entry, own_file
@@ -44,11 +45,13 @@ class Detail:
     def answer(self) -> Json:
         """All that the page of a run shows."""
         run, manifest = self.run, self.run.manifest
-        events = self._part(self.metrics.events, [])
-        log = self._part(lambda: read_log(run.path, self.metrics, LOG_LINES), empty_log())
+        cursor = self._part(lambda: str(self.metrics.cursor()), str)  # first: what comes meanwhile then comes twice
+        events: list[Event] = self._part(self.metrics.events, list)
+        log = self._part(lambda: read_log(run.path, self.metrics, LOG_LINES), empty_log)
         return {
             "summary": self.entry.summary,
-            "sentences": self._part(lambda: sentences(run, events), []),
+            "cursor": cursor,
+            "sentences": self._part(lambda: sentences(run, events), list),
             "path": str(run.path),
             "command": _command(manifest.get("command")),
             "manifest": {key: value for key, value in manifest.items() if key not in APART},
@@ -57,21 +60,21 @@ class Detail:
             "environment": environment(manifest),
             "data": manifest.get("data") or None,
             "changes": _changes(manifest.get("changes")),
-            "checkpoints": self._part(lambda: checkpoints(run), []),
+            "checkpoints": self._part(lambda: checkpoints(run), list),
             "events": [as_event(event) for event in events],
-            "media": self._part(lambda: media_index(self.metrics.media()), []),
-            "profile": self._part(lambda: read_profile(run.path), None),
+            "media": self._part(lambda: media_index(self.metrics.media()), list),
+            "profile": self._part(lambda: read_profile(run.path), lambda: None),
             "log": log,
             "traceback": traceback_of(events, run.path) if run.state in ("failed", "crashed") else None,
             "problems": list(dict.fromkeys([*self.entry.summary["damaged"], *run.problems, *self.problems])),
         }
 
-    def _part(self, read: Callable[[], T], otherwise: T) -> T:
+    def _part(self, read: Callable[[], T], nothing: Callable[[], T]) -> T:
         try:
             return read()
         except (LoopwrightError, OSError, ValueError) as error:
             self.problems.append(str(error))
-            return otherwise
+            return nothing()
 
 
 def unreadable(entry: Entry) -> Json:
@@ -81,6 +84,7 @@ def unreadable(entry: Entry) -> Json:
         "summary": entry.summary,
         "sentences": ["This run cannot be read.", *entry.summary["damaged"]],
         "path": str(entry.path),
+        "cursor": "",
         "manifest": {},
         **dict.fromkeys(nothing),
         **{name: [] for name in ("environment", "changes", "checkpoints", "events", "media")},
@@ -221,7 +225,7 @@ def read_log(run: Path, metrics: MetricsView, last: int) -> Json:
 
 def as_log_line(line: LogLine) -> Json:
     """A line of the log as JSON."""
-    return {"wall": line.wall, "level": line.level, "text": line.text}
+    return {"id": line.id, "wall": line.wall, "level": line.level, "text": line.text}
 
 
 def tail(run: Path, size: int) -> tuple[list[str], bool]:
@@ -239,9 +243,9 @@ def tail(run: Path, size: int) -> tuple[list[str], bool]:
 def _parse_line(text: str) -> Json:
     found = LINE.fullmatch(text)
     if found is None:
-        return {"wall": None, "level": None, "text": text}
+        return {"id": None, "wall": None, "level": None, "text": text}
     wall = datetime.fromisoformat(f"{found[1]}.{found[2]}").timestamp()  # the log's clock is this machine's
-    return {"wall": wall, "level": found[3], "text": found[4]}
+    return {"id": None, "wall": wall, "level": found[3], "text": found[4]}
 
 
 def traceback_of(events: Iterable[Event], run: Path) -> str | None:

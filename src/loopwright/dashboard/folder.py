@@ -230,6 +230,10 @@ def _walk(folder: Path, root: Path, depth: int) -> Iterator[Path]:
     for entry in entries:
         if entry.is_dir(follow_symlinks=False) and depth < MAX_DEPTH:
             yield from _walk(Path(entry.path), root, depth + 1)
-        elif entry.is_symlink() and os.path.isfile(os.path.join(entry.path, MANIFEST)):
-            if not is_inside(Path(entry.path).resolve(), root):
-                yield Path(entry.path)
+        elif entry.is_symlink() and _leads_out(entry.path, root):
+            yield Path(entry.path)
+
+
+def _leads_out(link: str, root: Path) -> bool:
+    """Whether a link leads to a run that is not in the folder, and is thus not listed elsewhere."""
+    return os.path.isfile(os.path.join(link, MANIFEST)) and not is_inside(Path(link).resolve(), root)

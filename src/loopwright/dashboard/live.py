@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LoopwrightError
-from ..run.metrics_view import Changes, Cursor
+from ..run.metrics_records import Changes, Cursor
 from .answers import Refusal, error_answer, plain, to_json
 from .curves import is_exact, odd_values
 from .detail import as_event, as_log_line, as_media

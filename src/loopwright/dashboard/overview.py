@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from ..run.metrics_view import Event
+from ..run.metrics_records import Event
 from ..run.reading import RunView
 
 UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))

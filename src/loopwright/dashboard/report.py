@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
 from ..errors import ConfigurationError, LoopwrightError
-from ..run.metrics_view import MediaItem, MetricsView
+from ..run.metrics_records import MediaItem
+from ..run.metrics_view import MetricsView
 from ..run.reading import RunView
 from . import comparison, detail
 from .answers import plain, to_json
@@ -171,7 +172,9 @@ def _curve(axes: Mapping[str, Curve]) -> Json:
 def _images(report: Report, run: Path, items: Sequence[MediaItem]) -> Json:
     """Images as data addresses, the newest first, as long as there is room for them."""
     found: dict[str, str] = {}
-    images = sorted((item for item in items if item.kind == "image"), key=lambda item: (-item.step, item.position))
+    images = sorted(
+        (item for item in items if item.kind == "image"), key=lambda item: (-(item.step or 0), item.position)
+    )
     for item in images:
         path = None if item.file is None else own_file(run, item.file)
         data = b"" if path is None else path.read_bytes()

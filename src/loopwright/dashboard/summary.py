@@ -40,7 +40,7 @@ def summarize(run_id: str, run: RunView) -> Json:
         "device": _text(run.manifest.get("device")),
         "door": _text(run.manifest.get("door")),
         "tags": list(run.tags),
-        "config": flat_config(run.config),
+        "config": flat_config(run.settings),
         **names,
         "modes": {name: run.mode_of(name) for name in names["epoch_names"]},
     }
@@ -55,8 +55,15 @@ def damaged_summary(run_id: str, path: Path, problem: str) -> Json:
         **_identity(run_id, path.name, "unreadable"),
         "progress": {"fraction": None, **counts, "limit": None},
         **dict.fromkeys(("reason", "eta", "rate", "best", "started", "updated", "ended", "seconds", "device", "door")),
-        **{"tags": [], "config": {}, "modes": {}, "best_values": {}, "damaged": [problem]},
-        **{"last": {}, "names": [], "step_names": [], "epoch_names": []},
+        "tags": [],
+        "config": {},
+        "modes": {},
+        "best_values": {},
+        "damaged": [problem],
+        "last": {},
+        "names": [],
+        "step_names": [],
+        "epoch_names": [],
     }
 
 

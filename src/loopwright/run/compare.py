@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import re
-import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from .changes import Change, find_changes, flatten, is_identical
 from .directory import FOLDERS
 from .metrics_view import MetricsView
 from .reading import RunView
 
+if TYPE_CHECKING:
+    from .curves import Array
+
+    Columns: TypeAlias = Mapping[str, tuple[Array, Array]]
+
 Level = Literal["steps", "epochs"]
+FIRST_WINDOW = 4096  # steps or epochs that are compared at once; each window is twice as long as the one before
 LEVELS: tuple[Level, Level] = ("steps", "epochs")
 OWN = ("name", "output_path", "tags", "resume")  # keys of a config that name a run and do not change its training
 MEASURED = re.compile(r"(^|[_/.])(time|seconds|second|eta|memory|throughput|speed)($|[_/.])")  # of the machine
@@ -131,38 +136,85 @@ def _compare(first: object, second: object) -> list[Change] | None:
     return find_changes(ours, theirs, is_identical)  # in the order of the first run
 
 
-def _part(first: MetricsView, second: MetricsView, level: Level, is_compared: Any) -> Divergence:
-    """Compare both runs until they diverge; steps that only one of them logged are skipped."""
-    ours, theirs = first.by_place(level), second.by_place(level)
-    mine, other = next(ours, None), next(theirs, None)
-    ends: list[int | None] = [None, None]
-    only: list[dict[str, None]] = [{}, {}]
-    num_same = 0
-    while mine is not None and other is not None:
-        ends = [mine[0], other[0]]
-        if mine[0] == other[0]:
-            for names, row, opposite in ((only[0], mine[1], other[1]), (only[1], other[1], mine[1])):
-                names.update(dict.fromkeys(name for name in row if name not in opposite and is_compared(name)))
-            if changes := _changes(mine[1], other[1], is_compared):
-                return Divergence(level, num_same, mine[0], changes, (None, None), tuple(only[0]), tuple(only[1]))
-            num_same += 1
-        at = mine[0]
-        mine = next(ours, None) if at <= other[0] else mine
-        other = next(theirs, None) if other[0] <= at else other
-    ends = [_last(mine, ours, ends[0]), _last(other, theirs, ends[1])]
-    return Divergence(level, num_same, None, (), (ends[0], ends[1]), tuple(only[0]), tuple(only[1]))
+def _part(first: MetricsView, second: MetricsView, level: Level, is_compared: Callable[[str], bool]) -> Divergence:
+    """Compare both runs until they diverge, in windows that grow; steps that only one of them logged are skipped."""
+    ends = _last(first, level), _last(second, level)
+    last = -1 if None in ends else min(end for end in ends if end is not None)
+    only: tuple[dict[str, None], dict[str, None]] = ({}, {})
+    num_same, start, size = 0, 0, FIRST_WINDOW
+    while start <= last:
+        window = _Window(first.between(level, start, start + size), second.between(level, start, start + size))
+        at, changes = window.changes(is_compared)
+        num_same += window.count_common(at)
+        for names, found in zip(only, window.only(at, is_compared), strict=True):
+            names.update(dict.fromkeys(found))
+        if at is not None:
+            return Divergence(level, num_same, at, changes, (None, None), tuple(only[0]), tuple(only[1]))
+        start, size = start + size, 2 * size
+    return Divergence(level, num_same, None, (), ends, tuple(only[0]), tuple(only[1]))
 
 
-def _changes(first: Mapping[str, float], second: Mapping[str, float], is_compared: Any) -> tuple[Change, ...]:
-    common = [name for name in first if name in second and is_compared(name)]
-    return tuple(Change(n, first[n], second[n]) for n in common if _PACK(first[n]) != _PACK(second[n]))
+def _last(metrics: MetricsView, level: Level) -> int | None:
+    """The last step or epoch of a run."""
+    if level == "steps":
+        step = metrics.last_step()
+        return None if step is None else step[0]
+    epoch = metrics.last_epoch()
+    return None if epoch is None else epoch.at
 
 
-def _last(row: tuple[int, Any] | None, rows: Iterator[tuple[int, Any]], known: int | None) -> int | None:
-    """The last step or epoch of a run, after reading the rest of its rows."""
-    if row is None:
-        return known
-    return max((at for at, _ in rows), default=row[0])
+class _Window:
+    """The metrics of two runs in the same steps or epochs: for each its places and values."""
+
+    def __init__(self, first: Columns, second: Columns) -> None:
+        self.runs = first, second
+        self.common = _both(*(_union([places for places, _ in run.values()]) for run in self.runs))
+
+    def changes(self, is_compared: Callable[[str], bool]) -> tuple[int | None, tuple[Change, ...]]:
+        """The first place at which a metric of both differs in a bit, and the metrics that do there."""
+        found: dict[str, tuple[int, float, float]] = {}
+        for name in self.runs[0]:
+            if name in self.runs[1] and is_compared(name) and (change := self._first_change(name)):
+                found[name] = change
+        at = min((place for place, _, _ in found.values()), default=None)
+        return at, tuple(Change(name, *values) for name, (place, *values) in found.items() if place == at)
+
+    def _first_change(self, name: str) -> tuple[int, float, float] | None:
+        import numpy as np
+
+        (places, ours), (others, theirs) = self.runs[0][name], self.runs[1][name]
+        both = _both(places, others)
+        if len(both) < max(len(places), len(others)):
+            ours, theirs = ours[np.isin(places, both)], theirs[np.isin(others, both)]
+        differ = np.flatnonzero(ours.view(np.int64) != theirs.view(np.int64))
+        return None if not len(differ) else (int(both[differ[0]]), float(ours[differ[0]]), float(theirs[differ[0]]))
+
+    def count_common(self, end: int | None) -> int:
+        """How many places both runs have, before one."""
+        return len(self.common) if end is None else int((self.common < end).sum())
+
+    def only(self, last: int | None, is_compared: Callable[[str], bool]) -> Iterator[list[str]]:
+        """For each run, the metrics that it has at a place where the other has others only."""
+        common = self.common if last is None else self.common[self.common <= last]
+        for own, other in (self.runs, self.runs[::-1]):
+            known = {name: other[name][0] if name in other else common[:0] for name in own}
+            shared = {name: _both(places, common) for name, (places, _) in own.items()}
+            lacking = [name for name in own if len(_both(shared[name], known[name])) < len(shared[name])]
+            yield [name for name in lacking if is_compared(name)]
 
 
-_PACK = struct.Struct(">d").pack
+def _union(parts: Sequence[Array]) -> Array:
+    """All places of some metrics, which mostly have the same."""
+    import numpy as np
+
+    if not parts:
+        return np.array([], np.int64)
+    others = [part for part in parts[1:] if not np.array_equal(part, parts[0])]
+    return np.unique(np.concatenate([parts[0], *others])) if others else parts[0]
+
+
+def _both(first: Array, second: Array) -> Array:
+    """The places that are in both."""
+    import numpy as np
+
+    return first if np.array_equal(first, second) else np.intersect1d(first, second, assume_unique=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ..errors import CheckpointError
 from ..metrics.best import Mode, first_best
-from .curves import Curve, epoch_curve, has_summaries, id_of, step_curve
+from .curves import Curve, epoch_curve, has_summaries, id_of, read_between, step_curve
 from .metrics_records import (
     Changes,
     Cursor,
@@ -32,6 +32,8 @@ from .schema import exact_value, is_at_rest, open_for_reading
 
 if TYPE_CHECKING:
     import sqlite3
+
+    from .curves import Array
 
 T = TypeVar("T")
 PLACES = {"steps": ("step_values", "step"), "epochs": ("epoch_values", "epoch")}
@@ -122,6 +124,11 @@ class MetricsView:
         points = ((str(name), point) for *row, name in self._stream(level) if (point := _point(*row)) is not None)
         for at, group in groupby(points, key=lambda item: item[1].at):
             yield at, {name: point.value for name, point in group}
+
+    def between(self, level: Literal["steps", "epochs"], first: int, end: int) -> dict[str, tuple[Array, Array]]:
+        """The places and the values of all metrics from one step or epoch up to another, which is not included."""
+        table, place = PLACES[level]
+        return self._read(lambda connection: read_between(connection, table, place, (first, end))) or {}
 
     def curve(
         self, name: str, *, x: str = "step", first: float | None = None, last: float | None = None, points: int = 1000

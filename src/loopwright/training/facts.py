@@ -68,13 +68,16 @@ class _Epoch:
 
     steps: int | None
     samples: int | None
+    batch_size: int
     accumulate: int
 
     @classmethod
     def of(cls, run: TrainingRun) -> _Epoch:
         stream = run.train_stream
         steps, samples = (None, None) if stream is None else (stream.num_batches, stream.num_samples)
-        return cls(steps or None, samples or None, run.program.accumulate)
+        size = None if stream is None else stream.describe().get("batch_size")
+        size = size if isinstance(size, int) else ceil((samples or 0) / (steps or 1))
+        return cls(steps or None, samples or None, size or 1, run.program.accumulate)
 
     def updates(self, steps: int) -> int:
         return ceil(steps / self.accumulate)
@@ -90,22 +93,21 @@ def _end(epoch: _Epoch, now: Progress, limits: Limits, unit: str) -> dict[str, A
         return end
     done = epoch.updates(now.epoch_step)  # of this epoch
     per_epoch = epoch.updates(epoch.steps)
-    size = None if epoch.samples is None else epoch.samples / epoch.steps
     if unit == "epochs":
         whole, rest = max(limit - now.epoch, 0), 0
     elif unit == "updates":
         whole, left = divmod(max(limit - now.update, 0) + done, per_epoch)
         rest = min(left * epoch.accumulate, epoch.steps)
-    elif epoch.samples is not None and size is not None:
+    elif epoch.samples is not None:
         whole, left = divmod(max(limit - now.sample, 0) + now.epoch_sample, epoch.samples)
-        rest = ceil(left / size)
+        rest = ceil(left / epoch.batch_size)
     else:
         return end
     steps = whole * epoch.steps + rest
     end["step"] = max(now.step - now.epoch_step + steps, now.step)
     end["update"] = max(now.update - done + whole * per_epoch + epoch.updates(rest), now.update)
     end["epoch"] = now.epoch + whole + (rest > 0)
-    if size is not None:
-        samples = whole * (epoch.samples or 0) + min(ceil(rest * size), epoch.samples or 0)
+    if epoch.samples is not None:
+        samples = whole * epoch.samples + min(rest * epoch.batch_size, epoch.samples)
         end["sample"] = max(now.sample - now.epoch_sample + samples, now.sample)
     return end | {name: limit}

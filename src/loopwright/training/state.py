@@ -248,7 +248,13 @@ def write_together(
     meta: dict[str, Any],
     beside: Mapping[str, bytes] | None = None,
 ) -> None:
-    """Write a checkpoint with all processes; it is complete for all of them when this returns."""
+    """Write a checkpoint with all processes; it is complete for all of them when this returns.
+
+    What callbacks write of the run so far, such as its metrics, is on disk before.
+    """
+    for callback in run.callbacks:
+        for writer in callback.write_before_save(run.program._trainer_for(callback)):
+            writer.wait()
     write_checkpoint(path, tree, meta, group=run.writing_group(), token=run.writing_token(), beside=beside)
     run.runtime.barrier("save")
 
