@@ -68,6 +68,7 @@ class RunPage {
     }
     if (this.isGone) return;
     const before = this.detail;
+    if (before) detail.log.lines = joined(before.log.lines, detail.log.lines);
     this.detail = detail;
     const changed = new Set(Object.keys(detail).filter((part) => !before || JSON.stringify(before[part]) !== JSON.stringify(detail[part])));
     if (!this.head) this.#build();
@@ -207,6 +208,12 @@ class RunPage {
       this.contents.querySelector(`[data-part="${target.id.slice(5)}"]`)?.classList.toggle("is-here", isIntersecting);
     }
   }
+}
+
+/** Lines of the log that are known and are no longer in the answer stay. */
+function joined(known, lines) {
+  const first = lines[0]?.id ?? 0;
+  return [...known.filter(({ id }) => id !== null && id < first), ...lines];
 }
 
 /** What a run without anything will show, and how it gets there. */

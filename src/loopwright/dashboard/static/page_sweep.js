@@ -84,7 +84,8 @@ class SweepPage {
   #data() {
     const chosen = new Set(runs.selected);
     const rows = this.answer.rows.filter((row) => !this.isSelection || chosen.has(row.run));
-    const parameters = this.answer.parameters.filter(({ key }) => new Set(rows.map((row) => JSON.stringify(row.parameters[key] ?? null))).size > 1);
+    const known = (key) => rows.map((row) => row.parameters[key] ?? null).filter((entry) => entry !== null);
+    const parameters = this.answer.parameters.filter(({ key }) => new Set(known(key).map((entry) => JSON.stringify(entry))).size > 1);
     const metrics = this.answer.metrics.filter(({ name }) => rows.some((row) => typeof row.metrics[name] === "number"));
     const name = url.get("metric");
     const metric = metrics.find((one) => one.name === name) ?? metrics.find((one) => one.name === this.answer.metric) ?? metrics[0] ?? null;

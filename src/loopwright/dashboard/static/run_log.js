@@ -77,7 +77,6 @@ class LogView {
     this.#first = lines[0]?.text;
     this.#shown = lines.length;
     this.#append(lines);
-    this.lines.scrollTop = this.lines.scrollHeight;
   }
 
   #append(lines) {

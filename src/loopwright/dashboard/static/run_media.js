@@ -187,7 +187,7 @@ class Block {
 
   /** Have the neighbours ready, so that the slider shows them at once. */
   #prefetch(step) {
-    if (this.kind !== "image" || !isLive) return;
+    if (this.kind !== "image" || !isLive || url.get("at") === null) return;
     const later = this.items.find((item) => item.step > step);
     const earlier = this.items.findLast((item) => item.step < step);
     for (const item of [later, earlier]) if (item) new Image().src = mediaUrl(this.run, item.id);
