@@ -39,11 +39,7 @@ def summarize(run_id: str, run: RunView) -> Json:
         "device": _text(run.manifest.get("device")),
         "door": _text(run.manifest.get("door")),
         "tags": list(run.tags),
-<<<<<<< HEAD
         "config": _settings(run),
-=======
-        "config": flat_config(run.settings if run.config is None else run.config),
->>>>>>> page
         **names,
         "modes": {name: run.mode_of(name) for name in names["epoch_names"]},
     }
