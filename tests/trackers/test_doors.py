@@ -261,7 +261,7 @@ def test_configured_run_names_trackers_in_its_file_and_goes_on_in_them(project):
     assert [step for step, _ in losses_in_csv(project / "log.csv")] == list(range(1, 16))
     assert len(epochs(project / "log.csv", "epoch/mse")) == 3
     lines = read_jsonl(project / "out" / "metrics.jsonl")
-    assert lines[0]["config"]["config.model.optimizer.lr"] == 0.01
+    assert lines[0]["config"]["model.optimizer.lr"] == 0.01
     assert [line["state"] for line in lines if line["kind"] == "end"] == ["finished", "finished"]
     assert len(list((project / "logs" / "out").iterdir())) == 2, "one event file of each process"
 
@@ -288,7 +288,7 @@ def test_adversarial_experiment_is_tracked_over_its_epochs_and_goes_on_when_it_i
     first.save_checkpoint()
     first.finish()
     assert (len(tracker.runs), tracker.ends) == (1, [("finished", None)]), "one run, not one for each epoch"
-    assert tracker.runs[0].config["config.train.loss.lambda_l1"] == 100.0
+    assert tracker.runs[0].config["train.loss.lambda_l1"] == 100.0
     steps = [line["step"] for line in read_csv(tmp_path / "run.csv") if line["kind"] == "step"]
     assert steps == [str(step) for step in range(1, len(steps) + 1)]
     names = list(first.loss_manager.loss_fns)

@@ -208,8 +208,9 @@ class RunRecorder(Callback):
         update, step, _, samples, seconds = trainer.run.place()
         add = partial(self._metrics.add_epoch, epoch, update, dict(metrics))
         self._add(partial(add, step=step, samples=samples, seconds=seconds))
-        text = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-        self._add(partial(self._metrics.add_log_line, "INFO", f"epoch {epoch}  {text}".rstrip()))
+        if self._directory is not None and not self._directory.log_path.exists():  # that log has lines for epochs
+            text = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+            self._add(partial(self._metrics.add_log_line, "INFO", f"epoch {epoch}  {text}".rstrip()))
 
     def write_before_save(self, trainer: Trainer) -> Collection[AsyncWriter]:
         """A resume point is complete only with all that was recorded before it."""

@@ -2,43 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..run.changes import flatten
+from ..run.settings import settings_of
 from .tracker import Setting, TrackedRun
 
 if TYPE_CHECKING:
     from ..callback import Trainer
 
-UNTOLD = ("data.samples", "eval_data.samples")  # hashes, which say nothing to a reader
 LONGEST = 500  # characters of a setting
 
 
 def describe_run(trainer: Trainer, *, step: int, epoch: int, folder: Path | None, memory: dict[str, Any]) -> TrackedRun:
-    """The run of a trainer that starts or goes on at a step."""
-    given: Mapping[str, Any] = getattr(trainer, "_label", {})  # name, tags and config, of trainers that take them
-    name = given.get("name") or (folder.name if folder is not None else "run")
-    config = {key: value for key, value in _settings(trainer) if key not in UNTOLD}
-    for key, value in flatten(given["config"]).items() if given.get("config") else ():
-        is_taken = key in config and config[key] != value
-        config[f"config.{key}" if is_taken else key] = _plain(value)
-    tags = tuple(given.get("tags") or ())
+    """The run of a trainer that starts or goes on at a step, with the settings that `run.json` would have."""
+    facts = trainer.run.program._facts()
+    name = facts.get("name") or (folder.name if folder is not None else "run")
+    manifest = {"fingerprint": trainer.run.fingerprint or _components(trainer), **facts}
+    config = {key: _plain(value) for key, value in settings_of(manifest, None).items()}
+    tags = tuple(facts.get("tags") or ())
     return TrackedRun(name, config, tags, step=step, epoch=epoch, folder=folder, memory=memory)
-
-
-def _settings(trainer: Trainer) -> Iterator[tuple[str, Setting]]:
-    """The settings under dotted keys: the description of the program, and what that leaves out."""
-    run, runtime = trainer.run, trainer.runtime
-    yield "device", str(runtime.device)
-    yield "processes", runtime.world
-    for key in ("epochs", "updates", "samples", "seconds"):
-        if (limit := getattr(run.limits, key)) is not None:
-            yield f"limit.{key}", limit
-    described: Mapping[str, Any] = run.fingerprint or _components(trainer)
-    for key, value in described.items():
-        yield key, _plain(value)
 
 
 def _components(trainer: Trainer) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..metrics.media import Histogram, Images, Table
 from .track import Track
-from .tracker import TrackedRow, TrackedRun, check_text, free_path, position_of
+from .tracker import TrackedRow, TrackedRun, check_text, free_path
 
 if TYPE_CHECKING:
     from ..metrics.media import Media
@@ -254,7 +254,7 @@ def write_media(folder: Path, media: Media) -> list[Path]:
     """Write media to files of a folder: PNG, text, JSON or comma-separated values; the same step replaces its own."""
     folder.mkdir(parents=True, exist_ok=True)
     start = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', media.name)}-{media.step}"
-    content, first = media.content, position_of(media)
+    content, first = media.content, media.position
     if isinstance(content, Images):
         files = [folder / f"{start}-{first + number}.png" for number in range(1, len(content.files) + 1)]
         for file, image in zip(files, content.files, strict=True):

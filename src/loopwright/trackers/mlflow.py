@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..metrics.media import Histogram, Images, Table
 from .track import Track
-from .tracker import TrackedRow, TrackedRun, check_installed, check_text, imported, position_of
+from .tracker import TrackedRow, TrackedRun, check_installed, check_text, imported
 
 if TYPE_CHECKING:
     from ..metrics.media import Media
@@ -117,7 +117,7 @@ class MLflowRun:
 
     def log_media(self, media: Media) -> None:
         client, content, name = self._client, media.content, _name(media.name)
-        first = position_of(media)
+        first = media.position
         place = f"media/{name}/{media.step}"
         if isinstance(content, Images):
             image = imported("PIL.Image")

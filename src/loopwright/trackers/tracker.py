@@ -155,14 +155,9 @@ def check_options(owner: str, options: object, own: Sequence[str]) -> None:
             )
 
 
-def position_of(media: Media) -> int:
-    """How many items of its name and step were logged before it."""
-    return int(getattr(media, "position", 0))
-
-
 def numbered(media: Media, images: Images) -> Iterator[tuple[str, bytes, str]]:
     """Each image with a name of its own and its caption, for trackers that have one image under a name."""
-    first = position_of(media)
+    first = media.position
     for number, (file, caption) in enumerate(zip(images.files, images.captions, strict=True), start=first + 1):
         is_only = len(images.files) == 1 and not first
         yield (media.name if is_only else f"{media.name}/{number}"), file, caption

@@ -12,7 +12,7 @@ from uuid import uuid4
 from ..errors import ConfigurationError
 from ..metrics.media import Histogram, Images, Table
 from .track import Track
-from .tracker import TrackedRow, TrackedRun, check_installed, check_options, check_text, imported, position_of
+from .tracker import TrackedRow, TrackedRun, check_installed, check_options, check_text, imported
 
 if TYPE_CHECKING:
     from ..metrics.media import Media
@@ -109,7 +109,7 @@ class WandBRun:
             value = wandb.Table(columns=list(content.columns), data=[list(row) for row in content.rows])
         else:
             value = wandb.Html(f"<pre>{imported('html').escape(content)}</pre>", inject=False)
-        again = position_of(media)  # the same name at the same step would replace what was logged before
+        again = media.position  # the same name at the same step would replace what was logged before
         self._run.log({f"{media.name}/{again + 1}" if again else media.name: value}, step=media.step)
 
     def finish(self, state: EndState, reason: str | None) -> None:

@@ -291,7 +291,8 @@ def checked_trackers(given: Any) -> list[Track]:
         if tracker is None:
             raise ConfigurationError(
                 f"callbacks has {callback!r}; expected trackers of loopwright.trackers, as in "
-                "callbacks=[TensorBoard('logs')]. Other things are done in the hooks of an epoch."
+                "callbacks=[TensorBoard('logs')]. Other things are done in the hooks of an epoch; a `Profile` is used "
+                "as `with Profile(): ...` around the epochs."
             )
         tracker.is_kept_open = True
     return [tracker for _, tracker in trackers if tracker is not None]

@@ -63,13 +63,12 @@ class Trainer(MediaMethods):
         self.last_epoch_time = 0.0
         self.experiment_dir: Path | None = None
         self.examples_dir: Path | None = None
-        self.is_continuing = False
+        self.is_continuing = self._wants_checkpoint = False
         self.loss_manager: LossManager | None = None
         self.train_loader: Any = None
         self.val_loader: Any = None
         self.live: LiveView | None = None
         self.vis = Curves(self)
-        self._wants_checkpoint = False
         self._total_epochs: int | None = None
         self.init_config(config)
         self._engine = Engine(self, self.config.common, checked_trackers(callbacks))
@@ -343,11 +342,7 @@ class Trainer(MediaMethods):
         return planned.epochs + planned.epochs_decay if self._total_epochs is None else self._total_epochs
 
     def load_checkpoint(
-        self,
-        net_type: str,
-        network: nn.Module,
-        optimizer: Optimizer | None = None,
-        learning_rate: float | None = None,
+        self, net_type: str, network: nn.Module, optimizer: Optimizer | None = None, learning_rate: float | None = None
     ) -> None:
         """Load one network, and its optimizer if given, from `train.load.load_epoch` of this experiment.
 

@@ -146,7 +146,7 @@ class CallbackHandler:
         if not isinstance(added, TrainerCallback):
             raise CallbackNotFoundError(
                 f"{callback!r} is not a callback: pass a subclass of TrainerCallback, or an instance of one, or a "
-                "tracker of loopwright.trackers."
+                "tracker of loopwright.trackers. A `Profile` is used as `with Profile(): trainer.train(...)`."
             )
         check_hook_names(added, TrainerCallback, allow_other=True)
         for event in EVENTS:
