@@ -27,7 +27,7 @@ from loopwright.run import MetricsStore, RunView, StepRow
 from loopwright.run.metrics_view import MetricsView
 
 SCALARS = 10
-STEPS = 4000
+STEPS = 10_000
 CLOCKS = {
     "wall": time.perf_counter,
     "CPU of the training": time.thread_time,

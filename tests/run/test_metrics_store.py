@@ -208,11 +208,39 @@ def test_what_a_program_leaves_in_the_queue_is_written_when_it_ends(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.sqlite"]
 
 
-def test_a_fork_that_ends_leaves_the_queue_to_its_parent(store, tmp_path):
+def test_a_fork_leaves_the_queue_to_its_parent_and_writes_what_it_adds_itself(store, tmp_path):
+    store.add_log_line("INFO", "before")
+    store.flush()
     store.add_steps(rows_of([(1, 1, "loss", 0.5)]))
-    assert call_forked(store.close, tmp_path).code == 0
+
+    def fork() -> None:
+        store.add_log_line("INFO", "from the fork")
+        store.close()
+
+    assert call_forked(fork, tmp_path).code == 0
+    assert [line.text for line in MetricsView(store.path).log_lines()] == ["before", "from the fork"]
     store.add_steps(rows_of([(2, 2, "loss", 0.25)]))
     assert store.steps() == [(1, 1, "loss", 0.5), (2, 2, "loss", 0.25)]
+
+
+def test_rows_of_many_threads_are_all_written_by_one(store):
+    before = threading.active_count()
+    together = threading.Barrier(8)
+
+    def log(number: int) -> None:
+        together.wait()
+        for line in range(50):
+            store.add_log_line("INFO", f"{number}: {line}")
+
+    threads = [threading.Thread(target=log, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    store.flush()
+    assert threading.active_count() == before + 1
+    lines = [line.text for line in MetricsView(store.path).log_lines(1000)]
+    assert sorted(lines) == sorted(f"{number}: {line}" for number in range(8) for line in range(50))
 
 
 def test_a_row_that_can_never_be_written_is_named_and_keeps_no_other_back(store):

@@ -30,6 +30,9 @@ WRITE_SECONDS = 0.25  # between two commits: with the time between two log point
 CLEAN_SECONDS = 0.3  # that closing waits for readers, so that the log of SQLite can be removed
 
 
+_OF_PARENTS: list[Tables | None] = []
+
+
 class MetricsStore:
     """What a run logs, in one SQLite file; a thread writes it behind the training, several times a second.
 
@@ -56,13 +59,16 @@ class MetricsStore:
     def __init__(self, path: str | os.PathLike[str], *, read_only: bool = False) -> None:
         self.path = Path(path).absolute()
         self.read_only = read_only
+        self._reset()
+
+    def _reset(self) -> None:
+        self._process = os.getpid()
         self._queue: deque[LogPoint | Job] = deque()
         self._tables: Tables | None = None
         self._lock = threading.RLock()  # of the connection
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._error: Exception | None = None  # of the thread, until a call raises it
-        self._process = os.getpid()
 
     def add_steps(self, rows: Iterable[StepRow]) -> None:
         """Add the metrics of steps, all or none of them: a log point."""
@@ -112,6 +118,7 @@ class MetricsStore:
 
     def flush(self) -> None:
         """Return when all that was added is committed: a killed process does not lose it."""
+        self._leave_parent_alone()
         with self._lock:
             self._error = None
             self._write_queue()
@@ -130,8 +137,7 @@ class MetricsStore:
 
     def close(self) -> None:
         """Write what is queued and close the file; using the store again opens it again."""
-        if self._process != os.getpid():  # a fork has a copy of the store, and none of its threads
-            return
+        self._leave_parent_alone()
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -172,17 +178,26 @@ class MetricsStore:
     # The queue
 
     def _add(self, job: LogPoint | Job) -> None:
+        self._leave_parent_alone()
         self._queue.append(job)
         if self._thread is None:
             self._start()
         if self._error is not None:
             self._raise()
 
+    def _leave_parent_alone(self) -> None:
+        """In a fork, begin anew: what is queued and open is the parent's, whose threads are not here."""
+        if self._process != os.getpid():
+            _OF_PARENTS.append(self._tables)  # a connection must not even be closed in another process
+            self._reset()
+
     def _start(self) -> None:
-        self._stop.clear()
-        self._thread = threading.Thread(target=self._run, name="loopwright-metrics", daemon=True)
-        self._thread.start()
-        atexit.register(self.close)  # a daemon thread does not outlive the program; what is queued must
+        with self._lock:
+            if self._thread is None:  # several threads may log
+                self._stop.clear()
+                self._thread = threading.Thread(target=self._run, name="loopwright-metrics", daemon=True)
+                self._thread.start()
+                atexit.register(self.close)  # a daemon thread does not outlive the program; what is queued must
 
     def _run(self) -> None:
         while not self._stop.wait(WRITE_SECONDS):
@@ -248,6 +263,7 @@ class MetricsStore:
 
     @contextmanager
     def _reading(self) -> Iterator[Tables]:
+        self._leave_parent_alone()
         with self._lock:
             if not self.read_only:
                 self.flush()

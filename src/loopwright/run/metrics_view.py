@@ -24,6 +24,7 @@ from .metrics_records import (
     read_changes,
     read_columns,
     read_cursor,
+    read_epochs,
     read_events,
     read_last_step,
     read_latest,
@@ -233,8 +234,7 @@ class MetricsView:
 
     @cached_property
     def _epochs(self) -> list[tuple[str, Point]]:
-        columns, tables = 'v.epoch, v."update", v.value, v.exact, n.name', "names n CROSS JOIN epoch_values v"
-        rows = self._rows(f"SELECT {columns} FROM {tables} ON v.name = n.id ORDER BY v.epoch, v.name")
+        rows = self._read(read_epochs) or []
         return [(str(name), point) for *row, name in rows if (point := _point(*row)) is not None]
 
     def _rows(self, query: str, *values: object) -> list[Any]:
