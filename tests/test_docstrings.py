@@ -91,7 +91,7 @@ IMAGES = "trains on files of images: the examples of docs/adversarial.md are run
 READ = (
     *("checkpoint.Candidate", "checkpoint.Checkpoint", "checkpoint.CheckpointContent", "checkpoint.CheckpointDiff"),
     *("checkpoint.CheckpointInfo", "checkpoint.Difference", "checkpoint.Entry", "checkpoint.KeptModel"),
-    *("checkpoint.TensorInfo", "config.Problem", "config.Variant"),
+    *("checkpoint.TensorInfo", "config.Problem", "config.Variant", "run.Runs"),
 )
 ERRORS = [f"loopwright.{name}" for name in loopwright.__all__ if name.endswith(("Error", "Interrupted"))]
 UNEXPLAINED = {  # names without "Args:", and why

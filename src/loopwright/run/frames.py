@@ -25,9 +25,12 @@ class Columns(dict[str, list[Any]]):
     """A table as a dict of lists of one length, by the names of the columns.
 
     >>> from loopwright.run import Columns
-    >>> Columns(step=[1, 2], value=[0.5, 0.25])["value"]
+    >>> Columns({"step": [1, 2], "value": [0.5, 0.25]})["value"]
     [0.5, 0.25]
     """
+
+    def __init__(self, columns: Mapping[str, list[Any]]) -> None:
+        super().__init__(columns)
 
     def to_pandas(self) -> pandas.DataFrame:
         """The table as a frame of pandas."""
@@ -188,9 +191,9 @@ class Runs(Sequence[Run]):
     `runs[0]` is the newest, `runs["first"]` the one with that name, id or folder, `runs[:3]` are the newest three.
     """
 
-    def __init__(self, runs: Iterable[Run], root: Path) -> None:
+    def __init__(self, runs: Iterable[Run], root: str | os.PathLike[str]) -> None:
         self._runs = list(runs)
-        self.root = root
+        self.root = Path(root)
 
     @overload
     def __getitem__(self, which: int | str) -> Run: ...

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from .axes import AXES
 from .curves import Curve, epoch_curve, has_summaries, id_of, step_curve
-from .schema import EPOCHS_WITH_PLACE, VALUES_WITH_PLACE
+from .schema import EPOCHS_WITH_PLACE, OLD_TABLES, VALUES_WITH_PLACE, has_tables
 
 if TYPE_CHECKING:
     import sqlite3
@@ -105,12 +105,21 @@ class Changes:
 
 
 def read_last_step(connection: sqlite3.Connection) -> list[Any]:
-    if not has_summaries(connection):
-        newest = 'SELECT step, "update" FROM step_values WHERE step = (SELECT max(step) FROM step_values) LIMIT 1'
-        return connection.execute(newest).fetchall()
+    """The (step, update) row of the newest step, if there is any."""
+    if has_tables(connection, OLD_TABLES):  # whose rows are in the order of steps
+        return connection.execute('SELECT step, "update" FROM main.step_metrics ORDER BY rowid DESC LIMIT 1').fetchall()
     newest = "v.step = (SELECT max(step) FROM step_values WHERE name = n.id)"
     query = f'SELECT v.step, v."update" FROM names n CROSS JOIN step_values v ON v.name = n.id AND {newest}'
     return connection.execute(f"{query} ORDER BY v.step DESC LIMIT 1").fetchall()
+
+
+def read_epochs(connection: sqlite3.Connection) -> list[Any]:
+    """The (epoch, update, value, exact, name) rows of all metrics of epochs, in order."""
+    if not has_summaries(connection):  # of which the names are not looked up: that would read all steps too
+        query = 'SELECT epoch, "update", value, exact, name FROM epoch_values ORDER BY epoch'
+        return connection.execute(query).fetchall()
+    columns, tables = 'v.epoch, v."update", v.value, v.exact, n.name', "names n CROSS JOIN epoch_values v"
+    return connection.execute(f"SELECT {columns} FROM {tables} ON v.name = n.id ORDER BY v.epoch, v.name").fetchall()
 
 
 def read_latest(connection: sqlite3.Connection) -> list[Any]:
@@ -130,6 +139,7 @@ def read_columns(connection: sqlite3.Connection, name: str, level: Literal["step
 
 
 def read_cursor(connection: sqlite3.Connection) -> Cursor:
+    """How far the file goes."""
     facts = connection.execute("SELECT value FROM facts WHERE key = 'generation'").fetchone()
     steps = read_last_step(connection)
     lasts = [
@@ -161,12 +171,14 @@ def read_changes(
 
 
 def read_events(connection: sqlite3.Connection, after: int) -> list[Event]:
+    """The events after one with an id."""
     columns = 'id, kind, text, detail, "update", step, epoch, samples, seconds, wall'
     rows = connection.execute(f"SELECT {columns} FROM events WHERE id > ? ORDER BY id", (after,))
     return [Event(number, kind, text or "", _json(detail) or {}, *place) for number, kind, text, detail, *place in rows]
 
 
-def read_media(connection: sqlite3.Connection, where: str, value: int) -> list[MediaItem]:
+def read_media(connection: sqlite3.Connection, where: str, value: int | str) -> list[MediaItem]:
+    """The media that fit a condition on a value, in the order of steps."""
     columns = 'id, name, kind, "update", step, epoch, samples, seconds, wall, position, file, content, caption'
     rows = connection.execute(f"SELECT {columns} FROM media WHERE {where} ORDER BY step, name, position", (value,))
     return [_media_item(*row) for row in rows]
@@ -178,6 +190,7 @@ def _media_item(number: int, name: str, kind: str, *others: Any) -> MediaItem:
 
 
 def read_log_lines(connection: sqlite3.Connection, after: int, last: int) -> list[LogLine]:
+    """The last lines of the log after one with an id, in order."""
     query = "SELECT id, wall, level, text FROM log_lines WHERE id > ? ORDER BY id DESC LIMIT ?"
     return [LogLine(*row) for row in reversed(connection.execute(query, (after, last)).fetchall())]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import threading
 import time
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from ..errors import CheckpointError
 from ..metrics.media import Media
 from ..metrics.rows import Place, StepRow
-from .metrics_writing import AddMedia, Epoch, Event, Job, LogLine, LogPoint, Tables, Truncate, write_steps
+from .metrics_writing import AddMedia, Epoch, Event, Job, LogLine, LogPoint, Tables, Truncate, json_text, write_steps
 from .schema import exact_value, open_for_reading, open_for_writing
 
 if TYPE_CHECKING:
@@ -28,7 +27,10 @@ StepValue: TypeAlias = tuple[int, int, str, float]  # update, step, name, value
 EpochRow: TypeAlias = tuple[int, int, str, float]  # epoch, update, name, value
 
 WRITE_SECONDS = 0.25  # between two commits: with the time between two log points, well below a second
-CLEAN_SECONDS = 1.0  # that closing waits for readers, so that the log of SQLite can be removed
+CLEAN_SECONDS = 0.3  # that closing waits for readers, so that the log of SQLite can be removed
+
+
+_OF_PARENTS: list[Tables | None] = []
 
 
 class MetricsStore:
@@ -57,13 +59,16 @@ class MetricsStore:
     def __init__(self, path: str | os.PathLike[str], *, read_only: bool = False) -> None:
         self.path = Path(path).absolute()
         self.read_only = read_only
+        self._reset()
+
+    def _reset(self) -> None:
+        self._process = os.getpid()
         self._queue: deque[LogPoint | Job] = deque()
         self._tables: Tables | None = None
         self._lock = threading.RLock()  # of the connection
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._error: Exception | None = None  # of the thread, until a call raises it
-        self._process = os.getpid()
 
     def add_steps(self, rows: Iterable[StepRow]) -> None:
         """Add the metrics of steps, all or none of them: a log point."""
@@ -93,7 +98,7 @@ class MetricsStore:
         wall: float | None = None,
     ) -> None:
         """Add something that happened, such as a checkpoint; `place` is (update, step, epoch, samples, seconds)."""
-        self._add(Event(kind, text, None if detail is None else json.dumps(detail), place, _now(wall)))
+        self._add(Event(kind, text, None if detail is None else json_text(detail), place, _now(wall)))
 
     def add_media(self, media: Media) -> None:
         """Add images, a histogram, a text or a table; images become files in the folder `media` beside the file."""
@@ -113,6 +118,7 @@ class MetricsStore:
 
     def flush(self) -> None:
         """Return when all that was added is committed: a killed process does not lose it."""
+        self._leave_parent_alone()
         with self._lock:
             self._error = None
             self._write_queue()
@@ -131,8 +137,7 @@ class MetricsStore:
 
     def close(self) -> None:
         """Write what is queued and close the file; using the store again opens it again."""
-        if self._process != os.getpid():  # a fork has a copy of the store, and none of its threads
-            return
+        self._leave_parent_alone()
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -173,17 +178,26 @@ class MetricsStore:
     # The queue
 
     def _add(self, job: LogPoint | Job) -> None:
+        self._leave_parent_alone()
         self._queue.append(job)
         if self._thread is None:
             self._start()
         if self._error is not None:
             self._raise()
 
+    def _leave_parent_alone(self) -> None:
+        """In a fork, begin anew: what is queued and open is the parent's, whose threads are not here."""
+        if self._process != os.getpid():
+            _OF_PARENTS.append(self._tables)  # a connection must not even be closed in another process
+            self._reset()
+
     def _start(self) -> None:
-        self._stop.clear()
-        self._thread = threading.Thread(target=self._run, name="loopwright-metrics", daemon=True)
-        self._thread.start()
-        atexit.register(self.close)  # a daemon thread does not outlive the program; what is queued must
+        with self._lock:
+            if self._thread is None:  # several threads may log
+                self._stop.clear()
+                self._thread = threading.Thread(target=self._run, name="loopwright-metrics", daemon=True)
+                self._thread.start()
+                atexit.register(self.close)  # a daemon thread does not outlive the program; what is queued must
 
     def _run(self) -> None:
         while not self._stop.wait(WRITE_SECONDS):
@@ -229,7 +243,7 @@ class MetricsStore:
             with suppress(sqlite3.Error):
                 tables.connection.execute("ROLLBACK")
             tables.forget()
-            if _may_succeed_later(error):
+            if _may_succeed_later(error) or not isinstance(error, Exception):
                 raise
             self._commit_singly(jobs, error)
         else:
@@ -249,6 +263,7 @@ class MetricsStore:
 
     @contextmanager
     def _reading(self) -> Iterator[Tables]:
+        self._leave_parent_alone()
         with self._lock:
             if not self.read_only:
                 self.flush()
