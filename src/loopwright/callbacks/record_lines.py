@@ -13,11 +13,10 @@ MAX_LINES = 10_000  # that wait to be taken; older ones are dropped
 Line = tuple[str, str, float]  # level, text, seconds since 1970
 
 
-class LineCollector(logging.Handler):
-    """A handler of all log records that only keeps them, until `take`; warnings of Python too."""
+class LineCollector:
+    """Keeps all records of Python's log and all warnings from `start` to `stop`, until they are taken."""
 
     def __init__(self) -> None:
-        super().__init__()
         self._lines: deque[Line] = deque(maxlen=MAX_LINES)  # other threads append, too
         self._detach: Callable[[], None] | None = None
         self._shown: Callable[..., Any] | None = None  # what showed warnings before
@@ -27,7 +26,7 @@ class LineCollector(logging.Handler):
         if self._detach is None:
             from ..run.directory import attach
 
-            self._detach, self._shown = attach(self), warnings.showwarning
+            self._detach, self._shown = attach(_Keeper(self._lines)), warnings.showwarning
             warnings.showwarning = self._show
 
     def stop(self) -> None:
@@ -46,13 +45,6 @@ class LineCollector(logging.Handler):
         """Return the lines since the last call, from old to new."""
         return [self._lines.popleft() for _ in range(len(self._lines))]
 
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            text = self.format(record)
-        except Exception:  # a record with wrong arguments, which other handlers report
-            return
-        self._lines.append((record.levelname, f"{record.name}: {text}", record.created))
-
     def _show(
         self,
         message: Warning | str,
@@ -65,3 +57,18 @@ class LineCollector(logging.Handler):
         self.add("WARNING", f"{filename}:{lineno}: {category.__name__}: {message}")
         if self._shown is not None:
             self._shown(message, category, filename, lineno, file, line)
+
+
+class _Keeper(logging.Handler):
+    """A handler that appends each record to a list."""
+
+    def __init__(self, lines: deque[Line]) -> None:
+        super().__init__()
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = self.format(record)
+        except Exception:  # a record with wrong arguments, which other handlers report
+            return
+        self._lines.append((record.levelname, f"{record.name}: {text}", record.created))
