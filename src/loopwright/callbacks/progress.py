@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .time_left import TimeLeft
 
 STYLES = ("auto", "bar", "lines", "silent")
-REFRESH_SECONDS = 0.1
+REFRESH_SECONDS = 0.2  # between two drawings, of a millisecond each
 
 
 class LiveDisplay(Protocol):
