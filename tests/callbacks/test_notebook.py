@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from loopwright import Trainer
 from loopwright.metrics.history import History
@@ -182,3 +183,14 @@ def test_an_empty_history_and_a_trainer_that_was_not_built_can_be_shown(points):
     assert "0 epochs, 0 updates" in trainer._repr_html_()
     assert "Adam (lr 0.01)" in train(trainer, points, 1)._repr_html_()
     assert isinstance(trainer, Trainer)
+
+
+def test_a_trainer_of_a_door_is_shown_under_its_own_name():
+    from loopwright.doors.simple import Trainer as SimpleTrainer
+
+    class Mine(SimpleTrainer):
+        pass
+
+    text = Mine(build_net(), None, nn.functional.cross_entropy)._repr_html_()
+    assert "<td>Mine</td>" in text
+    assert "parameters)" in text

@@ -315,15 +315,16 @@ def test_the_columns_of_the_table_are_chosen(points, monkeypatch, capsys):
     assert re.fullmatch(r"epoch 1/1  eval_loss \d\.\d+ +grad_norm 0\.2500  \d\.\d s\n", capsys.readouterr().out)
 
 
-def test_a_column_that_is_no_metric_is_said(points, capsys):
+def test_a_column_that_is_no_metric_is_said(points, capsys, mistake):
     train(build_trainer([ProgressDisplay("lines", columns=["eval_los", "time"])]), points, num_epochs=1)
     line = capsys.readouterr().out.splitlines()[1]
     assert "epoch 1 measured no 'eval_los'" in line
     assert line.endswith("there is: loss, eval_loss. Did you mean 'eval_loss'?")
+    mistake.said("Arguments", '`ProgressDisplay(columns=["eval_los"])`', line)
 
 
-def test_columns_are_a_list_of_names():
-    with pytest.raises(ConfigurationError, match="use a list of names"):
+def test_columns_are_a_list_of_names(mistake):
+    with mistake("Arguments", '`ProgressDisplay(columns="loss")`', ConfigurationError, match="use a list of names"):
         ProgressDisplay(columns="loss")
 
 

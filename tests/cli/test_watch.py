@@ -55,13 +55,16 @@ def test_without_a_terminal_one_picture_of_the_newest_run_is_printed(runs, capsy
     assert "\x1b" not in "".join(lines)
 
 
-def test_metrics_are_chosen_and_an_unknown_one_is_refused(runs, capsys):
+def test_metrics_are_chosen_and_an_unknown_one_is_refused(runs, capsys, mistake):
     make_demo_run(runs / "new", steps=500)
     lines = shown(capsys, "new", "--metric", "lr", "--log")
     assert [line for line in lines if re.match(r"[a-z/]+ \d", line)] == [lines[3]]
     assert lines[3].startswith("lr ")
     assert main(["watch", "new", "--metric", "los"]) == 2
-    assert "There is no metric 'los' in this run; it has: " in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "There is no metric 'los' in this run; it has: " in said
+    assert said.endswith("Did you mean 'loss'?\n")
+    mistake.said("Arguments", "`loopwright watch --metric los`", said)
 
 
 def test_a_wide_screen_has_charts_beside_each_other(runs, capsys, monkeypatch):
@@ -152,7 +155,8 @@ def started(folder: Path) -> int:
 def test_a_run_is_watched_while_it_trains(tmp_path, key):
     """The screen goes on with the training, and with the training's end; leaving is quiet."""
     trainer = started(tmp_path)
-    watch = Program(lambda: main(["watch", "live", "--root", ".", "--interval", "0.05"]), tmp_path)
+    arguments = ["watch", "live", "--root", ".", "--interval", "0.05", "--metric", "loss", "--metric", "later"]
+    watch = Program(lambda: main(arguments), tmp_path)
     try:
         screen = watch.wait_for(r"update \d+.*\n(.*\n)*.*[⠁-⣿]")
         first = int(re.findall(r"update (\d+)", screen)[0])
@@ -161,6 +165,7 @@ def test_a_run_is_watched_while_it_trains(tmp_path, key):
             r"of 100000 epochs, 0%  update \d+  0:\d\d so far  \d.* left", watch.wait_for(r"update .* left")
         )
         watch.wait_for(rf"update (?!{first}\b)\d+")
+        assert "later: no value yet" in watch.screen.text
         os.kill(trainer, signal.SIGKILL)
         os.waitpid(trainer, 0)
         watch.wait_for("live  crashed")

@@ -177,4 +177,5 @@ def test_only_the_first_process_prints_and_each_line_once(tmp_path: Path) -> Non
     run_ranks(print_to, 2, tmp_path)
     first, second = ((tmp_path / f"out-{rank}").read_text() for rank in (0, 1))
     assert second == ""
-    assert first.count("eval_loss") == 2
+    assert [line.split()[1] for line in first.splitlines() if line.startswith("epoch")] == ["1/2", "2/2", "3"]
+    assert first.count("Finished: ") == 2  # two calls

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .time_left import TimeLeft
 
 STYLES = ("auto", "bar", "lines", "silent")
-REFRESH_SECONDS = 0.1
+REFRESH_SECONDS = 0.2  # between two drawings, of a millisecond each
 
 
 class LiveDisplay(Protocol):
@@ -304,7 +304,7 @@ def _name_of(trainer: Trainer, data: Stream) -> str:
     """The name of evaluation data: the key of a callback that evaluates it, or "eval"."""
     if data is not trainer.run.eval_stream:
         for callback in trainer.run.callbacks:
-            for name, stream in callback.eval_streams(trainer).items():
+            for name, stream in callback.eval_streams(trainer.run.program._trainer_for(callback)).items():
                 if stream is data:
                     return name
     return "eval"

@@ -84,7 +84,8 @@ class Chart:
         found = [self._heights(curve) for curve in self.curves]
         heights = [height for points in found for point in points if point is not None for height in point[1:]]
         if not heights:
-            return [self.title, Text("no value that can be drawn", style="dim")]
+            is_empty = not any(curve.places for curve in self.curves)
+            return [self.title, *([] if is_empty else [Text("no value that can be drawn", style="dim")])]
         low, high = min(heights), max(heights)
         places = [place for curve in self.curves for place in curve.places]
         rows = max(height - 3, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import math
 import shutil
 import sys
@@ -53,12 +54,28 @@ def watch_command(options: argparse.Namespace) -> int:
     if not (math.isfinite(options.interval) and options.interval > 0):
         raise ConfigurationError(f"--interval {options.interval:g}: use a number of seconds above 0.")
     run = find_run(options.name, options.root)
+    _check_metrics(run, options.metric or ())
     if options.once or not is_terminal():
         _print_once(run, options)
         return OK
     show_live(lambda console: _Screen(RunView(run.path), options, console.size.height, is_live=True), options.interval)
     print(printable(f"{run.name}: {summary_text(RunView(run.path))}"))
     return OK
+
+
+def _check_metrics(run: RunView, wanted: Sequence[str]) -> None:
+    """Refuse a metric that is not there; a run that trains may still come to measure it."""
+    if run.state == "running" or not wanted:
+        return
+    try:
+        names = run.metrics.names()
+    except CheckpointError:  # the picture says so
+        return
+    for name in wanted:
+        if names and name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ConfigurationError(f"There is no metric {name!r} in this run; it has: {', '.join(names)}.{hint}")
 
 
 def summary_text(run: RunView) -> str:
@@ -144,7 +161,7 @@ def _charts(run: RunView, options: argparse.Namespace, width: int, height: int, 
     if not names:
         waiting = "No metrics yet: the first come with the first steps." if run.state == "running" else "No metrics."
         return [Text(waiting)]
-    panels = _chosen(names, options.metric) if options.metric else _panels(run, list(names))
+    panels = [[name] for name in options.metric] if options.metric else _panels(run, list(names))
     across = max(min(width // WIDTH, len(panels), 3), 1)
     down = max(min(-(-len(panels) // across), max(height - 1, HEIGHT) // HEIGHT), 1)
     shown, left_out = panels[: across * down], panels[across * down :]
@@ -156,13 +173,6 @@ def _charts(run: RunView, options: argparse.Namespace, width: int, height: int, 
         more = printable(", ".join(name for panel in left_out for name in panel))
         lines.append(Text(f"no space for: {more} (--metric NAME)", style="dim", no_wrap=True))
     return lines
-
-
-def _chosen(names: dict[str, None], wanted: Sequence[str]) -> list[list[str]]:
-    for name in wanted:
-        if name not in names:
-            raise ConfigurationError(f"There is no metric {name!r} in this run; it has: {', '.join(names)}.")
-    return [[name] for name in wanted]
 
 
 def _panels(run: RunView, names: list[str]) -> list[list[str]]:
@@ -198,7 +208,7 @@ def _note(run: RunView, curve: Curve) -> str:
     value = last.value if last is not None else next((mean for mean in reversed(curve.mean)), None)
     best = run.best_of(curve.name) if curve.name in run.epoch_names else None
     odd = sum(curve.nonfinite)
-    text = f" {value:.4g}" if value is not None else ""
+    text = f" {value:.4g}" if value is not None else ": no value yet"
     text += f" (best {best.value:.4g} @{best.epoch})" if best is not None else ""
     return text + (f" ({odd} not finite)" if odd else "")
 

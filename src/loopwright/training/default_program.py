@@ -50,7 +50,7 @@ class DefaultProgram(Program):
         """The trainer as a notebook shows it."""
         from .html import trainer_html
 
-        return trainer_html(self.run)
+        return trainer_html(self, self.run)
 
     # Epochs and steps
 

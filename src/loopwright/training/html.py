@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from .run import TrainingRun
 
 
-def trainer_html(run: TrainingRun) -> str:
+def trainer_html(trainer: object, run: TrainingRun) -> str:
     """Return the table of a trainer's parts, and that of its epochs where there are any."""
     components, progress = run.components, run.progress
-    facts = {"trainer": type(run.program).__name__}
+    facts = {"trainer": type(trainer).__name__}
     if components.models:
         named = [_labelled(name, "model", type(model).__name__) for name, model in components.models.items()]
         facts["models" if len(named) > 1 else "model"] = f"{', '.join(named)} ({size_text(run)})"

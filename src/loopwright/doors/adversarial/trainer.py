@@ -384,6 +384,12 @@ class Trainer(MediaMethods):
         log_files(self._engine.run, "examples", paths)
         return paths
 
+    def _repr_html_(self) -> str:
+        """The trainer as a notebook shows it."""
+        from ...training.html import trainer_html
+
+        return trainer_html(self, self._logged_run)
+
     @property
     def _logged_run(self) -> TrainingRun:
         return self._engine.run

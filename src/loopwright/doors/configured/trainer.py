@@ -204,6 +204,12 @@ class BaseTrainer:
 
     # What there is
 
+    def _repr_html_(self) -> str:
+        """The trainer as a notebook shows it."""
+        from ...training.html import trainer_html
+
+        return trainer_html(self, self._engine.run)
+
     def __getattr__(self, name: str) -> Any:
         """Whatever else a callback may want of a trainer: `runtime`, `run`, a model by its name, ..."""
         if name.startswith("__"):

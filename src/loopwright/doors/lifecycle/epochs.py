@@ -40,6 +40,12 @@ class Epochs(MediaMethods, Stages):
     _eval_dataloader: Any
     _loss_tracker: LossTracker
 
+    def _repr_html_(self) -> str:
+        """The trainer as a notebook shows it."""
+        from ...training.html import trainer_html
+
+        return trainer_html(self, self._logged_run)
+
     @property
     def _logged_run(self) -> TrainingRun:
         return self._core.run

@@ -165,6 +165,12 @@ class DreamTrainer(MediaMethods, Hooks):
         """Log values of the step, validation or epoch under way; they are reduced over processes."""
         self._engine.log_metrics(metrics)
 
+    def _repr_html_(self) -> str:
+        """The trainer as a notebook shows it."""
+        from ...training.html import trainer_html
+
+        return trainer_html(self, self._logged_run)
+
     @property
     def _logged_run(self) -> TrainingRun:
         return self._engine.run

@@ -16,7 +16,7 @@ from ...callbacks.last_lines import stop_lines
 from ...callbacks.progress import ProgressDisplay
 from ...callbacks.recorder import RunRecorder
 from ...data.random import preserved_rng
-from ...errors import ConfigurationError, interruption
+from ...errors import ConfigurationError, interruption, is_notebook
 from ...metrics.progress import Limits
 from ...runtime.modes import start_training_mode
 from ...trainer import Trainer as CoreTrainer
@@ -306,7 +306,8 @@ class Engine(Components):
         epoch = self.progress.epoch
         when = f"in epoch {epoch + 1}" if self.progress.in_epoch else f"after epoch {epoch}"
         line = f"{self.run.signals.name} {when}: {what}."
-        self.run.say(line)
+        if not is_notebook():  # which shows the line of the exception
+            self.run.say(line)
         raise interruption(self.run.signals.exit_code, line)
 
     def on_update_end(self) -> None:

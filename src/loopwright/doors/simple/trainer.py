@@ -231,6 +231,12 @@ class Trainer(Assignable, MediaMethods):
             beside=pretrained_files(self.model),
         )
 
+    def _repr_html_(self) -> str:
+        """The trainer as a notebook shows it."""
+        from ...training.html import trainer_html
+
+        return trainer_html(self, self._logged_run)
+
     @property
     def _logged_run(self) -> TrainingRun:
         return self._engine.run
