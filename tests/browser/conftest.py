@@ -78,12 +78,14 @@ class Visitor:
         self.problems: list[str] = []
         self.is_expected = lambda problem: False
 
-    def open(self, fragment: str = "", *, port: int | None = None, wait: str = "h1, .empty", **options: Any) -> Page:
-        """A page of the site; `wait` is what must be there before it is given. Options are those of a browser context."""
+    def open(
+        self, fragment: str = "", *, port: int | None = None, file: Path | None = None, wait: str = "h1, .empty", **options: Any
+    ) -> Page:
+        """A page of the site, or a file; `wait` is what must be there before it is given. Options are a context's."""
         page = self.stack.enter_context(self._context(options)).new_page()
         self.stack.callback(page.close)
         page.set_default_timeout(15_000)
-        home = f"http://127.0.0.1:{port or self.site.port}/"
+        home = file.as_uri() if file else f"http://127.0.0.1:{port or self.site.port}/"
         page.on("console", lambda message: self._note(message.type in ("error", "warning"), f"console: {message.text}"))
         page.on("pageerror", lambda error: self._note(True, f"error: {error}"))
         page.on("dialog", lambda dialog: self._note(True, f"dialog: {dialog.message}"))

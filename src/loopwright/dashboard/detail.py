@@ -52,10 +52,12 @@ class Detail:
     def answer(self) -> Json:
         """All that the page of a run shows."""
         run, manifest = self.run, self.run.manifest
+        cursor = self._part(lambda: str(self.metrics.cursor()), str)  # first: what comes meanwhile then comes twice
         events: list[Event] = self._part(self.metrics.events, list)
         log = self._part(lambda: read_log(run.path, self.metrics, LOG_LINES), empty_log)
         return {
             "summary": self.entry.summary,
+            "cursor": cursor,
             "sentences": self._part(lambda: sentences(run, events), list),
             "path": str(run.path),
             "command": _command(manifest.get("command")),
@@ -90,6 +92,7 @@ def unreadable(entry: Entry) -> Json:
         "summary": entry.summary,
         "sentences": ["This run cannot be read.", *entry.summary["damaged"]],
         "path": str(entry.path),
+        "cursor": "",
         "manifest": {},
         "settings": {},
         **dict.fromkeys(nothing),
@@ -231,7 +234,7 @@ def read_log(run: Path, metrics: MetricsView, last: int) -> Json:
 
 def as_log_line(line: LogLine) -> Json:
     """A line of the log as JSON."""
-    return {"wall": line.wall, "level": line.level, "text": line.text}
+    return {"id": line.id, "wall": line.wall, "level": line.level, "text": line.text}
 
 
 def tail(run: Path, size: int) -> tuple[list[str], bool]:
@@ -249,9 +252,9 @@ def tail(run: Path, size: int) -> tuple[list[str], bool]:
 def _parse_line(text: str) -> Json:
     found = LINE.fullmatch(text)
     if found is None:
-        return {"wall": None, "level": None, "text": text}
+        return {"id": None, "wall": None, "level": None, "text": text}
     wall = datetime.fromisoformat(f"{found[1]}.{found[2]}").timestamp()  # the log's clock is this machine's
-    return {"wall": wall, "level": found[3], "text": found[4]}
+    return {"id": None, "wall": wall, "level": found[3], "text": found[4]}
 
 
 def traceback_of(events: Iterable[Event], run: Path) -> str | None:

@@ -102,7 +102,7 @@ function oddMarks({ series, colour, x }) {
 }
 
 /** Events that stop or change a run are lines through the chart; the others are small signs at the lower edge. */
-export const LINES = { resumed: "dash", rewind: "dot", signal: "dot", failed: "solid", stopped: "dot", micro_batches: "dot" };
+export const LINES = { resumed: "dash", rewind: "dot", signal: "dot", failed: "solid", stopped: "dot", micro_batches: "dot", parts: "dash" };
 const SIGNS = { checkpoint: "line-ns", best: "star", evaluation: "circle", started: "triangle-right", finished: "square" };
 
 /** Traces of events `{x, kind, colour}`. */

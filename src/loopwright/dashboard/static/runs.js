@@ -105,15 +105,15 @@ function changed({ runs: found = [], removed = [] }) {
   notify("runs", { ids: found.map((run) => run.id), removed });
 }
 
-function rows(data) {
+function moved(what, data) {
   if (wanted && data.run in wanted.cursors) wanted.cursors[data.run] = data.cursor;
-  notify("rows", data);
+  notify(what, data);
 }
 
 /** Follow the runs; `follow` adds rows of curves. */
 export function startLive() {
   stream = live(query, {
-    runs: changed, rows, reread: (data) => notify("reread", data), gone: ({ run }) => changed({ removed: [run] }),
+    runs: changed, rows: (data) => moved("rows", data), reread: (data) => moved("reread", data), gone: ({ run }) => changed({ removed: [run] }),
   }, (state) => {
     const wasLost = connection.state === "lost";
     connection.state = state;
@@ -122,11 +122,16 @@ export function startLive() {
   });
 }
 
-/** Ask for new rows of these metrics after these cursors: `{names, x, cursors: {run: cursor}}`, or null for none. */
+/**
+ * Ask for new rows of these metrics after these cursors: `{names, x, cursors: {run: cursor}}`, or null for none.
+ * A run that is followed already goes on from where the stream is: nothing is sent twice.
+ */
 export function follow(what) {
-  const before = JSON.stringify(query());
-  wanted = what;
-  if (JSON.stringify(query()) !== before) stream?.restart();
+  const asked = () => JSON.stringify({ ...query(), cursor: null });
+  const before = asked();
+  const known = wanted && what && wanted.x === what.x ? wanted.cursors : {};
+  wanted = what && { ...what, cursors: Object.fromEntries(Object.entries(what.cursors).map(([id, cursor]) => [id, known[id] ?? cursor])) };
+  if (asked() !== before) stream?.restart();
 }
 
 /** Make sure the colours of the selection do not depend on who asks first. */
