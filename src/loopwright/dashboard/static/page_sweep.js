@@ -102,8 +102,8 @@ class SweepPage {
     const isEnough = rows.length > 1 && parameters.length > 0 && metric !== null;
     this.charts.hidden = !isEnough;
     this.why.hidden = isEnough;
-    if (!isEnough) fill(this.why, why(data, this.isSelection));
-    else {
+    fill(this.why, isEnough ? null : why(data, this.isSelection));
+    if (isEnough) {
       const drawn = rows.filter((row) => typeof row.metrics[metric.name] === "number");
       const left = rows.length - drawn.length;
       setText(this.note, left ? `${plural(left, "run")} without a value of ${metric.name} ${left === 1 ? "is" : "are"} in the table only.` : "");
