@@ -60,13 +60,20 @@ def test_only_settings_that_differ_are_shown_until_all_are_asked_for(visit: Open
     expect(page.locator(".compare-table .is-same")).to_have_count(0)
 
 
-def test_the_first_step_at_which_two_runs_part_is_said_with_its_values_and_marked(visit: Open, pairs: Served, picture: Callable[[Page, str], None]):
+def test_the_first_step_at_which_two_runs_part_is_said_with_its_values_and_marked(
+    visit: Open, pairs: Served, picture: Callable[[Page, str], None]
+):
     page = visit(address("first", "second"), port=pairs.port)
-    expect(card(page, "second").locator(".parting-words")).to_have_text("second is the same as first in 17 steps, bit for bit, and parts at step 18.")
+    expect(card(page, "second").locator(".parting-words")).to_have_text(
+        "second is the same as first in 17 steps, bit for bit, and parts at step 18."
+    )
     cells = card(page, "second").locator("tbody tr").first.locator("th, td")
-    expect(cells).to_have_text(["loss", str(1 / 18), str(1 / 18 + 1e-9), "1.00e−9"])
+    expect(cells).to_have_text(["loss", str(1 / 18), str(1 / 18 + 1e-9), "1.00e\N{MINUS SIGN}9"])
     wait_for_chart(page, "loss")
-    page.wait_for_function("""() => document.querySelector('[data-panel="loss"] .plot').data.some((trace) => trace.yaxis === "y2" && trace.mode === "lines")""")
+    page.wait_for_function(
+        """() => document.querySelector('[data-panel="loss"] .plot').data
+            .some((trace) => trace.yaxis === "y2" && trace.mode === "lines")"""
+    )
     (mark,) = (trace for trace in traces(page, "loss") if trace["axis"] == "y2" and trace["mode"] == "lines")
     assert mark["x"][:2] == [18, 18]
     assert len({trace["colour"] for trace in lines(page, "loss")}) == 2
@@ -75,7 +82,9 @@ def test_the_first_step_at_which_two_runs_part_is_said_with_its_values_and_marke
 
 def test_runs_that_are_the_same_are_said_to_be_the_same(visit: Open, pairs: Served):
     page = visit(address("first", "again"), port=pairs.port)
-    expect(card(page, "again")).to_contain_text("is the same as first in all 40 steps that both have, bit for bit. The one ends at step 40, the other at 60.")
+    expect(card(page, "again")).to_contain_text(
+        "is the same as first in all 40 steps that both have, bit for bit. The one ends at step 40, the other at 60."
+    )
     expect(page.locator(".compare-table")).to_contain_text("All 3 settings are the same.")
 
 
@@ -93,7 +102,9 @@ def test_results_show_the_best_run(visit: Open):
     row = page.locator(".compare-table tr", has=page.locator("th", has_text="eval_loss"))
     values = [float(text) for text in row.locator("td").all_inner_texts()]
     expect(row.locator(".is-best")).to_have_text(f"{min(values):.4f}")
-    expect(page.locator(".compare-table thead a")).to_have_text(["lr=0.1-width=16", "lr=0.01-width=32"])  # their folder is the same
+    expect(page.locator(".compare-table thead a")).to_have_text(
+        ["lr=0.1-width=16", "lr=0.01-width=32"]
+    )  # their folder is the same
 
 
 def test_fewer_than_two_runs_say_what_to_do(visit: Open, pairs: Served):
@@ -149,7 +160,15 @@ def test_it_is_no_wider_than_a_phone_and_dark_where_the_system_is(visit: Open, p
 
 def test_many_runs_are_compared_up_to_twenty(visit: Open, tmp_path: Path):
     for number in range(22):
-        make_demo_run(tmp_path / "runs" / f"run{number}", steps=2, epochs=1, media=False, resumed=False, names=("loss",), started=1.7e9 + number)
+        make_demo_run(
+            tmp_path / "runs" / f"run{number}",
+            steps=2,
+            epochs=1,
+            media=False,
+            resumed=False,
+            names=("loss",),
+            started=1.7e9 + number,
+        )
     with serving(tmp_path / "runs") as server:
         page = visit(f"#/compare?runs={','.join(f'run{number}' for number in range(22))}", port=server.port)
         expect(page.locator(".page-head")).to_contain_text("the first 20 of 22 selected runs")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -23,7 +22,7 @@ PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobil
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A report about four runs, moved away from them, which are gone."""
     folder = tmp_path_factory.mktemp("report")
     root = folder / "runs"
@@ -32,9 +31,11 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     write_run(root / "second", steps=60, width=64, offset=1e-9)
     write_markup_run(root / MARKUP)
     made = folder / "report.html"
-    assert main(["report", *(str(root / name) for name in ("first", "second", "pix2pix", MARKUP)), "-o", str(made)]) == 0
+    assert (
+        main(["report", *(str(root / name) for name in ("first", "second", "pix2pix", MARKUP)), "-o", str(made)]) == 0
+    )
     root.rename(folder / "elsewhere")
-    yield made
+    return made
 
 
 def test_the_runs_are_in_the_file(visit: Open, report: Path):
@@ -85,7 +86,9 @@ def test_curves_zoom_in_a_report(visit: Open, report: Path):
 
 def test_runs_are_compared_in_a_report(visit: Open, report: Path):
     page = visit("#/compare?runs=first,second", file=report)
-    expect(page.locator(".parting-words")).to_have_text("second is the same as first in 17 steps, bit for bit, and parts at step 18.")
+    expect(page.locator(".parting-words")).to_have_text(
+        "second is the same as first in 17 steps, bit for bit, and parts at step 18."
+    )
     expect(page.locator(".compare-table tr", has_text="model.width").locator("td")).to_have_text(["32", "64"])
     wait_for_chart(page, "loss")
 
@@ -121,7 +124,9 @@ def test_a_report_of_one_run_opens_at_that_run(visit: Open, tmp_path: Path):
 
 def test_the_file_names_no_address_to_load_from_and_no_folder_of_the_machine(report: Path):
     text = report.read_text()
-    outside = re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)  # plotly's own code holds addresses that it never asks
+    outside = re.sub(
+        r"<script.*?</script>", "", text, flags=re.DOTALL
+    )  # plotly's own code holds addresses that it never asks
     assert len(outside) < 100_000
     assert not re.search(r'(src|href)="(https?:|/)', outside)
     held = re.search(r'<script type="application/json" id="loopwright-report">(.*?)</script>', text, re.DOTALL)

@@ -1,4 +1,4 @@
-"""The page of one run: words, images at a step, heat maps, log, traceback, checkpoints; live, by keyboard, on a phone."""
+"""The page of one run: words, images at a step, heat maps, log, traceback, checkpoints; live, and by keyboard."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from .painting import STEPS, start_painting
 from .training import start
 
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
+VERDICT = "62 % of the time is waiting for data: try num_workers=2."
 PROFILE = {
-    "version": 1, "seconds": 12.4, "verdict": "62 % of the time is waiting for data: try num_workers=2.",
-    "findings": ["62 % of the time is waiting for data: try num_workers=2.", "Callback EMA takes 16 % of the time in `on_update_end`."],
+    "version": 1, "seconds": 12.4, "verdict": VERDICT,
+    "findings": [VERDICT, "Callback EMA takes 16 % of the time in `on_update_end`."],
     "parts": [
         {"name": "data", "seconds": 7.7, "share": 0.62, "per_step": 0.0077, "details": {}},
         {"name": "forward", "seconds": 1.6, "share": 0.13, "per_step": 0.0016, "details": {}},
@@ -58,7 +59,15 @@ def _made(folder: Path) -> Path:
 
 def write_markup_run(folder: Path) -> None:
     """A run in which every name and every text is markup."""
-    make_demo_run(folder, steps=20, epochs=2, media=False, names=("loss", MARKUP), tags=[MARKUP], config={f"model.{MARKUP}": MARKUP})
+    make_demo_run(
+        folder,
+        steps=20,
+        epochs=2,
+        media=False,
+        names=("loss", MARKUP),
+        tags=[MARKUP],
+        config={f"model.{MARKUP}": MARKUP},
+    )
     store = MetricsStore(folder / "metrics.sqlite")
     picture = demo_image(16, 1, 1)
     contents: dict[str, Any] = {
@@ -69,9 +78,17 @@ def write_markup_run(folder: Path) -> None:
         for name, content in contents.items():
             store.add_media(Media(name, content, step, step, 0, step, 1.0, 1.7e9 + step))
     store.add_log_line("ERROR", f"{MARKUP} in the log")
-    store.add_event("failed", MARKUP, detail={"traceback": f"Traceback (most recent call last):\n  {MARKUP}\nRuntimeError: {MARKUP}"})
+    store.add_event(
+        "failed",
+        MARKUP,
+        detail={"traceback": f"Traceback (most recent call last):\n  {MARKUP}\nRuntimeError: {MARKUP}"},
+    )
     store.close()
-    profile = {**PROFILE, "findings": [MARKUP], "parts": [{"name": MARKUP, "seconds": 1.0, "share": 1.0, "details": {MARKUP: 1.0}}]}
+    profile = {
+        **PROFILE,
+        "findings": [MARKUP],
+        "parts": [{"name": MARKUP, "seconds": 1.0, "share": 1.0, "details": {MARKUP: 1.0}}],
+    }
     folder.joinpath("profile.json").write_text(json.dumps(profile))
     manifest = json.loads(folder.joinpath("run.json").read_text())
     folder.joinpath("run.json").write_text(json.dumps(manifest | {"state": "failed", "reason": MARKUP}))
@@ -86,7 +103,8 @@ def pictures(page: Page, name: str) -> list[str]:
     images = page.locator(f'[data-name="{name}"] img')
     expect(images.first).to_be_visible()
     page.wait_for_function(
-        "(name) => [...document.querySelectorAll(`[data-name='${name}'] img`)].every((one) => one.complete && one.naturalWidth > 0)",
+        """(name) => [...document.querySelectorAll(`[data-name='${name}'] img`)]
+            .every((one) => one.complete && one.naturalWidth > 0)""",
         arg=name,
     )
     return [str(image.get_attribute("src")) for image in images.all()]
@@ -98,11 +116,15 @@ def pictures(page: Page, name: str) -> list[str]:
 def test_the_head_says_in_words_how_a_run_went(visit: Open, rich: Served, picture: Callable[[Page, str], None]):
     page = visit("#/run/pix2pix", port=rich.port)
     expect(page.locator("h1")).to_have_text("pix2pix")
-    expect(page.locator(".lead")).to_contain_text("Finished after 10 epochs (1,000 updates) in 10 s on cpu. Best eval_loss")
+    expect(page.locator(".lead")).to_contain_text(
+        "Finished after 10 epochs (1,000 updates) in 10 s on cpu. Best eval_loss"
+    )
     expect(page.locator(".lead")).to_contain_text("Resumed once.")
     expect(page.locator(".run-title .pill")).to_have_text("finished")
     expect(page.locator(".run-title .tag")).to_have_text("facades")
-    facts = {one.locator("dt").inner_text(): one.locator("dd").inner_text() for one in page.locator(".facts > div").all()}
+    facts = {
+        one.locator("dt").inner_text(): one.locator("dd").inner_text() for one in page.locator(".facts > div").all()
+    }
     assert facts["Epoch"] == "10 of 10"
     assert facts["Update"] == "1,000"
     assert facts["Samples"] == "32,000"
@@ -113,12 +135,30 @@ def test_the_head_says_in_words_how_a_run_went(visit: Open, rich: Served, pictur
 def test_only_parts_with_something_in_them_are_shown(visit: Open, rich: Served):
     page = visit("#/run/pix2pix", port=rich.port)
     titles = page.locator(".contents a")
-    every = ["Curves", "Images, texts and tables", "Histograms", "Learning rate, speed and memory", "Where the time goes", "Events", "Log", "Config", "Environment", "Manifest"]
+    every = [
+        "Curves",
+        "Images, texts and tables",
+        "Histograms",
+        "Learning rate, speed and memory",
+        "Where the time goes",
+        "Events",
+        "Log",
+        "Config",
+        "Environment",
+        "Manifest",
+    ]
     expect(titles).to_have_text(every)
     assert page.locator(".run-part h2").all_inner_texts() == every
     page = visit("#/run/plain", port=rich.port)
     expect(titles.last).to_have_text("Manifest")
-    assert page.locator(".contents a").all_inner_texts() == ["Curves", "Events", "Log", "Config", "Environment", "Manifest"]
+    assert page.locator(".contents a").all_inner_texts() == [
+        "Curves",
+        "Events",
+        "Log",
+        "Config",
+        "Environment",
+        "Manifest",
+    ]
 
 
 def test_a_run_without_anything_says_what_will_come(visit: Open, rich: Served):
@@ -168,10 +208,12 @@ def test_events_are_a_timeline_in_which_the_usual_ones_are_together(visit: Open,
 
 def test_where_the_time_goes_is_a_verdict_and_bars(visit: Open, rich: Served):
     page = visit("#/run/pix2pix?part=time", port=rich.port)
-    expect(part(page, "time").locator(".verdict-first")).to_have_text(PROFILE["verdict"])
+    expect(part(page, "time").locator(".verdict-first")).to_have_text(VERDICT)
     expect(part(page, "time").locator("code")).to_have_text("on_update_end")
     page.wait_for_function("() => document.querySelector('#part-time .plot')?.data?.length === 1")
-    bars = page.evaluate("() => { const [bars] = document.querySelector('#part-time .plot').data; return [[...bars.x], bars.text[0]]; }")
+    bars = page.evaluate(
+        "() => { const [bars] = document.querySelector('#part-time .plot').data; return [[...bars.x], bars.text[0]]; }"
+    )
     assert bars[0] == pytest.approx([62, 13, 9, 16, 100 * 1.9 / 12.4])  # a detail of a thousandth has no bar
     assert bars[1].startswith("62.0 %")
     expect(part(page, "time")).to_contain_text("Peak memory: 512 MB")
@@ -180,13 +222,19 @@ def test_where_the_time_goes_is_a_verdict_and_bars(visit: Open, rich: Served):
 # Images, texts, tables and histograms
 
 
-def test_the_slider_goes_through_the_images_of_all_names_by_keyboard(visit: Open, rich: Served, picture: Callable[[Page, str], None]):
+def test_the_slider_goes_through_the_images_of_all_names_by_keyboard(
+    visit: Open, rich: Served, picture: Callable[[Page, str], None]
+):
     page = visit("#/run/pix2pix?part=media", port=rich.port)
     slider = page.get_by_role("slider")
     expect(slider).to_have_attribute("aria-valuetext", "step 1,000, epoch 9")
     newest = pictures(page, "samples/triplet")
     assert len(newest) == 3
-    assert page.locator('[data-name="samples/triplet"] figcaption').all_inner_texts() == ["input", "generated", "target"]
+    assert page.locator('[data-name="samples/triplet"] figcaption').all_inner_texts() == [
+        "input",
+        "generated",
+        "target",
+    ]
     slider.focus()
     page.keyboard.press("ArrowLeft")
     expect(slider).to_have_attribute("aria-valuetext", "step 900, epoch 8")
@@ -228,7 +276,9 @@ def test_histograms_are_a_heat_map_over_the_steps(visit: Open, rich: Served):
     page = visit("#/run/pix2pix?part=histograms", port=rich.port)
     plot = "document.querySelector('[data-histogram=\"weights/layer1\"] .plot')"
     page.wait_for_function(f"() => {plot}?.data?.[0]?.type === 'heatmap'")
-    x, y, z = page.evaluate(f"() => {{ const [map] = {plot}.data; return [[...map.x], [...map.y], map.z.map((row) => [...row])]; }}")
+    x, y, z = page.evaluate(
+        f"() => {{ const [map] = {plot}.data; return [[...map.x], [...map.y], map.z.map((row) => [...row])]; }}"
+    )
     assert len(x) == 11  # edges of ten histograms
     assert x[:3] == [50, 150, 250]
     assert len(z) == len(y) - 1
@@ -352,7 +402,9 @@ def test_a_run_that_is_not_there_says_so(visit: Open, rich: Served):
     expect(page.locator("table")).to_be_visible()
 
 
-def test_the_page_is_no_wider_than_a_phone_and_dark_where_the_system_is(visit: Open, rich: Served, picture: Callable[[Page, str], None]):
+def test_the_page_is_no_wider_than_a_phone_and_dark_where_the_system_is(
+    visit: Open, rich: Served, picture: Callable[[Page, str], None]
+):
     page = visit("#/run/pix2pix?part=media", port=rich.port, **PHONE, color_scheme="dark")
     pictures(page, "samples/triplet")
     assert page.evaluate("() => document.documentElement.scrollWidth") == 390
@@ -369,8 +421,11 @@ def test_all_of_it_is_reached_by_the_keyboard_and_the_focus_is_seen(visit: Open,
     for _ in range(60):
         page.keyboard.press("Tab")
         where, width = page.evaluate(
-            """() => [document.activeElement.closest("section, nav, header")?.getAttribute("aria-label") ?? document.activeElement.className,
-                getComputedStyle(document.activeElement).outlineWidth]"""
+            """() => {
+                const at = document.activeElement;
+                const name = at.closest("section, nav, header")?.getAttribute("aria-label");
+                return [name ?? at.className, getComputedStyle(at).outlineWidth];
+            }"""
         )
         assert width != "0px", where
         order.append(where)

@@ -25,7 +25,8 @@ def scatter(page: Page, key: str) -> dict[str, Any]:
     page.wait_for_function(f"(key) => ({SCATTER})(key)?.data?.length === 1", arg=key)
     return page.evaluate(
         f"""(key) => {{ const graph = ({SCATTER})(key); const [points] = graph.data;
-            return {{x: [...points.x], y: [...points.y], runs: [...points.customdata], scale: graph._fullLayout.xaxis.type,
+            const scale = graph._fullLayout.xaxis.type;
+            return {{x: [...points.x], y: [...points.y], runs: [...points.customdata], scale,
                 ticks: [...graph.querySelectorAll(".xtick text")].map((tick) => tick.textContent)}}; }}""",
         key,
     )
@@ -39,7 +40,9 @@ def rows(page: Page) -> list[str]:
     return [row.get_attribute("data-id") or "" for row in page.locator("tbody tr[data-id]").all()]
 
 
-def test_the_metric_is_drawn_against_each_parameter_on_a_scale_that_fits(visit: Open, picture: Callable[[Page, str], None]):
+def test_the_metric_is_drawn_against_each_parameter_on_a_scale_that_fits(
+    visit: Open, picture: Callable[[Page, str], None]
+):
     page = visit("#/sweep")
     lr = scatter(page, "optimizer.lr")
     assert sorted(lr["x"]) == [0.001, 0.001, 0.01, 0.01, 0.1, 0.1]
@@ -57,7 +60,9 @@ def test_the_metric_is_drawn_against_each_parameter_on_a_scale_that_fits(visit: 
 def test_all_parameters_are_on_parallel_axes_and_a_click_selects_the_run(visit: Open):
     page = visit("#/sweep")
     wait_for_lines(page, 6)
-    titles = page.evaluate(f"() => {PARALLEL}._fullLayout.annotations.filter((one) => one.text.startsWith('<b>')).map((one) => one.text)")
+    titles = page.evaluate(
+        f"() => {PARALLEL}._fullLayout.annotations.filter((one) => one.text.startsWith('<b>')).map((one) => one.text)"
+    )
     assert titles == ["<b>width</b>", "<b>lr</b>", "<b>eval_loss</b>"]
     heights = page.evaluate(f"() => Object.fromEntries({PARALLEL}.data.map((line) => [line.meta, [...line.y]]))")
     assert heights["sweep/lr=0.1-width=16"][:2] == [0, 1]
@@ -66,7 +71,8 @@ def test_all_parameters_are_on_parallel_axes_and_a_click_selects_the_run(visit: 
     assert (heights[lowest][2], heights[highest][2]) == (0, 1)
     assert page.evaluate(f"() => {PARALLEL}.data.at(-1).meta") == lowest  # the best run is drawn above the others
     place = page.evaluate(
-        f"""() => {{ const graph = {PARALLEL}; const {{xaxis, yaxis}} = graph._fullLayout; const box = graph.getBoundingClientRect();
+        f"""() => {{ const graph = {PARALLEL}; const {{xaxis, yaxis}} = graph._fullLayout;
+            const box = graph.getBoundingClientRect();
             return [box.x + xaxis._offset + xaxis.l2p(2), box.y + yaxis._offset + yaxis.l2p(0)]; }}"""
     )
     selected = page.locator(".selected-count")
@@ -91,7 +97,9 @@ def test_the_table_is_in_the_order_of_the_metric_and_goes_by_keyboard(visit: Ope
     expect(page.locator("th[aria-sort]")).to_have_attribute("aria-sort", "descending")
     page.locator("[data-key='optimizer.lr']").click()
     expect(page.locator("th[aria-sort]")).to_contain_text("lr")
-    assert [row.rpartition("/")[2].split("-")[0] for row in rows(page)] == ["lr=0.001"] * 2 + ["lr=0.01"] * 2 + ["lr=0.1"] * 2
+    assert [row.rpartition("/")[2].split("-")[0] for row in rows(page)] == ["lr=0.001"] * 2 + ["lr=0.01"] * 2 + [
+        "lr=0.1"
+    ] * 2
     page.locator("h1").click()
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Home")
@@ -134,7 +142,9 @@ def test_words_and_missing_values_have_their_places(visit: Open, tmp_path: Path)
     root = tmp_path / "runs"
     options: dict[str, Any] = {"steps": 4, "epochs": 1, "media": False, "resumed": False, "names": ("loss",)}
     for number, name in enumerate(["relu", "tanh", MARKUP]):
-        make_demo_run(root / f"{number}-{MARKUP}", **options, seed=number, config={"model.act": name, f"model.{MARKUP}": number})
+        make_demo_run(
+            root / f"{number}-{MARKUP}", **options, seed=number, config={"model.act": name, f"model.{MARKUP}": number}
+        )
     make_demo_run(root / "without", **options, config={"model.act": "relu"})
     with serving(root) as server:
         page = visit("#/sweep", port=server.port)
