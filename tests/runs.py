@@ -51,6 +51,12 @@ def rows(trainer: Trainer) -> tuple[list, list]:
         store.close()
 
 
+def commit_metrics(run) -> None:
+    """Have what a run has logged so far in its file, as before a resume point; else a second of it may be queued."""
+    for callback in run.callbacks:
+        callback.write_before_save(run.program)
+
+
 def assert_same_run(trainer: Trainer, other: Trainer) -> None:
     """Weights, optimizers, schedules, history and counters."""
     for name, model in trainer.models.items():

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .metrics.rows import StepRow
     from .optim.build import Schedule
     from .run.best import load_weights
+    from .run.frames import runs
     from .runtime import Mesh, Runtime
     from .runtime.distributed import DistributedRuntime
     from .runtime.launch import launch
@@ -51,6 +52,7 @@ __all__ = [
     "__version__",
     "launch",
     "load_weights",
+    "runs",
     "seed_everything",
 ]
 
@@ -75,6 +77,7 @@ _HOMES = {
     "launch": "runtime.launch",
     "seed_everything": "data.random",
     "load_weights": "run.best",
+    "runs": "run.frames",
 }
 
 if not TYPE_CHECKING:  # for a type checker, every misspelt name would be there

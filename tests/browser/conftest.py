@@ -18,7 +18,7 @@ from .pictures import save_picture
 
 pytest.importorskip("playwright", reason="Playwright is not installed: pip install 'loopwright[dev]'")
 
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright  # noqa: E402
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 CHROMIUM = os.environ.get("LOOPWRIGHT_CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
 MARKUP = "<img src=x onerror=alert(1)>"

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import loopwright
+from loopwright.callbacks import Checkpoints
 
 # Processes are forked from a process that has imported torch and does nothing else: it has no threads, unlike the one
 # of the tests, in which a server and a browser's driver run.
@@ -43,8 +44,9 @@ def train(run_dir: str, num_epochs: int, halt: int = 0, wait: float = 0.005) -> 
     inputs = torch.randn(512, 8)
     data = TensorDataset(inputs, (inputs.sum(1, keepdim=True) > 0).float())
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+    saving = Checkpoints(every_epochs=1)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    trainer = SlowTrainer(model, optimizer, nn.BCEWithLogitsLoss(), run_dir=run_dir)
+    trainer = SlowTrainer(model, optimizer, nn.BCEWithLogitsLoss(), run_dir=run_dir, callbacks=[saving])
     trainer.halt, trainer.wait = halt, wait
     trainer.train(DataLoader(data, 16, shuffle=True), num_epochs, DataLoader(data, 64))
 

@@ -20,6 +20,7 @@ from loopwright.callbacks import Checkpoints
 from loopwright.run import RunDirectory
 from tests.cli.projects import MODULE
 from tests.forked import call_forked
+from tests.runs import commit_metrics
 
 ROOT = Path(__file__).parents[2]
 forking = multiprocessing.get_context("fork")
@@ -50,8 +51,7 @@ class Ending(Callback):
             elif self.how == "interrupted":
                 os.kill(os.getpid(), signal.SIGTERM)
             elif self.how == "killed":
-                for callback in trainer.run.callbacks:
-                    callback.write_before_save(trainer)
+                commit_metrics(trainer.run)
                 os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[list[str], int, str]] = {
     "config validate": (["config", "validate", "run.yaml"], 0, r"run\.yaml"),
     "runs": (["runs"], 0, r"first.*finished"),
     "show": (["show", "-2"], 0, r"state +finished"),
+    "report": (["report", "-2", "-1", "-o", "two.html"], 0, r"two\.html: 2 runs, \d"),
     "diff": (["diff", "-2", "-1"], 1, r"model\.width: 64 -> 8"),
     "plot": (["plot", "-1", "-2", "--metric", "loss", "-o", "curve.png"], 0, r"curve\.png"),
     "plot in text": (["plot", "-1", "--metric", "loss", "--text"], 0, r"loss"),
@@ -36,6 +37,7 @@ COMMANDS: dict[str, tuple[list[str], int, str]] = {
     "doctor": (["doctor", "--quick"], 0, r"advice"),
     "completion": (["completion", "bash"], 0, r"complete"),
 }
+SERVING = {"ui"}  # goes on until Ctrl-C: tests/cli/test_ui.py
 
 
 def run(arguments: Sequence[str], folder: Path, *, on_terminal: bool) -> tuple[int, str]:
@@ -66,7 +68,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_no_command_is_forgotten_here() -> None:
     commands = next(action for action in build_parser()._actions if action.choices and action.dest != "help")
-    assert {name.split()[0] for name in COMMANDS} == set(commands.choices or ())
+    assert {name.split()[0] for name in COMMANDS} | SERVING == set(commands.choices or ())
 
 
 @pytest.mark.parametrize("place", ["terminal", "pipe"])

@@ -11,9 +11,10 @@ from torch.utils.data import TensorDataset
 from loopwright import Callback, CheckpointError, Trainer
 from loopwright.callbacks import Checkpoints
 from loopwright.checkpoint import list_checkpoints, update_name
-from loopwright.run import RunManifest
+from loopwright.run import MetricsStore, RunManifest
 
 from ..loops import build_net
+from ..metrics.step_rows import rows_of
 from ..runs import adam, assert_same_run, cross_entropy, rows
 
 
@@ -97,3 +98,19 @@ def test_a_disk_that_stays_full_does_not_end_training_where_asked(
     assert "was not saved" in caplog.text
     sound = [info.name for info in list_checkpoints(run_dir, verify=True) if info.is_sound]
     assert sound in ([update_name(1)], [update_name(1), update_name(2)])  # the second may have been on its way
+
+
+def test_metrics_that_found_no_room_are_kept_and_written_when_there_is_some(small_disk: Path) -> None:
+    store = MetricsStore(small_disk / "metrics.sqlite")
+    store.add_steps(rows_of([(1, 1, "loss", 1.0)]))
+    store.flush()
+    fill(small_disk / "filler")
+    many = [(step, step, "loss", 1 / step) for step in range(2, 30_000)]
+    store.add_steps(rows_of(many))
+    with pytest.raises(CheckpointError, match=r"cannot be written: .*full.*see to free space"):
+        store.flush()
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        store.truncate(step=20_000, epoch=0)
+    (small_disk / "filler").unlink()
+    assert store.steps() == [(1, 1, "loss", 1.0), *many[:19_999]]
+    store.close()

@@ -57,9 +57,7 @@ class AtStart(Callback):
 def test_planned_totals_are_what_the_run_reaches(count, batch_size, accumulate, limit, amounts):
     seen = AtStart()
     trainer = build(None, model=nn.Linear(6, 3), callbacks=seen, accumulate=accumulate)
-    for number, amount in enumerate(
-        amounts
-    ):  # several calls: each limit counts from its call, and the plan from the beginning of the run
+    for number, amount in enumerate(amounts):  # a limit counts from its call, the plan from the run's beginning
         before = trainer.progress.step
         trainer.train(data(count), batch_size=batch_size, **{limit: amount})
         if trainer.progress.step == before:

@@ -113,6 +113,33 @@ def test_what_is_logged_after_training_reaches_the_run_directory(points, tmp_pat
     assert len(RunView(tmp_path / "run").metrics.media()) == 2
 
 
+def test_what_is_logged_at_the_start_and_the_end_of_each_call_is_recorded_and_the_lock_is_kept(points, tmp_path):
+    class Ends(Callback):
+        held = []
+        precedence = 9  # after the recorder
+
+        def on_train_start(self, trainer):
+            trainer.log_text("start", "x")
+
+        def on_epoch_end(self, trainer, metrics):
+            self.held.append(trainer.run.directory.is_locked)
+
+        def on_train_end(self, trainer):
+            trainer.log_text("end", "x")
+
+    class Early(Ends):
+        precedence = -1
+
+    for kind in (Ends, Early):
+        trainer = build(kind(), run_dir=tmp_path / kind.__name__)
+        for _ in range(2):
+            trainer.train(head(points, 16), batch_size=8)
+        items = RunView(tmp_path / kind.__name__).metrics.media()
+        assert sorted((item.name, item.step) for item in items) == [("end", 2), ("end", 4), ("start", 0), ("start", 2)]
+        assert not trainer.run.directory.is_locked
+    assert Ends.held == [True] * 4
+
+
 def test_that_nothing_records_an_item_is_said_once(points, capsys, mistake):
     trainer = build(progress="lines")
     trainer.train(head(points, 8))

@@ -166,12 +166,14 @@ class RunRecorder(Callback):
         if self._is_open:
             self._add(partial(self._metrics.add_media, media))
             return
-        self._directory.lock()  # logged after training
+        is_ours = self._directory.is_locked  # by a `train` call that begins or ends
+        self._directory.lock()
         try:
             self._add(partial(self._metrics.add_media, media))
             self._add(self._metrics.close)
         finally:
-            self._directory.unlock()
+            if not is_ours:
+                self._directory.unlock()
 
     def on_rewind(self, trainer: Trainer) -> None:
         if self._metrics is None:

@@ -22,6 +22,7 @@ from . import (
     finders,
     init,
     plot,
+    query,
     report,
     runs,
     show,
@@ -36,7 +37,7 @@ from .output import printable
 # Each adds its commands to the parser; a command imports its dependencies when it runs.
 GROUPS = (
     *(init, check, train, sweep, evaluate, config, finders),
-    *(ui, report, runs, show, diff, plot, export, checkpoint, doctor, completion),
+    *(ui, report, runs, show, diff, plot, query, export, checkpoint, doctor, completion),
 )
 
 

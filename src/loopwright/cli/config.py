@@ -57,7 +57,9 @@ def add_show(commands: Any, common: argparse.ArgumentParser) -> None:
     example = "config show run.yaml model.width=64\nconfig show run.yaml --origins"
     parser = add_command(commands, common, "show", run=show_command, what=what, more=SHOW_MORE, example=example)
     add_config(parser)
-    parser.add_argument("--origins", action="store_true", help="say behind each value which file and line it is from")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--origins", action="store_true", help="say behind each value which file and line it is from")
+    form.add_argument("--json", action="store_true", help="print JSON instead of YAML")
 
 
 def add_schema(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -80,9 +82,14 @@ def add_validate(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def show_command(options: argparse.Namespace) -> int:
+    import yaml
+
     from ..config import load_config
 
     config = load_config(options.config, options.overrides)
+    if options.json:
+        print_json(yaml.safe_load(config.to_yaml()))  # in which values of the environment are not
+        return OK
     text = with_origins(config) if options.origins else config.to_yaml()
     print(printable(text, keep="\n"), end="")
     return OK

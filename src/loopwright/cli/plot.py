@@ -8,7 +8,7 @@ import math
 import re
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from ..errors import ConfigurationError
 from ..run.reading import RunView
 from .arguments import RUN, add_command, add_root, find_run, short_path
 from .exits import OK
-from .output import number_text, printable
+from .output import number_text, print_json, printable
 
 MORE = """\
 Of several metrics, each has a panel of its own, with a curve for every run. A metric that is measured both in steps
@@ -47,6 +47,7 @@ def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
         "-o", "--output", metavar="FILE", help=f"a {', '.join(FORMATS)} file (default: the metric's name, .png)"
     )
     where.add_argument("--text", action="store_true", help="draw in the terminal instead")
+    where.add_argument("--json", action="store_true", help="print the curves as JSON instead")
 
 
 def plot_command(options: argparse.Namespace) -> int:
@@ -57,6 +58,9 @@ def plot_command(options: argparse.Namespace) -> int:
         name: collect(list(runs.values()), name, options.by, options.smooth, options.root)
         for name in dict.fromkeys(options.metric)
     }
+    if options.json:
+        print_json({name: [asdict(curve) for curve in curves] for name, curves in panels.items()})
+        return OK
     if options.text:
         for name, curves in panels.items():
             print("\n".join(map(printable, draw_text(name, curves, is_log=options.log))))

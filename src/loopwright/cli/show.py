@@ -85,6 +85,8 @@ def _print_config(run: RunView) -> int:
 
 
 def _print_run(run: RunView, *, is_full: bool) -> None:
+    print(styled(printable(str(run.path)), BOLD))
+    _print_overview(run)
     _print_facts(run, is_full=is_full)
     _print_metrics(run)
     _print_checkpoints(run)
@@ -92,11 +94,17 @@ def _print_run(run: RunView, *, is_full: bool) -> None:
         print(styled(printable(problem), RED))
 
 
+def _print_overview(run: RunView) -> None:
+    from ..dashboard.overview import sentences
+
+    events = run.metrics.events() if run.epoch_names or not run.problems else []
+    print(printable(" ".join(sentences(run, events))))
+
+
 def _print_facts(run: RunView, *, is_full: bool) -> None:
     manifest = run.manifest
     because = f": {run.reason}" if run.reason else ""
     hint = ": its process is gone; the same program or command continues it" if run.state == "crashed" else because
-    print(styled(printable(str(run.path)), BOLD))
     facts: dict[str, str | None] = {
         "name": run.name,
         "id": run.id,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import LoopwrightError
+from ..run.axes import AXES
 from ..run.metrics_view import MetricsView
 from .answers import Refusal, plain, to_json
 from .folder import RunsFolder, stamp_of
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from ..run.curves import Curve
 
 Level = Literal["step", "epoch"]
-AXES = ("step", "update", "epoch", "samples", "seconds", "wall")
 MAX_CURVES = 2_000
 CACHE_CHARACTERS = 64_000_000
 DIGITS = 9  # of the numbers of thinned curves; exact values keep all of theirs
@@ -171,17 +171,11 @@ def csv_lines(stores: Stores, runs: Sequence[tuple[str, Path]], names: Sequence[
     yield _csv([HEADER])
     for run, (path, own) in asked.items():
         with stores.opened(path) as metrics:
-            clock = metrics.clock()
-            places = dict(zip(clock["step"], zip(*(clock[name] for name in AXES[2:]), strict=True), strict=True))
-            for name in own:
-                rows: list[tuple[object, ...]] = [
-                    (run, name, "step", point.at, point.update, *places.get(point.at, ("",) * 4), repr(point.value))
-                    for point in metrics.steps(name)
-                ]
-                rows += [
-                    (run, name, "epoch", "", point.update, point.at, "", "", "", repr(point.value))
-                    for point in metrics.epochs(name)
-                ]
+            for name, level in ((name, level) for name in own for level in _levels(None)):
+                columns = metrics.columns(name, level)
+                values = [repr(value) for value in columns["value"]]
+                places = zip(*(columns[axis] for axis in AXES), values, strict=True)
+                rows = [(run, name, level, *row) for row in places]  # None is empty in CSV
                 for at in range(0, len(rows), ROWS_AT_ONCE):
                     yield _csv(rows[at : at + ROWS_AT_ONCE])
 

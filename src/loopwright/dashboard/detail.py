@@ -32,7 +32,14 @@ LARGEST_TEXT = 4_000_000  # bytes of a file that is passed through
 LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)[,.](\d{3}) ([A-Z]+) (.*)", re.DOTALL)
 TRACEBACK = "Traceback (most recent call last):"
 PLACE = ("step", "update", "epoch", "samples", "seconds", "wall")
-APART = ("packages", "hardware", "fingerprint", "data")  # entries of the manifest that have a place of their own
+APART = (
+    "packages",
+    "hardware",
+    "fingerprint",
+    "data",
+    "config",
+    "arguments",
+)  # entries of the manifest that have a place of their own
 
 
 class Detail:
@@ -55,7 +62,8 @@ class Detail:
             "path": str(run.path),
             "command": _command(manifest.get("command")),
             "manifest": {key: value for key, value in manifest.items() if key not in APART},
-            "config": run.config,
+            "config": run.config or manifest.get("config") or None,
+            "settings": run.settings,
             "config_text": read_text(run.path, CONFIG),
             "environment": environment(manifest),
             "data": manifest.get("data") or None,
@@ -86,6 +94,7 @@ def unreadable(entry: Entry) -> Json:
         "path": str(entry.path),
         "cursor": "",
         "manifest": {},
+        "settings": {},
         **dict.fromkeys(nothing),
         **{name: [] for name in ("environment", "changes", "checkpoints", "events", "media")},
         "log": empty_log(),

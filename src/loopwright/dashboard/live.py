@@ -74,8 +74,10 @@ class Live:
 
     async def stream(self, request: Request) -> Response:
         """Answer with events until the client goes."""
-        from starlette.responses import StreamingResponse
+        from starlette.responses import Response, StreamingResponse
 
+        if request.method == "HEAD":  # a stream without a body would never end
+            return Response(media_type="text/event-stream")
         try:
             listener = parse_listener(request)
         except Refusal as refusal:

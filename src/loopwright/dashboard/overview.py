@@ -7,16 +7,17 @@ from collections.abc import Iterable, Iterator
 
 from ..run.metrics_records import Event
 from ..run.reading import RunView
+from .summary import trained_seconds
 
 UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 TIMES = {1: "once", 2: "twice"}
 STATES = {
-    "running": "Running",
-    "finished": "Finished",
-    "stopped": "Stopped",
-    "interrupted": "Interrupted",
-    "failed": "Failed",
-    "crashed": "Crashed",
+    "running": "Running:",
+    "finished": "Finished after",
+    "stopped": "Stopped after",
+    "interrupted": "Interrupted after",
+    "failed": "Failed after",
+    "crashed": "Crashed after",
 }
 OCCURRENCES = {
     "resumed": "Resumed {times}.",
@@ -59,14 +60,12 @@ def _state(run: RunView) -> str:
     """ "Finished after 10 epochs (3,120 updates) in 4 min 12 s on cpu." """
     progress, device = run.progress, run.manifest.get("device")
     done = _count(progress.epoch, "epoch") or _count(progress.update, "update") or "no update"
-    updates = _count(progress.update, "update") if progress.epoch else None
-    limit = ""
-    if run.state != "finished" and progress.limit is not None:
-        unit, most = progress.limit
-        limit = f" of {most:,}" if unit == "epoch" and progress.epoch else f" of at most {_count(most, unit)}"
-    words = [STATES[run.state], "for" if run.state == "running" else "after", f"{done}{limit}"]
-    words += [f"({updates})"] if updates else []
-    words += [f"in {duration_text(run.seconds)}"] if run.seconds else []
+    unit, most = progress.limit or (None, 0)
+    if run.state != "finished" and unit is not None and (so_far := getattr(progress, unit, None)):
+        done = f"{so_far:,} of {_count(most, unit)}"
+    words = [STATES[run.state], done]
+    words += [f"({updates})"] if (updates := _count(progress.update, "update")) and "update" not in done else []
+    words += [f"in {duration_text(seconds)}"] if (seconds := trained_seconds(run)) else []
     words += [f"on {device}"] if isinstance(device, str) else []
     return f"{' '.join(words)}."
 
@@ -85,9 +84,7 @@ def _best(run: RunView) -> str | None:
 
 
 def _left(run: RunView) -> str | None:
-    from .summary import eta_of
-
-    left = eta_of(run)
+    left = run.eta
     return None if left is None else f"About {duration_text(left)} to go."
 
 

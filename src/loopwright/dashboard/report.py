@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
 from ..errors import ConfigurationError, LoopwrightError
+from ..run.axes import AXES
 from ..run.metrics_records import MediaItem
 from ..run.metrics_view import MetricsView
 from ..run.reading import RunView
 from . import comparison, detail
 from .answers import plain, to_json
-from .curves import AXES, is_exact, odd_values, rounded
+from .curves import is_exact, odd_values, rounded
 from .folder import Entry, own_file, read_entry, stamp_of
 from .static import KINDS, PLOTLY, STATIC, find_plotly
 from .stores import Stores

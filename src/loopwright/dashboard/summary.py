@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigurationError, LoopwrightError
-from ..run.changes import flatten
-from ..run.reading import COUNTS, RunView
+from ..errors import LoopwrightError
+from ..run.reading import RunView
+from ..run.run_progress import COUNTS
 
-MAX_CONFIG_KEYS = 2_000
-MAX_TEXT = 300  # of a value of the config
-MAX_LISTED = 20  # entries of a list that is shown as one value
+MAX_SETTINGS = 2_000
+MAX_TEXT = 300  # of a value of the settings
 
 Json = dict[str, Any]
 
@@ -22,25 +20,26 @@ Json = dict[str, Any]
 def summarize(run_id: str, run: RunView) -> Json:
     """The summary of a run; what of it cannot be read is said under `damaged`."""
     names = _names(run)
-    progress = run.progress
+    progress, is_going = run.progress, run.state == "running"
+    seconds = trained_seconds(run)
     counts = {name: getattr(progress, name) for name in COUNTS}
     limit = None if progress.limit is None else list(progress.limit)
     summary = {
         **_identity(run_id, run.name, run.state),
         "reason": run.reason,
         "progress": {"fraction": progress.fraction, **counts, "limit": limit},
-        "eta": eta_of(run),
-        "rate": rate_of(run),
+        "eta": run.eta,
+        "rate": None if not is_going or not seconds else (progress.update or 0) / seconds,
         "best": best_of(run),
         "best_values": {name: _best_or_last(run, name) for name in names["epoch_names"]},
         "started": _seconds(run.started),
         "updated": run.last_write or None,
         "ended": _seconds(run.ended),
-        "seconds": run.seconds,
+        "seconds": seconds,
         "device": _text(run.manifest.get("device")),
         "door": _text(run.manifest.get("door")),
         "tags": list(run.tags),
-        "config": flat_config(run.settings if run.config is None else run.config),
+        "config": _settings(run),
         **names,
         "modes": {name: run.mode_of(name) for name in names["epoch_names"]},
     }
@@ -82,6 +81,16 @@ def _names(run: RunView) -> Json:
     return {"last": last, "names": sorted({*steps, *epochs}), "step_names": steps, "epoch_names": epochs}
 
 
+def trained_seconds(run: RunView) -> float | None:
+    """How long a run has trained: the time since its start would count the time between a crash and a resume."""
+    if run.state not in ("running", "crashed"):
+        return run.seconds
+    place = run.metrics.last_place() if run.epoch_names or not run.problems else None
+    if place is not None and place["seconds"] is not None:
+        return float(place["seconds"])
+    return run.seconds if run.state == "running" else None
+
+
 def best_of(run: RunView) -> Json | None:
     """The best value of the run's main metric; the last one where its direction is not known."""
     name = run.main_metric
@@ -97,46 +106,15 @@ def _best_or_last(run: RunView, name: str) -> float | None:
     return None if best is None else best.value
 
 
-def eta_of(run: RunView) -> float | None:
-    """Seconds until a running run reaches its limit, at the pace it had so far."""
-    fraction, seconds = run.progress.fraction, run.seconds
-    if run.state != "running" or not fraction or not seconds:
-        return None
-    return seconds * (1 - fraction) / fraction
-
-
-def rate_of(run: RunView) -> float | None:
-    """Updates per second of a running run."""
-    update, seconds = run.progress.update, run.seconds
-    return update / seconds if run.state == "running" and update and seconds else None
-
-
-def flat_config(config: Mapping[str, Any] | None) -> Json:
-    """The values of a config under dotted keys; short lists of plain values are one value."""
-    if not config:
-        return {}
-    try:
-        leaves = flatten(_with_lists_as_values(config))
-    except ConfigurationError:
-        return {}
-    return {key: _short(value) for key, value in list(leaves.items())[:MAX_CONFIG_KEYS]}
-
-
-def _with_lists_as_values(value: object) -> object:
-    if isinstance(value, Mapping):
-        return {key: _with_lists_as_values(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        is_flat = len(value) <= MAX_LISTED and not any(isinstance(entry, Mapping | list) for entry in value)
-        return tuple(value) if is_flat and value else [_with_lists_as_values(entry) for entry in value]
-    return value
+def _settings(run: RunView) -> Json:
+    """The settings of a run, each as a short value."""
+    return {key: _short(value) for key, value in list(run.settings.items())[:MAX_SETTINGS]}
 
 
 def _short(value: object) -> object:
     if isinstance(value, str):
         return value if len(value) <= MAX_TEXT else f"{value[:MAX_TEXT]}…"
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return [_short(entry) for entry in value] if isinstance(value, tuple) else value
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _seconds(moment: datetime | None) -> float | None:

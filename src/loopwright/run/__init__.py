@@ -13,31 +13,43 @@ if TYPE_CHECKING:
     from ..metrics.rows import StepRow
     from .best import choose
     from .directory import RunDirectory
+    from .frames import Columns, Run, Runs, runs
     from .manifest import RunManifest, update_manifest
     from .metrics_store import EpochRow, MetricsStore
+    from .metrics_view import MetricsView
     from .reading import RunView, find_runs
 
 __all__ = [
+    "Columns",
     "EpochRow",
     "MetricsStore",
+    "MetricsView",
+    "Run",
     "RunDirectory",
     "RunManifest",
     "RunView",
+    "Runs",
     "StepRow",
     "choose",
     "find_runs",
+    "runs",
     "update_manifest",
 ]
 
 _HOMES = {
+    "Columns": "frames",
     "EpochRow": "metrics_store",
     "MetricsStore": "metrics_store",
+    "MetricsView": "metrics_view",
+    "Run": "frames",
     "RunDirectory": "directory",
     "RunManifest": "manifest",
     "RunView": "reading",
+    "Runs": "frames",
     "StepRow": "metrics_store",
     "choose": "best",
     "find_runs": "reading",
+    "runs": "frames",
     "update_manifest": "manifest",
 }
 

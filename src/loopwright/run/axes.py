@@ -65,25 +65,35 @@ class Axis:
         rows = self.connection.execute("SELECT step, epoch FROM epoch_clock WHERE step IS NOT NULL ORDER BY epoch")
         return np.array([(0, 0), *rows], float)
 
-    def steps_between(self, first: float | None, last: float | None, ends: tuple[int, int]) -> tuple[int, int]:
-        """The first and the last step between two places, both included."""
+    def steps_between(
+        self, first: float | None, last: float | None, ends: tuple[int, int], key: object
+    ) -> tuple[int, int]:
+        """The first and the last step of a metric between two places, both included."""
         if self.name == "step":
             return (ends[0] if first is None else ceil(first)), (ends[1] if last is None else floor(last))
-        start = ends[0] if first is None else self._first_step(ends, first, is_above=False)
-        end = ends[1] if last is None else self._first_step(ends, last, is_above=True) - 1
+        start = ends[0] if first is None else self._first_step(ends, first, key, is_above=False)
+        end = ends[1] if last is None else self._first_step(ends, last, key, is_above=True) - 1
         return start, end
 
-    def _first_step(self, ends: tuple[int, int], place: float, *, is_above: bool) -> int:
+    def _first_step(self, ends: tuple[int, int], place: float, key: object, *, is_above: bool) -> int:
         """The first step that is at or above a place, found by bisection: an axis grows along the steps."""
-        import numpy as np
-
         low, high = ends[0], ends[1] + 1
         while low < high:
             middle = (low + high) // 2
-            found = float(self.of_steps(np.array([float(middle)]))[0])
-            found = -inf if found != found else found  # before the clock began
+            found = self._of_step(middle, key)
             if found > place or (found == place and not is_above):
                 high = middle
             else:
                 low = middle + 1
         return low
+
+    def _of_step(self, step: int, key: object) -> float:
+        """The place of a step; that of the first value from there on, where values have one of their own."""
+        import numpy as np
+
+        if self.name == "update":
+            query = 'SELECT "update" FROM step_values WHERE name = ? AND step >= ? ORDER BY step LIMIT 1'
+            row = self.connection.execute(query, (key, step)).fetchone()
+            return inf if row is None else float(row[0])
+        place = float(self.of_steps(np.array([float(step)]))[0])
+        return -inf if place != place else place  # before the clock began

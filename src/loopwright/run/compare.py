@@ -86,7 +86,8 @@ def described_parts(run: RunView) -> dict[str, dict[str, object]]:
 
 
 def _config(run: RunView) -> object:
-    return run.config and {key: value for key, value in run.config.items() if key not in OWN}
+    given = run.settings if run.config is None else run.config
+    return {key: value for key, value in given.items() if key not in OWN}
 
 
 def _code(run: RunView) -> object:

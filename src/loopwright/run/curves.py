@@ -64,13 +64,14 @@ def step_curve(
     ends = first_and_last_step(connection, key)
     ends = ends if after is None else (max(ends[0], after + 1), ends[1])
     if other is None:
-        columns = StepRange.within(connection, ends, axis.steps_between(*bounds, ends), points).read(key)
+        columns = StepRange.within(connection, ends, axis.steps_between(*bounds, ends, key), points).read(key)
         return _curve(name, "step", x, axis.place(columns))
     columns = StepRange.within(connection, ends, ends, points).read_against(key, other)
     if bounds != (None, None):
-        columns = _within(columns, bounds)  # then once more, at the resolution of the steps that are left
-        if len(columns["key"]):
-            steps = int(columns["first"].min()), int(columns["last"].max())
+        near = _within(_within(columns, (bounds[0], None), "x_max"), (None, bounds[1]), "x_min")
+        columns = _within(near, bounds)
+        if len(near["key"]):  # once more, at the resolution of the steps that are left
+            steps = int(near["first"].min()), int(near["last"].max())
             columns = _within(StepRange.within(connection, ends, steps, points).read_against(key, other), bounds)
     return _curve(name, "step", x, columns)
 
@@ -88,16 +89,29 @@ def epoch_curve(
 
     if x in AXES:
         place = "v.epoch" if x == "epoch" else 'v."update"' if x == "update" else f"c.{x}"
-        query = f"SELECT v.epoch, v.value, {place} FROM epoch_values v LEFT JOIN epoch_clock c ON c.epoch = v.epoch"
+        columns = f'v.epoch, v.value, {place}, v."update"'
+        query = f"SELECT {columns} FROM epoch_values v LEFT JOIN epoch_clock c ON c.epoch = v.epoch"
         values: tuple[object, ...] = (id_of(connection, name),)
     else:
-        query = "SELECT v.epoch, v.value, o.value FROM epoch_values v JOIN epoch_values o ON o.epoch = v.epoch"
+        query = "SELECT v.epoch, v.value, o.value, 0 FROM epoch_values v JOIN epoch_values o ON o.epoch = v.epoch"
         query, values = f"{query} AND o.name = ?", (id_of(connection, x), id_of(connection, name))
     start = -(2**62) if after is None else after
     rows = connection.execute(f"{query} WHERE v.name = ? AND v.epoch > ? ORDER BY v.epoch", (*values, start)).fetchall()
-    epochs, numbers, places = np.array(rows, float).reshape(-1, 3).T
-    columns = _of_values(epochs, numbers) | {"x": places}
-    return _curve(name, "epoch", x, _within(columns, bounds))
+    epochs, numbers, places, updates = np.array(rows, float).reshape(-1, 4).T
+    if x == "step" and np.isnan(places).any():
+        places = np.where(np.isnan(places), _steps_of_updates(connection, updates), places)
+    return _curve(name, "epoch", x, _within(_of_values(epochs, numbers) | {"x": places}, bounds))
+
+
+def _steps_of_updates(connection: sqlite3.Connection, updates: Array) -> Array:
+    """The last logged steps up to some updates, for epochs of an earlier version, which noted no step; else NaN."""
+    import numpy as np
+
+    one_metric = "name = (SELECT name FROM step_values LIMIT 1)"
+    rows = connection.execute(f'SELECT step, "update" FROM step_values WHERE {one_metric} ORDER BY step').fetchall()
+    steps, ends = np.array([(np.nan, -np.inf), *rows], float).T
+    found: Array = steps[np.searchsorted(ends, updates, side="right") - 1]
+    return found
 
 
 def id_of(connection: sqlite3.Connection, name: str) -> object:
@@ -152,8 +166,9 @@ class StepRange:
         read = self._values if self._fits(key) else self._merged
         ours, theirs = read(key), read(other)
         _, mine, their = np.intersect1d(ours["key"], theirs["key"], assume_unique=True, return_indices=True)
+        theirs = {name: column[their] for name, column in theirs.items()}
         joined = {name: column[mine] for name, column in ours.items()}
-        return joined | {"x": _mean({name: column[their] for name, column in theirs.items()})}
+        return joined | {"x": _mean(theirs), "x_min": theirs["min"], "x_max": theirs["max"]}
 
     def _fits(self, key: object) -> bool:
         values = "SELECT 1 FROM step_values WHERE name = ? AND step BETWEEN ? AND ? LIMIT ?"
@@ -254,15 +269,13 @@ def _merge(columns: Columns, groups: Array) -> Columns:
     return merged | {"key": groups[starts], "update": merged["update"] / sizes}
 
 
-def _within(columns: Columns, bounds: tuple[float | None, float | None]) -> Columns:
+def _within(columns: Columns, bounds: tuple[float | None, float | None], place: str = "x") -> Columns:
     import numpy as np
 
     if bounds == (None, None):
         return columns
-    first, last = bounds
-    kept = (columns["x"] >= (-np.inf if first is None else first)) & (
-        columns["x"] <= (np.inf if last is None else last)
-    )
+    first, last = (-np.inf if bounds[0] is None else bounds[0]), (np.inf if bounds[1] is None else bounds[1])
+    kept = (columns[place] >= first) & (columns[place] <= last)
     return {name: column[kept] for name, column in columns.items()}
 
 

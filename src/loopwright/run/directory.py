@@ -208,6 +208,11 @@ class RunDirectory:
         """Whether a run was started here."""
         return self.manifest_path.is_file()
 
+    @property
+    def is_locked(self) -> bool:
+        """Whether this process holds the lock of this directory."""
+        return self._lock.is_held
+
     def lock(self) -> Self:
         """Lock the directory for this process; the error names the process that holds the lock."""
         if not self._take():

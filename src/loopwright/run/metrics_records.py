@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 from dataclasses import astuple, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from .axes import AXES
-from .curves import Curve, epoch_curve, has_summaries, step_curve
+from .curves import Curve, epoch_curve, has_summaries, id_of, step_curve
+from .schema import EPOCHS_WITH_PLACE, VALUES_WITH_PLACE
 
 if TYPE_CHECKING:
     import sqlite3
@@ -120,6 +121,12 @@ def read_latest(connection: sqlite3.Connection) -> list[Any]:
     newest = "v.step = (SELECT max(step) FROM step_values WHERE name = n.id)"
     query = f"SELECT n.name, v.value, v.exact FROM names n CROSS JOIN step_values v ON v.name = n.id AND {newest}"
     return connection.execute(query).fetchall()
+
+
+def read_columns(connection: sqlite3.Connection, name: str, level: Literal["step", "epoch"]) -> list[Any]:
+    """The (step, update, epoch, samples, seconds, wall, value, exact) rows of a metric."""
+    query = VALUES_WITH_PLACE if level == "step" else EPOCHS_WITH_PLACE
+    return connection.execute(query, (id_of(connection, name),)).fetchall()
 
 
 def read_cursor(connection: sqlite3.Connection) -> Cursor:

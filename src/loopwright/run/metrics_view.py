@@ -21,6 +21,7 @@ from .metrics_records import (
     LogLine,
     MediaItem,
     read_changes,
+    read_columns,
     read_cursor,
     read_events,
     read_last_step,
@@ -28,6 +29,7 @@ from .metrics_records import (
     read_log_lines,
     read_media,
 )
+from .querying import Answer, run_query
 from .schema import exact_value, is_at_rest, open_for_reading
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 PLACES = {"steps": ("step_values", "step"), "epochs": ("epoch_values", "epoch")}
+PLACE = ("step", "update", "epoch", "samples", "seconds", "wall")
 WINDOW = 4096  # steps that are sorted at once
 
 
@@ -115,6 +118,11 @@ class MetricsView:
         rows = self._read(read_last_step) or ()
         return next((row for row in rows if _are_counts(*row)), None)
 
+    def last_place(self) -> dict[str, Any] | None:
+        """The newest row of the clock: step, update, epoch, samples, seconds and wall."""
+        rows = self._rows('SELECT step, "update", epoch, samples, seconds, wall FROM clock ORDER BY step DESC LIMIT 1')
+        return dict(zip(PLACE, rows[0], strict=True)) if rows else None
+
     def last_epoch(self) -> Point | None:
         """Any metric of the newest epoch, for its number and update."""
         return self._epochs[-1][1] if self._epochs else None
@@ -153,11 +161,16 @@ class MetricsView:
         found = self._read(lambda connection: epoch_curve(connection, name, x, (first, last)))
         return Curve(name, "epoch", x, 1, 0, 0, [], [], [], [], [], []) if found is None else found
 
+    def columns(self, name: str, level: Literal["step", "epoch"]) -> dict[str, list[Any]]:
+        """Every value of a metric, bit for bit, with its place, by the names of the columns."""
+        rows = self._read(lambda connection: read_columns(connection, name, level)) or []
+        values = [exact_value(value, exact) for *_, value, exact in rows]
+        return {key: [row[index] for row in rows] for index, key in enumerate(PLACE)} | {"value": values}
+
     def clock(self) -> dict[str, list[Any]]:
         """The columns of the clock: the places of the steps at which the run logged."""
-        names = ("step", "update", "epoch", "samples", "seconds", "wall")
         rows = self._rows('SELECT step, "update", epoch, samples, seconds, wall FROM clock ORDER BY step')
-        return {name: [row[index] for row in rows] for index, name in enumerate(names)}
+        return {name: [row[index] for row in rows] for index, name in enumerate(PLACE)}
 
     def events(self) -> list[Event]:
         """Everything that happened, in order."""
@@ -196,6 +209,10 @@ class MetricsView:
         """
         found = self._read(lambda connection: read_changes(connection, cursor, names, x, points))
         return Changes(Cursor(), cursor != Cursor(), {}, {}, [], [], []) if found is None else found
+
+    def query(self, sql: str) -> Answer:
+        """The answer of a SELECT statement over the views that `loopwright query` lists; nothing is written."""
+        return run_query(self.path, sql)
 
     def close(self) -> None:
         """Close the file, if it was kept open."""

@@ -51,6 +51,12 @@ _MEASURED = f"""b.epoch AS epoch,
   {_between("samples", is_whole=True)}, {_between("seconds")}, {_between("wall")}"""
 CLOCK_AT = f"""
 SELECT v.step AS step, {_between('"update"')}, {_MEASURED} FROM (SELECT value AS step FROM json_each(?)) v {_AROUND}"""
+VALUES_WITH_PLACE = f"""
+SELECT v.step AS step, v."update" AS "update", {_MEASURED}, v.value, v.exact
+FROM step_values v {_AROUND} WHERE v.name = ? ORDER BY v.step"""
+EPOCHS_WITH_PLACE = """
+SELECT c.step, v."update", v.epoch, c.samples, c.seconds, c.wall, v.value, v.exact
+FROM epoch_values v LEFT JOIN epoch_clock c ON c.epoch = v.epoch WHERE v.name = ? ORDER BY v.epoch"""
 
 VIEWS = {
     "metrics": f"""

@@ -1,7 +1,7 @@
 // When to draw: only what is visible, one chart per idle moment, each at most once a second, and never more than a
-// sixth of the time. A hidden tab draws nothing.
+// quarter of the time. A hidden tab draws nothing.
 
-const SHARE = 6; // after drawing for t, live drawing rests until 6 t have passed
+const SHARE = 3; // after drawing for t, live drawing rests for 3 t
 const SHORTEST = 1000; // ms between two live drawings of one chart
 
 const charts = new Map(); // element → {draw, isVisible, dirty: null | "live" | "now", last}

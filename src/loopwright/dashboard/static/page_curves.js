@@ -1,7 +1,8 @@
 // Curves of the selected runs: panels in groups, all with one x axis, one zoom and one cursor.
 
 import { api } from "./api.js";
-import { AXES, axisOf } from "./axis.js";
+import { AXES } from "./axis.js";
+import { CurveSettings } from "./curve_settings.js";
 import { cursor } from "./cursor.js";
 import { el, empty, fill, icon, menu, setText } from "./dom.js";
 import { count } from "./format.js";
@@ -12,8 +13,8 @@ import { follow, runs } from "./runs.js";
 import { url } from "./url.js";
 import { ValuesTable } from "./values_table.js";
 
-const HALF_LIVES = [0, 3, 10, 30, 100, 300, 1000, 3000, 10000];
 const MARKS = ["resumed", "rewind", "signal", "failed", "stopped", "micro_batches", "best", "checkpoint", "evaluation"];
+const MOST_MARKS = 60; // of one kind and run
 const FIRST_MARKS = ["resumed", "rewind", "signal", "failed", "best", "checkpoint", "micro_batches"];
 
 export const curvesPage = {
@@ -22,7 +23,7 @@ export const curvesPage = {
   mount: (root) => new CurvesView(root),
 };
 
-class CurvesView {
+class CurvesView extends CurveSettings {
   #undo = [];
   #panels = new Map(); // base → Panel
   #events = new Map(); // run → events
@@ -30,6 +31,7 @@ class CurvesView {
   #marks = null;
 
   constructor(root) {
+    super();
     this.root = root;
     this.#undo.push(runs.listen((what, detail) => this.#changed(what, detail)), url.listen((keys) => { if (keys) this.refresh(); }));
     this.refresh();
@@ -44,44 +46,8 @@ class CurvesView {
     cursor.set(null);
   }
 
-  // --- what the address says
-
   get ids() { return runs.selected; }
-  get range() {
-    const [first, last] = (url.list("zoom") ?? []).map(Number);
-    return first < last ? [first, last] : null; // anything else was typed by hand
-  }
-
-  get halfLife() { return HALF_LIVES[Number(url.get("smooth", 0))] ?? 0; }
-
-  get axis() {
-    const name = url.get("x", "step");
-    const longest = Math.max(0, ...this.ids.map((id) => (name === "relative" ? (runs.get(id)?.updated ?? 0) - (runs.get(id)?.started ?? 0) : runs.get(id)?.seconds ?? 0)));
-    return axisOf(name, { longest: this.range ? this.range[1] - this.range[0] : longest, isLog: url.get("logx") !== null });
-  }
-
-  get isFitted() { return url.get("fit") !== null; }
-
-  isLogY(base) {
-    const chosen = url.list("logy") ?? [];
-    return chosen.includes("*") !== chosen.includes(base);
-  }
-
   // --- what panels call
-
-  zoom(range) { url.set({ zoom: range ? range.map((end) => String(Number(end.toPrecision(10)))) : null }, { replace: false }); }
-
-  toggleLog(base) {
-    const chosen = url.list("logy") ?? [];
-    const others = chosen.filter((one) => one !== base);
-    url.set({ logy: others.length < chosen.length ? (others.length ? others : null) : [...chosen, base] });
-  }
-
-  widen(base) {
-    const chosen = url.list("wide") ?? [];
-    const others = chosen.filter((one) => one !== base);
-    url.set({ wide: others.length < chosen.length ? (others.length ? others : null) : [...chosen, base] });
-  }
 
   /** The first answer says where the stream of new rows begins; later ones add runs that it did not have. */
   loaded(cursors) {
@@ -100,7 +66,7 @@ class CurvesView {
     const { asked, name } = this.axis;
     const kinds = new Set(this.marks);
     const shift = (id) => (name === "relative" ? runs.get(id)?.started ?? 0 : 0);
-    return this.ids.flatMap((id) => (this.#events.get(id) ?? []).filter((event) => kinds.has(event.kind) && typeof event[asked] === "number")
+    return this.ids.flatMap((id) => telling(this.#events.get(id) ?? []).filter((event) => kinds.has(event.kind) && typeof event[asked] === "number")
       .map((event) => ({ x: event[asked] - shift(id), kind: event.kind, colour: runs.colour(id), label: () => eventText(event, id) })));
   }
 
@@ -111,16 +77,18 @@ class CurvesView {
   #changed(what, detail) {
     if (what === "rows") return this.#rows(detail);
     if (what === "reread") return this.#reread(detail);
-    if (what === "selection" || what === "runs") this.refresh();
+    if (what === "selection" || what === "runs") this.refresh(what === "runs" ? "live" : "now");
   }
 
   #rows(data) {
-    if (data.events?.length) this.#events.set(data.run, [...(this.#events.get(data.run) ?? []), ...data.events]);
+    if (data.events?.length) this.#addEvents(data.run, data.events);
     for (const panel of this.#panels.values()) panel.add(data);
   }
 
   #reread({ run, cursor: place }) {
     this.cursors = { ...this.cursors, [run]: place };
+    this.#events.delete(run);
+    this.#loadEvents();
     for (const panel of this.#panels.values()) panel.forget();
     this.#follow();
   }
@@ -132,7 +100,7 @@ class CurvesView {
     else follow(null);
   }
 
-  refresh() {
+  refresh(kind = "now") {
     if (!this.ids.length) return this.#nothing();
     this.groups = this.#wantedGroups();
     const signature = JSON.stringify([this.groups.map((group) => [group.title, group.panels]), url.get("closed"), url.get("wide")]);
@@ -145,7 +113,7 @@ class CurvesView {
       this.#loadEvents();
     }
     this.#words();
-    for (const panel of this.#panels.values()) panel.refresh();
+    for (const panel of this.#panels.values()) panel.refresh(kind);
     this.#follow();
   }
 
@@ -166,11 +134,17 @@ class CurvesView {
     if (!ids.length) return;
     try {
       const answer = await api("events", { run: ids });
-      for (const id of ids) this.#events.set(id, [...(answer.events[id] ?? []), ...(this.#events.get(id) ?? [])]);
+      for (const id of ids) this.#addEvents(id, answer.events[id] ?? []);
     } catch {
       return; // curves without marks are still curves; the run's page says what is wrong with it
     }
     for (const panel of this.#panels.values()) panel.refresh();
+  }
+
+  /** Events come with answers and in the stream, some of them twice. */
+  #addEvents(run, events) {
+    const byId = new Map([...(this.#events.get(run) ?? []), ...events].map((event) => [event.id, event]));
+    this.#events.set(run, [...byId.values()]);
   }
 
   #wantedGroups() {
@@ -186,7 +160,7 @@ class CurvesView {
     this.chips = el("div", { class: "chips", role: "list", "aria-label": "Selected runs" });
     this.find = el("input", { class: "input", type: "search", placeholder: "Search panels by name", "aria-label": "Search panels", value: url.get("find", ""), oninput: () => url.set({ find: this.find.value || null }) });
     this.x = el("select", { "aria-label": "x axis", onchange: () => url.set({ x: this.x.value === "step" ? null : this.x.value, zoom: null }) });
-    this.smooth = el("input", { type: "range", min: 0, max: HALF_LIVES.length - 1, step: 1, "aria-label": "Smoothing", oninput: () => url.set({ smooth: Number(this.smooth.value) || null }) });
+    this.smooth = el("input", { type: "range", min: 0, max: CurveSettings.smoothest, step: 1, "aria-label": "Smoothing", oninput: () => url.set({ smooth: Number(this.smooth.value) || null }) });
     this.smoothText = el("span", { class: "smooth-text" });
     this.reset = el("button", { class: "button", type: "button", title: "Show everything (0)", onclick: () => this.zoom(null) }, icon("reset"), "Whole range");
     this.valuesButton = el("button", { class: "button", type: "button", title: "Table of values at the cursor (v)", onclick: () => this.#toggleValues() }, "Values");
@@ -229,7 +203,7 @@ class CurvesView {
     fill(this.groupsHost, this.groups.length ? this.groups.map((group) => {
       const title = group.title || "metrics";
       const isClosed = closed.has(title);
-      const head = el("button", { class: "group-head", type: "button", "aria-expanded": String(!isClosed), onclick: () => this.#toggleGroup(title) }, icon("chevron"), el("h2", {}, title), el("span", { class: "faint" }, String(group.panels.length)));
+      const head = el("button", { class: "group-head", type: "button", "aria-expanded": String(!isClosed), onclick: () => this.toggle("closed", title) }, icon("chevron"), el("h2", {}, title), el("span", { class: "faint" }, String(group.panels.length)));
       const panels = isClosed ? [] : group.panels.map((definition) => {
         const key = JSON.stringify(definition);
         kept.add(key);
@@ -241,13 +215,6 @@ class CurvesView {
       return el("section", { class: "panel-group" }, head, el("div", { class: "panel-grid", hidden: isClosed }, panels));
     }) : empty(url.get("find") ? "No panel has this name" : "Nothing is logged yet", url.get("find") ? "The search looks into the names of metrics; words in any order." : "Curves appear here with the first logged value."));
     for (const [key, panel] of this.#panels) if (!kept.has(key)) { panel.destroy(); this.#panels.delete(key); }
-  }
-
-  #toggleGroup(title) {
-    const closed = url.list("closed") ?? [];
-    const others = closed.filter((one) => one !== title);
-    const now = others.length < closed.length ? others : [...closed, title];
-    url.set({ closed: now.length ? now : null });
   }
 
   #words() {
@@ -288,6 +255,16 @@ class CurvesView {
     else return;
     event.preventDefault();
   }
+}
+
+/** Of the best ones only the last, which is the best; of very many alike, some evenly. */
+function telling(events) {
+  const best = events.findLast((event) => event.kind === "best");
+  return MARKS.flatMap((kind) => {
+    const alike = kind === "best" ? (best ? [best] : []) : events.filter((event) => event.kind === kind);
+    const every = Math.ceil(alike.length / MOST_MARKS);
+    return alike.filter((_, index) => (alike.length - 1 - index) % every === 0);
+  });
 }
 
 function eventText(event, id) {

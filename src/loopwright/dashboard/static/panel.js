@@ -17,6 +17,7 @@ export class Panel {
   #series = new Map();
   #asked = null; // what was last asked of the server
   #control = null;
+  #shown = { signature: "", events: null };
 
   constructor(definition, view) {
     this.definition = definition;
@@ -55,7 +56,17 @@ export class Panel {
     const { ids, axis, range } = this.view;
     const wanted = JSON.stringify([ids, axis.name, range]);
     if (wanted !== this.#asked) this.#load(wanted, { ids, axis, range });
-    this.#show(kind);
+    if (this.#isChanged()) this.#show(kind);
+  }
+
+  /** True where the view says something else than what was drawn last; new values are another matter. */
+  #isChanged() {
+    return this.#signature() !== this.#shown.signature || this.view.events() !== this.#shown.events;
+  }
+
+  #signature() {
+    const { ids, axis, range, halfLife, isFitted } = this.view;
+    return JSON.stringify([ids, ids.map((id) => runs.slot(id)), axis.name, axis.type, axis.title, range, halfLife, isFitted, this.view.isLogY(this.definition.base)]);
   }
 
   async #load(wanted, { ids, axis, range }) {
@@ -112,7 +123,9 @@ export class Panel {
     const { axis, range, isFitted } = this.view;
     const isLog = this.view.isLogY(this.definition.base);
     const curves = this.#curves();
-    this.chart.set({ curves, axis, range, isLog, isFitted, events: this.view.events() }, kind);
+    const events = this.view.events();
+    this.chart.set({ curves, axis, range, isLog, isFitted, events }, kind);
+    this.#shown = { signature: this.#signature(), events };
     this.log.setAttribute("aria-pressed", String(isLog));
     this.#noteThinning(curves);
   }

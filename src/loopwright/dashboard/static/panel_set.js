@@ -1,9 +1,8 @@
 // Some panels of curves on a page that is about more than curves: the run page and the comparison.
 
-import { axisOf } from "./axis.js";
+import { CurveSettings } from "./curve_settings.js";
 import { el, fill } from "./dom.js";
 import { Panel } from "./panel.js";
-import { runs } from "./runs.js";
 import { url } from "./url.js";
 
 const KEYS = ["x", "zoom", "logx", "logy", "wide", "fit"]; // of the address: the same as on the page of curves
@@ -12,45 +11,21 @@ const KEYS = ["x", "zoom", "logx", "logy", "wide", "fit"]; // of the address: th
  * Panels in `element` for `options.ids()`; `set(definitions)` says which (see `panelsOf`).
  * Options: `marks()` gives events to draw; `onloaded(cursors)` hears where new rows begin.
  */
-export class PanelSet {
+export class PanelSet extends CurveSettings {
   #panels = new Map();
   #undo = null;
 
   constructor(options) {
+    super();
     this.options = options;
     this.element = el("div", { class: "panel-grid" });
     this.#undo = url.listen((keys) => { if (keys?.some((key) => KEYS.includes(key))) this.refresh(); });
   }
 
   get ids() { return this.options.ids(); }
-  get range() { return url.list("zoom")?.map(Number) ?? null; }
   get halfLife() { return 0; }
-  get isFitted() { return url.get("fit") !== null; }
-
-  get axis() {
-    const name = url.get("x", "step");
-    const spent = (run) => (name === "relative" ? (run?.updated ?? 0) - (run?.started ?? 0) : run?.seconds ?? 0);
-    const longest = Math.max(0, ...this.ids.map((id) => spent(runs.get(id))));
-    return axisOf(name, { longest: this.range ? this.range[1] - this.range[0] : longest, isLog: url.get("logx") !== null });
-  }
-
-  isLogY(base) {
-    const chosen = url.list("logy") ?? [];
-    return chosen.includes("*") !== chosen.includes(base);
-  }
-
   events() { return this.options.marks?.(this.axis) ?? []; }
-  zoom(range) { url.set({ zoom: range ? range.map((end) => String(Number(end.toPrecision(10)))) : null }, { replace: false }); }
-  toggleLog(base) { this.#toggle("logy", base); }
-  widen(base) { this.#toggle("wide", base); }
   loaded(cursors) { this.options.onloaded?.(cursors); }
-
-  #toggle(key, base) {
-    const chosen = url.list(key) ?? [];
-    const others = chosen.filter((one) => one !== base);
-    const now = others.length < chosen.length ? others : [...chosen, base];
-    url.set({ [key]: now.length ? now : null });
-  }
 
   /** Show these panels; those that stay are not made anew. */
   set(definitions) {

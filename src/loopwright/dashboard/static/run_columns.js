@@ -105,7 +105,8 @@ export function allColumns(rows) {
     for (const key of Object.keys(run.config ?? {})) keys.add(key);
     for (const name of run.names ?? []) names.add(name);
   }
-  const config = [...keys].sort().map(configColumn);
+  const has = (key) => rows.filter((run) => key in (run.config ?? {})).length > rows.length / 3;
+  const config = [...keys].sort((a, b) => has(b) - has(a) || a.localeCompare(b, "en")).map(configColumn); // what few have comes last
   for (const column of config) column.align = rows.every((run) => typeof (column.valueOf(run) ?? 0) === "number") ? "number" : null;
   return [...FIXED, ...config, ...[...names].sort().map(lastColumn)];
 }

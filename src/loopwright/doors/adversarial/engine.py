@@ -166,7 +166,7 @@ class Engine(CoreTrainer):
     @property
     def _planned_limits(self) -> Limits:
         """Those of the experiment; each epoch of it is a `train` call."""
-        return Limits(epochs=self.door.planned_epochs)
+        return Limits(epochs=self.door._planned_epochs)
 
     def _describe_more(self) -> dict[str, Any]:
         """The settings that decide what is learnt from which images."""

@@ -323,10 +323,10 @@ class Trainer(MediaMethods):
     def remaining_epochs(self, total: int | None = None) -> int:
         """Epochs left of a total, which by default is what the generator's learning rate is planned for."""
         self._total_epochs = total
-        return max(self.planned_epochs - self.loaded_epoch, 0)
+        return max(self._planned_epochs - self.loaded_epoch, 0)
 
     @property
-    def planned_epochs(self) -> int:
+    def _planned_epochs(self) -> int:
         """The epochs of the whole experiment: as given to `remaining_epochs`, or as the learning rate is planned."""
         planned = self.config.train.generator.learning_rate
         return planned.epochs + planned.epochs_decay if self._total_epochs is None else self._total_epochs
