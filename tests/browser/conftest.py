@@ -79,7 +79,13 @@ class Visitor:
         self.is_expected = lambda problem: False
 
     def open(
-        self, fragment: str = "", *, port: int | None = None, file: Path | None = None, wait: str = "h1, .empty", **options: Any
+        self,
+        fragment: str = "",
+        *,
+        port: int | None = None,
+        file: Path | None = None,
+        wait: str = "h1, .empty",
+        **options: Any,
     ) -> Page:
         """A page of the site, or a file; `wait` is what must be there before it is given. Options are a context's."""
         page = self.stack.enter_context(self._context(options)).new_page()
