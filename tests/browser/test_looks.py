@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.dashboard.serving import serving
+from tests.dashboard.serving import Served, serving
+from tests.demo_runs import make_demo_run
 
 from .charts import wait_for_chart
 from .conftest import MARKUP, Open, Visitor
+from .training import start
 
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
 GROUND = "() => getComputedStyle(document.documentElement).backgroundColor"
 FOUR = "runs=sweep/lr%3D0.1-width%3D16,sweep/lr%3D0.01-width%3D16,sweep/lr%3D0.001-width%3D32,long"
+SWEEP = "runs=" + ",".join(f"lr={lr}-width={width}" for lr in (0.003, 0.001) for width in (64, 128))
 Picture = Callable[[Page, str], None]
 
 
@@ -24,30 +28,55 @@ def brightness(colour: str) -> float:
     return sum(numbers) / 3
 
 
-def test_the_table_of_runs_looks_as_in_the_docs(visit: Open, picture: Picture):
-    page = visit(f"#/runs?{FOUR}")
-    expect(page.locator("tbody tr[data-id]")).to_have_count(10)
+@pytest.fixture(scope="module")
+def gallery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Runs as in the docs: a sweep over learning rates and widths, and one that is training now."""
+    root = tmp_path_factory.mktemp("gallery") / "runs"
+    for number, (lr, width) in enumerate(((0.003, 64), (0.001, 64), (0.003, 128), (0.001, 128))):
+        options: dict[str, Any] = {"steps": 1500, "epochs": 12, "media": False, "resumed": number == 3}
+        config = {"optimizer.lr": lr, "model.width": width}
+        make_demo_run(root / f"lr={lr}-width={width}", **options, seed=number, config=config, nan_spikes=number == 1)
+    training = start(root / "digits-live", num_epochs=40, wait=0.05)
+    with serving(root) as server:
+        yield server
+    training.kill()
+    training.join()
+
+
+def test_the_table_of_runs_looks_as_in_the_docs(visit: Open, gallery: Served, picture: Picture):
+    page = visit("#/runs", port=gallery.port)
+    expect(page.locator("tbody tr[data-id]")).to_have_count(5)
+    expect(page.locator('tr[data-id="digits-live"] .pill')).to_have_text("running")
+    expect(page.locator('tr[data-id="digits-live"] .progress-text')).to_contain_text("left")
     picture(page, "ui-runs")
 
 
-def test_light_and_dark_follow_the_system_also_while_the_page_is_open(visit: Open, picture: Picture):
-    page = visit(f"#/curves?{FOUR}&smooth=3")
-    wait_for_chart(page, "loss")
-    wait_for_chart(page, "accuracy")
+def test_light_and_dark_follow_the_system_also_while_the_page_is_open(visit: Open, gallery: Served, picture: Picture):
+    page = visit(f"#/curves?{SWEEP}&smooth=3&fit=1", port=gallery.port)
+    for name in ("loss", "accuracy", "lr", "train/grad_norm", "train/throughput"):
+        wait_for_chart(page, name)
     assert brightness(page.evaluate(GROUND)) > 230
     ticks = """() => document.querySelector('[data-panel="loss"] .xtick text').style.fill"""
     light = page.evaluate(ticks)
+    box = page.locator('[data-panel="accuracy"] .nsewdrag').first.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + 0.55 * box["width"], box["y"] + 0.5 * box["height"])
+    expect(page.locator(".cursor-values:not([hidden])")).to_contain_text("eval")
     picture(page, "ui-curves")
     page.emulate_media(color_scheme="dark")
     assert brightness(page.evaluate(GROUND)) < 40
     page.wait_for_function(f"(light) => ({ticks})() !== light", arg=light)
     assert brightness(page.evaluate(ticks)) > brightness(light)
+    page.wait_for_function(
+        """() => [...document.querySelectorAll(".plot")].every((plot) => plot._fullLayout.font.color === "#e7eaef")"""
+    )
     picture(page, "ui-curves-dark")
+    page.emulate_media(color_scheme="light")
 
 
 @pytest.mark.parametrize("where", ["runs", "curves", "compare", "sweep"])
-def test_nothing_is_wider_than_a_phone(visit: Open, picture: Picture, where: str):
-    page = visit(f"#/{where}?{FOUR}", **PHONE)
+def test_nothing_is_wider_than_a_phone(visit: Open, gallery: Served, picture: Picture, where: str):
+    page = visit(f"#/{where}?{SWEEP}", port=gallery.port, **PHONE)
     if where == "curves":
         wait_for_chart(page, "loss")
         picture(page, "ui-phone")

@@ -1,4 +1,4 @@
-"""The page of one run: words, images at a step, heat maps, log, traceback, checkpoints; live, by keyboard, on a phone."""
+"""The page of one run: words, images at a step, heat maps, log, traceback, checkpoints; live, and by keyboard."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from .painting import STEPS, start_painting
 from .training import start
 
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
+VERDICT = "62 % of the time is waiting for data: try num_workers=2."
 PROFILE = {
-    "version": 1, "seconds": 12.4, "verdict": "62 % of the time is waiting for data: try num_workers=2.",
-    "findings": ["62 % of the time is waiting for data: try num_workers=2.", "Callback EMA takes 16 % of the time in `on_update_end`."],
+    "version": 1, "seconds": 12.4, "verdict": VERDICT,
+    "findings": [VERDICT, "Callback EMA takes 16 % of the time in `on_update_end`."],
     "parts": [
         {"name": "data", "seconds": 7.7, "share": 0.62, "per_step": 0.0077, "details": {}},
         {"name": "forward", "seconds": 1.6, "share": 0.13, "per_step": 0.0016, "details": {}},
@@ -102,7 +103,8 @@ def pictures(page: Page, name: str) -> list[str]:
     images = page.locator(f'[data-name="{name}"] img')
     expect(images.first).to_be_visible()
     page.wait_for_function(
-        "(name) => [...document.querySelectorAll(`[data-name='${name}'] img`)].every((one) => one.complete && one.naturalWidth > 0)",
+        """(name) => [...document.querySelectorAll(`[data-name='${name}'] img`)]
+            .every((one) => one.complete && one.naturalWidth > 0)""",
         arg=name,
     )
     return [str(image.get_attribute("src")) for image in images.all()]
@@ -206,7 +208,7 @@ def test_events_are_a_timeline_in_which_the_usual_ones_are_together(visit: Open,
 
 def test_where_the_time_goes_is_a_verdict_and_bars(visit: Open, rich: Served):
     page = visit("#/run/pix2pix?part=time", port=rich.port)
-    expect(part(page, "time").locator(".verdict-first")).to_have_text(PROFILE["verdict"])
+    expect(part(page, "time").locator(".verdict-first")).to_have_text(VERDICT)
     expect(part(page, "time").locator("code")).to_have_text("on_update_end")
     page.wait_for_function("() => document.querySelector('#part-time .plot')?.data?.length === 1")
     bars = page.evaluate(
@@ -419,8 +421,11 @@ def test_all_of_it_is_reached_by_the_keyboard_and_the_focus_is_seen(visit: Open,
     for _ in range(60):
         page.keyboard.press("Tab")
         where, width = page.evaluate(
-            """() => [document.activeElement.closest("section, nav, header")?.getAttribute("aria-label") ?? document.activeElement.className,
-                getComputedStyle(document.activeElement).outlineWidth]"""
+            """() => {
+                const at = document.activeElement;
+                const name = at.closest("section, nav, header")?.getAttribute("aria-label");
+                return [name ?? at.className, getComputedStyle(at).outlineWidth];
+            }"""
         )
         assert width != "0px", where
         order.append(where)

@@ -81,7 +81,7 @@ def test_a_report_loads_nothing_and_its_scripts_are_known_by_their_hashes(report
     assert "connect-src" not in policy
     modules = parts(report)["modules"]
     assert "loopwright/app.js" in modules
-    imported = {name for text in modules.values() for name in re.findall(r'from\s*"([^"]+)"', text)}
+    imported = {name for text in modules.values() for name in re.findall(r'^import [^;"]*"([^"]+)"', text, re.M)}
     assert imported <= set(modules)
 
 
@@ -129,6 +129,18 @@ def test_numbers_that_json_lacks_do_not_break_a_report(tmp_path: Path):
     data = parts(build_report(find_entries([RunView(run)]))[0])["data"]
     losses = next(c for c in data["curves"]["a"] if (c["name"], c["level"]) == ("eval_loss", "epoch"))
     assert (losses["columns"]["mean"][-1], losses["odd"]) == (None, {"2": "inf"})
+
+
+def test_a_run_whose_metrics_are_damaged_is_in_a_report_and_said_to_be(tmp_path: Path):
+    write_run(tmp_path / "sound", media=False)
+    bad = write_run(tmp_path / "bad")
+    (bad / "metrics.sqlite").write_bytes(b"no database" * 500)
+    text, notes = build_report(find_entries([RunView(tmp_path / "sound"), RunView(bad)]))
+    data = parts(text)["data"]
+    assert notes[0].startswith("bad is damaged: The metrics in ")
+    assert (data["curves"]["bad"], data["notes"]) == ([], notes)
+    assert data["run"]["bad"]["config"]["model"] == {"width": 32}
+    assert data["curves"]["sound"]
 
 
 def test_a_damaged_run_is_refused_by_name(tmp_path: Path):

@@ -109,8 +109,7 @@ class MetricsView:
 
     def epochs(self, name: str) -> list[Point]:
         """The values of a metric of the epochs; an epoch that was cut short and went on has its last value."""
-        points = {point.at: point for known, point in self._epochs if known == name}
-        return list(points.values())
+        return list(self._epochs_by_name.get(name, {}).values())
 
     def best(self, name: str, mode: Mode) -> BestValue | None:
         """The best value of an epoch metric, the earliest of equals; None where there is none but NaN."""
@@ -236,6 +235,13 @@ class MetricsView:
     def _epochs(self) -> list[tuple[str, Point]]:
         rows = self._read(read_epochs) or []
         return [(str(name), point) for *row, name in rows if (point := _point(*row)) is not None]
+
+    @cached_property
+    def _epochs_by_name(self) -> dict[str, dict[int, Point]]:
+        found: dict[str, dict[int, Point]] = {}
+        for name, point in self._epochs:
+            found.setdefault(name, {})[point.at] = point
+        return found
 
     def _rows(self, query: str, *values: object) -> list[Any]:
         return self._read(lambda connection: connection.execute(query, values).fetchall()) or []

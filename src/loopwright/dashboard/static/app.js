@@ -1,6 +1,7 @@
 // The frame of the page: which module shows what, the head, keys that work everywhere.
 
 import { isLive } from "./api.js";
+import { plotly } from "./chart.js";
 import { el, empty, fill, icon, setText } from "./dom.js";
 import { plural } from "./format.js";
 import { comparePage } from "./page_compare.js";
@@ -103,9 +104,13 @@ function connectionChanged(state) {
 }
 
 async function start() {
+  if (url.page !== "runs") plotly().catch(() => {}); // while the runs are read; a chart says it where it cannot be had
+  const waiting = setTimeout(() => fill(main, el("p", { class: "waiting" }, "Reading the runs: the first time takes longest.")), 700);
   try {
     await runs.load();
+    clearTimeout(waiting);
   } catch (error) {
+    clearTimeout(waiting);
     fill(main, empty("The runs cannot be shown", error.message));
     return;
   }

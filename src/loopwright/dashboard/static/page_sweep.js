@@ -102,8 +102,8 @@ class SweepPage {
     const isEnough = rows.length > 1 && parameters.length > 0 && metric !== null;
     this.charts.hidden = !isEnough;
     this.why.hidden = isEnough;
-    if (!isEnough) fill(this.why, why(data, this.isSelection));
-    else {
+    fill(this.why, isEnough ? null : why(data, this.isSelection));
+    if (isEnough) {
       const drawn = rows.filter((row) => typeof row.metrics[metric.name] === "number");
       const left = rows.length - drawn.length;
       setText(this.note, left ? `${plural(left, "run")} without a value of ${metric.name} ${left === 1 ? "is" : "are"} in the table only.` : "");
@@ -128,7 +128,7 @@ class SweepPage {
     this.scatter = new ScatterGrid();
     const holder = el("div");
     this.charts = el("div", { class: "run-body" },
-      el("section", { class: "run-part", "aria-label": "Parallel coordinates" }, el("header", { class: "part-head" }, el("h2", {}, "Parallel coordinates"), el("span", { class: "hint" }, "The better a run, the stronger its line. Click a point to select the run.")), this.parallel.element, this.note),
+      el("section", { class: "run-part", "aria-label": "Parallel coordinates" }, el("header", { class: "part-head" }, el("h2", {}, "Parallel coordinates"), el("span", { class: "hint" }, "The better a run, the stronger its line. Click a point to select the run."), this.parallel.tools), this.parallel.element, this.note),
       el("section", { class: "run-part", "aria-label": "Metric against each parameter" }, el("header", { class: "part-head" }, this.scatterTitle = el("h2"), el("span", { class: "hint" }, "Strongest first, by rank correlation")), this.scatter.element));
     this.frame = [el("div", { class: "page-head" }, el("h1", {}, "Sweep"), this.count), el("div", { class: "toolbar" }, el("label", { class: "field" }, "Runs", this.from), el("label", { class: "field" }, "Metric", this.metric)), this.why, this.charts,
       el("section", { class: "run-part", "aria-label": "Runs of the sweep" }, el("header", { class: "part-head" }, el("h2", {}, "Runs")), holder)];

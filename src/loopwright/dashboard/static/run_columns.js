@@ -89,7 +89,7 @@ const OWN = new Set(FIXED.map((column) => column.key));
 
 const configColumn = (key) => ({
   key: OWN.has(key) ? `config.${key}` : key, title: key.slice(key.lastIndexOf(".") + 1), prefix: key.includes(".") ? key.slice(0, key.lastIndexOf(".")) : null, isConfig: true,
-  text: (run) => (key in (run.config ?? {}) ? value(run.config[key]) : ""), valueOf: (run) => run.config?.[key] ?? null,
+  has: (run) => key in (run.config ?? {}), text: (run) => (key in (run.config ?? {}) ? value(run.config[key]) : ""), valueOf: (run) => run.config?.[key] ?? null,
 });
 
 const lastColumn = (name) => ({
@@ -111,9 +111,9 @@ export function allColumns(rows) {
   return [...FIXED, ...config, ...[...names].sort().map(lastColumn)];
 }
 
-/** True where all rows say the same: such a column tells nothing. */
+/** True where all runs that have a value have the same one: such a column tells nothing that distinguishes runs. */
 export function isEqual(column, rows) {
-  const known = rows.filter((run) => !run.damaged?.length && (!column.isConfig || Object.keys(run.config ?? {}).length));
+  const known = rows.filter((run) => !run.damaged?.length && (!column.isConfig || column.has(run)));
   if (known.length < 2 || column.isAlways) return false;
   const first = JSON.stringify(column.valueOf(known[0]) ?? null);
   return known.every((run) => JSON.stringify(column.valueOf(run) ?? null) === first);

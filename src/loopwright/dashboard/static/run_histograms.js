@@ -1,9 +1,10 @@
 // Histograms of a run as heat maps: steps from left to right, values upwards, the darker the more of the values.
 
 import { api } from "./api.js";
-import { Chart, download, escape } from "./chart.js";
-import { el, icon, menu, setText } from "./dom.js";
+import { Chart, escape } from "./chart.js";
+import { el, setText } from "./dom.js";
 import { count, number, plural } from "./format.js";
+import { pictureMenu } from "./picture_menu.js";
 import { token } from "./theme.js";
 
 const COLUMNS = 120; // histograms that are drawn
@@ -52,7 +53,7 @@ class HeatMap {
     this.note = el("span", { class: "hint" });
     this.problem = el("div", { class: "panel-problem", hidden: true });
     const host = el("div", { class: "panel-plot" });
-    this.element = el("section", { class: "panel card", "aria-label": name, data: { histogram: name } }, el("header", { class: "panel-head" }, el("h3", { title: name }, name), this.note, el("span", { class: "space" }), menu(icon("download"), () => this.#exports(), { button: { class: "button plain icon-only", "aria-label": "Export", title: "Export" } })), host, this.problem);
+    this.element = el("section", { class: "panel card", "aria-label": name, data: { histogram: name } }, el("header", { class: "panel-head" }, el("h3", { title: name }, name), this.note, el("span", { class: "space" }), pictureMenu(() => this.chart, name)), host, this.problem);
     this.chart = new Chart(host, { label: `Histograms of ${name}`, onvisible: (is) => { this.isVisible = is; this.#load(); } });
   }
 
@@ -82,11 +83,6 @@ class HeatMap {
       this.problem.hidden = false;
       setText(this.problem, error.message);
     }
-  }
-
-  #exports() {
-    const picture = (format) => async () => download(await this.chart.image(format, { title: this.name }), `${this.name}.${format}`);
-    return [el("button", { class: "choice", type: "button", onclick: picture("png") }, "Picture (PNG)"), el("button", { class: "choice", type: "button", onclick: picture("svg") }, "Drawing (SVG)")];
   }
 
   destroy() {

@@ -73,12 +73,13 @@ class ConfigView {
     this.element = el("div");
   }
 
-  update({ summary, config_text: text, changes }) {
-    const signature = JSON.stringify([summary.config, text, changes]);
+  update({ summary, config, config_text: text, changes }) {
+    const settings = config ? Object.fromEntries(flat(config)) : summary.config ?? {};
+    const signature = JSON.stringify([settings, text, changes]);
     if (signature === this.signature) return;
     this.signature = signature;
-    this.text = text ?? JSON.stringify(summary.config, null, 2);
-    fill(this.element, changes.length > 0 && el("ul", { class: "changes card" }, changes.map((change) => el("li", {}, change))), cards(groups(summary.config ?? {})),
+    this.text = text ?? JSON.stringify(settings, null, 2);
+    fill(this.element, changes.length > 0 && el("ul", { class: "changes card" }, changes.map((change) => el("li", {}, change))), cards(groups(settings)),
       text && el("details", { class: "raw" }, el("summary", {}, "As a file"), el("pre", { class: "command" }, text)));
   }
 }
@@ -126,6 +127,7 @@ export const manifestSection = {
   },
 };
 
+/** Nested entries under dotted keys; lists stay whole. */
 function flat(data, prefix = "") {
   return Object.entries(data).flatMap(([key, entry]) => (entry && typeof entry === "object" && !Array.isArray(entry) ? flat(entry, `${prefix}${key}.`) : [[`${prefix}${key}`, entry]]));
 }

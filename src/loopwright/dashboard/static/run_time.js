@@ -3,6 +3,7 @@
 import { Chart, escape } from "./chart.js";
 import { el, fill } from "./dom.js";
 import { duration, plural } from "./format.js";
+import { pictureMenu } from "./picture_menu.js";
 import { size } from "./run_record.js";
 import { token } from "./theme.js";
 
@@ -18,6 +19,7 @@ class TimeView {
     this.words = el("div", { class: "verdict" });
     this.host = el("div", { class: "time-plot" });
     this.notes = el("p", { class: "hint" });
+    this.tools = pictureMenu(() => this.chart, "Where the time goes");
     this.element = el("div", { class: "card time" }, this.words, this.host, this.notes);
     this.chart = new Chart(this.host, { label: "Share of each part in the time" });
   }

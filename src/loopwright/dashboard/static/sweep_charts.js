@@ -3,6 +3,7 @@
 import { Chart, escape } from "./chart.js";
 import { el, fill, setText } from "./dom.js";
 import { number, value } from "./format.js";
+import { pictureMenu } from "./picture_menu.js";
 import { runs } from "./runs.js";
 import { faded, token } from "./theme.js";
 
@@ -18,12 +19,13 @@ export class ParallelChart {
   constructor() {
     this.host = el("div", { class: "parallel-plot" });
     this.note = el("p", { class: "hint" });
+    this.tools = pictureMenu(() => this.chart, "parallel coordinates");
     this.element = el("div", {}, el("div", { class: "card parallel", tabindex: 0, role: "region", "aria-label": "Parallel coordinates; the table below holds the same values" }, this.host), this.note);
     this.chart = new Chart(this.host, { label: "Parallel coordinates of the runs", ondraw: (graph) => this.#wire(graph) });
   }
 
   set({ rows, parameters, metric }) {
-    const chosen = runs.isChosen ? runs.selected : [];
+    const chosen = runs.isChosen ? runs.selected.filter((id) => rows.some((row) => row.run === id)) : [];
     const signature = JSON.stringify([rows, parameters, metric, chosen]);
     if (signature === this.signature) return;
     this.signature = signature;
@@ -133,8 +135,8 @@ export class ScatterGrid {
     if (!this.#charts.has(key)) {
       const host = el("div", { class: "panel-plot" });
       const note = el("span", { class: "hint" });
-      const element = el("section", { class: "panel card", "aria-label": key, data: { parameter: key } }, el("header", { class: "panel-head" }, el("h3", { title: key }, key), el("span", { class: "space" }), note), host);
-      const one = { element, note, isWired: false };
+      const one = { note, isWired: false };
+      one.element = el("section", { class: "panel card", "aria-label": key, data: { parameter: key } }, el("header", { class: "panel-head" }, el("h3", { title: key }, key), el("span", { class: "space" }), note, pictureMenu(() => one.chart, key)), host);
       one.chart = new Chart(host, { label: `The metric against ${key}`, ondraw: (graph) => {
         if (one.isWired) return;
         one.isWired = true;
