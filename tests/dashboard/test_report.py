@@ -81,7 +81,7 @@ def test_a_report_loads_nothing_and_its_scripts_are_known_by_their_hashes(report
     assert "connect-src" not in policy
     modules = parts(report)["modules"]
     assert "loopwright/app.js" in modules
-    imported = {name for text in modules.values() for name in re.findall(r'from\s*"([^"]+)"', text)}
+    imported = {name for text in modules.values() for name in re.findall(r'^import [^;"]*"([^"]+)"', text, re.M)}
     assert imported <= set(modules)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -94,6 +94,15 @@ def answering(endpoint: Callable[[Request], Response]) -> Callable[[Request], Re
     return call
 
 
+def said_when_cut_short(parts: Iterator[str]) -> Iterator[str]:
+    """The parts of an answer that is sent as it is read; an error ends the connection, so that the client knows."""
+    try:
+        yield from parts
+    except (LoopwrightError, OSError) as error:
+        logger.warning("A download ended early: %s", error)
+        raise
+
+
 class Data:
     """The answers about runs, each a function of a request."""
 
@@ -147,7 +156,7 @@ class Data:
             raise Refusal(400, "Name at least one run: /api/csv?run=first&name=loss")
         paths = [(run, self.folder.readable(run)) for run in dict.fromkeys(runs)]
         lines = curves.csv_lines(self.stores, paths, query.getlist("name"))
-        lines = chain([next(lines)], lines)  # an error comes with the first part
+        lines = said_when_cut_short(chain([next(lines)], lines))  # most errors come with the first part
         sent = {"Content-Disposition": 'attachment; filename="metrics.csv"', "Cache-Control": "no-store"}
         return StreamingResponse(lines, headers=sent, media_type="text/csv; charset=utf-8")
 

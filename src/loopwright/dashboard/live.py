@@ -107,6 +107,9 @@ class Live:
                 for run in sorted(runs):
                     if found := await asyncio.to_thread(self._rows.event, run, listener):
                         yield self._event(listener, *found)
+        except Exception:  # the connection ends, and the client opens another
+            logger.warning("A stream of events ended early", exc_info=True)
+            raise
         finally:
             self._leave(listener)
 
@@ -152,7 +155,8 @@ class Live:
     async def _compare_files(self) -> None:
         watched = {run for listener in self.listeners for run in listener.cursors}
         stamps = await asyncio.to_thread(lambda: {run: self._stamp(run) for run in watched})
-        changed = {run for run, stamp in stamps.items() if self._stamps.get(run, stamp) != stamp}
+        # A run that was not looked at before counts as changed: it may have been, since the client read it.
+        changed = {run for run, stamp in stamps.items() if run not in self._stamps or self._stamps[run] != stamp}
         self._stamps = stamps
         for listener in self.listeners:
             if own := changed & set(listener.cursors):

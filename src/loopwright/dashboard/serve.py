@@ -109,7 +109,7 @@ def build_server(folder: RunsFolder, address: Address, started: Callable[[], Non
     config = uvicorn.Config(
         app,
         log_config=None,
-        log_level="error",
+        log_level="critical",  # what goes wrong is said by us, in a line
         access_log=False,
         server_header=False,
         ws="none",
