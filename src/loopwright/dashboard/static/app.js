@@ -1,6 +1,7 @@
 // The frame of the page: which module shows what, the head, keys that work everywhere.
 
 import { isLive } from "./api.js";
+import { plotly } from "./chart.js";
 import { el, empty, fill, icon, setText } from "./dom.js";
 import { plural } from "./format.js";
 import { comparePage } from "./page_compare.js";
@@ -103,6 +104,7 @@ function connectionChanged(state) {
 }
 
 async function start() {
+  if (url.page !== "runs") plotly().catch(() => {}); // while the runs are read; a chart says it where it cannot be had
   try {
     await runs.load();
   } catch (error) {

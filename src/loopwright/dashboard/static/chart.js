@@ -8,8 +8,8 @@ const CONFIG = { displayModeBar: false, responsive: false, doubleClick: false, s
 
 let loading = null;
 
-/** plotly.js, which is large: loaded with the first chart. */
-function plotly() {
+/** plotly.js, which is large: loaded with the first chart, or by a page that will have one. */
+export function plotly() {
   loading ??= window.Plotly ? Promise.resolve(window.Plotly) : new Promise((resolve, reject) => {
     const { src } = document.getElementById("plotly");
     document.head.append(el("script", { src, onload: () => resolve(window.Plotly), onerror: () => reject(new Error(`${src} cannot be loaded`)) }));

@@ -14,7 +14,7 @@ import { url } from "./url.js";
 import { ValuesTable } from "./values_table.js";
 
 const MARKS = ["resumed", "rewind", "signal", "failed", "stopped", "micro_batches", "best", "checkpoint", "evaluation"];
-const MOST_MARKS = 60; // of one kind and run
+const MOST_MARKS = 240; // of one kind, over all runs
 const FIRST_MARKS = ["resumed", "rewind", "signal", "failed", "best", "checkpoint", "micro_batches"];
 
 export const curvesPage = {
@@ -66,7 +66,7 @@ class CurvesView extends CurveSettings {
     const { asked, name } = this.axis;
     const kinds = new Set(this.marks);
     const shift = (id) => (name === "relative" ? runs.get(id)?.started ?? 0 : 0);
-    return this.ids.flatMap((id) => telling(this.#events.get(id) ?? []).filter((event) => kinds.has(event.kind) && typeof event[asked] === "number")
+    return this.ids.flatMap((id) => telling(this.#events.get(id) ?? [], Math.max(4, MOST_MARKS / this.ids.length)).filter((event) => kinds.has(event.kind) && typeof event[asked] === "number")
       .map((event) => ({ x: event[asked] - shift(id), kind: event.kind, colour: runs.colour(id), label: () => eventText(event, id) })));
   }
 
@@ -258,11 +258,11 @@ class CurvesView extends CurveSettings {
 }
 
 /** Of the best ones only the last, which is the best; of very many alike, some evenly. */
-function telling(events) {
+function telling(events, most) {
   const best = events.findLast((event) => event.kind === "best");
   return MARKS.flatMap((kind) => {
     const alike = kind === "best" ? (best ? [best] : []) : events.filter((event) => event.kind === kind);
-    const every = Math.ceil(alike.length / MOST_MARKS);
+    const every = Math.ceil(alike.length / most);
     return alike.filter((_, index) => (alike.length - 1 - index) % every === 0);
   });
 }
