@@ -204,10 +204,11 @@ class RunPage {
     if (element) queueMicrotask(() => element.scrollIntoView({ behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : behavior, block: "start" }));
   }
 
+  /** Of the parts at the upper edge of the window, the last is where the reader is. */
   #spied(entries) {
-    for (const { target, isIntersecting } of entries) {
-      this.contents.querySelector(`[data-part="${target.id.slice(5)}"]`)?.classList.toggle("is-here", isIntersecting);
-    }
+    for (const { target, isIntersecting } of entries) target.dataset.isHere = isIntersecting ? "1" : "";
+    const here = [...this.body.children].filter((element) => element.dataset.isHere).at(-1)?.id.slice(5);
+    for (const link of this.contents.children) link.classList.toggle("is-here", link.dataset.part === here);
   }
 }
 
