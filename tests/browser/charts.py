@@ -7,17 +7,24 @@ from typing import Any
 from playwright.sync_api import Locator, Page
 
 
+HAS_LINES = "(plot) => plot.data.some((trace) => trace.yaxis === 'y2' && trace.mode === 'lines')"  # of events
+
+
 def panel(page: Page, name: str) -> Locator:
     return page.locator(f'[data-panel="{name}"]')
 
 
 def wait_for_chart(page: Page, name: str) -> Locator:
     """The panel of a metric, once it has drawn a curve."""
-    page.wait_for_function(
-        """(name) => document.querySelector(`[data-panel="${name}"] .plot`)?.data?.some((trace) => trace.x.length > 1)""",
-        arg=name,
-    )
+    wait_for_plot(page, name, "(plot) => plot.data.some((trace) => trace.x.length > 1)")
     return panel(page, name)
+
+
+def wait_for_plot(page: Page, name: str, condition: str, arg: Any = None) -> None:
+    """Wait until a condition `(plot, arg) => …` on what plotly drew for a metric is true."""
+    plot = """document.querySelector(`[data-panel="${name}"] .plot`)"""
+    found = f"const plot = {plot}; return Boolean(plot?._fullLayout) && ({condition})(plot, arg);"
+    page.wait_for_function(f"([name, arg]) => {{ {found} }}", arg=[name, arg])
 
 
 def traces(page: Page, name: str) -> list[dict[str, Any]]:

@@ -43,7 +43,7 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def runs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs as they lie around: a sweep, one with many steps, one that failed, one that is damaged, one with a bad name."""
+    """Runs as they lie around: a sweep, one with many steps, a failed one, a damaged one, one with a bad name."""
     root = tmp_path_factory.mktemp("browser") / "runs"
     small: dict[str, Any] = {"steps": 240, "epochs": 4, "image_size": 16, "resumed": False, "media": False}
     for number in range(6):
@@ -104,7 +104,7 @@ class Visitor:
         return page
 
     def _context(self, options: dict[str, Any]) -> AbstractContextManager[BrowserContext]:
-        """One context for all pages without options of their own, so that plotly is compiled once and not in every test."""
+        """One context for all pages without options of their own: plotly is compiled once, not in every test."""
         if options:
             return self.browser.new_context(**{"viewport": SIZE, **options})
         return nullcontext(self.shared)

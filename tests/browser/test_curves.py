@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from .charts import drag, lines, panel, traces, wait_for_chart, x_range
+from loopwright.run import MetricsStore
+from tests.dashboard.serving import serving
+from tests.dashboard.small_runs import step_rows, write_run
+
+from .charts import HAS_LINES, drag, lines, panel, traces, wait_for_chart, wait_for_plot, x_range
 from .conftest import Open
 
 PAIR = "runs=sweep/lr%3D0.1-width%3D16,sweep/lr%3D0.01-width%3D16"
@@ -55,15 +59,10 @@ def test_zoom_gets_every_point_and_is_the_same_in_all_charts(visit: Open):
     wait_for_chart(page, "accuracy")
     drag(page, "loss", 0.5, 0.56)
     page.wait_for_function("() => location.hash.includes('zoom=')")
-    page.wait_for_function(
-        """() => document.querySelector('[data-panel="loss"] .plot')._fullLayout.xaxis.range[0] > 9000"""
-    )
+    wait_for_plot(page, "loss", "(plot) => plot._fullLayout.xaxis.range[0] > 9000")
     drag(page, "loss", 0.5, 0.6)
     expect(panel(page, "loss").locator(".thin-note")).to_be_hidden()
-    page.wait_for_function("""() => {
-        const x = document.querySelector('[data-panel="loss"] .plot').data[0].x;
-        return x.length > 20 && x[1] - x[0] === 1;
-    }""")
+    wait_for_plot(page, "loss", "({ data: [{ x }] }) => x.length > 20 && x[1] - x[0] === 1")
     steps = [x for x in lines(page, "loss")[0]["x"] if x is not None]
     assert {after - before for before, after in pairwise(steps)} == {1}
     assert x_range(page, "accuracy") == pytest.approx(x_range(page, "loss"))
@@ -87,14 +86,25 @@ def test_nan_and_infinite_values_are_marked_and_the_line_is_broken(visit: Open):
     assert line["y"][line["x"].index(5)] is None
 
 
+def test_steps_without_values_are_a_gap_and_no_line(visit: Open, tmp_path: Path):
+    store = MetricsStore(write_run(tmp_path / "runs" / "gap", steps=40, media=False) / "metrics.sqlite")
+    store.add_steps(step_rows(300, 340))
+    store.close()
+    with serving(tmp_path / "runs") as server:
+        page = visit("#/curves", port=server.port)
+        wait_for_chart(page, "lr")
+        (line,) = lines(page, "lr")
+        assert line["x"][39:42] == [40, 300, 300]
+        assert line["y"][39:42] == [0.1, None, 0.1]
+        page.close()
+
+
 def test_smoothing_shows_the_raw_curve_behind(visit: Open):
     page = visit(f"#/curves?{PAIR}")
     wait_for_chart(page, "accuracy")
     before = lines(page, "accuracy")
     page.get_by_label("Smoothing", exact=True).fill("3")
-    page.wait_for_function(
-        """() => document.querySelector('[data-panel="accuracy"] .plot').data.filter((t) => t.line?.width === 2).length === 2"""
-    )
+    wait_for_plot(page, "accuracy", "(plot) => plot.data.filter((trace) => trace.line?.width === 2).length === 2")
     raw, smooth = lines(page, "accuracy")[:2]
     assert raw["y"] == before[0]["y"]
     assert raw["colour"].startswith("rgba")
@@ -106,37 +116,23 @@ def test_smoothing_shows_the_raw_curve_behind(visit: Open):
 def test_scales_can_be_logarithmic_for_one_panel_or_for_all(visit: Open):
     page = visit("#/curves?runs=long")
     wait_for_chart(page, "loss")
-    kind = """(name) => document.querySelector(`[data-panel="${name}"] .plot`)._fullLayout.yaxis.type"""
     panel(page, "loss").get_by_role("button", name="log").click()
-    page.wait_for_function(f"() => ({kind})('loss') === 'log'")
-    assert page.evaluate(kind, "accuracy") == "linear"
+    wait_for_plot(page, "loss", "(plot) => plot._fullLayout.yaxis.type === 'log'")
+    wait_for_plot(page, "accuracy", "(plot) => plot._fullLayout.yaxis.type === 'linear'")
     page.keyboard.press("l")
-    page.wait_for_function(f"() => ({kind})('accuracy') === 'log'")
+    wait_for_plot(page, "accuracy", "(plot) => plot._fullLayout.yaxis.type === 'log'")
 
 
-@pytest.mark.parametrize(("axis", "last"), [("update", 240), ("epoch", 4), ("samples", 7680), ("seconds", 2.4)])
-def test_x_is_chosen_among_all_clocks(visit: Open, axis: str, last: float):
+def test_x_is_any_clock_wall_time_or_another_metric(visit: Open):
     page = visit(f"#/curves?{PAIR}")
     wait_for_chart(page, "loss")
-    page.get_by_label("x axis").select_option(axis)
-    page.wait_for_function(
-        """([last]) => Math.abs(document.querySelector('[data-panel="loss"] .plot')._fullLayout.xaxis.range[1] - last) < 1e-6 * last""",
-        arg=[last],
-    )
-
-
-def test_x_may_be_wall_time_or_another_metric(visit: Open):
-    page = visit(f"#/curves?{PAIR}")
-    wait_for_chart(page, "loss")
-    for axis, kind, last in (("wall", "date", None), ("accuracy", "linear", 1.0)):
+    ends = {"update": 240, "epoch": 4, "samples": 7680, "seconds": 2.4, "accuracy": 0.9977}
+    for axis, last in ends.items():
         page.get_by_label("x axis").select_option(axis)
-        page.wait_for_function(
-            """([kind, last]) => {
-            const { type, range } = document.querySelector('[data-panel="loss"] .plot')._fullLayout.xaxis;
-            return type === kind && (last === null || (range[1] > 0.8 * last && range[1] < 1.2 * last));
-        }""",
-            arg=[kind, last],
-        )
+        near = "({ _fullLayout: { xaxis } }, last) => Math.abs(xaxis.range[1] - last) < 0.01 * last"
+        wait_for_plot(page, "loss", near, last)
+    page.get_by_label("x axis").select_option("wall")
+    wait_for_plot(page, "loss", "(plot) => plot._fullLayout.xaxis.type === 'date'")
 
 
 def test_one_cursor_in_all_charts_with_a_table_of_values(visit: Open):
@@ -174,18 +170,14 @@ def test_the_cursor_moves_by_keys(visit: Open):
 def test_events_are_marks_that_can_be_chosen(visit: Open):
     page = visit("#/curves?runs=long")
     wait_for_chart(page, "accuracy")
-    page.wait_for_function(
-        """() => document.querySelector('[data-panel="accuracy"] .plot').data.some((trace) => trace.yaxis === "y2")"""
-    )
+    wait_for_plot(page, "accuracy", "(plot) => plot.data.some((trace) => trace.yaxis === 'y2')")
     marks = [trace for trace in traces(page, "accuracy") if trace["axis"] == "y2"]
     resumed = next(trace for trace in marks if trace["mode"] == "lines")
     assert resumed["x"][0] == 10_000
     assert {"star", "line-ns"} <= {symbol for trace in marks for symbol in trace["symbol"] or []}
     page.get_by_role("button", name="Marks").click()
     page.get_by_label("resumed").uncheck()
-    page.wait_for_function(
-        """() => !document.querySelector('[data-panel="accuracy"] .plot').data.some((trace) => trace.yaxis === "y2" && trace.mode === "lines")"""
-    )
+    wait_for_plot(page, "accuracy", f"(plot) => !({HAS_LINES})(plot)")
     assert "marks=" in page.url
 
 

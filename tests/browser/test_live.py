@@ -11,14 +11,14 @@ from playwright.sync_api import expect
 
 from tests.dashboard.serving import Served, serving
 
-from .charts import lines, panel, traces, wait_for_chart, x_range
+from .charts import HAS_LINES, lines, panel, traces, wait_for_chart, wait_for_plot, x_range
 from .conftest import Open
 from .training import start
 
 STEPS = 32  # of an epoch
-POINTS = """(least) => {
-    const trace = document.querySelector('[data-panel="loss"] .plot')?.data?.find((trace) => trace.line?.dash === "solid");
-    return trace !== undefined && trace.x.filter((x) => x !== null).length >= least;
+POINTS = """(plot, least) => {
+    const line = plot.data.find((trace) => trace.line?.dash === "solid");
+    return line !== undefined && line.x.filter((x) => x !== null).length >= least;
 }"""
 
 
@@ -35,8 +35,8 @@ def test_curves_grow_while_a_training_runs_and_go_on_after_a_kill(visit: Open, g
     training = start(tmp_path / "runs" / "first", num_epochs=6, halt=3 * STEPS + 5)
     try:
         expect(page.locator(".chip")).to_contain_text("first")
-        page.wait_for_function(POINTS, arg=10)
-        page.wait_for_function(POINTS, arg=3 * STEPS)
+        wait_for_plot(page, "loss", POINTS, 10)
+        wait_for_plot(page, "loss", POINTS, 3 * STEPS)
         expect(panel(page, "loss").locator(".line-keys")).to_contain_text("eval")
     finally:
         training.kill()
@@ -44,14 +44,12 @@ def test_curves_grow_while_a_training_runs_and_go_on_after_a_kill(visit: Open, g
     assert training.exitcode == -signal.SIGKILL
     expect(page.locator(".chip .pill")).to_have_text("crashed")
     training = start(tmp_path / "runs" / "first", num_epochs=6)
-    page.wait_for_function(POINTS, arg=6 * STEPS)
+    wait_for_plot(page, "loss", POINTS, 6 * STEPS)
     training.join()
     expect(page.locator(".chip .pill")).to_have_count(0)
     steps = [x for x in lines(page, "loss")[0]["x"] if x is not None]
     assert steps == list(range(1, 6 * STEPS + 1))
-    page.wait_for_function(
-        """() => document.querySelector('[data-panel="loss"] .plot').data.some((trace) => trace.yaxis === "y2" && trace.mode === "lines")"""
-    )
+    wait_for_plot(page, "loss", HAS_LINES)
     marks = [trace for trace in traces(page, "loss") if trace["axis"] == "y2" and trace["mode"] == "lines"]
     assert [x for trace in marks for x in trace["x"] if x is not None] == [3 * STEPS] * 2
     assert page.evaluate("() => performance.getEntriesByType('navigation').length") == loads
@@ -62,7 +60,7 @@ def test_a_hidden_tab_asks_for_nothing_and_catches_up(visit: Open, growing: Serv
     training.join()
     page = visit("#/curves", port=growing.port)
     wait_for_chart(page, "loss")
-    page.wait_for_function(POINTS, arg=2 * STEPS)
+    wait_for_plot(page, "loss", POINTS, 2 * STEPS)
     hide = """(is) => {
         Object.defineProperty(document, "hidden", { value: is, configurable: true });
         document.dispatchEvent(new Event("visibilitychange"));
@@ -74,7 +72,7 @@ def test_a_hidden_tab_asks_for_nothing_and_catches_up(visit: Open, growing: Serv
     assert requests == []
     assert len(lines(page, "loss")[0]["x"]) == 2 * STEPS
     page.evaluate(hide, False)
-    page.wait_for_function(POINTS, arg=4 * STEPS)
+    wait_for_plot(page, "loss", POINTS, 4 * STEPS)
 
 
 def test_a_zoomed_chart_stays_where_it_is_while_values_come(visit: Open, growing: Served, tmp_path: Path):
@@ -90,7 +88,7 @@ def test_a_zoomed_chart_stays_where_it_is_while_values_come(visit: Open, growing
         assert x_range(page, "loss") == pytest.approx([3, 20])
         assert [x for x in lines(page, "loss")[0]["x"] if x is not None] == list(range(3, 21))
         page.keyboard.press("0")
-        page.wait_for_function(POINTS, arg=30)
+        wait_for_plot(page, "loss", POINTS, 30)
     finally:
         training.kill()
         training.join()

@@ -9,6 +9,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
+import torch._dynamo  # (the first optimizer imports it, which takes seconds: once here, not in every process)
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 

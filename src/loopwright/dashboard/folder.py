@@ -218,7 +218,7 @@ def read_entry(run: str, path: Path, stamp: Stamp) -> Entry | None:
     began = time.monotonic()
     try:
         problem = find_problem(path)
-        summary = damaged_summary(run, path, problem) if problem else summarize(run, RunView(path))
+        summary = damaged_summary(run, path, problem) if problem else _summarize(run, RunView(path))
     except Exception as error:  # files of a run may hold anything, and one run must not take the list with it
         if not (path / MANIFEST).is_file():
             return None
@@ -226,6 +226,15 @@ def read_entry(run: str, path: Path, stamp: Stamp) -> Entry | None:
         summary = damaged_summary(run, path, problem)
     summary = plain(summary)
     return Entry(run, path, stamp, summary, to_json(summary), problem, time.monotonic() - began)
+
+
+def _summarize(run: str, view: RunView) -> dict[str, Any]:
+    """A summary, for which a file at rest is opened once."""
+    view.metrics.keep_open = True
+    try:
+        return summarize(run, view)
+    finally:
+        view.metrics.close()
 
 
 def _walk(folder: Path, root: Path, depth: int) -> Iterator[Path]:

@@ -105,9 +105,12 @@ function connectionChanged(state) {
 
 async function start() {
   if (url.page !== "runs") plotly().catch(() => {}); // while the runs are read; a chart says it where it cannot be had
+  const waiting = setTimeout(() => fill(main, el("p", { class: "waiting" }, "Reading the runs: the first time takes longest.")), 700);
   try {
     await runs.load();
+    clearTimeout(waiting);
   } catch (error) {
+    clearTimeout(waiting);
     fill(main, empty("The runs cannot be shown", error.message));
     return;
   }

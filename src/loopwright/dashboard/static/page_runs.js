@@ -1,5 +1,6 @@
 // The table of runs.
 
+import { download } from "./chart.js";
 import { el, empty, fill, icon, menu, setText } from "./dom.js";
 import { makeFilter } from "./filter.js";
 import { plural } from "./format.js";
@@ -72,7 +73,8 @@ class RunsView {
       el("div", { class: "page-head" }, el("h1", {}, "Runs"), this.count),
       el("div", { class: "toolbar" }, el("div", { class: "search" }, icon("search"), this.input),
         el("label", { class: "field" }, "Group by", this.group), this.equal,
-        menu([icon("columns"), "Columns"], () => this.#columnMenu()), el("span", { class: "space" }), this.compare, this.curves),
+        menu([icon("columns"), "Columns"], () => this.#columnMenu()),
+        el("button", { class: "button plain icon-only", type: "button", "aria-label": "Save the table as CSV", title: "Save the table as CSV", onclick: () => this.#save() }, icon("download")), el("span", { class: "space" }), this.compare, this.curves),
       this.problem, holder);
     this.table = new Table(holder, {
       label: "Runs", key: (run) => run.id, onopen: (id) => url.go("run", id), onsort: (key) => this.#sortBy(key),
@@ -117,6 +119,15 @@ class RunsView {
       part("Run", columns.filter((column) => !column.isConfig && !column.prefix && !column.isAlways)),
       part("Config", columns.filter((column) => column.isConfig)), part("Metrics", columns.filter((column) => !column.isConfig && column.prefix)),
     ];
+  }
+
+  /** The rows and columns that are shown, with whole values. */
+  #save() {
+    const { shown } = this.#visible(allColumns(runs.all), runs.all);
+    const cell = (entry) => (/[",\n]/.test(entry) ? `"${entry.replaceAll('"', '""')}"` : entry);
+    const text = (entry) => (entry === null || entry === undefined ? "" : typeof entry === "object" ? (Array.isArray(entry) ? entry.join(" ") : JSON.stringify(entry)) : String(entry));
+    const rows = [shown.map((column) => column.key), ...this.shown.map((run) => shown.map((column) => text(column.valueOf(run))))];
+    download(`data:text/csv;charset=utf-8,${encodeURIComponent(rows.map((row) => row.map(cell).join(",")).join("\n") + "\n")}`, "runs.csv");
   }
 
   #choose(column, isShown) {

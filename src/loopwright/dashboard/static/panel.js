@@ -73,14 +73,17 @@ export class Panel {
     this.#asked = wanted;
     this.#control?.abort();
     this.#control = new AbortController();
+    this.element.classList.add("is-loading");
     this.points = pointsFor(this.element.clientWidth - 70, ids.length * this.definition.names.length);
     try {
       const answer = await loadCurves({ ids, names: this.definition.names.map(({ name }) => name), axis, range, points: this.points, signal: this.#control.signal });
+      this.element.classList.remove("is-loading");
       this.#series = answer.series;
       this.#say(null);
       this.view.loaded(answer.cursors);
     } catch (error) {
       if (error.name === "AbortError") return;
+      this.element.classList.remove("is-loading");
       this.#asked = null;
       this.#say(error.message);
     }
