@@ -6,7 +6,7 @@ A contender is built once from a workload and returns a function that trains for
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -68,7 +68,7 @@ class Idle(Callback):
     """A callback that listens to nothing in the loop."""
 
 
-def _ours(work: Workload, *, is_factory: bool, is_bare: bool, num_idle: int = 0) -> Round:
+def _ours(work: Workload, *, is_factory: bool, is_bare: bool, more: Sequence[Callback] = ()) -> Round:
     model, data = work.build_model(), work.build_data()
     optimizer = work.build_optimizer if is_factory else work.build_optimizer(model.parameters())
     callbacks = [NonFiniteGuard("off")] if is_bare else []
@@ -76,7 +76,7 @@ def _ours(work: Workload, *, is_factory: bool, is_bare: bool, num_idle: int = 0)
         model,
         optimizer,
         work.loss_fn,
-        callbacks=[*callbacks, *(Idle() for _ in range(num_idle))],
+        callbacks=[*callbacks, *more],
         progress="silent" if is_bare else "bar",
         run_dir=None if is_bare else Path(tempfile.mkdtemp()) / "run",
     )
@@ -101,7 +101,14 @@ def ours_bare(work: Workload) -> Round:
 
 def ours_bare_idle(work: Workload) -> Round:
     """Everything optional off, with 20 callbacks that do nothing."""
-    return _ours(work, is_factory=True, is_bare=True, num_idle=20)
+    return _ours(work, is_factory=True, is_bare=True, more=[Idle() for _ in range(20)])
+
+
+def ours_bare_profile(work: Workload) -> Round:
+    """Everything optional off, with a `Profile` of every step."""
+    from loopwright.callbacks import Profile
+
+    return _ours(work, is_factory=True, is_bare=True, more=[Profile()])
 
 
 CONTENDERS: dict[str, Callable[[Workload], Round]] = {
@@ -113,5 +120,6 @@ CONTENDERS: dict[str, Callable[[Workload], Round]] = {
         ours_factory,
         ours_bare,
         ours_bare_idle,
+        ours_bare_profile,
     )
 }

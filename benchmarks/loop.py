@@ -22,6 +22,7 @@ TARGETS = [
     ("ours_factory", "naive", ("W1",), 0.70),
     ("ours_bare", "tight", ("W1",), 1.10),
     ("ours_bare_idle", "ours_bare", ("W1",), 1.02),
+    ("ours_bare_profile", "ours_bare", ("W1", "W2"), None),
     ("ours_own_optimizer", "naive", ("W2", "W3"), 1.00),
     ("door_simple", "native_plain", ("W1",), 1.25),
     ("door_lifecycle", "native_plain", ("W1",), 1.25),

@@ -3,8 +3,8 @@
     python benchmarks/store.py [--points 10000000] [--folder FOLDER]
 
 The first part trains a tiny model with and without a run directory, alternately, and divides the difference of the
-times by the number of scalars logged; the times include what a run directory costs besides metrics. The second part writes a run of so many points (once, where a folder is
-given) and times what a page asks for, each in a new view.
+times by the number of scalars logged; the times include what a run directory costs besides metrics. The second part
+writes a run of so many points (once, where a folder is given) and times what a page asks for, each in a new view.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def run(points, log, *, eval_data=None, callbacks=1, **options):
 
 
 STEP = ["on_train_step_start", "on_optimizer_start", "on_train_step_end", "on_update_end"]
-EVALUATION = ["on_eval_start", "on_eval_step_end", "on_eval_step_end", "on_eval_end"]
+EVALUATION = ["on_eval_start", "on_eval_step_end", "on_eval_step_end", "on_eval_end", "on_eval_log"]
 EPOCH = ["on_epoch_start", *STEP, *STEP, "on_log", "on_train_epoch_end", *EVALUATION, "on_epoch_end"]
 EXPECTED = ["on_train_start", *EPOCH, *EPOCH, "on_loop_end", "on_train_end"]
 
@@ -64,6 +64,7 @@ EXPECTED = ["on_train_start", *EPOCH, *EPOCH, "on_loop_end", "on_train_end"]
 @pytest.fixture
 def rare_log_points(monkeypatch):
     monkeypatch.setattr("loopwright.training.steps.FLUSH_SECONDS", 1e9)
+    monkeypatch.setattr("loopwright.training.evaluate.LOG_SECONDS", 1e9)
 
 
 @pytest.mark.usefixtures("rare_log_points")
@@ -97,11 +98,13 @@ def test_in_a_window_only_the_last_step_reaches_the_optimizer(points):
     ]
 
 
+@pytest.mark.usefixtures("rare_log_points")
 def test_an_evaluation_of_its_own_has_its_events_only(points):
     log: list[str] = []
     trainer = listening(log, "trainer", Trainer)(build_net(), sgd, cross_entropy, progress="silent")
     trainer.evaluate(points, batch_size=37)
-    assert log == ["trainer.on_eval_start", "trainer.on_eval_step_end", "trainer.on_eval_end"]
+    names = ["on_eval_start", "on_eval_step_end", "on_eval_end", "on_eval_log"]
+    assert log == [f"trainer.{name}" for name in names]
 
 
 def test_the_gradients_are_whole_when_an_optimizer_starts(points):

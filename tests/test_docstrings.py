@@ -31,6 +31,7 @@ DOORS = (
 METHODS = (  # of classes that users subclass or whose methods they call all day
     *(f"loopwright.Trainer.{name}" for name in ("train", "evaluate", "predict", "update", "log", "log_step", "stop")),
     *(f"loopwright.Trainer.{name}" for name in ("save", "load", "load_weights", "export")),
+    *(f"loopwright.Trainer.log_{kind}" for kind in ("image", "images", "histogram", "text", "table", "figure")),
     *(f"loopwright.Callback.{name}" for name in vars(loopwright.Callback) if name.startswith("on_")),
 )
 
@@ -90,7 +91,7 @@ IMAGES = "trains on files of images: the examples of docs/adversarial.md are run
 READ = (
     *("checkpoint.Candidate", "checkpoint.Checkpoint", "checkpoint.CheckpointContent", "checkpoint.CheckpointDiff"),
     *("checkpoint.CheckpointInfo", "checkpoint.Difference", "checkpoint.Entry", "checkpoint.KeptModel"),
-    *("checkpoint.TensorInfo", "config.Problem", "config.Variant"),
+    *("checkpoint.TensorInfo", "config.Problem", "config.Variant", "run.Runs"),
 )
 ERRORS = [f"loopwright.{name}" for name in loopwright.__all__ if name.endswith(("Error", "Interrupted"))]
 UNEXPLAINED = {  # names without "Args:", and why

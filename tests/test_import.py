@@ -29,6 +29,10 @@ UNUSED = (
     "torch.distributed.checkpoint",
     "torch.distributed.fsdp",
     "torch.utils.tensorboard",
+    "tensorboard",
+    "wandb",
+    "mlflow",
+    "trackio",
     "numpy.random",
 )
 
@@ -59,6 +63,11 @@ def test_importing_the_trainer_imports_nothing_it_may_not_need(name):
     assert name in before or name not in after
 
 
+def test_importing_the_trackers_imports_none_of_their_packages():
+    added = added_to_torch("from loopwright.trackers import CSV, JSONL, MLflow, TensorBoard, Track, Trackio, WandB")
+    assert not {name.split(".")[0] for name in added} & {"tensorboard", "wandb", "mlflow", "trackio", "PIL"}
+
+
 def test_importing_the_trainer_adds_a_handful_of_modules_to_torch():
     """A guard against creep: each of these takes part of the five percent that importing may cost."""
     added = added_to_torch("from loopwright import Trainer")
@@ -68,9 +77,8 @@ def test_importing_the_trainer_adds_a_handful_of_modules_to_torch():
 def test_importing_the_trainer_needs_few_of_our_own_modules():
     ours = [name for name in modules_after("from loopwright import Trainer") if name.startswith("loopwright")]
     assert len(ours) <= 50, ours
-    assert not [
-        name for name in ours if name.startswith(("loopwright.doors", "loopwright.run.", "loopwright.checkpoint"))
-    ]
+    others = ("loopwright.doors", "loopwright.run.", "loopwright.checkpoint", "loopwright.profiling")
+    assert not [name for name in ours if name.startswith(others)]
 
 
 # Cycles

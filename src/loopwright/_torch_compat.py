@@ -84,6 +84,11 @@ def uncompiled(module: nn.Module) -> nn.Module | None:
     return module._modules.get("_orig_mod")
 
 
+def is_compiled(module: nn.Module) -> bool:
+    """Whether `module.compile()` compiled this module, or one inside, in place; hooks are compiled, too. Since 2.2."""
+    return any(part._compiled_call_impl is not None for part in module.modules())
+
+
 # Optimizers, schedules and loss scaling
 
 
@@ -174,6 +179,19 @@ def pin_memory(batch: Any) -> Any:
     from torch.utils.data._utils.pin_memory import pin_memory as pin
 
     return pin(batch)  # type: ignore[no-untyped-call]
+
+
+# Memory of CUDA devices
+
+
+def record_memory(is_on: bool) -> None:
+    """Record who allocates memory on CUDA devices, or stop recording. Since 2.1."""
+    torch.cuda.memory._record_memory_history("all" if is_on else None)
+
+
+def dump_memory_snapshot(path: str) -> None:
+    """Write what was recorded to a file that pytorch.org/memory_viz reads. Since 2.1."""
+    torch.cuda.memory._dump_snapshot(path)  # type: ignore[no-untyped-call]
 
 
 # Nested containers

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Hook = Callable[..., None]
 T = TypeVar("T")
+surrounding: list[Callback] = []  # callbacks of every run that starts while they are here, in whichever door
 COUNTS = frozenset(("epoch", "step", "batch_idx", "epoch_idx", "iteration"))  # first arguments in other frameworks
 
 
@@ -100,6 +101,13 @@ class Callback:
 
     def on_eval_step_end(self, trainer: Trainer, batch: Any, result: StepResult) -> None:
         """Called after each `eval_step`, with its batch and result."""
+
+    def on_eval_log(self, trainer: Trainer, data: Stream, num_batches: int) -> None:
+        """Called a few times a second during an evaluation, with the number of its batches so far, and once after it.
+
+        The last call comes after `on_eval_end`, when the models are back in their modes; `trainer.log` adds to the
+        results of an evaluation no more.
+        """
 
     def on_eval_end(self, trainer: Trainer, data: Stream) -> None:
         """Called after the last batch of an evaluation; `trainer.log` adds to the results of this evaluation."""
@@ -212,6 +220,7 @@ class TrainerHooks:
     def on_train_end(self) -> None: ...
     def on_eval_start(self, data: Stream) -> None: ...
     def on_eval_step_end(self, batch: Any, result: StepResult) -> None: ...
+    def on_eval_log(self, data: Stream, num_batches: int) -> None: ...
     def on_eval_end(self, data: Stream) -> None: ...
     def on_rewind(self) -> None: ...
     def on_exception(self, error: BaseException) -> None: ...
@@ -379,4 +388,5 @@ def named_hook(function: Hook, label: str, owner: object | None = None) -> Hook:
             error.add_note(f"raised in {label}")
             raise
 
+    vars(call).update(label=label, source=function)  # for a profile
     return call

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import inspect
 import os
+import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -45,6 +47,29 @@ class Interrupted(SystemExit):
     """A signal ended training after the current update. The exit code is 130 (SIGINT) or 143 (SIGTERM)."""
 
 
+def is_notebook() -> bool:
+    """Whether this program is the kernel of a notebook; IPython is imported already where it is."""
+    find = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    return find is not None and getattr(find(), "kernel", None) is not None
+
+
+def interruption(exit_code: int, line: str) -> BaseException:
+    """Return the exception that ends training after a signal: it ends the program, or the cell of a notebook.
+
+    Args:
+        exit_code: The exit code of the program.
+        line: What a notebook shows in place of a traceback.
+    """
+    is_cell = exit_code == 128 + signal.SIGINT and is_notebook()
+    return in_one_line(KeyboardInterrupt(line), line) if is_cell else Interrupted(exit_code)
+
+
+def in_one_line(error: KeyboardInterrupt, line: str) -> KeyboardInterrupt:
+    """Let a notebook show a line in place of the traceback of an interrupt; the first line that is given stays."""
+    vars(error).setdefault("_render_traceback_", lambda: [line])
+    return error
+
+
 class CallError(LoopwrightError, TypeError):
     """A public function was called with arguments that it does not take."""
 
@@ -60,6 +85,9 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return function(*args, **kwargs)  # LOOPWRIGHT_TRACEBACK=full shows every frame
+        except KeyboardInterrupt as error:
+            in_one_line(error, f"Interrupted: `{function.__name__}` was left before its end.")
+            raise
         except Exception as error:
             first = error.__traceback__
             assert first is not None  # this frame

@@ -99,15 +99,17 @@ class Clock:
         self.now = 0.0
         monkeypatch.setattr("loopwright.training.steps.monotonic", lambda: self.now)
         monkeypatch.setattr("loopwright.training.evaluate.monotonic", lambda: self.now)
+        monkeypatch.setattr("loopwright.callbacks.progress.monotonic", lambda: self.now)
 
 
 class Timed(Trainer):
     """A training step takes a second, an evaluation step ten."""
 
     clock: Clock
+    step_seconds = 1.0
 
     def train_step(self, batch: Any) -> Any:
-        self.clock.now += 1.0
+        self.clock.now += self.step_seconds
         return super().train_step(batch)
 
     def eval_step(self, batch: Any) -> Any:

@@ -261,7 +261,7 @@ def test_the_line_and_the_bar_count_epochs_alike(points, capsys):
 
 
 def test_what_is_left_includes_the_evaluations_to_come(points, capsys, monkeypatch):
-    """A second for each of 5 steps, then 50 seconds of evaluation: after 2 of 4 epochs, two more such rounds."""
+    """A second for each of 5 steps, then 50 seconds of evaluation, before which the line comes."""
     train(build_timed(monkeypatch, [ProgressLine()], progress="lines"), points, 4)
     lines = [line for line in capsys.readouterr().out.splitlines() if "to go" in line]
-    assert "1 updates/s  50.0% done, 0:01:00 to go" in lines[1]  # 10 s trained, 50 s evaluated so far
+    assert "1 updates/s  50.0% done, 0:02:40 to go" in lines[1]  # 10 s of training, and 3 evaluations of 50 s

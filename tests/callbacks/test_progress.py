@@ -2,77 +2,35 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import re
-import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.utils.data import TensorDataset
+import torch
+from torch.utils.data import IterableDataset, TensorDataset
 
 from loopwright import Callback, ConfigurationError, Trainer
-from loopwright.callbacks import OfflineLoss, ProgressDisplay
+from loopwright.callbacks import Checkpoints, OfflineLoss, ProgressDisplay, Rewind
 
-from .runs import Crash, build_timed, build_trainer, train
+from ..terminals import ESCAPES, Screen, terminal
+from .runs import Clock, Crash, Timed, build_net, build_timed, build_trainer, train
 
-ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-EPOCH_LINE = r"epoch {}/2  loss \d\S*  eval_loss \d\S*  \d+\.\d s  [\d,]+ samples/s"
-
-
-class Terminal:
-    """A pseudo-terminal as standard output, and what was written to it."""
-
-    def __init__(self) -> None:
-        self._master, slave = pty.openpty()
-        self.file = os.fdopen(slave, "w")
-        self._chunks: list[bytes] = []
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        try:
-            while chunk := os.read(self._master, 4096):
-                self._chunks.append(chunk)
-        except OSError:  # how Linux says that the other end is closed
-            return
-
-    def finish(self) -> str:
-        self.file.close()
-        self._reader.join()
-        os.close(self._master)
-        return b"".join(self._chunks).decode()
-
-
-@contextmanager
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Standard output is a terminal inside; its text is in the list afterwards."""
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    shown: list[str] = []
-    real = Terminal()
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "stdout", real.file)
-        try:
-            yield shown
-        finally:
-            patch.undo()
-            shown.append(real.finish())
+EPOCH_LINE = r"epoch {}/2  loss \d\S* +eval_loss \d\S* +\d+\.\d s +[\d,]+ samples/s(  0:\d\d left)?"
 
 
 def test_a_terminal_gets_a_live_bar_and_a_line_for_every_epoch(points, monkeypatch):
     with terminal(monkeypatch) as shown:
-        train(build_trainer(progress="auto"), points, num_epochs=2)
+        train(build_timed(monkeypatch, [], progress="auto"), points, num_epochs=2)
     text = ESCAPES.sub("", shown[0])
     assert "\x1b[" in shown[0]
     assert "━" in text
     assert "5/5" in text
-    assert re.search(EPOCH_LINE.format(1), text)
-    assert re.search(EPOCH_LINE.format(2), text)
+    heading, *epochs = re.findall(r"^ *(?:epoch  |[12]/2).*", Screen().feed(shown[0]).text, re.MULTILINE)
+    assert heading.split() == ["epoch", "loss", "eval_loss", "time", "samples/s"]
+    assert [epoch.split()[0] for epoch in epochs] == ["1/2", "2/2"]
+    assert {len(epoch) for epoch in epochs} == {len(heading)}
 
 
 def test_the_cursor_is_back_after_training_and_after_an_exception(points, monkeypatch):
@@ -88,9 +46,11 @@ def test_without_a_terminal_there_is_one_plain_line_an_epoch(points, capsys):
     train(build_trainer(progress="auto"), points, num_epochs=2)
     first, *lines = capsys.readouterr().out.splitlines()
     assert first.startswith("Training without a run directory")
+    *lines, last = lines
     assert len(lines) == 2
     for number, line in enumerate(lines, start=1):
         assert re.fullmatch(EPOCH_LINE.format(number), line)
+    assert re.fullmatch(r"Best eval_loss \d\.\d+ in epoch [12]\.", last)
 
 
 def test_within_a_long_epoch_there_is_a_line_every_interval(points, capsys, monkeypatch):
@@ -130,7 +90,8 @@ def test_metrics_with_brackets_are_shown_as_they_are(points, monkeypatch):
 
     with terminal(monkeypatch) as shown:
         train(build_trainer([Bracketed], progress="bar"), points, num_epochs=1)
-    assert "top[5] 0.5  [bold] 0.25" in ESCAPES.sub("", shown[0])
+    text = Screen().feed(shown[0]).text
+    assert re.search(r"epoch .* top\[5\] +\[bold\] .*\n +1/1 .* 0\.5000 +0\.2500", text)
 
 
 def test_a_resumed_epoch_starts_the_bar_where_it_is(points, monkeypatch):
@@ -154,5 +115,231 @@ def test_an_unknown_style_is_refused():
 def test_samples_per_second_count_training_and_no_evaluation(points, capsys, monkeypatch, callbacks):
     """37 samples in 5 steps of a second each, whatever the evaluations of ten seconds a step take."""
     train(build_timed(monkeypatch, callbacks, progress="lines"), points, num_epochs=2)
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
-    assert [line.split("  ")[-1] for line in lines] == ["7 samples/s", "7 samples/s"]
+    lines = [line for line in capsys.readouterr().out.splitlines() if re.match(r"epoch \d/\d  loss", line)]
+    assert [re.findall(r"(\S+) samples/s", line) for line in lines] == [["7"], ["7"]]
+
+
+# Time, by a clock that goes on a second for a training step and ten for one of an evaluation
+
+
+def frames(shown: list[str], pattern: str) -> list[str]:
+    """The parts of all screens that fit a pattern, each once, in their order."""
+    screen = Screen().feed(shown[0])
+    return list(dict.fromkeys(found for frame in screen.frames for found in re.findall(pattern, frame)))
+
+
+def bars(shown: list[str]) -> list[tuple[str, ...]]:
+    """Every moment that was shown: the words of each bar."""
+    drawn = (re.sub(r"[━╸╺]+", "", frame) for frame in Screen().feed(shown[0]).frames)
+    blocks = (re.search(r"^epoch \d+(/\d+)? +\d.*(\n(?!loss).+)*", frame, re.MULTILINE) for frame in drawn)
+    moments = (tuple(" ".join(line.split()) for line in found[0].splitlines()) for found in blocks if found)
+    return list(dict.fromkeys(moments))
+
+
+def test_the_epoch_and_the_run_have_a_bar_with_the_time_that_is_left(points, monkeypatch):
+    with terminal(monkeypatch) as shown:
+        train(build_timed(monkeypatch, [], progress="bar"), points, num_epochs=3)
+    moments = bars(shown)
+    assert ("epoch 1/3 2/5 0:03 left", "run 14% 0:12 left") in moments  # no evaluation has been seen yet
+    assert ("epoch 2/3 2/5 0:03 left", "run 48% 1:48 left") in moments  # 8 steps and two evaluations of 50 s
+
+
+def test_an_evaluation_has_a_bar_of_its_own(points, monkeypatch):
+    with terminal(monkeypatch) as shown:
+        train(build_timed(monkeypatch, [], progress="bar"), points, num_epochs=2)
+    moments = bars(shown)
+    assert ("epoch 2/2 5/5 0:00 left", "eval 2/5 0:30 left", "run 99% 0:30 left") in moments
+    last = moments.index(("epoch 1/2 5/5 0:00 left", "eval 5/5 0:00 left", "run 50% 0:05 left"))
+    assert moments[last + 1] == ("epoch 2/2 0/5", "run 50% 0:55 left")
+
+
+def test_every_evaluation_set_is_named(points, monkeypatch):
+    other = OfflineLoss("other", every_n_updates=3, datasets={"other": points}, batch_size=20)
+    with terminal(monkeypatch) as shown:
+        train(build_timed(monkeypatch, [other], progress="bar"), points, num_epochs=1)
+    words = {line for moment in bars(shown) for line in moment}
+    assert "other 1/2 0:10 left" in words
+    assert "eval 3/5 0:20 left" in words
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"num_updates": 8}, "run 88% 0:51 left"),  # a step and the evaluation of the epoch that is cut short
+        ({"num_samples": 61}, "run 87% 0:51 left"),
+        ({"max_time": 8}, "run 88% 0:51 left"),
+    ],
+)
+def test_the_time_that_is_left_goes_by_the_limit_of_the_call(points, monkeypatch, limits, expected):
+    with terminal(monkeypatch) as shown:
+        build_timed(monkeypatch, [], progress="bar").train(points, eval_data=points, batch_size=8, **limits)
+    assert ("epoch 2 2/5 0:01 left", expected) in bars(shown)
+
+
+@pytest.mark.parametrize("style", ["bar", "lines"])
+def test_an_epoch_that_a_limit_cuts_short_is_shown_too(points, monkeypatch, style):
+    with terminal(monkeypatch, columns=120) as shown:
+        build_timed(monkeypatch, [], progress=style).train(points, eval_data=points, batch_size=8, num_updates=7)
+    *_, line, best = Screen(120).feed(shown[0]).text.splitlines()
+    assert re.fullmatch(r"epoch 2 step 2/5  loss \S+  eval_loss \S+  52\.0 s  8 samples/s", line)
+    assert best.startswith("Best eval_loss ")
+
+
+class Unsized(IterableDataset[Any]):
+    def __init__(self, data: TensorDataset) -> None:
+        self.data = data
+
+    def __iter__(self) -> Any:
+        return (self.data[index] for index in range(len(self.data)))
+
+
+def test_of_data_without_a_length_later_epochs_are_taken_to_be_as_long_as_the_first(points, monkeypatch):
+    with terminal(monkeypatch) as shown:
+        build_timed(monkeypatch, [], progress="bar").train(Unsized(points), 3, batch_size=8)
+    moments = bars(shown)
+    assert ("epoch 1/3 2", "run 0%") in moments
+    assert ("epoch 2/3 2", "run 33% 0:08 left") in moments
+
+
+def test_a_resumed_run_goes_by_its_own_speed(points, monkeypatch, tmp_path):
+    def run(seconds: float, *callbacks: Callback) -> None:
+        trainer = build_timed(
+            monkeypatch, [*callbacks, Checkpoints(every_updates=1)], progress="bar", run_dir=tmp_path / "run"
+        )
+        trainer.step_seconds = seconds
+        trainer.train(points, 3, batch_size=8)
+
+    with terminal(monkeypatch), pytest.raises(ZeroDivisionError):
+        run(100.0, Crash(7))
+    with terminal(monkeypatch) as shown:
+        run(1.0)
+    text = Screen(200).feed(shown[0]).text
+    assert "epoch 2, update 7" in text
+    assert "Finished: 3 epochs, 15 updates in 0:08 since it was resumed." in text
+    assert ("epoch 2/3 3/5 0:02 left", "run 55% 0:06 left") in bars(shown)  # 50 samples at 8 a second
+
+
+def test_steps_of_an_accumulation_window_and_a_second_call_are_counted(points, monkeypatch):
+    trainer = build_timed(monkeypatch, [], progress="bar", accumulate=2)
+    trainer.train(points, 1, batch_size=8)
+    with terminal(monkeypatch) as shown:
+        trainer.train(points, 2, batch_size=8)
+    assert ("epoch 2/3 4/5 0:01 left", "run 43% 0:05 left") in bars(shown)  # 32 of 37 samples
+    assert re.findall(r"^ +(\d/3) ", Screen().feed(shown[0]).text, re.MULTILINE) == ["2/3", "3/3"]
+
+
+def test_a_rewind_takes_the_bar_back(points, monkeypatch):
+    class Bad(Timed):
+        is_bad = True
+
+        def compute_loss(self, outputs: Any, targets: Any) -> Any:
+            loss = super().compute_loss(outputs, targets)
+            is_bad, self.is_bad = self.is_bad and self.progress.step == 3, self.is_bad and self.progress.step != 3
+            return loss * float("nan") if is_bad else loss
+
+    trainer = Bad(
+        build_net(),
+        partial(torch.optim.SGD, lr=0.1),
+        torch.nn.functional.cross_entropy,
+        callbacks=Rewind(),
+        progress="bar",
+    )
+    trainer.clock = Clock(monkeypatch)
+    with terminal(monkeypatch) as shown:
+        trainer.train(points, 1, batch_size=8)
+    steps = [moment[0].split()[2] for moment in bars(shown)]
+    assert steps == ["0/5", "1/5", "2/5", "3/5", "0/4", "1/4", "2/4", "3/4", "4/4"]
+
+
+def test_the_mean_of_the_loss_is_that_of_the_epoch_so_far(points, monkeypatch):
+    with terminal(monkeypatch) as shown:
+        trainer = train(build_timed(monkeypatch, [], progress="bar"), points, num_epochs=1)
+    losses = list(trainer.history.steps["loss"])
+    assert frames(shown, r"loss \S+ \(mean \S+\)")[2] == f"loss {losses[2]:#.4g} (mean {sum(losses[:3]) / 3:#.4g})"
+
+
+def test_lines_say_the_same_inside_epochs_and_evaluations(points, capsys, monkeypatch):
+    display = ProgressDisplay("lines", interval=20.0)
+    train(build_timed(monkeypatch, [display], progress="lines"), points, num_epochs=2)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "epoch 1/2  eval batch 2/5  0:30 left  run 0:05 left"
+    assert "epoch 2/2  eval batch 4/5  0:10 left  run 0:10 left" in lines
+    assert [line.rpartition("samples/s")[2] for line in lines if "samples/s" in line] == ["  0:55 left", ""]
+
+
+def test_there_is_nothing_to_do_for_a_step():
+    per_step = ("on_train_step_start", "on_train_step_end", "on_optimizer_start", "on_update_end", "on_eval_step_end")
+    assert not any(name in vars(ProgressDisplay) for name in per_step)
+
+
+# Columns
+
+
+class ManyMetrics(Callback):
+    def __init__(self, *names: str) -> None:
+        self.values = dict.fromkeys(names, 0.25)
+
+    def on_train_epoch_end(self, trainer: Trainer) -> None:
+        trainer.log(self.values)
+
+
+LONG = ("eval_multiclass_accuracy_top5", "eval_mean_average_precision", "grad_norm", "learning_rate", "peak_memory_mb")
+
+
+def table(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line and not line.startswith(("Training", "Best", "No space"))]
+
+
+def test_long_names_are_broken_and_a_table_of_many_metrics_fits_the_terminal(points, monkeypatch):
+    with terminal(monkeypatch) as shown:
+        train(build_trainer([ManyMetrics(*LONG)], progress="bar"), points, num_epochs=2)
+    text = Screen().feed(shown[0]).text
+    lines = table(text)
+    assert lines[:3] == [
+        "                                    eval_mean_",
+        "                  eval_multiclass_    average_",
+        "epoch       loss     accuracy_top5   precision  eval_loss     time  samples/s",
+    ]
+    assert "No space for grad_norm, learning_rate, peak_memory_mb: " in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_the_columns_of_the_table_are_chosen(points, monkeypatch, capsys):
+    columns = ["eval_loss", "*_norm", "time"]
+    with terminal(monkeypatch) as shown:
+        train(build_trainer([ManyMetrics(*LONG), ProgressDisplay("bar", columns=columns)]), points, num_epochs=1)
+    heading, row = table(Screen().feed(shown[0]).text)
+    assert heading.split() == ["epoch", "eval_loss", "grad_norm", "time"]
+    assert re.fullmatch(r"  1/1  +\d\.\d+  +0\.2500  +\d\.\d s", row)
+    train(build_trainer([ManyMetrics(*LONG), ProgressDisplay("lines", columns=columns)]), points, num_epochs=1)
+    assert re.fullmatch(r"epoch 1/1  eval_loss \d\.\d+ +grad_norm 0\.2500  \d\.\d s\n", capsys.readouterr().out)
+
+
+def test_a_column_that_is_no_metric_is_said(points, capsys):
+    train(build_trainer([ProgressDisplay("lines", columns=["eval_los", "time"])]), points, num_epochs=1)
+    line = capsys.readouterr().out.splitlines()[1]
+    assert "epoch 1 measured no 'eval_los'" in line
+    assert line.endswith("there is: loss, eval_loss. Did you mean 'eval_loss'?")
+
+
+def test_columns_are_a_list_of_names():
+    with pytest.raises(ConfigurationError, match="use a list of names"):
+        ProgressDisplay(columns="loss")
+
+
+# The last lines
+
+
+def test_a_run_ends_with_its_best_epoch_its_best_model_and_what_to_type(points, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    trainer = train(build_trainer(progress="lines", run_dir="runs/my first"), points, num_epochs=2)
+    first, *_, finished, model, look = capsys.readouterr().out.splitlines()
+    assert first == "New run in runs/my first: cpu, 195 parameters."
+    best = min(trainer.history["eval_loss"])
+    epoch = trainer.history["eval_loss"].index(best) + 1
+    assert re.fullmatch(
+        rf"Finished: 2 epochs, 10 updates in 0:\d\d\. Best eval_loss {best:#.4g} in epoch {epoch}\.", finished
+    )
+    assert model == f"Best model: runs/my first/kept/update-{5 * epoch:08d}"
+    assert Path(model.removeprefix("Best model: ")).is_dir()
+    assert look == "To look at it: loopwright show 'runs/my first', or loopwright ui runs"

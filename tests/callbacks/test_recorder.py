@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,9 @@ import pytest
 
 from loopwright import Callback, Trainer
 from loopwright.callbacks import Checkpoints
+from loopwright.checkpoint import list_checkpoints
 from loopwright.run import MetricsStore, RunDirectory, RunManifest
+from tests.forked import call_forked, end_as_program
 
 from .runs import Crash, build_trainer, train
 
@@ -153,3 +157,61 @@ def test_what_git_says_after_the_first_step_is_still_recorded(tmp_path, points, 
     train(build_trainer([Stepped()], run_dir=tmp_path / "run"), points)
     found = manifest(tmp_path / "run")
     assert (found.git_commit, found.git_dirty, found.state) == ("a" * 40, True, "finished")
+
+
+class KillBeforeSaving(Callback):
+    """Ends the process for good after an update, before its resume point: that of the update before is the last."""
+
+    def __init__(self, update: int) -> None:
+        self.update = update
+
+    def on_update_end(self, trainer: Trainer) -> None:
+        if trainer.progress.update == self.update:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_killed_run_has_all_metrics_up_to_its_last_resume_point_and_once_resumed_each_once(tmp_path, points, caplog):
+    def run(name: str, *others: Callback) -> None:
+        callbacks = [Checkpoints(every_updates=1, asynchronous=False), *others]
+        train(build_trainer(callbacks, run_dir=tmp_path / name), points)
+
+    run("straight")
+    for update in (3, 7, 8, 12):
+        ended = call_forked(lambda update=update: run("killed", KillBeforeSaving(update)), tmp_path)
+        assert ended.code == -signal.SIGKILL, ended.err
+        newest = [info for info in list_checkpoints(tmp_path / "killed") if info.kind != "kept"][-1]
+        assert metrics(tmp_path / "killed").last_step() == newest.meta["step"] == update - 1
+    run("killed")
+    straight, killed = metrics(tmp_path / "straight"), metrics(tmp_path / "killed")
+    assert straight.steps() == killed.steps()
+    assert straight.epochs() == killed.epochs()
+    assert "has no metrics of steps" not in caplog.text
+
+
+@pytest.mark.long
+def test_a_kill_loses_at_most_the_last_second(tmp_path, points):
+    """Steps that are told of a second before the kill are in the file; timed, so not among the quick tests."""
+
+    class Slowly(Callback):
+        def on_update_end(self, trainer: Trainer) -> None:
+            time.sleep(0.02)
+            os.write(told, b"%d\n" % trainer.progress.step)
+
+    ours, told = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        end_as_program(
+            lambda: train(build_trainer([Slowly()], run_dir=tmp_path / "run"), points, num_epochs=1000), tmp_path
+        )
+    os.close(told)
+    heard: list[tuple[float, int]] = []
+    end = time.monotonic() + 4
+    with os.fdopen(ours) as lines:
+        while time.monotonic() < end:
+            heard.append((time.monotonic(), int(lines.readline())))
+        killed_at = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    before = [step for at, step in heard if at < killed_at - 1.0]
+    assert before
+    assert metrics(tmp_path / "run").last_step() >= before[-1]

@@ -114,7 +114,8 @@ class NotedTrainer(Trainer):
         self.events.append("trainer.on_update_end")
 
 
-def test_the_events_of_an_epoch_come_in_their_order(points):
+def test_the_events_of_an_epoch_come_in_their_order(points, monkeypatch):
+    monkeypatch.setattr("loopwright.training.evaluate.LOG_SECONDS", 1e9)
     events: list[str] = []
     trainer = build_trainer([Noted("a", events)], accumulate=2)
     trainer.train(points, 1, eval_data=points, batch_size=16)
@@ -122,7 +123,8 @@ def test_the_events_of_an_epoch_come_in_their_order(points):
     update = ["on_train_step_start", "on_optimizer_start", "on_train_step_end", "on_update_end"]
     expected = [
         *("on_train_start", "on_epoch_start", *step, *update, *update, "on_log", "on_train_epoch_end"),
-        *("on_eval_start", *["on_eval_step_end"] * 3, "on_eval_end", "on_epoch_end", "on_loop_end", "on_train_end"),
+        *("on_eval_start", *["on_eval_step_end"] * 3, "on_eval_end", "on_eval_log"),
+        *("on_epoch_end", "on_loop_end", "on_train_end"),
     ]
     assert [event.removeprefix("a.") for event in events] == expected
 
@@ -139,12 +141,12 @@ def test_the_trainers_own_hook_runs_first_then_callbacks_in_their_order(points):
     assert events.count("b.on_update_end") == UPDATES_PER_EPOCH
 
 
-def test_checkpoints_come_after_all_observers_and_defaults_only_where_the_user_brought_none(tmp_path, points):
+def test_checkpoints_come_after_what_they_save_and_defaults_only_where_the_user_brought_none(tmp_path, points):
     mine = [Checkpoints(), NonFiniteGuard("skip"), ProgressDisplay("silent")]
     trainer = train(build_trainer(mine, run_dir=tmp_path), points, num_epochs=1)
     kinds = [type(callback).__name__ for callback in trainer.run.callbacks]
     kinds.remove("NonFiniteGuard")
-    assert kinds == ["ProgressDisplay", "RunRecorder", "BestModel", "Checkpoints"]
+    assert kinds == ["RunRecorder", "BestModel", "Checkpoints", "ProgressDisplay"]
 
 
 class Failing(Callback):

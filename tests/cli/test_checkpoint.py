@@ -86,6 +86,15 @@ def test_verify_has_one_line_for_each_checkpoint_and_exits_with_0(finished):
     assert [line.split()[0] for line in result.stdout.splitlines()] == ["verified"] * 5
 
 
+def test_verify_as_json_says_of_each_checkpoint_whether_it_is_sound(own_run):
+    flip(own_run / NEWEST / FILES[0])
+    result = run("verify", own_run, "--json")
+    found = json.loads(result.stdout)
+    assert result.returncode == 1
+    assert [info["name"] for info in found if not info["is_sound"]] == [Path(NEWEST).name]
+    assert all(info["is_verified"] or not info["is_sound"] for info in found)
+
+
 def test_verify_of_nothing_is_not_a_success(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     assert run("verify", tmp_path).returncode == 1

@@ -98,7 +98,7 @@ def test_progress_of_a_killed_run_is_what_its_metrics_and_checkpoints_tell(galle
 def test_progress_of_a_finished_run_is_what_it_noted(gallery):
     progress = RunView(gallery / "runs/finished").progress
     assert (progress.epoch, progress.step, progress.update, progress.sample) == (3, 12, 12, 96)
-    assert progress.fraction is None
+    assert (progress.limit, progress.fraction) == (("epoch", 3), 1.0)
 
 
 def test_progress_of_a_resumed_run_is_not_what_an_earlier_process_noted(tmp_path):

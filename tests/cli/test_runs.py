@@ -39,8 +39,8 @@ def test_table_has_a_row_for_each_run_with_state_progress_and_best_metric(in_gal
     table = {row.split()[0]: row for row in rows}
     best = RunView("runs/finished").best["eval_loss"]
     assert set(table) == ALL
-    assert f" finished     3 epochs, 12 updates  eval_loss {best.value:.6g} @3  " in table["finished"]
-    assert "crashed      1 epoch, 8 updates" in table["killed"]
+    assert f" finished     3 of 3 epochs, 100%  eval_loss {best.value:.6g} @3  " in table["finished"]
+    assert "crashed      1 of 3 epochs, 67%" in table["killed"]
 
 
 def test_newest_comes_first(runs):
@@ -99,7 +99,14 @@ def test_json_says_everything_that_the_table_does(in_gallery, capsys):
     (row,) = json.loads(capsys.readouterr().out)
     best = RunView("runs/killed").best["eval_loss"]
     assert row["state"] == "crashed"
-    assert row["progress"] == {"epoch": 1, "step": 8, "update": 8, "sample": 32, "limit": None, "fraction": None}
+    assert row["progress"] == {
+        "epoch": 1,
+        "step": 8,
+        "update": 8,
+        "sample": 32,
+        "limit": {"epoch": 3},
+        "fraction": 2 / 3,
+    }
     assert row["metric"] == {"name": "eval_loss", "value": best.value, "epoch": 1, "mode": "min"}
     assert row["age_seconds"] > 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from tests.cli.helpers import run_on_terminal
 from tests.cli.projects import CONFIG, Project, Shell
 from tests.forked import call_forked
 from tests.mistakes import Mistakes
+from tests.terminals import Screen
 
 SIGNAL = "  callbacks: [{kind: cli_project.Signal, number: %d, update: 4}]\n"
 QUIET = ("--progress", "silent")
@@ -40,7 +42,8 @@ def test_train_says_where_the_run_is_and_how_it_ended(project: Project, shell: S
     first, *_, last = shell.out.splitlines()
     assert first == f"New run in runs/points/{run.name}: cpu, 49 parameters."
     assert "epoch 2/2" in shell.out
-    assert last.startswith(f"runs/points/{run.name}: finished, 2 of 2 epochs, 100%, best loss ")
+    assert re.search(r"\nFinished: 2 epochs, 6 updates in 0:0\d\. Best loss \d\.\d+ in epoch 2\.\n", shell.out)
+    assert last == f"To look at it: loopwright show runs/points/{run.name}, or loopwright ui runs/points"
     assert shell.err == ""
 
 
@@ -126,8 +129,8 @@ def test_on_a_terminal_there_is_a_bar(project: Project):
     code, shown = run_on_terminal("run.yaml", group=("train",))
     assert code == 0, shown
     assert "━" in shown
-    assert "epoch 2/2" in shown
-    assert "finished, 2 of 2 epochs" in shown
+    assert re.search(r"\n +2/2 ", Screen().feed(shown).text)
+    assert "Finished: 2 epochs" in shown
 
 
 @pytest.mark.long

@@ -66,6 +66,8 @@ def test_what_happened_on_the_way_is_counted(tmp_path: Path):
     run = RunView(write_run(tmp_path / "a", media=False))
     kinds = ["started", "resumed", "resumed", "rewind", "micro_batches", "micro_batches", "micro_batches", "signal"]
     told = sentences(run, map(event, kinds))
+    assert not any("anew" in sentence for sentence in told)
+    assert "Started anew once: there was no resume point." in sentences(run, map(event, ["started", "started"]))
     assert told[-4:] == [
         "Resumed twice.",
         "Rewound once after values that were not finite or after a spike.",

@@ -280,6 +280,42 @@ def test_a_lifecycle_run_that_fails_is_recorded_as_failed(points, tmp_path):
     assert (RunView(tmp_path / "run").state, RunView(tmp_path / "run").reason) == ("failed", "RuntimeError: no more")
 
 
+# Adversarial
+
+
+class Shows(doors.Pictures):
+    """Writes examples after every epoch, as `Pix2pixTrainer` does, and logs a picture of its own."""
+
+    def on_epoch_end(self, **kwargs):
+        super().on_epoch_end(**kwargs)
+        self.save_examples(silent=True)
+        self.log_image("weights", self.gen[0].weight[0], value_range=(-1, 1))
+
+
+def test_examples_of_an_experiment_are_recorded_as_images(tmp_path, monkeypatch):
+    start(tmp_path / "here", monkeypatch)
+    config = {
+        "common": {"device": "cpu", "output_directory": "out", "experiment_name": "shown"},
+        "dataloader": {"batch_size": 2, "load": {"load_size": 8, "crop_size": 8}},
+        "save": {"num_examples": 2},
+        "visualizer": {"visdom": {"enable": False}},
+    }
+    trainer = Shows(config)
+    for epoch in range(2):
+        trainer.train_paired(epoch)
+    trainer.finish()
+    run = RunView("out/shown_v1")
+    assert run.state == "finished"
+    examples = run.metrics.media("examples")
+    assert [(item.step, item.position) for item in examples] == [(step, at) for step in (5, 10) for at in range(6)]
+    assert [item.caption for item in examples[:3]] == ["epoch1_1_input", "epoch1_1_output", "epoch1_1_target"]
+    for item in examples:
+        written = Path("out/shown_v1/examples", f"{item.caption}.png").read_bytes()
+        assert Path("out/shown_v1", item.file).read_bytes() == written
+    assert len(run.metrics.media("weights")) == 2
+    assert run.progress.limit == ("epoch", 200)
+
+
 # Modular and native, by run_dir
 
 

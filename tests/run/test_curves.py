@@ -95,6 +95,13 @@ def test_zooming_in_gives_every_value_as_it_is(path, values):
     assert curve.mean == curve.min == curve.max == values[11_999:12_500].tolist()
 
 
+def test_a_range_may_go_beyond_the_run(path):
+    view = MetricsView(path)
+    assert view.curve("loss", first=-math.inf, last=math.inf).total == ROWS
+    assert view.curve("loss", first=ROWS - 1, last=10**30).places == [ROWS - 1, ROWS]
+    assert view.curve("loss", first=ROWS + 1).places == view.curve("loss", x="wall", last=0).places == []
+
+
 AXES = {"update": (6001, 6000), "samples": (24_002, 24_000), "seconds": (120.01, 120), "epoch": (3.00025, 3)}
 
 

@@ -216,11 +216,12 @@ def test_a_fork_that_ends_leaves_the_queue_to_its_parent(store, tmp_path):
 
 
 def test_a_row_that_can_never_be_written_is_named_and_keeps_no_other_back(store):
-    store.add_steps(rows_of([(1, 1, "loss", 0.5)]))
-    store.add_steps([StepRow(2, 2, 0, 0, 0.0, {"loss": "high"})])
-    store.add_steps(rows_of([(3, 3, "loss", 0.25)]))
-    with pytest.raises(ValueError, match="could not convert string to float: 'high'"):
-        store.flush()
+    with store._lock:  # so that the thread does not write them one by one
+        store.add_steps(rows_of([(1, 1, "loss", 0.5)]))
+        store.add_steps([StepRow(2, 2, 0, 0, 0.0, {"loss": "high"})])
+        store.add_steps(rows_of([(3, 3, "loss", 0.25)]))
+        with pytest.raises(ValueError, match="could not convert string to float: 'high'"):
+            store.flush()
     assert store.steps() == [(1, 1, "loss", 0.5), (3, 3, "loss", 0.25)]
 
 
@@ -248,6 +249,36 @@ def test_events_of_what_is_done_again_are_removed_and_history_stays(store):
     assert [event.kind for event in events if event.step == 15] == [*kinds[:1], *kinds[4:]]
     assert events[0].detail == {"step": 5}
     assert [line.text for line in MetricsView(store.path).log_lines()] == ["hello"]
+
+
+def test_details_and_tables_are_strict_json_for_sql(store):
+    store.add_event("best", detail={"loss": math.nan, "all": [math.inf, -math.inf, 1.5]})
+    store.add_media(media("table", Table(("a",), ((math.nan,), (None,))), 1))
+    store.flush()
+    view = MetricsView(store.path)
+    assert view.events()[0].detail == {"loss": "nan", "all": ["inf", "-inf", 1.5]}
+    assert view.query("SELECT detail ->> 'loss', json_valid(detail) FROM events").rows == [("nan", 1)]
+    assert view.media()[0].content == {"columns": ["a"], "rows": [["nan"], [None]]}
+
+
+def test_ctrl_c_while_rows_are_written_loses_none(store):
+    class Interrupting:
+        """A job in whose middle the signal comes, once."""
+
+        is_first = True
+
+        def __call__(self, tables):
+            if self.is_first:
+                self.is_first = False
+                raise KeyboardInterrupt
+
+    with store._lock:  # so that not the thread gets it
+        store.add_steps(rows_of([(1, 1, "loss", 0.5)]))
+        store._queue.append(Interrupting())
+        store.add_steps(rows_of([(2, 2, "loss", 0.25)]))
+        with pytest.raises(KeyboardInterrupt):
+            store.flush()
+    assert store.steps() == [(1, 1, "loss", 0.5), (2, 2, "loss", 0.25)]
 
 
 def media(name, content, step):
@@ -287,6 +318,18 @@ def test_media_of_a_step_that_is_trained_again_are_replaced_with_their_files(sto
     (item,) = MetricsView(store.path).media()
     assert [path.read_bytes() for path in (tmp_path / "media").iterdir()] == [b"new"]
     assert (tmp_path / item.file).is_file()
+
+
+def test_several_items_of_one_name_and_step_are_kept_until_the_step_is_taken_again(store):
+    place = (3, 3, 0, 3, 0.5, 1e9)
+    for number in range(3):
+        store.add_media(Media("images", Images((b"%d" % number, b"x"), ("", "")), *place, position=2 * number))
+    store.flush()
+    view = MetricsView(store.path)
+    assert [item.position for item in view.media()] == [0, 1, 2, 3, 4, 5]
+    store.add_media(Media("images", Images((b"again",), ("",)), *place))
+    store.flush()
+    assert [item.position for item in view.media()] == [0]
 
 
 ADDED = st.tuples(st.just("add"), st.integers(1, 90), st.integers(0, 3))

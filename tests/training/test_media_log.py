@@ -1,5 +1,6 @@
 """`trainer.log_image` and its siblings: where items belong in the run, who gets them, and what is said otherwise."""
 
+import doctest
 import os
 import signal
 from functools import partial
@@ -13,6 +14,7 @@ from loopwright import Callback, ConfigurationError, Trainer
 from loopwright.callbacks import Checkpoints, EarlyStopping
 from loopwright.errors import CallError
 from loopwright.run import RunView
+from loopwright.training import media_log
 
 from ..distributed.ranks import run_ranks
 from ..forked import call_forked
@@ -158,6 +160,12 @@ def test_a_wrong_value_is_refused_also_where_nothing_records_it(points):
         trainer.log_image("samples", torch.rand(2, 3, 4, 4))
 
 
+def test_the_examples_of_the_methods_run():
+    result = doctest.testmod(media_log)
+    assert result.attempted >= 12
+    assert result.failed == 0
+
+
 def test_mistakes_in_media_are_answered_with_what_to_write(mistake):
     trainer = build(Seen())
     with mistake("Arguments", "`log_image` with an image of -1 to 1", ConfigurationError, match="value_range"):
@@ -253,6 +261,43 @@ def test_a_killed_and_resumed_run_has_each_item_once(points, tmp_path, number):
         items[name] = sorted((item.name, item.step, item.update, item.position) for item in found)
     assert items["killed"] == items["whole"]
     assert len(items["whole"]) == 8 * 3 + 4 + 2
+
+
+class LogsOneName(Trainer):
+    """Logs under one name in a step, after it, in its evaluation and at the end of its epoch."""
+
+    def train_step(self, batch):
+        self.log_text("x", "train_step")
+        return super().train_step(batch)
+
+    def on_update_end(self):
+        self.log_text("x", "update_end")
+
+    def eval_step(self, batch):
+        self.log_text("x", "eval_step")
+        return super().eval_step(batch)
+
+    def on_epoch_end(self, metrics):
+        self.log_text("x", "epoch_end")
+
+
+def train_one_name(points, *callbacks):
+    saving = Checkpoints(every_updates=4, asynchronous=False)
+    trainer = build(saving, *callbacks, kind=LogsOneName, run_dir="run")
+    trainer.train(head(points, 32), num_epochs=2, eval_data=head(points, 16), batch_size=8)
+
+
+def test_a_resumed_evaluation_replaces_its_own_items_and_not_those_of_the_step_before_it(points, tmp_path):
+    items = {}
+    for name, callbacks in (("whole", [()]), ("killed", [(Dies(5),), ()])):
+        (tmp_path / name).mkdir()
+        for given in callbacks:
+            call_forked(partial(train_one_name, points, *given), tmp_path / name)
+        found = RunView(tmp_path / name / "run").metrics.media()
+        items[name] = [(item.step, item.position, item.content) for item in found]
+    assert items["killed"] == items["whole"]
+    at_the_end = ["train_step", "update_end", "eval_step", "eval_step", "epoch_end"]
+    assert [content for step, _, content in items["whole"] if step == 4] == at_the_end
 
 
 def log_on_each_rank(rank, points):

@@ -8,6 +8,7 @@ from .._lazy import lazily
 
 if TYPE_CHECKING:
     from ..optim.groups import GroupedOptimizer, layer_rates, param_groups
+    from ..profiling.profile import Profile
     from .best import BestCheckpoint, BestMetric
     from .checkpoints import BestModel, Checkpoints
     from .ema import EMA
@@ -49,6 +50,7 @@ _HOMES = {
     "ParameterCount": "summary",
     "PeakMemory": "measuring",
     "Periodic": "interval",
+    "Profile": ".profiling.profile",
     "ProgressDisplay": "progress",
     "ProgressLine": "measuring",
     "Rewind": "rewind",
@@ -90,6 +92,7 @@ __all__ = [
     "ParameterCount",
     "PeakMemory",
     "Periodic",
+    "Profile",
     "ProgressDisplay",
     "ProgressLine",
     "Rewind",

@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from .interval import Periodic
+from .scheduling import done_of
+from .time_left import TimeLeft
 
 if TYPE_CHECKING:
     from ..callback import Trainer
     from ..data.open import Stream
+    from ..metrics.rows import StepRow
 
 MEGABYTE = 1 << 20
 
@@ -172,17 +175,23 @@ class PeakMemory(Periodic):
         device = trainer.runtime.device
         if device.type == "cuda":
             return {"peak_memory_mb": torch.cuda.max_memory_allocated(device) / MEGABYTE}
-        import resource  # not on every system
+        return {"peak_memory_mb": process_peak() / MEGABYTE}
 
-        size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return {"peak_memory_mb": size / MEGABYTE if sys.platform == "darwin" else size / 1024}
+
+def process_peak() -> int:
+    """The largest resident memory of this process so far, in bytes."""
+    import resource  # not on every system
+
+    size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return size if sys.platform == "darwin" else size * 1024
 
 
 class ProgressLine(Periodic):
     """Prints the epoch, update and sample that a run is at, its speed, and an estimate of the time that is left.
 
     Epochs are counted from 1, as in the progress bar. The time that is left is estimated from the limit that will be
-    reached first and the time of this `train` call so far, with its evaluations; the speed does not include them.
+    reached first and the time of this `train` call so far in this process, with the evaluations to come; the speed does
+    not include them.
 
     Args:
         every_n_epochs: Print after every n-th epoch.
@@ -194,15 +203,19 @@ class ProgressLine(Periodic):
     'update'
     """
 
-    _seconds = _eval_seconds = 0.0
+    _left: TimeLeft
 
     def on_train_start(self, trainer: Trainer) -> None:
         super().on_train_start(trainer)
-        self._seconds, self._eval_seconds = trainer.progress.seconds, trainer.run.eval_seconds
+        self._left = TimeLeft(trainer)
+
+    def on_log(self, trainer: Trainer, rows: list[StepRow]) -> None:
+        self._left.log(trainer)
+
+    def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        self._left.end_epoch(trainer)
 
     def fire(self, trainer: Trainer) -> None:
-        from .scheduling import done_of
-
         progress, until = trainer.progress, trainer.run.limits
         parts = [
             _place("epoch", progress.epoch + 1, until.epochs),
@@ -213,16 +226,10 @@ class ProgressLine(Periodic):
         updates = progress.update - progress.call_update
         if seconds > 0 and updates:
             parts.append(f"{updates / seconds:.3g} updates/s")
-        done = done_of(trainer)
-        if done:
-            rest = timedelta(seconds=round(seconds * self._share_of_training(trainer) * (1 - done) / done))
-            parts.append(f"{done:.1%} done, {rest} to go")
+        done, left = done_of(trainer), self._left.of_run(trainer)
+        if done is not None and left is not None:
+            parts.append(f"{done:.1%} done, {timedelta(seconds=round(left))} to go")
         trainer.run.say("  ".join(parts))
-
-    def _share_of_training(self, trainer: Trainer) -> float:
-        """How many seconds a second of training takes, with the evaluations between."""
-        trained = trainer.progress.seconds - self._seconds
-        return 1 + (trainer.run.eval_seconds - self._eval_seconds) / trained if trained > 0 else 1.0
 
 
 def _place(unit: str, now: int, limit: int | None) -> str:

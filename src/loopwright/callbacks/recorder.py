@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import traceback
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -91,6 +92,8 @@ class RunRecorder(Callback):
         if directory.metrics_path.exists():
             self._metrics.truncate(step=trainer.progress.step, epoch=trainer.progress.epoch)
         self._warn_of_gap(trainer, self._metrics)
+        if trainer.progress.step and not self._has_started:
+            self._count_media(trainer, directory)
         self._note_start(trainer)
         self._lines.start()
 
@@ -135,6 +138,16 @@ class RunRecorder(Callback):
         where = f"at epoch {progress.epoch + 1}, update {progress.update}" if progress.step else ""
         self._has_started = True
         self._add_event(trainer, kind, where, {"call": progress.call, "process": os.getpid()})
+
+    def _count_media(self, trainer: Trainer, directory: RunDirectory) -> None:
+        """Let items of the resumed step be numbered behind those that are older than the resume point."""
+        from ..run.metrics_view import MetricsView
+
+        progress, view = trainer.progress, MetricsView(directory.metrics_path)
+        points = [e.wall for e in view.events() if e.kind == "checkpoint" and e.update == progress.update and e.wall]
+        items = [item for item in view.media() if item.step == progress.step] if points else []
+        names = [item.name for item in items if item.wall is not None and item.wall <= points[-1]]
+        trainer.run.media.count_on(progress.step, Counter(names))
 
     def _warn_of_gap(self, trainer: Trainer, metrics: MetricsStore) -> None:
         """Warn where the history of a resumed run has metrics that the file lacks: it was lost, or is new."""
@@ -195,6 +208,9 @@ class RunRecorder(Callback):
         update, step, _, samples, seconds = trainer.run.place()
         add = partial(self._metrics.add_epoch, epoch, update, dict(metrics))
         self._add(partial(add, step=step, samples=samples, seconds=seconds))
+        if self._directory is not None and not self._directory.log_path.exists():  # that log has lines for epochs
+            text = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+            self._add(partial(self._metrics.add_log_line, "INFO", f"epoch {epoch}  {text}".rstrip()))
 
     def write_before_save(self, trainer: Trainer) -> Collection[AsyncWriter]:
         """A resume point is complete only with all that was recorded before it."""

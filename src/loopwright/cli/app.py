@@ -29,6 +29,7 @@ from . import (
     sweep,
     train,
     ui,
+    watch,
 )
 from .arguments import take_overrides
 from .exits import EXIT_CODES, FAILED, INTERRUPTED, OK, PIPE_CLOSED
@@ -37,7 +38,7 @@ from .output import printable
 # Each adds its commands to the parser; a command imports its dependencies when it runs.
 GROUPS = (
     *(init, check, train, sweep, evaluate, config, finders),
-    *(ui, report, runs, show, diff, plot, query, export, checkpoint, doctor, completion),
+    *(ui, watch, report, runs, show, diff, plot, query, export, checkpoint, doctor, completion),
 )
 
 

@@ -75,6 +75,7 @@ def _add_verify(group: _Group) -> None:
         example="verify runs/digits",
     )
     parser.add_argument("run_directory", metavar="RUN", help=RUN)
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_show(group: _Group) -> None:
@@ -136,9 +137,11 @@ def verify_command(options: argparse.Namespace) -> int:
     from ..checkpoint import list_checkpoints
 
     found = list_checkpoints(options.run_directory, verify=True)
-    for info in found:
+    if options.json:
+        print_json([_as_json(info) for info in found])
+    for info in found if not options.json else ():
         _print_verdict(info)
-    if not found:
+    if not found and not options.json:
         print(f"No checkpoints in {printable(options.run_directory)}.")
     return OK if found and all(info.is_sound for info in found) else FOUND
 

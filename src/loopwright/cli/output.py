@@ -8,13 +8,17 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ..errors import CheckpointError
 from ..metrics.best import Mode
 from ..metrics.progress import counted
 from ..run.metrics_view import Point
 from ..run.reading import RunView
 from ..run.run_progress import COUNTS, RunProgress
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 AGES = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
@@ -106,6 +110,12 @@ def print_fitted(header: Sequence[str], rows: Sequence[Sequence[str]], *, right:
         print_table(header, rows, right=right)
         return
     from rich.console import Console
+
+    Console(highlight=False).print(fitted_table(header, rows, right=right, fold=fold))
+
+
+def fitted_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "", fold: str = "0") -> Table:
+    """A table for a terminal, with the states of runs in colours."""
     from rich.table import Table
     from rich.text import Text
 
@@ -123,7 +133,7 @@ def print_fitted(header: Sequence[str], rows: Sequence[Sequence[str]], *, right:
     for row in rows:
         styles = [STYLES.get(cell, "") if place == state else "" for place, cell in enumerate(row)]
         table.add_row(*(Text(printable(cell), style=style) for cell, style in zip(row, styles, strict=True)))
-    Console(highlight=False).print(table)
+    return table
 
 
 def age_of(run: RunView) -> float | None:
@@ -135,7 +145,7 @@ def progress_text(progress: RunProgress) -> str:
     """ "3 of 10 epochs, 30%", or "3 epochs, 15 updates" where no limit is known."""
     if progress.limit is not None and progress.fraction is not None:
         name, limit = progress.limit
-        return f"{getattr(progress, name)} of {counted(limit, name)}, {progress.fraction:.0%}"
+        return f"{getattr(progress, name) or 0} of {counted(limit, name)}, {progress.fraction:.0%}"
     counts = ((name, getattr(progress, name)) for name in ("epoch", "update"))
     texts = [counted(count, name) for name, count in counts if count is not None]
     return ", ".join(texts) or "-"
@@ -158,6 +168,14 @@ def time_text(seconds: float | None) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def left_text(run: RunView) -> str:
+    """The time that a run still takes; "-" where that is not known."""
+    try:
+        return time_text(run.eta)
+    except CheckpointError:  # of the metrics, which `problems` is about
+        return "-"
 
 
 def run_as_json(run: RunView, *, metric: str | None = None, mode: Mode | None = None) -> dict[str, Any]:

@@ -10,15 +10,32 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError
 from ..metrics.best import Mode, ranked
+from ..metrics.progress import counted
 from ..run.metrics_view import BestValue
 from ..run.reading import STATES, RunView
 from .arguments import ROOT, add_command, all_runs, short_path
 from .exits import OK
-from .output import age_of, age_text, best_text, print_json, printable, progress_text, run_as_json, time_text
+from .live import HINT, is_terminal, show_live
+from .output import (
+    age_of,
+    age_text,
+    best_text,
+    fitted_table,
+    left_text,
+    print_fitted,
+    print_json,
+    printable,
+    progress_text,
+    run_as_json,
+    time_text,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Group
 
 MORE = """\
 The folder is searched with all folders in it. A run is running (its process holds its lock), crashed (no process holds
@@ -27,9 +44,11 @@ The metric is the best of all epochs. Whether that is the smallest or the larges
 mode, a loss), or what the metric's name says; --best says otherwise. Where neither does, the last value is shown."""
 EXAMPLE = """\
 runs
+runs --watch
 runs --state running,crashed --sort progress
 runs --name 'digits*' --metric eval_accuracy --where 'eval_accuracy>0.97' --sort metric"""
 COMPARISONS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
+WATCH_SECONDS = 2.0
 CONDITION = re.compile(r"\s*(.+?)\s*(<=|>=|<|>)\s*([-+\w.]+)\s*")
 
 
@@ -54,6 +73,9 @@ def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--sort", choices=tuple(ORDERS), default="age", help="what comes first (default: the newest)")
     parser.add_argument("--reverse", action="store_true", help="turn the order round")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--watch", action="store_true", help="on a terminal, keep the table up to date until q is pressed"
+    )
 
 
 def runs_command(options: argparse.Namespace) -> int:
@@ -62,16 +84,29 @@ def runs_command(options: argparse.Namespace) -> int:
         raise ConfigurationError(
             f"There is no folder {options.root}: name the one that runs are in, as in `loopwright runs DIR`."
         )
-    chosen = _choose(all_runs(root), options)
-    chosen = ORDERS[options.sort](chosen, options)
-    chosen = (chosen[::-1] if options.reverse else chosen)[: options.limit]
+    if options.watch and not options.json and is_terminal():
+        show_live(lambda console: _screen(root, options, console.size.height), WATCH_SECONDS)
+        return OK
+    chosen = _ordered(root, options)
     if options.json:
         print_json([run_as_json(run, metric=options.metric, mode=options.best) for run in chosen])
     elif chosen:
-        _print_runs(chosen, root, options)
+        rows, problems = _rows(chosen, root, options)
+        print_fitted(_header(chosen), rows, right="45", fold="0236")
+        for problem in problems:
+            print(printable(problem))
     else:
-        print(f"No runs in {printable(options.root)}{' that fit' if _is_filtered(options) else ' yet'}.")
+        print(_nothing(options))
     return OK
+
+
+def _ordered(root: Path, options: argparse.Namespace) -> list[RunView]:
+    chosen = ORDERS[options.sort](_choose(all_runs(root), options), options)
+    return (chosen[::-1] if options.reverse else chosen)[: options.limit]
+
+
+def _nothing(options: argparse.Namespace) -> str:
+    return f"No runs in {printable(options.root)}{' that fit' if _is_filtered(options) else ' yet'}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +199,14 @@ ORDERS: dict[str, Callable[[list[RunView], argparse.Namespace], list[RunView]]] 
 }
 
 
-def _print_runs(runs: list[RunView], root: Path, options: argparse.Namespace) -> None:
-    from .output import print_fitted
+def _header(runs: list[RunView]) -> list[str]:
+    tags = ["TAGS"] if any(run.tags for run in runs) else []
+    return ["RUN", "STATE", "PROGRESS", "BEST @EPOCH", "TIME", "AGE", *tags]
 
+
+def _rows(runs: list[RunView], root: Path, options: argparse.Namespace) -> tuple[list[list[str]], list[str]]:
+    """The rows of the table, and what of the runs cannot be read."""
     has_tags = any(run.tags for run in runs)
-    header = ["RUN", "STATE", "PROGRESS", "BEST @EPOCH", "TIME", "AGE", *(["TAGS"] if has_tags else [])]
     problems: list[str] = []
     rows = []
     for run in runs:
@@ -177,6 +215,22 @@ def _print_runs(runs: list[RunView], root: Path, options: argparse.Namespace) ->
         cells = [run.state, progress_text(run.progress), best, time_text(run.seconds)]
         rows.append([short_path(run, root), *cells, age_text(age_of(run)), *tags])
         problems += [f"{short_path(run, root)}: {problem}" for problem in run.problems]
-    print_fitted(header, rows, right="45", fold="0236")
-    for problem in problems:
-        print(printable(problem))
+    return rows, problems
+
+
+def _screen(root: Path, options: argparse.Namespace, height: int) -> Group:
+    """The table as it is now, with the time that is left in it: as many runs as there are lines."""
+    from rich.console import Group
+    from rich.text import Text
+
+    runs = _ordered(root, options)
+    if not runs:
+        return Group(Text(_nothing(options)), Text(HINT, style="dim"))
+    shown = runs[: max(height - 4, 1)]
+    rows, _ = _rows(shown, root, options)
+    header = [*_header(shown), "LEFT"]
+    rows = [[*row, left_text(run)] for row, run in zip(rows, shown, strict=True)]
+    table = fitted_table(header, rows, right=f"45{len(header) - 1}", fold="0236")
+    running = sum(run.state == "running" for run in runs)
+    more = f", {len(shown)} of them here (--limit, --state, --name choose)" if len(shown) < len(runs) else ""
+    return Group(table, Text(f"{counted(len(runs), 'run')}, {running} running{more}  {HINT}", style="dim"))

@@ -46,6 +46,7 @@ FACTS = {  # entries of the manifest that have a line of their own
         "python",
         "torch",
     ),
+    *("door", "arguments", "num_parameters", "planned"),
     "loopwright",
 }
 MAX_TEXT = 200
@@ -66,7 +67,13 @@ def show_command(options: argparse.Namespace) -> int:
     run = find_run(options.name, options.root)
     if options.json:
         print_json(
-            {**run_as_json(run), "metrics": _metrics_as_json(run), "manifest": run.manifest, "config": run.config}
+            {
+                **run_as_json(run),
+                "metrics": _metrics_as_json(run),
+                "manifest": run.manifest,
+                "config": run.config,
+                "profile": run.profile,
+            }
         )
     elif options.config:
         return _print_config(run)
@@ -90,6 +97,7 @@ def _print_run(run: RunView, *, is_full: bool) -> None:
     _print_facts(run, is_full=is_full)
     _print_metrics(run)
     _print_checkpoints(run)
+    _print_profile(run)
     for problem in run.problems:
         print(styled(printable(problem), RED))
 
@@ -118,6 +126,8 @@ def _print_facts(run: RunView, *, is_full: bool) -> None:
         "code": _code_text(manifest),
         "seed": number_text(manifest.get("seed")),
         "device": _text(manifest.get("device")),
+        "door": _text(manifest.get("door")),
+        "parameters": _size_text(manifest.get("num_parameters")),
         "versions": ", ".join(f"{key} {manifest[key]}" for key in ("loopwright", "torch", "python") if key in manifest),
         "platform": _text(manifest.get("platform")),
         "changes": _changes_text(manifest.get("changes")),
@@ -173,6 +183,27 @@ def _print_checkpoints(run: RunView) -> None:
         rows.append([f"{info.path.parent.name}/{info.name}", metric, size_text(info.size), verdict])
     print()
     print_fitted(["SAVED", "METRIC", "SIZE", "STATE"], rows, right="2")
+
+
+def _print_profile(run: RunView) -> None:
+    if run.profile is None:
+        return
+    from ..profiling.report import Report
+
+    report = Report.from_dict(run.profile)
+    print()
+    for line in report.lines():
+        print(printable(line))
+    if run.progress.step is not None and report.last_step < run.progress.step:
+        print(f"Measured up to step {report.last_step:,} of {run.progress.step:,}.")
+
+
+def _size_text(noted: object) -> str | None:
+    """ "1,000 (10 trainable)"."""
+    total, trainable = (noted.get("total"), noted.get("trainable")) if isinstance(noted, dict) else (None, None)
+    if type(total) is not int or type(trainable) is not int:
+        return None
+    return f"{total:,}" + ("" if trainable == total else f" ({trainable:,} trainable)")
 
 
 def _metrics_as_json(run: RunView) -> dict[str, Any]:

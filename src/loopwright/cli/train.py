@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConfigurationError, Interrupted, LoopwrightError
 from .arguments import add_command, add_config, add_root, find_run, is_override
 from .exits import FAILED, OK
-from .output import printable
 
 if TYPE_CHECKING:
     from ..doors.configured import Experiment
@@ -73,8 +72,6 @@ def train_command(options: argparse.Namespace) -> int:
             experiment.train(resume=resume, changes="accept" if options.accept_changes else "refuse")
         except Interrupted as left:
             return int(left.code or OK)
-    if options.progress != "silent" and is_first_process():
-        _print_end(experiment)
     return OK
 
 
@@ -148,18 +145,3 @@ def _again(run: Path | None, overrides: list[str], progress: Display) -> Experim
     experiment = Experiment.from_config(load_config(config, overrides), progress=progress)
     experiment.run = run
     return experiment
-
-
-def _print_end(experiment: Experiment) -> None:
-    """Print in a line how the run ended."""
-    from ..run.directory import shown
-    from ..run.reading import RunView
-    from .output import best_text, progress_text
-
-    if experiment.run is None:
-        return
-    run = RunView(experiment.run)
-    best = best_text(run)
-    named = [] if best == "-" else [best if best.endswith("(last)") else f"best {best}"]
-    texts = [run.state, progress_text(run.progress), *named]
-    print(printable(f"{shown(run.path)}: {', '.join(texts)}"))

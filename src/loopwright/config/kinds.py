@@ -340,8 +340,11 @@ def module_names() -> Mapping[str, str]:
 
 @cache
 def callback_names() -> Mapping[str, str]:
-    """The callbacks that ship with Loopwright, under their own names."""
-    return _public("loopwright.callbacks")
+    """The callbacks and trackers that ship with Loopwright, under their own names."""
+    trackers = _public("loopwright.trackers")
+    for name in ("Track", "TrackedRow", "TrackedRun", "Tracker"):  # for trackers that users write
+        del trackers[name]
+    return _public("loopwright.callbacks") | trackers
 
 
 @cache
@@ -367,7 +370,7 @@ def _classes(module: str, base: type) -> Mapping[str, str]:
     }
 
 
-def _public(module: str) -> Mapping[str, str]:
+def _public(module: str) -> dict[str, str]:
     """What a package of ours lists in `__all__`, without importing each of its modules; classes only."""
     names: list[str] = import_module(module).__all__
     return {name: f"{module}.{name}" for name in sorted(names) if name[:1].isupper()}

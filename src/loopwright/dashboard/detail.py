@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -13,9 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import LoopwrightError
+from ..run.axes import AXES
 from ..run.changes import flatten
 from ..run.metrics_records import Event, LogLine, MediaItem
 from ..run.metrics_view import MetricsView
+from ..run.profile_file import PROFILE
 from ..run.reading import CONFIG, RunView
 from .answers import Refusal
 from .folder import Entry, own_file
@@ -26,12 +27,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Json = dict[str, Any]
-LOG, PROFILE = "log.txt", "profile.json"
+LOG = "log.txt"
 LOG_LINES, LOG_BYTES = 400, 400_000
 LARGEST_TEXT = 4_000_000  # bytes of a file that is passed through
 LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)[,.](\d{3}) ([A-Z]+) (.*)", re.DOTALL)
 TRACEBACK = "Traceback (most recent call last):"
-PLACE = ("step", "update", "epoch", "samples", "seconds", "wall")
 APART = (
     "packages",
     "hardware",
@@ -51,7 +51,7 @@ class Detail:
 
     def answer(self) -> Json:
         """All that the page of a run shows."""
-        run, manifest = self.run, self.run.manifest
+        run, manifest, config = self.run, self.run.manifest, own_text(self.run.path, CONFIG)
         cursor = self._part(lambda: str(self.metrics.cursor()), str)  # first: what comes meanwhile then comes twice
         events: list[Event] = self._part(self.metrics.events, list)
         log = self._part(lambda: read_log(run.path, self.metrics, LOG_LINES), empty_log)
@@ -64,14 +64,14 @@ class Detail:
             "manifest": {key: value for key, value in manifest.items() if key not in APART},
             "config": run.config or manifest.get("config") or None,
             "settings": run.settings,
-            "config_text": read_text(run.path, CONFIG),
+            "config_text": None if config is None else config.read_text(errors="replace"),
             "environment": environment(manifest),
             "data": manifest.get("data") or None,
             "changes": _changes(manifest.get("changes")),
             "checkpoints": self._part(lambda: checkpoints(run), list),
             "events": [as_event(event) for event in events],
             "media": self._part(lambda: media_index(self.metrics.media()), list),
-            "profile": self._part(lambda: read_profile(run.path), lambda: None),
+            "profile": run.profile if own_text(run.path, PROFILE) else None,
             "log": log,
             "traceback": traceback_of(events, run.path) if run.state in ("failed", "crashed") else None,
             "problems": list(dict.fromkeys([*self.entry.summary["damaged"], *run.problems, *self.problems])),
@@ -108,7 +108,7 @@ def as_event(event: Event) -> Json:
 
 
 def _place(item: Event | MediaItem) -> Json:
-    return {name: getattr(item, name) for name in PLACE}
+    return {name: getattr(item, name) for name in AXES}
 
 
 def as_media(item: MediaItem) -> Json:
@@ -274,15 +274,7 @@ def traceback_of(events: Iterable[Event], run: Path) -> str | None:
     return "\n".join(lines[first : next(ends, len(lines))])
 
 
-def read_text(run: Path, name: str) -> str | None:
+def own_text(run: Path, name: str) -> Path | None:
     """A text file of the run; None where there is none, or where it is too large to show."""
     path = own_file(run, name)
-    if path is None or path.stat().st_size > LARGEST_TEXT:
-        return None
-    return path.read_text(errors="replace")
-
-
-def read_profile(run: Path) -> object:
-    """`profile.json` as it is."""
-    text = read_text(run, PROFILE)
-    return None if text is None else json.loads(text)
+    return None if path is None or path.stat().st_size > LARGEST_TEXT else path

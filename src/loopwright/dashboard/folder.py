@@ -23,6 +23,7 @@ OWN_FILES = (MANIFEST, CONFIG, METRICS, f"{METRICS}-wal", LOCK)  # that are read
 LARGEST_MANIFEST = 32 << 20
 MAX_DEPTH = 12  # of folders in folders
 NUM_THREADS = 4
+PATIENCE = 10  # times as long as reading took: a tenth of a processor at most for one run
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +36,19 @@ class Entry:
     summary: dict[str, Any]
     text: str = field(repr=False)
     problem: str | None = None  # why nothing of it may be read
-    read_at: float = field(default_factory=time.time)
+    seconds: float = 0.0  # that reading it took
+    read_at: float = field(default_factory=time.time)  # when what it says was read first
+    looked_at: float = field(default_factory=time.monotonic)
 
     def is_stale(self, stamp: Stamp) -> bool:
-        """Whether files have changed since, or the process of a run that was training is gone."""
-        return stamp != self.stamp or (self.summary["state"] == "running" and state_of(self.path) != "running")
+        """Whether files have changed since, or the process of a run that was training is gone.
+
+        A run that takes long to read, with a hundred thousand epochs, is read again less often, unless it has ended.
+        """
+        if stamp == self.stamp:
+            return self.summary["state"] == "running" and state_of(self.path) != "running"
+        is_due = time.monotonic() - self.looked_at >= self.seconds * PATIENCE
+        return is_due or stamp[0] != self.stamp[0]  # its manifest says how it ended
 
 
 class RunsFolder:
@@ -206,16 +215,26 @@ def find_problem(path: Path) -> str | None:
 
 def read_entry(run: str, path: Path, stamp: Stamp) -> Entry | None:
     """Summarize a run; None where it is gone. A damaged run has a summary too, which says what is wrong."""
+    began = time.monotonic()
     try:
         problem = find_problem(path)
-        summary = damaged_summary(run, path, problem) if problem else summarize(run, RunView(path))
+        summary = damaged_summary(run, path, problem) if problem else _summarize(run, RunView(path))
     except Exception as error:  # files of a run may hold anything, and one run must not take the list with it
         if not (path / MANIFEST).is_file():
             return None
         problem = f"It cannot be read: {error or type(error).__name__}"
         summary = damaged_summary(run, path, problem)
     summary = plain(summary)
-    return Entry(run, path, stamp, summary, to_json(summary), problem)
+    return Entry(run, path, stamp, summary, to_json(summary), problem, time.monotonic() - began)
+
+
+def _summarize(run: str, view: RunView) -> dict[str, Any]:
+    """A summary, for which a file at rest is opened once."""
+    view.metrics.keep_open = True
+    try:
+        return summarize(run, view)
+    finally:
+        view.metrics.close()
 
 
 def _walk(folder: Path, root: Path, depth: int) -> Iterator[Path]:

@@ -20,6 +20,7 @@ STATES = {
     "crashed": "Crashed after",
 }
 OCCURRENCES = {
+    "started anew": "Started anew {times}: there was no resume point.",
     "resumed": "Resumed {times}.",
     "rewind": "Rewound {times} after values that were not finite or after a spike.",
     "micro_batches": "Batches were split {times} because memory ran out.",
@@ -36,7 +37,8 @@ def sentences(run: RunView, events: Iterable[Event] = ()) -> list[str]:
     """The overview of a run, a few short sentences."""
     if run.state == "unreadable":
         return ["This run cannot be read.", *run.problems]
-    counts = Counter(event.kind for event in events)
+    counts = Counter(map(_kind, events))
+    counts["started anew"] -= 1  # the first time
     found = [_state(run), _reason(run), _best(run), _left(run), *_occurrences(counts), ADVICE.get(run.state)]
     return [sentence for sentence in found if sentence]
 
@@ -90,10 +92,15 @@ def _left(run: RunView) -> str | None:
 
 def _occurrences(counts: Counter[str]) -> Iterator[str]:
     for kind, text in OCCURRENCES.items():
-        if count := counts[kind]:
+        if (count := counts[kind]) > 0:
             yield text.format(
                 times=TIMES.get(count, f"{count} times"), count=count, noun="signal" if count == 1 else "signals"
             )
+
+
+def _kind(event: Event) -> str:
+    """The kind of an event; a start before the first update is another thing than a further call of `train`."""
+    return "started anew" if event.kind == "started" and not event.update else event.kind
 
 
 def _count(count: int | None, noun: str) -> str | None:

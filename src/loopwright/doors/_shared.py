@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..errors import check_arguments
 from ..training.step_checks import scheduler_positions
 
 if TYPE_CHECKING:
     from ..runtime import Runtime
+    from ..trackers import Track
+    from ..training.run import TrainingRun
     from ..training.update import OptimizerUpdate
 
 T = TypeVar("T")
@@ -33,6 +37,30 @@ def on_first_process(runtime: Runtime, action: Callable[[], T]) -> T:
     if error is not None:
         raise error
     return value
+
+
+def as_tracker(given: object) -> Track | None:
+    """The tracker that a list of callbacks has as an object or a class; None where it is something else."""
+    from ..trackers import Track
+
+    if isinstance(given, type) and issubclass(given, Track):
+        check_arguments(given, (), f"The tracker {given.__name__}, passed as a class,")
+        return given()  # type: ignore[call-arg]  # a subclass that needs none
+    return given if isinstance(given, Track) else None
+
+
+@contextmanager
+def tracked(run: TrainingRun, trackers: Sequence[Track]) -> Iterator[None]:
+    """Let trackers follow a run in this block; the door calls their `log_epoch` with the metrics that it names."""
+    for tracker in trackers:
+        tracker.ignored_events = ("on_epoch_end",)
+    run.bind([*run.callbacks, *trackers])
+    try:
+        yield
+    finally:
+        run.bind(callback for callback in run.callbacks if callback not in trackers)
+        for tracker in trackers:
+            tracker.ignored_events = ()
 
 
 class StepSchedulers:

@@ -269,7 +269,12 @@ def headline(metrics: Iterable[str], eval_keys: Collection[str] = ()) -> str | N
     discriminator's come last, since they do not say how good a model is. `eval_keys` are the prefixes of metrics that
     callbacks measure on data of their own.
     """
-    return min(metrics, key=lambda name: (not is_evaluation(name, eval_keys), _rank(name, eval_keys)), default=None)
+    return next(iter(by_importance(metrics, eval_keys)), None)
+
+
+def by_importance(metrics: Iterable[str], eval_keys: Collection[str] = ()) -> list[str]:
+    """Metrics in the order in which a run would go by them (see `headline`)."""
+    return sorted(metrics, key=lambda name: (not is_evaluation(name, eval_keys), _rank(name, eval_keys)))
 
 
 def is_evaluation(metric: str, eval_keys: Collection[str] = ()) -> bool:

@@ -256,9 +256,18 @@ class History:
             names: The epoch metrics to plot; all of them, if none are given.
 
         Returns:
-            The matplotlib figure.
+            The matplotlib figure, which a notebook shows as a picture.
         """
-        return plot_history(self, path, names)
+        names = list(names) if names is not None else self.names
+        unknown = [name for name in names if name not in self]
+        if unknown or not names:
+            what = ", ".join(unknown) or "an empty history"
+            raise ConfigurationError(f"Cannot plot {what}; there is: {', '.join(self.names) or 'nothing'}.")
+        try:
+            from .plotting import plot_epochs
+        except ImportError as error:
+            raise MissingExtraError("A plot needs matplotlib: pip install 'loopwright[plots]'.") from error
+        return plot_epochs(self.epochs, self.steps, names, path)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -282,6 +291,12 @@ class History:
         latest = ", ".join(f"{name} {value:.4g}" for name, value in self.epochs[-1].items()) if self.epochs else "empty"
         return f"History({counted(len(self.epochs), 'epoch')}; {latest})"
 
+    def _repr_html_(self) -> str:
+        """The table of epochs, for notebooks."""
+        from .html import history_html
+
+        return history_html(self.epochs, self.names)
+
 
 class HistoryCopy:
     """A copy of a history that is brought up to date repeatedly, copying only what is new."""
@@ -303,46 +318,3 @@ class HistoryCopy:
 def is_same(first: Sequence[object], second: Sequence[object]) -> bool:
     """Whether two sequences consist of the same objects, not only of equal ones."""
     return len(first) == len(second) and all(one is other for one, other in zip(first, second, strict=True))
-
-
-def plot_history(history: History, path: str | Path | None = None, names: Sequence[str] | None = None) -> Any:
-    """One panel per metric, a metric together with its `eval_` counterpart; the step values lie faintly behind."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("A plot needs matplotlib: pip install 'loopwright[plots]'.") from error
-    names = list(names) if names is not None else history.names
-    unknown = [name for name in names if name not in history]
-    if unknown or not names:
-        what = ", ".join(unknown) or "an empty history"
-        raise ConfigurationError(f"Cannot plot {what}; there is: {', '.join(history.names) or 'nothing'}.")
-    panels: dict[str, list[str]] = {}
-    for name in names:
-        panels.setdefault(name.removeprefix("eval_"), []).append(name)
-    figure = Figure(figsize=(5 * len(panels), 3.6), layout="constrained")
-    for axis, (title, group) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
-        _draw(axis, history, title, group)
-    if path is not None:
-        figure.savefig(path, dpi=120)
-    return figure
-
-
-def _draw(axis: Any, history: History, title: str, group: Sequence[str]) -> None:
-    series = history.steps.get(title)
-    total = len(history.epochs)
-    if series is not None and title in group and len(series) > total:
-        last = series.steps[-1]
-        axis.plot(
-            [step / last * total for step in series.steps],
-            list(series),
-            color="0.8",
-            lw=0.7,
-            label="each step",
-        )
-    for name in group:
-        points = [(at, row[name]) for at, row in enumerate(history.epochs, start=1) if name in row]
-        axis.plot(*zip(*points, strict=True), marker="o", ms=3, label=name)
-    axis.set(title=title, xlabel="epoch")
-    axis.xaxis.get_major_locator().set_params(integer=True)
-    axis.grid(alpha=0.3)
-    axis.legend(frameon=False)

@@ -70,7 +70,8 @@ class Axis:
     ) -> tuple[int, int]:
         """The first and the last step of a metric between two places, both included."""
         if self.name == "step":
-            return (ends[0] if first is None else ceil(first)), (ends[1] if last is None else floor(last))
+            start = ends[0] if first is None else ceil(max(first, ends[0]))
+            return start, ends[1] if last is None else floor(min(last, ends[1]))
         start = ends[0] if first is None else self._first_step(ends, first, key, is_above=False)
         end = ends[1] if last is None else self._first_step(ends, last, key, is_above=True) - 1
         return start, end

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ..errors import ConfigurationError, MissingExtraError
 from ..metrics.best import Mode
-from .changes import flatten
 from .metrics_view import BestValue
-from .reading import RunProgress, RunState, RunView, find_runs
+from .reading import RunState, RunView, find_runs
+from .run_progress import RunProgress
 
 if TYPE_CHECKING:
     import pandas
@@ -25,9 +25,12 @@ class Columns(dict[str, list[Any]]):
     """A table as a dict of lists of one length, by the names of the columns.
 
     >>> from loopwright.run import Columns
-    >>> Columns(step=[1, 2], value=[0.5, 0.25])["value"]
+    >>> Columns({"step": [1, 2], "value": [0.5, 0.25]})["value"]
     [0.5, 0.25]
     """
+
+    def __init__(self, columns: Mapping[str, list[Any]]) -> None:
+        super().__init__(columns)
 
     def to_pandas(self) -> pandas.DataFrame:
         """The table as a frame of pandas."""
@@ -110,8 +113,14 @@ class Run:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The config of the run; empty for a run without one."""
-        return self.view.config or {}
+        """The config of the run: of its file, or as its trainer was given it; empty for a run without one."""
+        given = self.view.manifest.get("config")
+        return self.view.config or (given if isinstance(given, dict) else {})
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the run was given, under dotted names, whatever the door."""
+        return self.view.settings
 
     @property
     def manifest(self) -> Mapping[str, Any]:
@@ -182,9 +191,9 @@ class Runs(Sequence[Run]):
     `runs[0]` is the newest, `runs["first"]` the one with that name, id or folder, `runs[:3]` are the newest three.
     """
 
-    def __init__(self, runs: Iterable[Run], root: Path) -> None:
+    def __init__(self, runs: Iterable[Run], root: str | os.PathLike[str]) -> None:
         self._runs = list(runs)
-        self.root = root
+        self.root = Path(root)
 
     @overload
     def __getitem__(self, which: int | str) -> Run: ...
@@ -207,7 +216,7 @@ class Runs(Sequence[Run]):
         return f"{len(self)} {'run' if len(self) == 1 else 'runs'} in {self.root}{listed}{more}"
 
     def table(self) -> Columns:
-        """A row for each run: its name, state, best value, and every key of its config."""
+        """A row for each run: its name, state, best value, and everything it was given."""
         rows = [self._row(run) for run in self._runs]
         names = dict.fromkeys(name for row in rows for name in row)
         return Columns({name: [row.get(name) for row in rows] for name in names})
@@ -218,7 +227,7 @@ class Runs(Sequence[Run]):
         row: dict[str, Any] = {"path": self._short(run), "name": run.name, "state": run.state, "started": run.started}
         row |= {"seconds": run.seconds, "epoch": run.progress.epoch, "update": run.progress.update}
         row |= {"metric": name, "best": best and best.value, "best_epoch": best and best.epoch}
-        return row | {f"config.{key}": value for key, value in flatten(run.config).items()}
+        return row | {f"config.{key}": value for key, value in run.settings.items()}
 
     def _named(self, text: str) -> Run:
         fitting = [run for run in self._runs if text in (run.name, run.id, run.path.name, self._short(run))]

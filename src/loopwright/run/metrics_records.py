@@ -166,7 +166,7 @@ def read_events(connection: sqlite3.Connection, after: int) -> list[Event]:
     return [Event(number, kind, text or "", _json(detail) or {}, *place) for number, kind, text, detail, *place in rows]
 
 
-def read_media(connection: sqlite3.Connection, where: str, value: int) -> list[MediaItem]:
+def read_media(connection: sqlite3.Connection, where: str, value: int | str) -> list[MediaItem]:
     columns = 'id, name, kind, "update", step, epoch, samples, seconds, wall, position, file, content, caption'
     rows = connection.execute(f"SELECT {columns} FROM media WHERE {where} ORDER BY step, name, position", (value,))
     return [_media_item(*row) for row in rows]

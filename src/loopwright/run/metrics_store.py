@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import threading
 import time
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from ..errors import CheckpointError
 from ..metrics.media import Media
 from ..metrics.rows import Place, StepRow
-from .metrics_writing import AddMedia, Epoch, Event, Job, LogLine, LogPoint, Tables, Truncate, write_steps
+from .metrics_writing import AddMedia, Epoch, Event, Job, LogLine, LogPoint, Tables, Truncate, json_text, write_steps
 from .schema import exact_value, open_for_reading, open_for_writing
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ StepValue: TypeAlias = tuple[int, int, str, float]  # update, step, name, value
 EpochRow: TypeAlias = tuple[int, int, str, float]  # epoch, update, name, value
 
 WRITE_SECONDS = 0.25  # between two commits: with the time between two log points, well below a second
-CLEAN_SECONDS = 1.0  # that closing waits for readers, so that the log of SQLite can be removed
+CLEAN_SECONDS = 0.3  # that closing waits for readers, so that the log of SQLite can be removed
 
 
 class MetricsStore:
@@ -93,7 +92,7 @@ class MetricsStore:
         wall: float | None = None,
     ) -> None:
         """Add something that happened, such as a checkpoint; `place` is (update, step, epoch, samples, seconds)."""
-        self._add(Event(kind, text, None if detail is None else json.dumps(detail), place, _now(wall)))
+        self._add(Event(kind, text, None if detail is None else json_text(detail), place, _now(wall)))
 
     def add_media(self, media: Media) -> None:
         """Add images, a histogram, a text or a table; images become files in the folder `media` beside the file."""
@@ -229,7 +228,7 @@ class MetricsStore:
             with suppress(sqlite3.Error):
                 tables.connection.execute("ROLLBACK")
             tables.forget()
-            if _may_succeed_later(error):
+            if _may_succeed_later(error) or not isinstance(error, Exception):
                 raise
             self._commit_singly(jobs, error)
         else:

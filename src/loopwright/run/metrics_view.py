@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -68,9 +69,18 @@ class MetricsView:
     Args:
         path: The file; without one, everything is empty.
         keep_open: Keep the file open between calls while no process writes to it. Any thread may call.
+
+    >>> import tempfile
+    >>> from loopwright.run import MetricsStore, MetricsView, StepRow
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     store = MetricsStore(f"{folder}/metrics.sqlite")
+    ...     store.add_steps(StepRow(step, step, 0, step, 0.1, {"loss": 1 / step}) for step in range(1, 5))
+    ...     store.close()
+    ...     MetricsView(f"{folder}/metrics.sqlite").curve("loss", first=2, last=3).mean
+    [0.5, 0.3333333333333333]
     """
 
-    def __init__(self, path: Path, *, keep_open: bool = False) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, keep_open: bool = False) -> None:
         self.path = Path(path)
         self.keep_open = keep_open
         self._kept: tuple[sqlite3.Connection, object] | None = None
@@ -98,8 +108,7 @@ class MetricsView:
 
     def epochs(self, name: str) -> list[Point]:
         """The values of a metric of the epochs; an epoch that was cut short and went on has its last value."""
-        points = {point.at: point for known, point in self._epochs if known == name}
-        return list(points.values())
+        return list(self._epochs_by_name.get(name, {}).values())
 
     def best(self, name: str, mode: Mode) -> BestValue | None:
         """The best value of an epoch metric, the earliest of equals; None where there is none but NaN."""
@@ -178,8 +187,8 @@ class MetricsView:
 
     def media(self, name: str | None = None) -> list[MediaItem]:
         """Images, histograms, texts and tables, in the order of steps."""
-        items = self._read(lambda connection: read_media(connection, "id > ?", 0)) or []
-        return [item for item in items if name in (None, item.name)]
+        where, value = ("id > ?", 0) if name is None else ("name = ?", name)
+        return self._read(lambda connection: read_media(connection, where, value)) or []
 
     def media_item(self, number: int) -> MediaItem | None:
         """The item with an id."""
@@ -226,6 +235,13 @@ class MetricsView:
         columns, tables = 'v.epoch, v."update", v.value, v.exact, n.name', "names n CROSS JOIN epoch_values v"
         rows = self._rows(f"SELECT {columns} FROM {tables} ON v.name = n.id ORDER BY v.epoch, v.name")
         return [(str(name), point) for *row, name in rows if (point := _point(*row)) is not None]
+
+    @cached_property
+    def _epochs_by_name(self) -> dict[str, dict[int, Point]]:
+        found: dict[str, dict[int, Point]] = {}
+        for name, point in self._epochs:
+            found.setdefault(name, {})[point.at] = point
+        return found
 
     def _rows(self, query: str, *values: object) -> list[Any]:
         return self._read(lambda connection: connection.execute(query, values).fetchall()) or []

@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -45,7 +47,8 @@ class Tables:
         """Delete the files that no row has any more, once that is committed."""
         for file in self.removed:
             if not self.connection.execute("SELECT 1 FROM media WHERE file = ?", (file,)).fetchone():
-                (self.folder / file).unlink(missing_ok=True)
+                with suppress(OSError):  # a file too many harms nobody
+                    (self.folder / file).unlink()
         self.removed = set()
 
     def id_of(self, name: str) -> int:
@@ -179,7 +182,7 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True)
 class AddMedia:
-    """A job that writes an item of media in the place of all that had its name at its step, from its position on."""
+    """A job that writes an item of media in the place of what had its name at its step, from its position on."""
 
     media: Media
 
@@ -202,10 +205,10 @@ def _stored(media: Media, folder: Path) -> Iterator[tuple[str | None, str | None
     elif isinstance(content, str):
         yield None, content, None
     elif isinstance(content, Histogram):
-        yield None, json.dumps({"edges": content.edges, "counts": content.counts}), None
+        yield None, json_text({"edges": content.edges, "counts": content.counts}), None
     else:
         assert isinstance(content, Table)
-        yield None, json.dumps({"columns": content.columns, "rows": content.rows}), None
+        yield None, json_text({"columns": content.columns, "rows": content.rows}), None
 
 
 def _store_image(image: bytes, folder: Path) -> str:
@@ -260,6 +263,19 @@ def _remove_media(tables: Tables, where: str, values: tuple[object, ...]) -> Non
         tables.connection.execute(f"DELETE FROM media WHERE {where}", values)
         tables.removed |= {file for (file,) in files if file is not None}
         tables.count_generation()
+
+
+def json_text(value: object) -> str:
+    """A value as JSON; numbers that JSON lacks become the texts "nan", "inf" and "-inf"."""
+    return json.dumps(_strict(value), allow_nan=False)
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _strict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(item) for item in value]
+    return str(value) if isinstance(value, float) and not isfinite(value) else value
 
 
 def _marks(values: Sequence[Any]) -> str:

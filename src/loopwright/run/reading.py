@@ -19,6 +19,7 @@ from ..metrics.best import Mode, direction_of, headline
 from .config_file import read_config
 from .directory import is_held_here
 from .metrics_view import BestValue, MetricsView, Point
+from .profile_file import read_profile
 from .run_progress import COUNTS, RunProgress, limit_of, seconds_left
 
 if TYPE_CHECKING:
@@ -280,6 +281,11 @@ class RunView:
         from ..checkpoint.inspect import list_checkpoints
 
         return list_checkpoints(self.path)
+
+    @cached_property
+    def profile(self) -> dict[str, Any] | None:
+        """Where the time went, as `Profile` wrote it (docs/profile.md); None without, or where it cannot be read."""
+        return read_profile(self.path, self.problems)
 
     def _read_manifest(self) -> Mapping[str, Any]:
         path = self.path / MANIFEST

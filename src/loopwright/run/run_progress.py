@@ -58,7 +58,8 @@ def limit_of(
     planned = noted if isinstance(noted, dict) else {}
     totals = {name: planned[name] for name in COUNTS if type(planned.get(name)) is int}
     limit = planned.get("limit")
-    if isinstance(limit, list) and len(limit) == 2 and limit[0] in (*COUNTS, "seconds"):
+    is_noted = isinstance(limit, list) and len(limit) == 2 and limit[0] in (*COUNTS, "seconds")
+    if isinstance(limit, list) and is_noted and type(limit[1]) in (int, float):
         return (limit[0], limit[1]), totals
     trainer = (config or {}).get("trainer")
     limits = trainer if isinstance(trainer, dict) else {}

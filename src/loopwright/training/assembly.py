@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..callback import Callback
+from ..callback import Callback, surrounding
 from ..callbacks.checkpoints import BestModel, Checkpoints
 from ..callbacks.nonfinite import NonFiniteGuard
 from ..callbacks.progress import ProgressDisplay
@@ -286,6 +286,7 @@ def with_defaults(trainer: Program) -> list[Callback]:
             defaults.append(BestModel(required=False, on_error=on_error))
         defaults.append(Checkpoints())
     callbacks += _for_curves(trainer, callbacks)
+    callbacks += [callback for callback in surrounding if callback not in callbacks]
     for default in defaults:
         if not any(isinstance(callback, type(default)) for callback in callbacks):
             callbacks.append(default)

@@ -46,6 +46,12 @@ class DefaultProgram(Program):
         is_training = not self.run.is_evaluating and bool(self._components.trained)
         (assembly.adopt_in_training if is_training else assembly.adopt_replaced)(self)
 
+    def _repr_html_(self) -> str:
+        """The trainer as a notebook shows it."""
+        from .html import trainer_html
+
+        return trainer_html(self.run)
+
     # Epochs and steps
 
     def _train_epoch(self) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .run import TrainingRun
 
 FLUSH_STEPS = 512
+LOG_SECONDS = 0.25
 MEASURING = ("on_eval_step_end", "on_eval_end")  # events in which metrics can be logged
 
 
@@ -30,45 +31,55 @@ def evaluate(run: TrainingRun, stream: Stream) -> dict[str, float]:
     A signal to a training run ends it at the next batch, without a result.
     """
     meter = Meter()
-    step_ends, autocast = run.hooks["on_eval_step_end"], run.runtime.autocast
     with measuring(run, meter):
         run.emit("on_eval_start", stream)
         run.program._adopt_replaced()
         start = stream.state_dict() if stream.spans_epochs else None
         stream.begin(0)
-        steps = 0
-        for steps, (batch, size, total) in enumerate(stream, start=1):
-            if run.is_interrupted:
-                break
-            run.window.size, run.window.total = size, total
-            batch = run.program.prepare_batch(batch)
-            if size == 0 and total is not None:  # this process has no sample of the batch
-                run.program._eval_without_samples(batch)
-                continue
-            with autocast:
-                result = StepResult.of(run.program.eval_step(batch), size)
-            if steps == 1 and result.is_empty and meter.is_empty and not any(run.hooks[name] for name in MEASURING):
-                raise _nothing_measured(run)
-            meter.add(result)
-            for hook in step_ends:
-                hook(batch, result)
-            if meter.num_pending >= FLUSH_STEPS:
-                meter.flush()
+        steps = _measure(run, stream, meter)
         if steps == 0:
             raise DataError("The evaluation data is empty: pass a data set or loader with at least one batch.")
         if not run.is_interrupted:
             run.runtime.reshard()
             run.emit("on_eval_end", stream)
-        if run.is_interrupted:  # the resumed run repeats the evaluation
-            if start is not None:
-                stream.load_state_dict(start)
-            return {}
-        run.directions.losses |= meter.losses
-        measured = meter.compute(run.runtime.sum_table, gather=run.runtime.gather_samples)
-        if not measured:
+        measured: dict[str, float] = {}
+        if not run.is_interrupted:
+            run.directions.losses |= meter.losses
+            measured = meter.compute(run.runtime.sum_table, gather=run.runtime.gather_samples)
+            if not measured:
+                raise _nothing_measured(run)
+            run.note("evaluation", "", **measured)
+        elif start is not None:  # the resumed run repeats the evaluation
+            stream.load_state_dict(start)
+    run.emit("on_eval_log", stream, steps)
+    return measured
+
+
+def _measure(run: TrainingRun, stream: Stream, meter: Meter) -> int:
+    """Measure the batches of an evaluation up to its end or a signal; return how many there were."""
+    step_ends, autocast = run.hooks["on_eval_step_end"], run.runtime.autocast
+    steps, logged = 0, monotonic()
+    for steps, (batch, size, total) in enumerate(stream, start=1):
+        if run.is_interrupted:
+            break
+        run.window.size, run.window.total = size, total
+        batch = run.program.prepare_batch(batch)
+        if size == 0 and total is not None:  # this process has no sample of the batch
+            run.program._eval_without_samples(batch)
+            continue
+        with autocast:
+            result = StepResult.of(run.program.eval_step(batch), size)
+        if steps == 1 and result.is_empty and meter.is_empty and not any(run.hooks[name] for name in MEASURING):
             raise _nothing_measured(run)
-        run.note("evaluation", "", **measured)
-        return measured
+        meter.add(result)
+        for hook in step_ends:
+            hook(batch, result)
+        if meter.num_pending >= FLUSH_STEPS:
+            meter.flush()
+        if monotonic() - logged > LOG_SECONDS:
+            logged = monotonic()
+            run.emit("on_eval_log", stream, steps)
+    return steps
 
 
 def _nothing_measured(run: TrainingRun) -> ConfigurationError:

@@ -8,7 +8,6 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from .components import as_plain
-from .fingerprint import describe_object
 
 if TYPE_CHECKING:
     from ..callback import Callback
@@ -40,10 +39,13 @@ def describe_arguments(run: TrainingRun) -> dict[str, Any]:
 
 
 def _describe_callback(prefix: str, callback: Callback) -> dict[str, Any]:
-    """The class of a callback and its plain arguments, without the state that it keeps beside them."""
-    names = inspect.signature(type(callback)).parameters
-    described = describe_object(prefix, callback)
-    return {key: value for key, value in described.items() if key == prefix or key[len(prefix) + 1 :] in names}
+    """The class of a callback and its plain arguments, as far as it keeps them under their names."""
+    flat: dict[str, Any] = {prefix: type(callback).__qualname__}
+    for name in inspect.signature(type(callback)).parameters:
+        value = getattr(callback, name, ...)
+        if isinstance(value, (str, int, float)) or value is None:
+            flat[f"{prefix}.{name}"] = value
+    return flat
 
 
 def planned_totals(run: TrainingRun) -> dict[str, Any]:

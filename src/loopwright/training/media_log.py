@@ -85,6 +85,10 @@ class MediaLog:
         """Go on with what was logged before training, in a run that another one began."""
         self.waiting = list(earlier.waiting or ())
 
+    def count_on(self, step: int, counts: Mapping[str, int]) -> None:
+        """Number the items of a step from these numbers on, which were logged before a resume point was saved in it."""
+        self._step, self._counts = step, dict(counts)
+
     def renumber(self, step: int = -1) -> None:
         """Number the items of a step from zero again: it is another step, or the same one taken again."""
         self._step, self._counts = step, {}

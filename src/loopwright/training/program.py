@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ..callback import Callback, TrainerHooks
+from ..callback import Callback, Hook, TrainerHooks
 from ..data.open import open_stream
 from .components import Components, checked_directory
 from .media_log import MediaMethods
@@ -269,6 +269,17 @@ class Program(MediaMethods, TrainerHooks):
         raise NotImplementedError
 
     # Callbacks
+
+    def _map_hooks(self, function: Callable[[Hook], Hook]) -> None:
+        """Replace the functions of all events, in place; a door adds those of its own events."""
+        for hooks in self.run.hooks.values():
+            hooks[:] = map(function, hooks)
+
+    def _timed_methods(self) -> list[tuple[object, str, str]]:
+        """Return the methods that a profile times, as (object, name, part of the time); a door adds its own."""
+        methods = {"prepare_batch": "transfer", "forward": "forward", "compute_loss": "forward", "save": "checkpoints"}
+        own = [(self, name, part) for name, part in methods.items() if hasattr(type(self), name)]
+        return [*own, (self.run, "flush", "logging")]
 
     @property
     def _core(self) -> Program:

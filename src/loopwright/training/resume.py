@@ -225,7 +225,7 @@ def _weights_fit(run: TrainingRun, checkpoint: Checkpoint) -> bool:
 
 def starting_line(run: TrainingRun, resumed: Resumed | None) -> str:
     """Return the first line of a `train` call: the point that training starts from, the device and the model."""
-    facts = [_device_text(run), _size_text(run), *_schedule_texts(run)]
+    facts = [device_text(run), size_text(run), *_schedule_texts(run)]
     return f"{_place_text(run, resumed)}: {', '.join(facts)}.{_untrained_text(run)}"
 
 
@@ -242,12 +242,12 @@ def _place_text(run: TrainingRun, resumed: Resumed | None) -> str:
     return f"Resuming {shown(resumed.path)} {at}" + ("" if place is None else f", new run in {place}")
 
 
-def _device_text(run: TrainingRun) -> str:
+def device_text(run: TrainingRun) -> str:
     runtime = run.runtime
     return str(runtime.device) + (f" on {runtime.world} processes" if runtime.world > 1 else "")
 
 
-def _size_text(run: TrainingRun) -> str:
+def size_text(run: TrainingRun) -> str:
     total, trained = run.components.count_parameters().values()
     return f"{total:,} parameters" + (f" ({trained:,} trainable)" if trained != total else "")
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from ..data.open import Stream
 from ..data.order import derive_seed
 from ..data.random import seed_everything
-from ..errors import ConfigurationError, DataError, Interrupted
+from ..errors import ConfigurationError, DataError, interruption, is_notebook
 from ..metrics.history import History
 from ..metrics.progress import Limits, counted
 from ..runtime import dry_run
@@ -227,8 +227,12 @@ def _leave_if_interrupted(run: TrainingRun) -> None:
     """After a signal, when everything is saved, end the program with the signal's exit code."""
     if not run.is_interrupted:
         return
-    saved = (
-        "saved; start the same program again to continue" if run.directory is not None else "nothing saved: no run_dir"
+    update, is_saved = run.progress.update, run.directory is not None
+    saved = "saved; start the same program again to continue" if is_saved else "nothing saved: no run_dir"
+    if not is_notebook():
+        run.say(f"{run.signals.name} after update {update}: {saved}.")
+    raise interruption(
+        run.signals.exit_code,
+        f"Interrupted after update {update}{', which was saved' if is_saved else ''}. The trainer is as it was then: "
+        "`train` goes on from there.",
     )
-    run.say(f"{run.signals.name} after update {run.progress.update}: {saved}.")
-    raise Interrupted(run.signals.exit_code)

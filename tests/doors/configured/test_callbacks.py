@@ -63,6 +63,7 @@ def test_every_event_gives_the_users_trainer(tmp_path):
     seen = Everything()
     callbacks = [seen, OfflineLoss("test"), EarlyStopping("test_loss")]
     trainer = build_trainer(Mine, callbacks=callbacks, run_dir=tmp_path)
+    trainer.log_text("notes", "for on_media")
     trainer.train()
     assert seen.given.keys() == {*EVENTS, "eval_streams", "write_before_save"}
     assert all(given is trainer for given in seen.given.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,13 +27,14 @@ from ...training.fingerprint import describe_components
 from ...training.program import Words
 from ...training.resume import continue_from
 from ...training.updates import OptimizerChoice, listed
-from .._shared import on_first_process
+from .._shared import as_tracker, on_first_process
 from .config import Common, Saving, runtime_of
 from .experiment import EpochRecorder, ExperimentRun, Recorded, ResumePoints, epochs_behind, read_recorded
 from .steps import EpochHooks, NonFiniteGuard, OwnSteps, check_gradients, check_loss, optimizer_name
 
 if TYPE_CHECKING:
     from ...metrics.rows import StepRow
+    from ...trackers import Track
     from .trainer import Trainer
 
 logger = logging.getLogger("loopwright")
@@ -83,10 +84,10 @@ class Engine(CoreTrainer):
     _plateau_metric = None
     _step_methods = ()  # the functions of an epoch are given with each call
 
-    def __init__(self, door: Trainer, settings: Common) -> None:
-        guard = NonFiniteGuard()
+    def __init__(self, door: Trainer, settings: Common, trackers: Sequence[Track] = ()) -> None:
+        guard, self.trackers = NonFiniteGuard(), trackers
         super().__init__(
-            callbacks=[DoorState(door), guard],
+            callbacks=[DoorState(door), guard, *trackers],
             precision=settings.precision,
             runtime=runtime_of(settings),
             seed=settings.seed,
@@ -110,6 +111,8 @@ class Engine(CoreTrainer):
 
     def finish(self) -> None:
         """The experiment is over."""
+        for tracker in self.trackers:
+            tracker.finish("finished")
         if isinstance(self.run.directory, ExperimentRun):
             self.run.directory.finish()
 
@@ -278,6 +281,21 @@ class Engine(CoreTrainer):
         self._is_placed = True
         if recorded is not None:
             recorded.give_to(self.run)
+
+
+def checked_trackers(given: Any) -> list[Track]:
+    """The trackers of the argument `callbacks`, which stay open from one epoch to the next."""
+    listed = given if isinstance(given, (list, tuple)) else [given]
+    trackers = [(callback, as_tracker(callback)) for callback in listed]
+    for callback, tracker in trackers:
+        if tracker is None:
+            raise ConfigurationError(
+                f"callbacks has {callback!r}; expected trackers of loopwright.trackers, as in "
+                "callbacks=[TensorBoard('logs')]. Other things are done in the hooks of an epoch; a `Profile` is used "
+                "as `with Profile(): ...` around the epochs."
+            )
+        tracker.is_kept_open = True
+    return [tracker for _, tracker in trackers if tracker is not None]
 
 
 def as_pair(batch: Any) -> tuple[Tensor, Tensor]:

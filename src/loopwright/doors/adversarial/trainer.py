@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from ...training.media_log import MediaMethods, log_files
 from ...training.run import TrainingRun
 from .._shared import on_first_process
 from .config import Config
-from .engine import Engine
+from .engine import Engine, checked_trackers
 from .experiment import choose_directory, epoch_path, load_network, read_state, save_network, saved_epochs
 from .images import write_examples
 from .losses import LossManager
@@ -30,6 +30,9 @@ from .pix2pix.dataset import PairedDataset
 from .pix2pix.live import Curves, LiveView, thinned
 from .reading import ConfigManager, ConfigSource, export_config, say_without_effect
 from .steps import EpochHooks, check_epoch, check_hooks, checked_keywords
+
+if TYPE_CHECKING:
+    from ...trackers import Track
 
 
 class Trainer(MediaMethods):
@@ -41,27 +44,34 @@ class Trainer(MediaMethods):
         config: A JSON or YAML file, a dict, a `Config`, a `ConfigManager`, or None for the defaults.
         quicksetup: Whether to make the experiment's directory with a copy of the config, and a `LossManager`.
         log_losses: Whether to write the losses of every epoch to a file in that directory.
+        callbacks: Trackers of `loopwright.trackers`, which follow the experiment until `finish` or the program's end.
     """
 
     config_type: ClassVar[type[Config]] = Config
 
-    def __init__(self, config: ConfigSource = None, quicksetup: bool = True, log_losses: bool = True) -> None:
+    def __init__(
+        self,
+        config: ConfigSource = None,
+        quicksetup: bool = True,
+        log_losses: bool = True,
+        *,
+        callbacks: Iterable[Track] = (),
+    ) -> None:
         self.log_losses = log_losses
         self.current_epoch: int | None = None
         self.loaded_epoch = 0  # epochs that a run which is continued had behind it
         self.last_epoch_time = 0.0
         self.experiment_dir: Path | None = None
         self.examples_dir: Path | None = None
-        self.is_continuing = False
+        self.is_continuing = self._wants_checkpoint = False
         self.loss_manager: LossManager | None = None
         self.train_loader: Any = None
         self.val_loader: Any = None
         self.live: LiveView | None = None
         self.vis = Curves(self)
-        self._wants_checkpoint = False
         self._total_epochs: int | None = None
         self.init_config(config)
-        self._engine = Engine(self, self.config.common)
+        self._engine = Engine(self, self.config.common, checked_trackers(callbacks))
         self.device = str(self._engine.runtime.device)  # as torch.amp.autocast and GradScaler take it
         if self._engine.runtime.is_main:
             say_without_effect(self.config)
@@ -332,11 +342,7 @@ class Trainer(MediaMethods):
         return planned.epochs + planned.epochs_decay if self._total_epochs is None else self._total_epochs
 
     def load_checkpoint(
-        self,
-        net_type: str,
-        network: nn.Module,
-        optimizer: Optimizer | None = None,
-        learning_rate: float | None = None,
+        self, net_type: str, network: nn.Module, optimizer: Optimizer | None = None, learning_rate: float | None = None
     ) -> None:
         """Load one network, and its optimizer if given, from `train.load.load_epoch` of this experiment.
 

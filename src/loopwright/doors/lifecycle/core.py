@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
+from ...callback import Hook
 from ...data.open import Stream
 from ...data.random import preserved_rng
-from ...errors import Interrupted
+from ...errors import interruption
 from ...metrics.meter import Meter
 from ...metrics.result import StepResult
 from ...runtime import Runtime
@@ -249,7 +250,7 @@ class Core(Components):
             return
         self.door.print(f"{self.run.signals.name} after update {self.progress.update}")
         self.door.callback_handler.call_event("save_interrupted_run", self.door)
-        raise Interrupted(self.run.signals.exit_code)
+        raise interruption(self.run.signals.exit_code, f"Interrupted after update {self.progress.update}.")
 
     def _check_trained(self) -> None:
         """Nothing: `WeightsWatch` looks at the weights, and knows which of the user's methods is to blame."""
@@ -278,6 +279,10 @@ class Core(Components):
             self._after_update.append(action)
         else:
             action()
+
+    def _map_hooks(self, function: Callable[[Hook], Hook]) -> None:
+        super()._map_hooks(function)
+        self.door.callback_handler.map_hooks(function)
 
     # An evaluation epoch
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import nan
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +73,15 @@ class Epochs(MediaMethods, Stages):
             self._run_training()
             core.drop_steps()
         watch.check("_run_training")
+
+    @contextmanager
+    def _reporting_errors(self) -> Iterator[None]:
+        """Let callbacks that have a method `run_failed` know of an exception that ends the run."""
+        try:
+            yield
+        except BaseException as error:
+            self.callback_handler.call_event("run_failed", self, error)
+            raise
 
     def _run_training(self: Trainer) -> None:  # type: ignore[misc]
         """A training run: its start, epochs until a limit is reached or it is stopped, and its end."""

@@ -15,7 +15,7 @@ from ...runtime import resolve_runtime
 from .._shared import is_overridden
 from . import run_config, saving
 from .accelerator import Accelerator, unwrapped
-from .callbacks import CallbackHandler, LimitBatchesCallback, TrainerCallback, get_default_callbacks
+from .callbacks import CallbackHandler, CallbackLike, LimitBatchesCallback, TrainerCallback, get_default_callbacks
 from .checks import (
     call_by_name,
     check_components,
@@ -53,7 +53,7 @@ class Trainer(Epochs):
         model: The module to train.
         loss_func: A function or module of (outputs, targets); None where `calculate_train_batch_loss` is overridden.
         optimizer: A torch optimizer; None where `train_step` does without one.
-        callbacks: `TrainerCallback` objects or classes. Default: `DEFAULT_CALLBACKS`.
+        callbacks: `TrainerCallback` objects or classes, and trackers. Default: `DEFAULT_CALLBACKS`.
         run_history: Where metrics are recorded. Default: an `InMemoryRunHistory`.
         mixed_precision: "no", "bf16" or "fp16". Default: the environment variable ACCELERATE_MIXED_PRECISION.
 
@@ -72,7 +72,7 @@ class Trainer(Epochs):
         model: nn.Module,
         loss_func: Callable[..., Tensor] | None,
         optimizer: Optimizer | None,
-        callbacks: Iterable[TrainerCallback | type[TrainerCallback]] = DEFAULT_CALLBACKS,
+        callbacks: Iterable[CallbackLike] = DEFAULT_CALLBACKS,
         run_history: RunHistory | None = None,
         *,
         mixed_precision: str | None = None,
@@ -142,7 +142,7 @@ class Trainer(Epochs):
             self._core.use_config(self.run_config)
             self._create_scheduler()
             self._say_what_is_not_called()
-            with self._runtime.supervised():
+            with self._runtime.supervised(), self._reporting_errors():
                 self._execute_run(resume_from)
         finally:
             self._is_training = False
@@ -375,7 +375,7 @@ def _limits_of_environment() -> list[TrainerCallback]:
     return [] if given.lower() == "none" else [LimitBatchesCallback.from_environment()]
 
 
-def _listed(callbacks: Any) -> Iterable[TrainerCallback | type[TrainerCallback]]:
+def _listed(callbacks: Any) -> Iterable[CallbackLike]:
     if isinstance(callbacks, TrainerCallback) or (
         isinstance(callbacks, type) and issubclass(callbacks, TrainerCallback)
     ):

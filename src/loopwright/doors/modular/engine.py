@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ...callback import Dispatch
+from ...callback import Dispatch, Hook
 from ...data.open import Stream
 from ...errors import CheckpointError, ConfigurationError
 from ...metrics.history import History
@@ -341,6 +341,11 @@ class Engine(CoreTrainer):
             self.waiting.append(lambda: self.save(path))
         else:
             self.save(path)
+
+    def _map_hooks(self, function: Callable[[Hook], Hook]) -> None:
+        super()._map_hooks(function)
+        for hooks in self.events.hooks.values():
+            hooks[:] = map(function, hooks)
 
     # Events of the core, as the door calls them
 

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from ...callback import Hook
 from ...callbacks.interval import metric_of
+from ...callbacks.last_lines import stop_lines
 from ...callbacks.progress import ProgressDisplay
 from ...callbacks.recorder import RunRecorder
 from ...data.random import preserved_rng
-from ...errors import ConfigurationError, Interrupted
+from ...errors import ConfigurationError, interruption
 from ...metrics.progress import Limits
 from ...runtime.modes import start_training_mode
 from ...trainer import Trainer as CoreTrainer
@@ -25,6 +27,7 @@ from ...training.step_checks import StepWatch, Versions, gradient_versions, watc
 from ...training.update import OptimizerUpdate
 from .checks import as_numbers, as_pair, check_loss_value, check_outputs, check_step_result
 from .components import Components, EpochWatch, Guard, OwnSteps, is_clipped
+from .kept_models import EpochEnds
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -302,8 +305,9 @@ class Engine(Components):
         what = what if saved is None else f"saved; load_checkpoint({saved!r}) and train go on from there"
         epoch = self.progress.epoch
         when = f"in epoch {epoch + 1}" if self.progress.in_epoch else f"after epoch {epoch}"
-        self.run.say(f"{self.run.signals.name} {when}: {what}.")
-        raise Interrupted(self.run.signals.exit_code)
+        line = f"{self.run.signals.name} {when}: {what}."
+        self.run.say(line)
+        raise interruption(self.run.signals.exit_code, line)
 
     def on_update_end(self) -> None:
         if self.run.signals.take_save() and self._save is not None:
@@ -326,6 +330,16 @@ class Engine(Components):
                 handle.remove()
         self.log({f"eval_{name}": value for name, value in metrics.items()})
 
+    def _map_hooks(self, function: Callable[[Hook], Hook]) -> None:
+        super()._map_hooks(function)
+        if isinstance(self._end_epoch, EpochEnds):
+            self._end_epoch.callbacks[:] = map(function, self._end_epoch.callbacks)
+
+    def _timed_methods(self) -> list[tuple[object, str, str]]:
+        ends = self._end_epoch
+        own = [(ends, name, "checkpoints") for name in ("_save", "save_now")] if isinstance(ends, EpochEnds) else []
+        return [*super()._timed_methods(), *own]
+
     def names_of_one_batch(self, data: Any) -> set[str]:
         """The metrics that an evaluation of this data will have, found out with its first batch."""
         stream = self._open(data, None, shuffle=False)
@@ -338,6 +352,10 @@ class Engine(Components):
 class Display(ProgressDisplay):
     """Shows the number that `train_epoch` was given, where it is called on its own."""
 
-    def _epoch_label(self, trainer: CoreTrainer, ended: bool = False) -> str:
+    def _epoch_number(self, trainer: CoreTrainer, ended: bool = False) -> str:
         shown = trainer.shown_epoch if isinstance(trainer, Engine) else None
-        return super()._epoch_label(trainer, ended) if shown is None else f"epoch {shown}"
+        return super()._epoch_number(trainer, ended) if shown is None else f"{shown}"
+
+    def _last_lines(self, trainer: CoreTrainer) -> list[str]:
+        """Nothing of the best epoch: the door's `train` looks for it by itself."""
+        return stop_lines(trainer)

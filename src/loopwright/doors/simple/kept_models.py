@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ...callback import named_hook
 from ...callbacks.interval import metric_of
@@ -14,9 +14,11 @@ from ...callbacks.stopping import EarlyStopping
 from ...checkpoint.manifest import check_inside
 from ...errors import CheckpointError, ConfigurationError, check_arguments
 from ...metrics.best import Mode, WatchedMetric, is_better, settle_all
+from .._shared import as_tracker
 
 if TYPE_CHECKING:
     from ...checkpoint.components import Parts
+    from ...trackers import Track
     from .engine import Engine
     from .trainer import Trainer
 
@@ -35,7 +37,7 @@ class EpochEnds:
         save_freq: int,
         metric: str | None,
         patience: int | None,
-        callbacks: Iterable[EpochCallback],
+        callbacks: Iterable[EpochCallback | Track],
     ) -> None:
         if not isinstance(save_freq, int) or save_freq < 1:
             raise ConfigurationError(f"save_freq={save_freq!r}: use a number of epochs, 1 or more.")
@@ -44,7 +46,8 @@ class EpochEnds:
         self.save_freq = save_freq
         self.metric = metric
         self.patience = patience
-        self.callbacks = [_checked(callback, trainer) for callback in callbacks]
+        self.trackers: list[Track] = []
+        self.callbacks = [self._registered(callback) for callback in callbacks]
         self.rows: list[dict[str, float]] = []
         self._earlier: list[dict[str, float]] = []
         self._stopping: EarlyStopping | None = None
@@ -57,6 +60,15 @@ class EpochEnds:
             )
         if save_dir is not None:
             check_inside(save_dir, None if trainer._overrides("_save_checkpoint") else SAVED, "save_dir")
+
+    def _registered(self, callback: EpochCallback | Track) -> Callable[..., None]:
+        """The function of (epoch, metrics) that a callback is called by after each epoch."""
+        tracker = as_tracker(callback)
+        if tracker is None:
+            return _checked(cast("EpochCallback", callback), self.trainer)
+        self.trackers.append(tracker)
+        engine = self.trainer._engine
+        return lambda epoch, metrics: tracker.log_epoch(engine, engine.progress.epoch, metrics)
 
     @property
     def watches_metric(self) -> bool:
@@ -252,8 +264,8 @@ def _checked(callback: EpochCallback, trainer: Trainer) -> Callable[..., None]:
     name = getattr(callback, "__name__", type(callback).__name__)
     if not callable(callback):
         raise ConfigurationError(
-            f"callbacks: {callback!r} is not a function of (trainer, epoch, metrics): pass functions themselves, as "
-            "callbacks=[log], not callbacks=[log()]."
+            f"callbacks: {callback!r} is not a function of (trainer, epoch, metrics), nor a tracker: pass functions "
+            "themselves, as callbacks=[log], not callbacks=[log()]."
         )
     check_arguments(callback, ("trainer", "epoch", "metrics"), f"Callback {name}")
     return named_hook(callback, f"callback {name}", trainer)

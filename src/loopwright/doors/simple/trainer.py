@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -16,12 +16,15 @@ from ...metrics.result import StepResult
 from ...training.media_log import MediaMethods
 from ...training.run import TrainingRun
 from ...training.supervised import TARGET_NAMES, call_model, describe, loss_of, split_supervised
-from .._shared import is_overridden
+from .._shared import is_overridden, tracked
 from .checkpoints import load, pretrained_files, say_unsaved
 from .checks import as_device, check_callbacks, check_data, check_epochs, check_loss, check_model, takes
 from .engine import Engine
 from .kept_models import EpochCallback, EpochEnds, check_metric, check_plateau
 from .parts import Assignable
+
+if TYPE_CHECKING:
+    from ...trackers import Track
 
 
 class Trainer(Assignable, MediaMethods):
@@ -141,7 +144,7 @@ class Trainer(Assignable, MediaMethods):
         save_freq: int = 1,
         best_model_metric: str | None = "eval_loss",
         early_stopping_patience: int | None = None,
-        callbacks: Iterable[EpochCallback] | None = None,
+        callbacks: Iterable[EpochCallback | Track] | None = None,
     ) -> dict[str, list[float]]:
         """Train for some epochs and return their metrics, a list for each; calling it again goes on from there.
 
@@ -149,8 +152,8 @@ class Trainer(Assignable, MediaMethods):
         the training loss). Which values are better is what its name says, or `training.best_model_mode` of the config,
         "min" or "max"; a name that does not say it is an error. `checkpoint_epoch_1` and so on are written every
         `save_freq` epochs. Callbacks are called as `callback(trainer, epoch, metrics)` after each epoch, counted from
-        0. SIGTERM, SIGINT and SIGUSR1 write `checkpoint_latest`, inside an epoch too. `save_dir` also holds the record
-        of the run, which `loopwright runs`, `show` and `ui` read.
+        0; trackers of `loopwright.trackers` may be among them. SIGTERM, SIGINT and SIGUSR1 write `checkpoint_latest`,
+        inside an epoch too. `save_dir` also holds the record of the run, which `loopwright runs`, `show` and `ui` read.
 
         After `load_checkpoint` the run that wrote it goes on, exactly: epochs are counted from there, early stopping
         and the best model know what came before, and `num_epochs` is what is left.
@@ -178,13 +181,14 @@ class Trainer(Assignable, MediaMethods):
         if ends.has_stopped:
             self._engine.run.say("Nothing to train: early stopping ended the run that was loaded; raise its patience.")
         else:
-            self._engine.run_epochs(
-                train_dataloader,
-                num_epochs,
-                lambda epoch: self.train_epoch(train_dataloader, eval_dataloader, epoch + ends.num_earlier),
-                ends,
-                ends.save_now,
-            )
+            with tracked(self._engine.run, ends.trackers):
+                self._engine.run_epochs(
+                    train_dataloader,
+                    num_epochs,
+                    lambda epoch: self.train_epoch(train_dataloader, eval_dataloader, epoch + ends.num_earlier),
+                    ends,
+                    ends.save_now,
+                )
         return ends.history()
 
     # Files

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,9 @@ from ..reading import ConfigSource
 from ..scheduling import ScheduledRate, TorchScheduler, rate_schedule
 from ..trainer import Trainer
 from .networks import Discriminator, UnetGenerator
+
+if TYPE_CHECKING:
+    from ....trackers import Track
 
 SUBSPECS = ("basic", "basic+vgg", "extended", "extended+vgg")
 
@@ -81,6 +84,7 @@ class Pix2pixTrainer(Trainer):
         loss_subspec: "basic" (GAN and L1) or "extended" (and L2, Sobel, Laplacian), each with or without "+vgg".
         log_losses: Whether to write the losses of every epoch to a file in the experiment's directory.
         perceptual: The network of "+vgg". Default: that of the file `train.loss.vgg_weights`.
+        callbacks: Trackers of `loopwright.trackers`.
     """
 
     loss_manager: LossManager
@@ -94,8 +98,9 @@ class Pix2pixTrainer(Trainer):
         log_losses: bool = True,
         *,
         perceptual: nn.Module | None = None,
+        callbacks: Iterable[Track] = (),
     ) -> None:
-        super().__init__(config, quicksetup=True, log_losses=log_losses)
+        super().__init__(config, quicksetup=True, log_losses=log_losses, callbacks=callbacks)
         self._perceptual = [perceptual]  # in a list: it is no network of this trainer's
         try:
             self._init_lr_scheduling()

@@ -3,6 +3,7 @@
 from .averaging import ModelEma, ModelEmaCallback, WSDCheckpointCallback
 from .events import (
     CallbackHandler,
+    CallbackLike,
     CallbackNotFoundError,
     SaveTrainingStateCallback,
     StopTrainingError,
@@ -22,6 +23,7 @@ from .watching import EarlyStoppingCallback, SaveBestModelCallback, TerminateOnN
 
 __all__ = [
     "CallbackHandler",
+    "CallbackLike",
     "CallbackNotFoundError",
     "ConvertSyncBatchNormCallback",
     "EarlyStoppingCallback",

@@ -6,17 +6,19 @@ import difflib
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ....callback import Hook, check_hook_names, hook_names, named_by_class, named_hook
 from ....checkpoint import CheckpointStore
 from ....checkpoint.manifest import check_inside
 from ....errors import ConfigurationError, LoopwrightError
+from ..._shared import as_tracker
 
 if TYPE_CHECKING:
     from ....data.open import Stream
+    from ....trackers import Track
     from ..trainer import Trainer
 
 
@@ -98,6 +100,7 @@ class TrainerCallback:
         """Take back what `state_dict` gave."""
 
 
+CallbackLike: TypeAlias = "TrainerCallback | type[TrainerCallback] | Track | type[Track]"
 EVENTS = hook_names(TrainerCallback)
 EXTRA = {  # keywords that an event comes with too, for callbacks that take them
     "on_train_step_end": ("step",),
@@ -109,7 +112,7 @@ EXTRA = {  # keywords that an event comes with too, for callbacks that take them
 class CallbackHandler:
     """The callbacks in their order, and the events that each of them has a method for."""
 
-    def __init__(self, callbacks: Iterable[TrainerCallback | type[TrainerCallback]]) -> None:
+    def __init__(self, callbacks: Iterable[CallbackLike]) -> None:
         self.callbacks: list[TrainerCallback] = []
         self._under_way: tuple[str, TrainerCallback] | None = None
         self._hooks: dict[str, list[tuple[TrainerCallback, Hook]]] = {}
@@ -127,16 +130,23 @@ class CallbackHandler:
     def clear_callbacks(self) -> None:
         self.callbacks = []
 
-    def add_callbacks(self, callbacks: Iterable[TrainerCallback | type[TrainerCallback]]) -> None:
+    def add_callbacks(self, callbacks: Iterable[CallbackLike]) -> None:
         for callback in callbacks:
             self.add_callback(callback)
 
-    def add_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
+    def add_callback(self, callback: CallbackLike) -> None:
         """Add an instance, or a class to make one of; misspelt events and arguments that do not fit are refused."""
-        added = callback() if isinstance(callback, type) else callback
+        added: object = callback
+        if (tracker := as_tracker(callback)) is not None:
+            from .reporting import TrackerCallback
+
+            added = TrackerCallback(tracker)
+        elif isinstance(callback, type):
+            added = callback()  # type: ignore[call-arg]  # of which it is known now that it is no tracker
         if not isinstance(added, TrainerCallback):
             raise CallbackNotFoundError(
-                f"{callback!r} is not a callback: pass a subclass of TrainerCallback, or an instance of one."
+                f"{callback!r} is not a callback: pass a subclass of TrainerCallback, or an instance of one, or a "
+                "tracker of loopwright.trackers. A `Profile` is used as `with Profile(): trainer.train(...)`."
             )
         check_hook_names(added, TrainerCallback, allow_other=True)
         for event in EVENTS:
@@ -158,6 +168,14 @@ class CallbackHandler:
             hooks = self._hooks[event] = self._bind(event)
         if hooks:
             self._call(event, hooks, *args, **kwargs)
+
+    def map_hooks(self, function: Callable[[Hook], Hook]) -> None:
+        """Replace the functions that events call."""
+        if self.callbacks != self._bound:
+            self._hooks, self._bound = {}, list(self.callbacks)
+        for event in EVENTS:
+            hooks = self._hooks.get(event)
+            self._hooks[event] = [(c, function(hook)) for c, hook in (self._bind(event) if hooks is None else hooks)]
 
     def finish_event(self, event: str, called: Iterable[str], *args: Any, **kwargs: Any) -> None:
         """Call an event of the remaining callbacks, when a run was saved in the middle of it."""

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from numbers import Real
 from time import monotonic
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from ..._shared import tracked
 from .events import TrainerCallback
 
 if TYPE_CHECKING:
+    from ....trackers import Track
     from ..trainer import Trainer
 
 BAR_WIDTH = 30
@@ -63,6 +67,58 @@ class LogMetricsCallback(TrainerCallback):
     def _recorded(self, trainer: Trainer) -> dict[str, int]:
         history = trainer.run_history
         return {name: _length(history.get_metric_values(name)) for name in history.get_metric_names()}
+
+
+class TrackerCallback(LogMetricsCallback):
+    """Lets a tracker of `loopwright.trackers` follow the runs: the losses of steps, and the metrics of the history.
+
+    A tracker among the callbacks is wrapped in one. Metrics of an epoch are sent together at its end, and those of an
+    evaluation inside an epoch when it ends.
+    """
+
+    def __init__(self, tracker: Track) -> None:
+        self.tracker = tracker
+        self._following: AbstractContextManager[None] = nullcontext()
+        self._is_stopped = False
+
+    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+        super().on_training_run_start(trainer)
+        core, self._is_stopped = trainer._core, False
+        self._following = tracked(core.run, [self.tracker])
+        self._following.__enter__()
+        event, called = core.resumed_event or ("", [])
+        own = next(name for name, callback in trainer.callback_handler.named().items() if callback is self)
+        is_sent = event == "on_training_run_epoch_end" and own in called  # the row of the epoch that is not over yet
+        self.tracker.begin(core, core.progress.epoch + is_sent)
+
+    def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Nothing: the epoch's evaluation may follow."""
+
+    def on_eval_epoch_end(self, trainer: Trainer, is_intermediate: bool = False, **kwargs: Any) -> None:
+        if is_intermediate:
+            trainer._core.run.flush()  # trackers want steps in their order
+            self._log_new(trainer)
+
+    def log_metrics(self, trainer: Trainer, metrics: Mapping[str, Any]) -> None:
+        numbers = {name: float(value) for name, value in metrics.items() if _is_number(value)}
+        self.tracker.log_epoch(trainer._core, trainer.run_history.current_epoch, numbers)
+
+    def on_stop_training_error(self, trainer: Trainer, **kwargs: Any) -> None:
+        self._is_stopped = True
+
+    def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        self._log_new(trainer)
+        self.tracker.finish("stopped" if self._is_stopped else "finished")
+        self._leave()
+
+    def run_failed(self, trainer: Trainer, error: BaseException) -> None:
+        """Called when an exception, or a signal, ends the run."""
+        self.tracker.on_exception(trainer._core, error)
+        self._leave()
+
+    def _leave(self) -> None:
+        following, self._following = self._following, nullcontext()
+        following.__exit__(None, None, None)
 
 
 class PrintMetricsCallback(LogMetricsCallback):
@@ -159,6 +215,10 @@ def _text(value: Any) -> str:
     if isinstance(value, Tensor) and value.numel() == 1:
         value = value.item()
     return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1)
 
 
 def _length(values: Iterable[Any]) -> int:

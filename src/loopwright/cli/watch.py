@@ -1,0 +1,219 @@
+"""`loopwright watch [RUN]`: a run as it trains, with its curves in characters; also over ssh."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..errors import CheckpointError, ConfigurationError
+from ..metrics.best import by_importance
+from ..run.curves import Curve
+from ..run.reading import RunView
+from .arguments import ROOT, RUN, add_command, add_root, find_run
+from .charts import STYLES, Chart, Drawn
+from .exits import OK
+from .live import HINT, is_terminal, show_live
+from .output import STYLES as STATE_STYLES
+from .output import best_text, left_text, printable, progress_text, time_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+MORE = """\
+State, progress, the time that is left, and a curve for each metric; a metric and its evaluation share a chart. It only
+reads, so it can be started and left at any time, for a run that trains, has ended or has crashed. Where a column
+stands for several steps, the range of their values is drawn, so no spike is lost. q, Escape or Ctrl-C leaves. Without a
+terminal one picture is printed."""
+EXAMPLE = """\
+watch
+watch digits --metric loss --metric eval_accuracy --log
+watch runs/first --once"""
+HEIGHT = 8  # lines of a chart, at least
+WIDTH = 50  # columns of a chart, at least, where there are several beside each other
+PRINTED = 30  # lines of a picture that is printed
+
+
+def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
+    """Add the command."""
+    parser = add_command(parsers, common, "watch", run=watch_command, what="Watch a run.", more=MORE, example=EXAMPLE)
+    parser.add_argument("name", metavar="RUN", nargs="?", default="last", help=f"{RUN}; default: the newest in {ROOT}/")
+    add_root(parser)
+    parser.add_argument("--metric", metavar="NAME", action="append", help="what to draw (repeat; default: what fits)")
+    parser.add_argument("--log", action="store_true", help="a logarithmic scale")
+    parser.add_argument("--once", action="store_true", help="print one picture and end")
+    parser.add_argument("--interval", metavar="SECONDS", type=float, default=1.0, help="how often to look (default: 1)")
+
+
+def watch_command(options: argparse.Namespace) -> int:
+    if not (math.isfinite(options.interval) and options.interval > 0):
+        raise ConfigurationError(f"--interval {options.interval:g}: use a number of seconds above 0.")
+    run = find_run(options.name, options.root)
+    if options.once or not is_terminal():
+        _print_once(run, options)
+        return OK
+    show_live(lambda console: _Screen(RunView(run.path), options, console.size.height, is_live=True), options.interval)
+    print(printable(f"{run.name}: {summary_text(RunView(run.path))}"))
+    return OK
+
+
+def summary_text(run: RunView) -> str:
+    """State, progress and best value of a run, in a line."""
+    best = best_text(run)
+    named = [] if best == "-" else [best if best.endswith("(last)") else f"best {best}"]
+    return ", ".join([run.state, progress_text(run.progress), *named])
+
+
+def _print_once(run: RunView, options: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    size = shutil.get_terminal_size((80, PRINTED))
+    height = size.lines - 1 if sys.stdout.isatty() else PRINTED
+    Console(highlight=False, width=size.columns).print(_Screen(run, options, height), end="")
+
+
+class _Screen:
+    """One picture of a run, as high as asked for."""
+
+    def __init__(self, run: RunView, options: argparse.Namespace, height: int, *, is_live: bool = False) -> None:
+        self.run, self.options, self.height, self.is_live = run, options, height, is_live
+
+    def __rich_console__(self, console: Console, _: object) -> Any:
+        from rich.text import Text
+
+        width = console.width
+        is_plain = not (console.encoding or "").lower().startswith("utf")
+        lines = [*_heading(self.run, width), Text("")]
+        space = self.height - len(lines) - self.is_live
+        try:
+            lines += _charts(self.run, self.options, width, space, is_plain=is_plain)
+        except CheckpointError as error:
+            if str(error) not in self.run.problems:
+                lines += [Text(printable(str(error)), style="red")]
+        if self.is_live:
+            lines = [*lines[: self.height - 1], Text(HINT, style="dim")]
+        for line in lines:
+            line.truncate(width, overflow="ellipsis") if line.no_wrap else None
+            yield line
+
+
+def _heading(run: RunView, width: int) -> list[Text]:
+    """The name and state, the progress with its bar, and what is wrong, if anything is."""
+    from rich.text import Text
+
+    first = Text(f"{printable(run.name)}  ", style="bold", no_wrap=True)
+    first.append(run.state, style=f"not bold {STATE_STYLES.get(run.state, '')}")
+    if run.reason is not None:
+        first.append(f": {printable(run.reason)}", style="not bold")
+    first.append(f"  {printable(str(run.path))}", style="not bold dim")
+    lines = [first, Text(_progress_line(run, width), no_wrap=True)]
+    _ = run.epoch_names  # what cannot be read of them is a problem
+    lines += [Text(printable(problem), style="red") for problem in run.problems]
+    if run.state == "crashed":
+        lines.append(Text("Its process ended without noting why; the same program started again continues the run."))
+    return lines
+
+
+def _progress_line(run: RunView, width: int) -> str:
+    fraction, parts = run.progress.fraction, [progress_text(run.progress)]
+    parts += [] if run.progress.update is None or "update" in parts[0] else [f"update {run.progress.update}"]
+    parts.append(f"{time_text(run.seconds)} so far" if run.state == "running" else time_text(run.seconds))
+    if (left := left_text(run)) != "-":
+        parts.append(f"{left} left")
+    text = "  ".join(parts)
+    space = min(width - len(text) - 4, 40)
+    if fraction is None or space < 10:
+        return text
+    done = round(fraction * space)
+    return f"[{'=' * done}{' ' * (space - done)}]  {text}"
+
+
+# Charts
+
+
+def _charts(run: RunView, options: argparse.Namespace, width: int, height: int, *, is_plain: bool) -> list[Text]:
+    """The charts that fit, in rows of one or several; a line names the metrics that have none."""
+    from rich.text import Text
+
+    metrics = run.metrics
+    names = dict.fromkeys((*run.epoch_names, *metrics.step_names()))
+    if not names:
+        waiting = "No metrics yet: the first come with the first steps." if run.state == "running" else "No metrics."
+        return [Text(waiting)]
+    panels = _chosen(names, options.metric) if options.metric else _panels(run, list(names))
+    across = max(min(width // WIDTH, len(panels), 3), 1)
+    down = max(min(-(-len(panels) // across), max(height - 1, HEIGHT) // HEIGHT), 1)
+    shown, left_out = panels[: across * down], panels[across * down :]
+    each = (width - 2 * (across - 1)) // across
+    high = max((height - (1 if left_out else 0)) // down, 4)
+    charts = [_chart(run, panel, each, options.log, is_plain).lines(each, high) for panel in shown]
+    lines = [line for at in range(0, len(charts), across) for line in _beside(charts[at : at + across], each)]
+    if left_out:
+        more = printable(", ".join(name for panel in left_out for name in panel))
+        lines.append(Text(f"no space for: {more} (--metric NAME)", style="dim", no_wrap=True))
+    return lines
+
+
+def _chosen(names: dict[str, None], wanted: Sequence[str]) -> list[list[str]]:
+    for name in wanted:
+        if name not in names:
+            raise ConfigurationError(f"There is no metric {name!r} in this run; it has: {', '.join(names)}.")
+    return [[name] for name in wanted]
+
+
+def _panels(run: RunView, names: list[str]) -> list[list[str]]:
+    """The metrics of each chart: one, with those of evaluations that are named after it; the important ones first."""
+    prefixes = [f"{key}_" for key in ("eval", *run.eval_keys)]
+    panels: dict[str, list[str]] = {}
+    for name in by_importance(names, run.eval_keys):
+        stem = next((name[len(p) :] for p in prefixes if name.startswith(p) and name[len(p) :] in names), name)
+        panels.setdefault(stem, []).append(name)
+    return [sorted(group, key=lambda name: name != stem) for stem, group in panels.items()]
+
+
+def _chart(run: RunView, names: Sequence[str], width: int, is_log: bool, is_plain: bool) -> Chart:
+    from rich.text import Text
+
+    title, curves = Text(no_wrap=True), []
+    of_steps = run.metrics.step_names()
+    for number, name in enumerate(names):
+        curve = (
+            run.metrics.curve(name, x="update", points=2 * width)
+            if name in of_steps
+            else run.metrics.epoch_curve(name, x="update")
+        )
+        curves.append(Drawn(name, curve.places, curve.mean, curve.min, curve.max))
+        title.append("  " if number else "").append(printable(name), style=f"bold {STYLES[number % len(STYLES)]}")
+        title.append(_note(run, curve))
+    return Chart(title, curves, "update", is_log=is_log, is_plain=is_plain)
+
+
+def _note(run: RunView, curve: Curve) -> str:
+    """The last value, the best one of epochs, and how many are not drawn."""
+    last = run.last_of(curve.name) if curve.level == "epoch" else None
+    value = last.value if last is not None else next((mean for mean in reversed(curve.mean)), None)
+    best = run.best_of(curve.name) if curve.name in run.epoch_names else None
+    odd = sum(curve.nonfinite)
+    text = f" {value:.4g}" if value is not None else ""
+    text += f" (best {best.value:.4g} @{best.epoch})" if best is not None else ""
+    return text + (f" ({odd} not finite)" if odd else "")
+
+
+def _beside(charts: Sequence[Sequence[Text]], width: int) -> list[Text]:
+    """Charts beside each other, line by line."""
+    from rich.text import Text
+
+    lines = []
+    for number in range(max(map(len, charts))):
+        line = Text(no_wrap=True)
+        for at, chart in enumerate(charts):
+            part = chart[number].copy() if number < len(chart) else Text("")
+            part.truncate(width, overflow="ellipsis", pad=True)
+            line.append("  " if at else "").append_text(part)
+        line.rstrip()
+        lines.append(line)
+    return lines

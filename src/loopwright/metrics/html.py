@@ -1,0 +1,63 @@
+"""HTML for notebooks: tables and bars that take the colours of the page, light or dark. Every text is escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+
+from .best import direction_of, first_best, headline
+
+TABLE = "border-collapse:collapse;margin:4px 0;text-align:right;font-variant-numeric:tabular-nums"
+MAX_ROWS = 30
+
+
+def table_html(header: Sequence[str], rows: Sequence[Sequence[str]], marked: Iterable[int] = ()) -> str:
+    """A table; of many rows the last ones, and a line that says how many are before them.
+
+    Args:
+        header: The names of the columns.
+        rows: The cells of each row.
+        marked: The positions of rows in bold.
+    """
+    bold, first = set(marked), max(len(rows) - MAX_ROWS, 0)
+    head = "".join(f"<th>{escape(name)}</th>" for name in header)
+    lines = [f"<tr>{head}</tr>"]
+    if first:
+        lines.append(f'<tr><td colspan="{len(header)}">{first} rows before these</td></tr>')
+    for at, row in enumerate(rows[first:], start=first):
+        start = '<tr style="font-weight:bold">' if at in bold else "<tr>"
+        lines.append(start + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>")
+    return f'<table cellpadding="4" style="{TABLE}">{"".join(lines)}</table>'
+
+
+def facts_html(facts: Mapping[str, str]) -> str:
+    """Names and values, one pair under the other."""
+    rows = (f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in facts.items())
+    return f'<table cellpadding="4" style="{TABLE};text-align:left">{"".join(rows)}</table>'
+
+
+def bar_html(label: str, fraction: float | None, text: str) -> str:
+    """A bar with a label before and a text behind it; without a fraction, the texts alone."""
+    shown = "" if fraction is None else f'<progress max="1" value="{min(max(fraction, 0.0), 1.0):.4f}"></progress> '
+    return f'<div style="font-variant-numeric:tabular-nums">{escape(label)} {shown}{escape(text)}</div>'
+
+
+def line_html(text: str) -> str:
+    """A line of text."""
+    return f"<div>{escape(text)}</div>"
+
+
+def history_html(epochs: Sequence[Mapping[str, float]], names: Sequence[str]) -> str:
+    """Epochs as a table; the best one of the metric that a run goes by is bold, where its name says what is better."""
+    if not names:
+        return line_html("History of no epochs yet.")
+    rows = [
+        [f"{at}", *(f"{row[name]:.4g}" if name in row else "" for name in names)]
+        for at, row in enumerate(epochs, start=1)
+    ]
+    main = headline(names)
+    mode = None if main is None else direction_of(main)
+    best = None
+    if main is not None and mode is not None:
+        best = first_best(list(enumerate(epochs)), lambda item: item[1].get(main), mode)
+    return table_html(["epoch", *names], rows, [] if best is None else [best[0]])

@@ -1,0 +1,281 @@
+"""`Profile`: where the time of a run goes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from ..callback import Callback, surrounding
+from ..checkpoint.atomic import staged_file
+from ..errors import ConfigurationError, Interrupted, public
+from ..run.profile_file import PROFILE
+from .clock import Clock
+from .instrument import Instrument, is_timed, program_of
+from .report import NANOSECONDS, Report
+from .trace import NUM_STEPS, Recording, peaks
+
+if TYPE_CHECKING:
+    from ..callback import Trainer
+
+logger = logging.getLogger("loopwright")
+Phase = Literal["warm-up", "trace", "measure", "over"]
+
+
+class Profile(Callback):
+    """Measures where the time of a run goes, and says what to do about it.
+
+    Every moment belongs to one part: waiting for data, moving it, forward pass, backward pass, optimizer, callbacks,
+    logging, evaluation, checkpoints, and the rest. The report is printed when training ends, is here as `report`, and
+    is in the run directory as `profile.json`, which `loopwright show` prints. Results are the same with and without.
+
+    In a trainer that takes no such callbacks, it is used around the training: `with Profile(): trainer.train(...)`.
+
+    Args:
+        warmup: Steps at the beginning that are not counted; in a run with no more steps, all of them are.
+        steps: Measure this number of steps and no more; None for all of the run.
+        trace: Write a trace of 3 steps by torch's profiler: True for `trace.json` in the run directory, or a path.
+            These steps come after the warm-up and are not counted.
+        memory: Record which operators of these 3 steps allocate the most memory; on CUDA, a memory snapshot too.
+        sync_every: On an accelerator, wait for it in every n-th step; the parts of a step are measured in these.
+
+    Example:
+        >>> import torch
+        >>> from loopwright import Trainer
+        >>> from loopwright.callbacks import Profile
+        >>> x, model = torch.ones(64, 2), torch.nn.Linear(2, 1)
+        >>> profile = Profile(warmup=1)
+        >>> trainer = Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), torch.nn.MSELoss(), callbacks=profile)
+        >>> _ = trainer.train((x, x[:, :1]), num_epochs=1, batch_size=8)  # doctest: +ELLIPSIS
+        Training without a run directory...
+        Where the time went: 7 steps in ...
+        >>> profile.report.num_steps, "forward" in profile.report.parts
+        (7, True)
+    """
+
+    precedence = -3  # before all others, to measure them
+
+    @public
+    def __init__(
+        self,
+        warmup: int = 3,
+        steps: int | None = None,
+        *,
+        trace: bool | str | Path = False,
+        memory: bool = False,
+        sync_every: int = 10,
+    ) -> None:
+        _check("warmup", warmup, 0)
+        _check("sync_every", sync_every, 1)
+        if steps is not None:
+            _check("steps", steps, 1)
+        if not isinstance(trace, bool | str | Path):
+            raise ConfigurationError(f"Profile(trace={trace!r}): use True, False, or the path of a file.")
+        self.warmup, self.steps, self.trace, self.memory = warmup, steps, trace, memory
+        self.sync_every = sync_every
+        self._instrument: Instrument | None = None  # while a run is measured
+        self._is_block = False
+        self._reset(None)
+
+    def _reset(self, program: Any) -> None:
+        """Begin with a program; what another one took is not in its report."""
+        self._program = program
+        self.report: Report | None = None
+        self._phase: Phase = "warm-up"
+        self._clock: Clock | None = None
+        self._recording: Recording | None = None
+        self._earlier = self._num_warmup = 0  # nanoseconds and steps before measuring
+        self._first_sample = self._num_samples = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as plain values for JSON, as in `profile.json`; empty before there is one."""
+        return {} if self.report is None else self.report.as_dict()
+
+    # Around a training
+
+    def __enter__(self) -> Profile:
+        """Measure every run that starts in this block, in whichever door."""
+        self._is_block = True
+        surrounding.append(self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        surrounding.remove(self)
+        self._finish(error)
+        if self.report is not None and self._program.runtime.is_main and _is_end(error):
+            print(self.report, flush=True)
+
+    # Events
+
+    def on_train_start(self, trainer: Trainer) -> None:
+        self._begin(program_of(trainer))
+
+    def on_epoch_start(self, trainer: Trainer) -> None:
+        """Begin where a door has no event for the start of training; time what the run has got since then."""
+        program = program_of(trainer)
+        if self._instrument is None:
+            self._begin(program)
+        elif program is self._program:
+            self._instrument.attach(program)
+
+    def _begin(self, program: Any) -> None:
+        if self._instrument is not None and program is not self._program:
+            return  # a run inside of the one that is measured
+        self._finish()
+        if not self._is_block and program is not self._program:
+            self._reset(program)
+        if self._phase == "over" or (self._is_block and self not in surrounding):
+            return
+        if is_timed(program.run):
+            raise ConfigurationError(
+                "Two profiles are to measure one run, and each would measure the other: pass one `Profile`, or use one "
+                "around the training."
+            )
+        self._program, self._first_sample = program, program.progress.sample
+        clock = self._clock = self._clock or Clock(_sync_of(program.runtime.device), self.sync_every)
+        self._recording = self._recording or self._recording_of(program)
+        self._instrument = Instrument(clock)
+        try:
+            self._attach(self._instrument)
+        except BaseException:
+            self._instrument.detach()
+            self._instrument = None
+            raise
+        clock.start(after_gap=self._is_block)
+        self._go_on()
+
+    def _attach(self, instrument: Instrument) -> None:
+        instrument.attach(self._program)
+        run = self._program.run
+        instrument.add_hook(run, "on_update_end", self._go_on)
+        instrument.add_hook(run, "on_train_end", self._finish)
+        instrument.add_hook(run, "on_exception", self._finish)
+
+    def _go_on(self) -> None:
+        """After an update: go from the warm-up to the trace, from there to measuring, and to its end."""
+        clock = self._clock
+        assert clock is not None
+        if self._phase == "warm-up" and clock.num_steps >= self.warmup:
+            self._phase = "measure" if self._recording is None else "trace"
+            self._num_warmup = clock.num_steps
+            self._restart()
+            if self._recording is not None:
+                self._recording.start()
+        elif self._phase == "trace" and clock.num_steps >= NUM_STEPS:
+            self._stop_recording()
+            self._phase = "measure"
+            self._restart()
+        elif self._phase == "measure" and self.steps is not None and clock.num_steps >= self.steps:
+            self._finish()
+            self._phase = "over"
+
+    def _restart(self) -> None:
+        assert self._clock is not None
+        self._earlier += self._clock.restart()
+        self._first_sample, self._num_samples = self._program.progress.sample, 0
+
+    def _finish(self, error: BaseException | None = None) -> None:
+        """End measuring: put everything back, and report."""
+        instrument, self._instrument = self._instrument, None
+        if instrument is None:
+            return
+        assert self._clock is not None
+        self._clock.stop()
+        instrument.detach()
+        self._stop_recording()
+        self._num_samples += self._program.progress.sample - self._first_sample
+        self._first_sample = self._program.progress.sample
+        self.report = self._build()
+        if self._program.runtime.is_main:
+            self._publish(is_shown=_is_end(error))
+
+    # The report
+
+    def _build(self) -> Report:
+        program, clock, recording = self._program, self._clock, self._recording
+        assert clock is not None
+        device = program.runtime.device
+        memory: dict[str, Any] = dict(peaks(device))
+        if recording is not None and recording.operators:
+            memory["operators"] = list(recording.operators)
+        return Report(
+            dict(clock.spent),
+            num_steps=clock.num_steps,
+            num_samples=self._num_samples,
+            last_step=program.progress.step,
+            warmup_steps=self._num_warmup,
+            warmup_seconds=self._earlier / NANOSECONDS,
+            device=str(device),
+            num_workers=getattr(program.run.train_data, "num_workers", None),
+            num_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            world=program.runtime.world,
+            sampled_every=None if device.type == "cpu" else self.sync_every,
+            memory=memory,
+            files={} if recording is None else {name: self._shown(path) for name, path in recording.files.items()},
+        )
+
+    def _publish(self, *, is_shown: bool) -> None:
+        """Write the report to the run directory, and print it; a failed write is no reason to stop a run."""
+        assert self.report is not None
+        if self._directory is not None:
+            try:
+                with staged_file(self._directory / PROFILE) as staged:
+                    staged.write_text(json.dumps(self.report.as_dict(), indent=1))
+            except OSError as error:
+                logger.warning("The profile could not be written: %s", error)
+        if is_shown and not self._is_block:
+            for line in self.report.lines():
+                self._program.run.say(line)
+
+    @property
+    def _directory(self) -> Path | None:
+        directory = self._program.run.directory
+        return None if directory is None else Path(directory.path)
+
+    def _recording_of(self, program: Any) -> Recording | None:
+        if not (self.trace or self.memory) or not program.runtime.is_main:
+            return None
+        directory = self._directory
+        trace = None if self.trace is False or self.trace is True else Path(self.trace)
+        if self.trace is True:
+            if directory is None:
+                raise ConfigurationError(
+                    "Profile(trace=True) writes to the run directory, and there is none: pass `run_dir=` to the "
+                    "trainer, or a path: Profile(trace='trace.json')."
+                )
+            trace = directory / "trace.json"
+        beside = directory if trace is None else trace.parent
+        snapshot = None if beside is None else beside / "memory.pickle"
+        return Recording(program.runtime.device, trace, self.memory, snapshot)
+
+    def _stop_recording(self) -> None:
+        if self._recording is not None:
+            try:
+                self._recording.stop()
+            except OSError as error:
+                logger.warning("The trace could not be written: %s", error)
+
+    def _shown(self, path: Path) -> str:
+        directory = self._directory
+        return str(path.relative_to(directory)) if directory and path.is_relative_to(directory) else str(path)
+
+
+def _is_end(error: BaseException | None) -> bool:
+    """Whether a run was ended by a limit, a stop or a signal, not by an error."""
+    return error is None or isinstance(error, Interrupted | KeyboardInterrupt)
+
+
+def _check(name: str, value: Any, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigurationError(f"Profile({name}={value!r}): use a whole number of steps, {least} or more.")
+
+
+def _sync_of(device: torch.device) -> Any:
+    """The function that waits for an accelerator; None for the CPU."""
+    return None if device.type == "cpu" else partial(torch.accelerator.synchronize, device)

@@ -1,0 +1,146 @@
+"""A tracker that sends a run to an MLflow server, or to a local store of MLflow."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from collections.abc import Iterator, Sequence
+from io import BytesIO
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..metrics.media import Histogram, Images, Table
+from .track import Track
+from .tracker import TrackedRow, TrackedRun, check_installed, check_text, imported
+
+if TYPE_CHECKING:
+    from ..metrics.media import Media
+    from .tracker import EndState
+
+STATES: dict[EndState, str] = {
+    "finished": "FINISHED",
+    "stopped": "FINISHED",
+    "interrupted": "KILLED",
+    "failed": "FAILED",
+}
+MOST_METRICS, MOST_PARAMS = 1000, 100  # that MLflow takes in one request
+LONGEST = 6000  # characters of a parameter
+
+
+class MLflow(Track):
+    """Sends a run to MLflow: metrics over steps, the config as parameters, and media as artifacts.
+
+    A run that is resumed from its run directory goes on in the same run of MLflow, and steps that were sent before are
+    not sent again. Look at a local store with `mlflow ui --backend-store-uri sqlite:///mlflow.db`.
+
+    Args:
+        experiment: The name of the experiment, which is made where there is none.
+        name: The name of the run. Default: that of the run.
+        uri: The address of the server or store. Default: the variable MLFLOW_TRACKING_URI, or `sqlite:///mlflow.db`
+            here.
+        every: Send every n-th step only. Epochs are all sent.
+        timeout: Seconds to wait at the end for what is left to be sent.
+
+    >>> from loopwright.trackers import MLflow
+    >>> MLflow("my-experiment", uri="sqlite:///mlflow.db").every
+    1
+    """
+
+    def __init__(
+        self,
+        experiment: str = "loopwright",
+        *,
+        name: str | None = None,
+        uri: str | None = None,
+        every: int = 1,
+        timeout: float = 60.0,
+    ) -> None:
+        check_text("MLflow", experiment=experiment, name=name, uri=uri)
+        check_installed("mlflow", "MLflow", "mlflow")
+        super().__init__(MLflowRun(experiment, name, uri), every=every, timeout=timeout)
+
+    def prepare(self) -> None:
+        imported("mlflow")
+
+
+class MLflowRun:
+    """The tracker behind `MLflow`."""
+
+    def __init__(self, experiment: str, name: str | None, uri: str | None) -> None:
+        self.experiment, self.name, self.uri = experiment, name, uri
+        self._client: Any = None
+        self._id = ""
+
+    def start(self, run: TrackedRun) -> None:
+        uri = self.uri or self._default_uri()
+        self._client = imported("mlflow").MlflowClient(tracking_uri=uri)
+        noted = run.memory.get("id")
+        if run.is_resumed and isinstance(noted, str):
+            self._id = noted
+            self._client.update_run(noted, status="RUNNING")
+            return
+        tags = {f"tag.{tag}": "true" for tag in run.tags}
+        made = self._client.create_run(self._experiment_id(uri), run_name=self.name or run.name, tags=tags)
+        self._id = run.memory["id"] = made.info.run_id
+        self._log_config(run)
+
+    def _default_uri(self) -> str:
+        return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path('mlflow.db').absolute()}"
+
+    def _experiment_id(self, uri: str) -> str:
+        found = self._client.get_experiment_by_name(self.experiment)
+        if found is not None:
+            return str(found.experiment_id)
+        place = None
+        if uri.startswith("sqlite:///"):  # or artifacts would go to the working directory
+            place = (Path(uri.removeprefix("sqlite:///")).absolute().parent / "mlartifacts" / self.experiment).as_uri()
+        return str(self._client.create_experiment(self.experiment, artifact_location=place))
+
+    def _log_config(self, run: TrackedRun) -> None:
+        param = imported("mlflow.entities").Param
+        params = iter([param(_name(key), str(value)[:LONGEST]) for key, value in run.config.items()])
+        while some := list(islice(params, MOST_PARAMS)):
+            self._client.log_batch(self._id, params=some)
+
+    def log(self, rows: Sequence[TrackedRow]) -> None:
+        metrics = self._metrics(rows)
+        while some := list(islice(metrics, MOST_METRICS)):
+            self._client.log_batch(self._id, metrics=some)
+
+    def _metrics(self, rows: Sequence[TrackedRow]) -> Iterator[Any]:
+        metric = imported("mlflow.entities").Metric
+        for row in rows:
+            for name, value in row.values.items():
+                yield metric(_name(name), value, int(row.wall * 1000), row.step)
+
+    def log_media(self, media: Media) -> None:
+        client, content, name = self._client, media.content, _name(media.name)
+        first = media.position
+        place = f"media/{name}/{media.step}"
+        if isinstance(content, Images):
+            image = imported("PIL.Image")
+            for number, file in enumerate(content.files, start=first + 1):
+                client.log_image(self._id, image.open(BytesIO(file)), f"{place}-{number}.png")
+            return
+        place = f"{place}-{first + 1}" if first else place  # logged again at the same step
+        if isinstance(content, Histogram):
+            client.log_dict(self._id, {"edges": list(content.edges), "counts": list(content.counts)}, f"{place}.json")
+        elif isinstance(content, Table):
+            table = {"columns": list(content.columns), "data": [list(row) for row in content.rows]}
+            client.log_dict(self._id, table, f"{place}.json")  # the form in which MLflow shows tables
+        else:
+            client.log_text(self._id, content, f"{place}.txt")
+
+    def finish(self, state: EndState, reason: str | None) -> None:
+        if reason is not None:
+            self._client.set_tag(self._id, "loopwright.reason", reason[:LONGEST])
+        self._client.set_terminated(self._id, STATES[state])
+
+
+def _name(name: str) -> str:
+    """A name with the signs that MLflow takes, which is no path to anything else."""
+    name = re.sub(r"[^\w\-. :/]", "_", name)
+    is_plain = posixpath.normpath(name) == name and name != "." and not name.startswith(("/", ".."))
+    return name if is_plain else re.sub(r"[/.]", "_", name) or "_"

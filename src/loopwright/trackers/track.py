@@ -1,0 +1,322 @@
+"""The callback that sends a run to a tracker."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from time import time
+from typing import TYPE_CHECKING, Any
+
+from ..callback import Callback
+from ..data.random import preserved_rng
+from ..errors import ConfigurationError, Interrupted, check_arguments
+from .background import Background
+from .describe import describe_run
+from .tracker import TrackedRow, TrackedRun, Tracker
+
+if TYPE_CHECKING:
+    from ..callback import Trainer
+    from ..checkpoint import AsyncWriter
+    from ..metrics.media import Media
+    from ..metrics.rows import StepRow
+    from .tracker import EndState
+
+logger = logging.getLogger("loopwright")
+
+METHODS = {"start": ["run"], "log": ["rows"], "log_media": ["media"], "finish": ["state", "reason"]}
+SAVE_SECONDS = 1.0  # that a resume point waits for what was logged before it
+
+
+class Track(Callback):
+    """Sends a run to a tracker: metrics of steps and epochs, media, the config, and how the run ended.
+
+    Only the first process does. The tracker works on a thread of its own with what log points read anyway: a step costs
+    nothing more. A tracker that fails is reported once and never stops a run.
+
+    Args:
+        tracker: An object with the methods of `Tracker`.
+        every: Send every n-th step only. Epochs are all sent.
+        timeout: Seconds to wait at the end of training for the tracker to finish.
+        truncates: Whether `tracker.start(run)` removes what the tracker has after `run.step` and `run.epoch`. It is
+            then called after a rewind too. Otherwise rows that the tracker has already are left out.
+
+    >>> from loopwright.trackers import CSV, Track
+    >>> issubclass(CSV, Track)
+    True
+    """
+
+    precedence = 1  # after the callbacks that log metrics
+
+    def __init__(self, tracker: Tracker, *, every: int = 1, timeout: float = 60.0, truncates: bool = False) -> None:
+        self.label = type(tracker if type(self) is Track else self).__name__
+        if type(self) is Track:
+            _check_methods(tracker, self.label)
+        if type(every) is not int or every < 1:
+            raise ConfigurationError(f"{self.label}(every={every!r}): use a whole number of steps, 1 or more.")
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
+            raise ConfigurationError(f"{self.label}(timeout={timeout!r}): use a number of seconds above 0.")
+        self.tracker, self.every, self.timeout, self.truncates = tracker, every, float(timeout), truncates
+        self.is_kept_open = False  # a door that trains in several calls sets it, and calls `finish` itself
+        self._background: Background | None = None
+        self._run: TrackedRun | None = None
+        self._media: list[Media] = []  # of which the rows were not read yet
+        self._memory: dict[str, Any] = {}
+        self._path: Path | None = None  # of the memory
+        self._floor: dict[str, int] = {}  # the last step of each kind that a tracker without truncation has
+        self._has_warned = self._has_failed = self._is_slow = False
+
+    def prepare(self) -> None:
+        """Import what the tracker needs, in the main thread, since a process that forks must not be importing."""
+
+    # Events
+
+    def on_train_start(self, trainer: Trainer) -> None:
+        self.begin(trainer, trainer.progress.epoch)
+
+    def begin(self, trainer: Trainer, epoch: int) -> None:
+        """Begin to track a run, or go on; `epoch` is the number of complete epochs whose rows were sent before."""
+        if not trainer.runtime.is_main:
+            return
+        run = self._describe(trainer, epoch)
+        if self._background is not None and self.is_kept_open:
+            return
+        self.finish("interrupted")  # a call before, which nothing has ended
+        self._media = []
+        self._run, self._has_warned, self._has_failed, self._is_slow = run, False, False, False
+        try:
+            with preserved_rng():  # imports draw from Python's generator, too
+                self.prepare()
+        except Exception as error:
+            self._fail(error)
+            return
+        if self.is_kept_open:
+            atexit.register(self._finish_at_exit)
+        self._background = Background(self.label, self._write, self._warn, self._warn_of_full)
+        self._background.call(partial(self._start, run))
+
+    def on_log(self, trainer: Trainer, rows: list[StepRow]) -> None:
+        if self._background is None:
+            return
+        offset = time() - rows[-1].seconds
+        sent = [
+            TrackedRow(
+                "step", row.step, row.update, row.epoch, row.samples, row.seconds, offset + row.seconds, row.values
+            )
+            for row in rows
+            if row.step % self.every == 0
+        ]
+        for media in self._take_media():
+            self._background.add_rows([row for row in sent if row.step <= media.step])
+            sent = [row for row in sent if row.step > media.step]
+            self._background.call(partial(self._write_media, media), _num_bytes(media))
+        self._background.add_rows(sent)
+
+    def on_epoch_end(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        self.log_epoch(trainer, trainer.progress.epoch, metrics)
+
+    def on_media(self, trainer: Trainer, media: Media) -> None:
+        """Keep media for the next log point: trackers want steps in their order, and rows of earlier ones come then."""
+        if self._background is not None:
+            self._media.append(media)
+
+    def _take_media(self) -> list[Media]:
+        media, self._media = self._media, []
+        return media
+
+    def _send_media(self) -> None:
+        background = self._background
+        if background is not None:
+            for media in self._take_media():
+                background.call(partial(self._write_media, media), _num_bytes(media))
+
+    def on_rewind(self, trainer: Trainer) -> None:
+        if self._background is not None and self._run is not None:
+            progress = trainer.progress
+            self._media = [media for media in self._media if media.step <= progress.step]
+            self._run = replace(self._run, step=progress.step, epoch=progress.epoch)
+            self._background.call(partial(self._rewind, self._run))
+
+    def write_before_save(self, trainer: Trainer) -> Collection[AsyncWriter]:
+        """Let what was logged be written first, so that a run that is killed and resumed lacks nothing."""
+        if self._background is not None and not self._is_slow:
+            self._is_slow = not self._background.wait(SAVE_SECONDS)  # it is waited for only once
+        return ()
+
+    def on_train_end(self, trainer: Trainer) -> None:
+        progress = trainer.progress
+        if progress.in_epoch and len(trainer.history) > progress.epoch:  # a limit ended the epoch early
+            self.log_epoch(trainer, progress.epoch + 1, trainer.history.epochs[-1])
+        if self.is_kept_open:
+            return
+        self.finish("finished" if trainer.stop_reason is None else "stopped", trainer.stop_reason)
+
+    def on_exception(self, trainer: Trainer, error: BaseException) -> None:
+        if isinstance(error, KeyboardInterrupt | Interrupted):
+            self.finish("interrupted", _signal_name(error))
+        else:
+            self.finish("failed", f"{type(error).__name__}: {error}")
+
+    # What doors call too
+
+    def log_epoch(self, trainer: Trainer, epoch: int, metrics: Mapping[str, float]) -> None:
+        """Send the metrics of an epoch, at the last step that was trained."""
+        if self._background is not None:
+            self._send_media()
+            at, steps = trainer.progress, trainer.history.steps
+            step = at.step or epoch  # the steps of a loop that the user wrote may not be counted
+            values = {f"epoch/{name}" if name in steps else name: value for name, value in metrics.items()}
+            self._background.add_rows(
+                [TrackedRow("epoch", step, at.update, epoch, at.sample, at.seconds, time(), values)]
+            )
+
+    def finish(self, state: EndState, reason: str | None = None) -> None:
+        """Let the tracker finish, and wait for it no longer than `timeout`."""
+        self._send_media()
+        background, self._background = self._background, None
+        if background is None:
+            return
+        atexit.unregister(self._finish_at_exit)
+        background.call(partial(self._finish, state, reason))
+        if not background.close(self.timeout):
+            self._say(
+                f"{self.label} has not finished after {self.timeout:g} s, so that it may lack the end of the run. "
+                f"Pass `{self.label}(..., timeout={2 * self.timeout:g})` to wait longer."
+            )
+
+    def _finish_at_exit(self) -> None:
+        """Finish with the program, where nothing did before; an exception that ends the program is its reason."""
+        error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
+        if error is None:
+            self.finish("finished")
+        else:
+            self.finish("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", repr(error))
+
+    # On the thread
+
+    def _start(self, run: TrackedRun) -> None:
+        if not run.is_resumed:
+            run.memory.pop("written", None)
+        try:
+            self.tracker.start(run)
+        except BaseException as error:
+            self._fail(error)
+            return
+        self._floor = {} if self.truncates else dict(run.memory.get("written", {}))  # as `start` corrects it
+        self._remember()
+
+    def _rewind(self, run: TrackedRun) -> None:
+        if self.truncates:
+            self._start(run)
+        else:
+            self._floor = dict(self._memory.get("written", {}))
+
+    def _write(self, rows: list[TrackedRow]) -> None:
+        new = [row for row in rows if row.step > self._floor.get(row.kind, -1)]
+        if new and not self._has_failed:
+            self.tracker.log(new)
+            self._note({row.kind: row.step for row in new})
+
+    def _write_media(self, media: Media) -> None:
+        if media.step > self._floor.get("media", -1) and not self._has_failed:
+            self.tracker.log_media(media)
+            self._note({"media": media.step})
+
+    def _finish(self, state: EndState, reason: str | None) -> None:
+        if not self._has_failed:
+            self.tracker.finish(state, reason)
+            self._remember()
+
+    def _note(self, written: dict[str, int]) -> None:
+        if not self.truncates:
+            self._memory["written"] = self._memory.get("written", {}) | written
+            self._remember()
+
+    def _remember(self) -> None:
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            draft = self._path.with_suffix(".draft")
+            draft.write_text(json.dumps(self._memory))
+            os.replace(draft, self._path)
+
+    # Failing
+
+    def _fail(self, error: BaseException) -> None:
+        self._has_failed = True
+        self._warn(error)
+
+    def _warn(self, error: BaseException) -> None:
+        what = "is off for this run" if self._has_failed else "lacks a part of this run"
+        self._say(f"The tracker {self.label} failed and {what}; training goes on. {type(error).__name__}: {error}")
+
+    def _warn_of_full(self) -> None:
+        self._say(
+            f"The tracker {self.label} is slower than the run, and lacks a part of it; training goes on. Send fewer "
+            f"steps: `{self.label}(..., every={10 * self.every})`."
+        )
+
+    def _say(self, text: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning("%s", text)
+
+    # The run
+
+    def _describe(self, trainer: Trainer, epoch: int) -> TrackedRun:
+        progress, directory = trainer.progress, trainer.run.directory
+        folder = None if directory is None else directory.path
+        if folder is not None:
+            self._path = folder / "artifacts" / "trackers" / f"{self._own_name(trainer)}.json"
+            self._memory = _read(self._path)
+        elif progress.step == epoch == 0:
+            self._path, self._memory = None, {}
+        return describe_run(trainer, step=progress.step, epoch=epoch, folder=folder, memory=self._memory)
+
+    def _own_name(self, trainer: Trainer) -> str:
+        """The label, numbered where the run has several trackers of the kind."""
+        same = [c for c in trainer.run.callbacks if isinstance(c, Track) and c.label == self.label]
+        number = next((at for at, other in enumerate(same, start=1) if other is self), 1)
+        return self.label if number == 1 else f"{self.label}-{number}"
+
+
+def _check_methods(tracker: object, label: str) -> None:
+    if isinstance(tracker, type):
+        raise ConfigurationError(f"Track({tracker.__name__}): pass an object, as `Track({tracker.__name__}())`.")
+    if isinstance(tracker, Track):
+        raise ConfigurationError(f"Track({label}(...)): {label} is a callback itself, pass it without `Track`.")
+    for name, arguments in METHODS.items():
+        method = getattr(tracker, name, None)
+        if not callable(method):
+            raise ConfigurationError(
+                f"{label} has no method {name!r}: a tracker has start(run), log(rows), log_media(media) and "
+                "finish(state, reason)."
+            )
+        check_arguments(method, arguments, f"{label}.{name}")
+
+
+def _signal_name(error: BaseException) -> str:
+    """The signal that an exception stands for."""
+    code = error.code if isinstance(error, Interrupted) and isinstance(error.code, int) else 128 + signal.SIGINT
+    return signal.Signals(code - 128).name
+
+
+def _num_bytes(media: Media) -> int:
+    from ..metrics.media import Images
+
+    return sum(map(len, media.content.files)) if isinstance(media.content, Images) else 1
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What a tracker noted in an earlier process; nothing where the file is missing or damaged."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,101 @@
+"""A tracker that writes a run to Trackio's local database, or sends it to a Space."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from ..metrics.media import Histogram, Images, Table
+from .track import Track
+from .tracker import TrackedRow, TrackedRun, check_installed, check_options, check_text, imported, numbered
+
+if TYPE_CHECKING:
+    from ..metrics.media import Media
+    from .tracker import EndState
+
+OWN = ("project", "name", "resume", "config")  # that the tracker passes itself
+
+
+class Trackio(Track):
+    """Writes a run to Trackio: metrics over steps, images, histograms, tables, texts, the config.
+
+    It is a local database, by default below the user's cache folder (the variable TRACKIO_DIR says another place):
+    `trackio show` shows it. A run that is resumed from its run directory goes on in the same run of Trackio, and steps
+    that were written before are not written again.
+
+    Args:
+        project: The project.
+        name: The name of the run. Default: that of the run, with some letters that make it unique.
+        every: Write every n-th step only. Epochs are all written.
+        timeout: Seconds to wait at the end for what is left to be written.
+        options: Other arguments of `trackio.init` by name, such as `space_id` and `group`.
+
+    >>> from loopwright.trackers import Trackio
+    >>> Trackio("my-project", options={"group": "first"}).every
+    1
+    """
+
+    def __init__(
+        self,
+        project: str = "loopwright",
+        *,
+        name: str | None = None,
+        every: int = 1,
+        timeout: float = 60.0,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        check_text("Trackio", project=project, name=name)
+        check_options("Trackio", options, OWN)
+        check_installed("trackio", "Trackio", "trackio")
+        super().__init__(TrackioRun(project, name, dict(options or {})), every=every, timeout=timeout)
+
+    def prepare(self) -> None:
+        imported("trackio")
+
+
+class TrackioRun:
+    """The tracker behind `Trackio`."""
+
+    def __init__(self, project: str, name: str | None, options: dict[str, Any]) -> None:
+        self.project, self.name, self.options = project, name, options
+        self._run: Any = None
+
+    def start(self, run: TrackedRun) -> None:
+        noted = run.memory.get("name")
+        is_known = run.is_resumed and isinstance(noted, str)
+        if not is_known:
+            noted = run.memory["name"] = self.name or f"{run.name}-{uuid4().hex[:6]}"
+        elif not self.options.get("space_id"):
+            run.keep_written(imported("trackio").SQLiteStorage.get_max_step_for_run(self.project, noted) or 0)
+        config = {key.lstrip("_") or key: value for key, value in run.config.items()}
+        options = {"embed": False, "auto_log_cpu": False, "auto_log_gpu": False, **self.options}
+        self._run = imported("trackio").init(
+            self.project, name=noted, config=config, resume="allow" if is_known else "never", **options
+        )
+
+    def log(self, rows: Sequence[TrackedRow]) -> None:
+        for row in rows:
+            self._run.log({**row.progress, **row.values}, step=row.step)
+
+    def log_media(self, media: Media) -> None:
+        trackio, content = imported("trackio"), media.content
+        value: Any
+        if isinstance(content, Images):
+            image = imported("PIL.Image")
+            for name, file, caption in numbered(media, content):
+                value = trackio.Image(image.open(BytesIO(file)), caption=caption or None)
+                self._run.log({name: value}, step=media.step)
+            return
+        if isinstance(content, Histogram):
+            value = trackio.Histogram(np_histogram=(list(content.counts), list(content.edges)))
+        elif isinstance(content, Table):
+            value = trackio.Table(columns=list(content.columns), data=[list(row) for row in content.rows])
+        else:
+            value = trackio.Markdown(content)
+        self._run.log({media.name: value}, step=media.step)
+
+    def finish(self, state: EndState, reason: str | None) -> None:
+        run, self._run = self._run, None
+        run.finish()

@@ -1,0 +1,146 @@
+"""`loopwright query`: SQL over a run's metrics, read only."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from loopwright.cli import main
+from loopwright.errors import ConfigurationError
+from loopwright.run import MetricsStore, MetricsView
+from tests.demo_runs import make_demo_run
+from tests.metrics.step_rows import rows_of
+
+STORED = Path(__file__).parents[1] / "stored" / "v0_first_edition" / "plateau" / "run"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_demo_run(tmp_path_factory.mktemp("runs") / "run", steps=300, epochs=3)
+
+
+def ask(run: Path, sql: str, capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    assert main(["query", str(run), sql, *options]) == 0
+    return capsys.readouterr().out
+
+
+def test_rows_are_a_table_json_or_csv(run, capsys):
+    sql = "SELECT step, value FROM metrics WHERE name = 'loss' ORDER BY step LIMIT 2"
+    points = MetricsView(run / "metrics.sqlite").steps("loss")[:2]
+    assert json.loads(ask(run, sql, capsys, "--json")) == [{"step": p.at, "value": p.value} for p in points]
+    rows = list(csv.reader(io.StringIO(ask(run, sql, capsys, "--csv"))))
+    assert rows == [["step", "value"], *([str(p.at), repr(p.value)] for p in points)]
+    table = ask(run, sql, capsys).splitlines()
+    assert table[0].split() == ["step", "value"]
+    assert table[1].split() == ["1", f"{points[0].value:.6g}"]
+
+
+def test_nan_is_null(run, capsys):
+    sql = "SELECT count(*) AS all_values, count(value) AS numbers FROM metrics WHERE name = 'loss'"
+    (row,) = json.loads(ask(run, sql, capsys, "--json"))
+    assert row["all_values"] > row["numbers"] > 0
+
+
+def test_each_view_can_be_asked(run, capsys):
+    for view in ("metrics", "epochs", "events", "media", "log_lines", "clock", "summaries", "names", "step_metrics"):
+        assert json.loads(ask(run, f"SELECT count(*) AS number FROM {view}", capsys, "--json"))[0]["number"] > 0
+
+
+def test_without_a_query_the_views_are_listed(run, capsys):
+    assert main(["query", str(run)]) == 0
+    printed = capsys.readouterr().out
+    assert "metrics" in printed
+    assert "name, step, update, epoch, samples, seconds, wall, value" in printed
+
+
+def test_wrong_sql_is_answered_with_the_views_and_their_columns(run, mistake):
+    view = MetricsView(run / "metrics.sqlite")
+    with mistake(
+        "Arguments", "`loopwright query` with an unknown column", ConfigurationError, match="no such column: valu"
+    ):
+        view.query("SELECT valu FROM metrics")
+    with pytest.raises(ConfigurationError, match=r"no such table: steps.*\n  metrics\(name, step, update, epoch"):
+        view.query("SELECT * FROM steps")
+    with pytest.raises(ConfigurationError, match="syntax error"):
+        view.query("SELEC")
+
+
+WRITING = [
+    "INSERT INTO names VALUES (99, 'x')",
+    "DELETE FROM step_values",
+    "UPDATE facts SET value = 7",
+    "DROP TABLE names",
+    "CREATE TABLE other (a)",
+    "CREATE TEMP TABLE other (a)",
+    "PRAGMA user_version = 9",
+    "PRAGMA writable_schema = ON",
+    "PRAGMA query_only = OFF",
+    "ATTACH 'other.sqlite' AS other",
+    "VACUUM INTO 'copy.sqlite'",
+    "BEGIN",
+    "REINDEX",
+    "SELECT load_extension('x')",
+]
+
+
+@pytest.mark.parametrize("sql", WRITING)
+def test_nothing_can_be_written_or_opened(run, tmp_path, monkeypatch, sql):
+    monkeypatch.chdir(tmp_path)
+    path = Path(shutil.copy(run / "metrics.sqlite", tmp_path / "metrics.sqlite"))
+    before = path.read_bytes()
+    with pytest.raises(ConfigurationError, match=r"A query only reads: write one SELECT|no such function"):
+        MetricsView(path).query(sql)
+    assert path.read_bytes() == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["metrics.sqlite"]
+
+
+def test_a_query_that_writes_is_refused_with_what_to_do(run, mistake):
+    with mistake("Arguments", "`loopwright query` with an INSERT", ConfigurationError, match="A query only reads"):
+        MetricsView(run / "metrics.sqlite").query(WRITING[0])
+    with pytest.raises(ConfigurationError, match="one statement at a time"):
+        MetricsView(run / "metrics.sqlite").query("SELECT 1; DROP TABLE names")
+
+
+def test_a_run_that_is_being_written_is_asked(tmp_path):
+    store = MetricsStore(tmp_path / "metrics.sqlite")
+    for step in range(1, 4):
+        store.add_steps(rows_of([(step, step, "loss", 1.0)]))
+        store.flush()
+        assert MetricsView(store.path).query("SELECT max(step) FROM metrics").rows == [(step,)]
+    store.close()
+
+
+def test_views_of_the_file_are_not_ours(tmp_path):
+    """A file of someone else may have any view under our names; it is not asked."""
+    store = MetricsStore(tmp_path / "metrics.sqlite")
+    store.add_steps(rows_of([(1, 1, "loss", 1.0)]))
+    store.flush()
+    store._open().connection.executescript("DROP VIEW metrics; CREATE VIEW metrics AS SELECT 'forged' AS name")
+    store.close()
+    assert MetricsView(store.path).query("SELECT name FROM metrics").rows == [("loss",)]
+
+
+def test_a_run_of_the_first_edition_is_asked_by_the_same_views(capsys):
+    rows = json.loads(ask(STORED, "SELECT name, step, value, wall FROM metrics WHERE name = 'loss'", capsys, "--json"))
+    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
+    assert {row["wall"] for row in rows} == {None}
+
+
+def test_a_long_answer_says_how_many_rows_are_left_out(run, capsys):
+    assert main(["query", str(run), "SELECT * FROM metrics"]) == 0
+    printed = capsys.readouterr()
+    assert len(printed.out.splitlines()) == 1001
+    assert printed.err == "and 500 more rows: --csv and --json print all, LIMIT in the query asks for fewer\n"
+
+
+def test_a_run_that_has_not_logged_says_so(tmp_path, capsys):
+    make_demo_run(tmp_path / "run", steps=10, epochs=1, resumed=False, media=False)
+    (tmp_path / "run" / "metrics.sqlite").unlink()
+    for words in (["SELECT 1"], []):
+        assert main(["query", str(tmp_path / "run"), *words]) == 2
+        assert "There are no metrics to ask" in capsys.readouterr().err

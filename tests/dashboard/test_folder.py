@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from loopwright.dashboard.answers import Refusal
+from loopwright.dashboard.folder import RunsFolder, stamp_of
+from loopwright.run import MetricsStore, update_manifest
+from loopwright.run.directory import RunDirectory
+
+from .serving import serving
+from .small_runs import step_rows, write_run
+
+
+def test_runs_are_found_in_all_folders_but_not_inside_of_runs(tmp_path: Path):
+    for name in ("b", "a/deep/er", "a/deep/other", ".hidden/x"):
+        write_run(tmp_path / name, media=False)
+    write_run(tmp_path / "b" / "artifacts" / "inner", media=False)
+    assert list(RunsFolder(tmp_path).find()) == ["a/deep/er", "a/deep/other", "b"]
+
+
+def test_links_are_not_followed_in_circles_and_runs_are_listed_once(tmp_path: Path):
+    write_run(tmp_path / "a", media=False)
+    os.symlink(tmp_path, tmp_path / "circle")
+    os.symlink(tmp_path / "a", tmp_path / "again")
+    assert list(RunsFolder(tmp_path).find()) == ["a"]
+    os.symlink(tmp_path / "nowhere", tmp_path / "broken")
+    assert list(RunsFolder(tmp_path).find()) == ["a"]
+
+
+def test_a_folder_that_is_itself_a_link_is_served(tmp_path: Path):
+    write_run(tmp_path / "disk" / "a", media=False)
+    os.symlink(tmp_path / "disk", tmp_path / "runs")
+    folder = RunsFolder(tmp_path / "runs")
+    assert folder.view("a").state == "finished"
+    assert folder.scan()["a"].problem is None
+
+
+def test_only_runs_that_changed_are_read_again(tmp_path: Path):
+    for name in ("a", "b"):
+        write_run(tmp_path / name, media=False)
+    folder = RunsFolder(tmp_path)
+    first = folder.scan()
+    store = MetricsStore(tmp_path / "b" / "metrics.sqlite")
+    store.add_steps(step_rows(51, 52))
+    store.close()
+    while (second := folder.scan())["b"] == first["b"]:  # ten times as long as reading took
+        time.sleep(0.01)
+    assert second["a"] == first["a"]  # with the time at which it was looked at
+    assert second["b"].stamp == stamp_of(tmp_path / "b")
+
+
+def test_a_run_that_takes_long_to_read_is_read_less_often_until_it_ends(tmp_path: Path):
+    run = write_run(tmp_path / "a", media=False)
+    slow = replace(RunsFolder(tmp_path).scan()["a"], seconds=1000.0)
+    (run / "config.yaml").touch()
+    assert not slow.is_stale(stamp_of(run))
+    update_manifest(run / "run.json", state="failed")
+    assert slow.is_stale(stamp_of(run))
+
+
+def test_the_state_is_that_of_the_lock_though_no_file_changed(tmp_path: Path):
+    run = write_run(tmp_path / "a", media=False)
+    update_manifest(run / "run.json", state="running")
+    folder = RunsFolder(tmp_path)
+    with RunDirectory(run):
+        assert folder.scan()["a"].summary["state"] == "running"
+    stamp = stamp_of(run)
+    assert folder.scan()["a"].summary["state"] == "crashed"
+    assert stamp_of(run) == stamp
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "a/..", "/etc", "a//b", "a\0", "../runs/a", ".hidden", "a/", "~", "a" * 9000]
+)
+def test_names_that_are_no_runs_are_refused(tmp_path: Path, name: str):
+    write_run(tmp_path / "runs" / "a", media=False)
+    with pytest.raises(Refusal, match="There is no run"):
+        RunsFolder(tmp_path / "runs").path_of(name)
+
+
+def test_a_name_that_is_no_text_is_listed(tmp_path: Path):
+    write_run(tmp_path / "a", media=False)
+    os.rename(os.fsencode(tmp_path / "a"), os.fsencode(tmp_path) + b"/caf\xe9")
+    with serving(tmp_path) as served:
+        assert [run["id"] for run in served.data("/api/runs")["runs"]] == ["caf\\xe9"]
+        assert served.get("/api/run/caf%5Cxe9").status == 404
+
+
+@pytest.mark.parametrize("name", ["50% off?#&", "ü ö/日本", "a+b=c;d", "a%2Fb", "<b>"])
+def test_any_name_can_be_asked_for(tmp_path: Path, name: str):
+    from urllib.parse import quote
+
+    write_run(tmp_path / name, media=False)
+    with serving(tmp_path) as served:
+        (run,) = served.data("/api/runs")["runs"]
+        assert run["id"] == name
+        encoded = quote(name, safe="")
+        assert served.data(f"/api/run/{encoded}")["summary"]["id"] == name
+        assert served.data(f"/api/curves?run={encoded}&name=lr")["curves"][0]["run"] == name

@@ -1,0 +1,645 @@
+"""Where the time of a run goes: to the nanosecond by a clock that tests move, and by real work."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from contextlib import nullcontext
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from loopwright import Callback, ConfigurationError, Interrupted, Trainer
+from loopwright.callbacks import EMA, BestModel, Checkpoints, Profile, Rewind, TrainTime
+from loopwright.cli import main
+from loopwright.profiling import Report
+from loopwright.run import RunView
+
+from ..distributed.ranks import run_ranks
+from ..loops import build_linear, build_net
+from ..test_callback import count_calls
+from .hand_clock import SlowCallback, SlowData, slow_trainer
+
+cross_entropy = nn.functional.cross_entropy
+sgd = partial(torch.optim.SGD, lr=0.1)
+
+
+# Every moment belongs to one part
+
+
+def test_each_part_has_exactly_the_time_that_was_spent_in_it(clock, monkeypatch):
+    monkeypatch.setattr("loopwright.training.steps.FLUSH_SECONDS", 1e9)
+    profile = Profile(warmup=0)
+    slow = SlowCallback(clock, on_train_step_start=3, on_update_end=5, on_log=7)
+    trainer = slow_trainer(
+        clock, forward=100, backward=200, step=50, takes=(11, 13, 17), callbacks=[slow, profile], accumulate=2
+    )
+    trainer.train(SlowData(clock, 2), 2, batch_size=3)
+    steps, updates = 8, 4
+    assert profile.report.parts == {
+        "data": 2 * 12 * 2,
+        "transfer": 11 * steps,
+        "forward": (100 + 13) * steps,
+        "train_step": 17 * steps,
+        "backward": 200 * steps,
+        "optimizer": 50 * updates,
+        "callbacks": 3 * steps + 5 * updates + 7 * 2,
+    }
+    assert profile.report.details("callbacks") == {"SlowCallback": 3 * steps + 5 * updates + 7 * 2}
+    assert (profile.report.num_steps, profile.report.num_samples) == (steps, 24)
+
+
+def test_an_evaluation_is_one_part_with_its_own_details_and_callbacks_in_it_stay_callbacks(clock):
+    profile, slow = Profile(warmup=0), SlowCallback(clock, on_eval_end=9)
+    trainer = slow_trainer(clock, forward=100, takes=(10, 1, 0), callbacks=[profile, slow])
+    trainer.train(SlowData(clock, 0), 2, SlowData(clock, 4, length=6), batch_size=6)
+    report = profile.report
+    assert report.parts["evaluation"] == 2 * (6 * 4 + 100 + 10 + 1)
+    assert report.details("evaluation") == {"forward": 2 * 101, "data": 2 * 24, "transfer": 2 * 10}
+    assert report.parts["callbacks"] == report.details("callbacks")["SlowCallback"] == 2 * 9
+    assert report.parts["forward"] == 4 * 101
+
+
+def test_the_parts_add_up_to_the_wall_time(points):
+    profile = Profile(warmup=2)
+    Trainer(build_net(), sgd, cross_entropy, callbacks=profile, progress="silent").train(points, 3, points)
+    report = profile.report
+    assert sum(report.parts.values()) == report.total == profile._clock.nanoseconds
+    assert sum(report.shares.values()) == pytest.approx(1)
+    column = [line.split("%")[0].split()[-1] for line in report.lines() if " %" in line and not line.startswith("    ")]
+    tenths = [round(10 * float(text)) for text in column if text.replace(".", "").isdigit()]
+    assert sum(tenths[: len(report.parts)]) == 1000
+
+
+def test_steps_of_the_warm_up_are_left_out_and_start_with_them(clock):
+    profile, slow = Profile(warmup=3), SlowCallback(clock, on_train_start=1_000_000)
+    slow_trainer(clock, forward=10, callbacks=[profile, slow]).train(SlowData(clock, 0), 1, batch_size=2)
+    assert profile.report.parts == {"forward": 3 * 10}
+    assert (profile.report.num_steps, profile.report.warmup_steps) == (3, 3)
+    assert profile.report.warmup_seconds == (1_000_000 + 3 * 10) / 1e9
+
+
+def test_a_run_within_its_warm_up_is_reported_whole(clock):
+    profile = Profile(warmup=50)
+    slow_trainer(clock, forward=10, callbacks=profile).train(SlowData(clock, 0), 1, batch_size=2)
+    assert (profile.report.num_steps, profile.report.warmup_steps, profile.report.total) == (6, 0, 60)
+
+
+def test_with_a_number_of_steps_the_rest_of_the_run_is_left_alone(clock):
+    seen = []
+
+    class Look(Callback):
+        def on_update_end(self, trainer):
+            seen.append("flush" in vars(trainer.run))
+
+    profile = Profile(warmup=1, steps=2)
+    trainer = slow_trainer(clock, forward=10, callbacks=[profile, Look()])
+    trainer.train(SlowData(clock, 0), 1, batch_size=2)
+    assert seen == [True, True, True, False, False, False]
+    assert (profile.report.num_steps, profile.report.parts) == (2, {"forward": 20})
+
+
+def test_several_train_calls_are_one_profile_and_the_time_between_them_is_not_in_it(clock):
+    profile = Profile(warmup=0)
+    trainer = slow_trainer(clock, forward=10, callbacks=profile)
+    trainer.train(SlowData(clock, 0), 1, batch_size=6)
+    clock.take(500)
+    trainer.train(SlowData(clock, 0), 1, batch_size=6)
+    assert profile.report.parts == {"forward": 40}
+
+
+def test_the_end_of_other_callbacks_is_measured_too(clock):
+    profile, slow = Profile(warmup=0), SlowCallback(clock, on_train_start=3, on_train_end=4)
+    slow_trainer(clock, callbacks=[slow, profile]).train(SlowData(clock, 0), 1, batch_size=6)
+    assert profile.report.events_of("SlowCallback") == {"on_train_end": 4, "on_train_start": 3}
+
+
+def test_files_are_checkpoints_and_metrics_are_logging(tmp_path, points):
+    profile = Profile(warmup=0)
+    Trainer(build_net(), sgd, cross_entropy, callbacks=profile, run_dir=tmp_path / "run", progress="silent").train(
+        points, 2, points
+    )
+    assert {"Checkpoints", "BestModel"} <= profile.report.details("checkpoints").keys()
+    assert {"RunRecorder", "ProgressDisplay"} <= profile.report.details("logging").keys()
+    assert profile.report.details("callbacks").keys() <= {"Profile", "NonFiniteGuard"}
+
+
+def test_a_step_by_hand_in_plain_torch_is_divided_too(clock):
+    class Plain(type(slow_trainer(clock))):
+        def train_step(self, batch):
+            x, y = batch
+            loss = cross_entropy(self.model(x), y)
+            self.clock.take(17)
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            return {"loss": loss}
+
+    made, profile = slow_trainer(clock, forward=10, backward=20, step=30), Profile(warmup=0)
+    trainer = Plain(made.model, made._given["optimizer"], callbacks=profile, progress="silent")
+    trainer.clock = clock
+    trainer.train(SlowData(clock, 0), 1, batch_size=6)
+    assert profile.report.parts == {"forward": 20, "train_step": 34, "backward": 40, "optimizer": 60}
+
+
+def test_passes_in_another_thread_are_not_counted(clock):
+    class Threads(Callback):
+        def on_update_end(self, trainer):
+            thread = threading.Thread(target=lambda: trainer.model(torch.ones(1, 6)).sum().backward())
+            thread.start()
+            thread.join()
+            clock.take(5)
+
+    profile = Profile(warmup=0)
+    slow_trainer(clock, forward=100, backward=200, callbacks=[profile, Threads()]).train(
+        SlowData(clock, 0), 1, batch_size=6
+    )
+    assert profile.report.parts == {"forward": 200, "backward": 400, "callbacks": 10 + 2 * 300}
+
+
+# Real work, and what is said of it
+
+
+class Wait:
+    """Work that takes longer than all else together: the number of steps decides, not a clock."""
+
+    def __call__(self) -> None:
+        matrix = torch.ones(64, 64)
+        for _ in range(400):
+            matrix = (matrix @ matrix).clamp(max=1)
+
+
+wait = Wait()
+
+
+class WaitingData(torch.utils.data.Dataset):
+    def __init__(self, points):
+        self.points = points
+
+    def __len__(self):
+        return len(self.points)
+
+    def __getitem__(self, index):
+        wait()
+        return self.points[index]
+
+
+class WaitingCallback(Callback):
+    def on_train_step_end(self, trainer, batch, result):
+        wait()
+
+
+class WaitingNet(nn.Linear):
+    def forward(self, x):
+        if self.training:
+            wait()
+        return super().forward(x)
+
+
+class WaitingEvaluation(nn.Linear):
+    def forward(self, x):
+        if not self.training:
+            wait()
+        return super().forward(x)
+
+
+def profiled(data, eval_data=None, net=None, **options) -> Report:
+    profile = Profile(warmup=1)
+    options["callbacks"] = [profile, *options.get("callbacks", ())]
+    trainer = Trainer(build_linear() if net is None else net, sgd, cross_entropy, progress="silent", **options)
+    trainer.train(data, 2, eval_data, batch_size=8)
+    return profile.report
+
+
+@pytest.mark.parametrize(
+    ("part", "options"),
+    [
+        ("data", {"is_waiting": True}),
+        ("callbacks", {"callbacks": [WaitingCallback()]}),
+        ("evaluation", {"net": WaitingEvaluation(6, 3), "is_evaluated": True}),
+        ("forward", {"net": WaitingNet(6, 3)}),
+    ],
+)
+def test_the_part_that_does_the_work_is_the_largest(points, part, options):
+    data = WaitingData(points) if options.pop("is_waiting", False) else points
+    report = profiled(data, points if options.pop("is_evaluated", False) else None, **options)
+    assert max(report.parts, key=report.parts.__getitem__) == part
+
+
+MILLISECOND = 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("takes", "said"),
+    [
+        ({"data": 4}, "75 % of the time is waiting for data: "),
+        ({"on_update_end": 4}, "Callback SlowCallback takes 50 % of the time in `on_update_end`: "),
+        ({"evaluation": 4}, "Evaluation takes 65 % of the run, 92 % of it waiting for data (num_workers=): "),
+        ({}, "Healthy: 100 % of the time is forward, backward and optimizer."),
+    ],
+    ids=["data", "callback", "evaluation", "healthy"],
+)
+def test_a_run_gets_the_verdict_of_what_takes_its_time(clock, takes, said):
+    profile, event = Profile(warmup=1), takes.get("on_update_end", 0) * MILLISECOND
+    trainer = slow_trainer(
+        clock,
+        forward=MILLISECOND,
+        backward=2 * MILLISECOND,
+        step=MILLISECOND,
+        callbacks=[profile, SlowCallback(clock, on_update_end=event)],
+    )
+    data = SlowData(clock, takes.get("data", 0) * MILLISECOND)
+    eval_data = SlowData(clock, takes["evaluation"] * MILLISECOND, length=6) if "evaluation" in takes else None
+    trainer.train(data, 2, eval_data, batch_size=3)
+    assert profile.report.verdict.startswith(said)
+
+
+# Nothing else changes
+
+
+def weights_of(trainer: Trainer) -> list[torch.Tensor]:
+    return [value.clone() for model in trainer.models.values() for value in model.state_dict().values()]
+
+
+class TwoOptimizers(Trainer):
+    def configure_optimizers(self):
+        self.first = torch.optim.AdamW(self.model[0].parameters(), lr=0.01)
+        self.second = torch.optim.SGD(self.model[4].parameters(), lr=0.1)
+
+    def train_step(self, batch):
+        x, y = batch
+        loss = cross_entropy(self.model(x), y)
+        self.update(loss, ["first", "second"])
+        other = self.model(x).square().mean()
+        self.update(other, "first")
+        return {"loss": loss, "other": other}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (Trainer, {"accumulate": 2, "clip_norm": 0.1}),
+        (Trainer, {"precision": "bf16"}),
+        (Trainer, {"callbacks": [EMA(0.9), TrainTime()]}),
+        (TwoOptimizers, {}),
+    ],
+    ids=["accumulated and clipped", "bf16", "averaged and timed", "two optimizers"],
+)
+def test_results_are_the_same_to_the_last_bit(points, kind, options):
+    def train(*callbacks):
+        more = {"optimizer": sgd} if kind is Trainer else {}
+        given = [*options.get("callbacks", ()), *callbacks]
+        trainer = kind(build_net(), loss_fn=cross_entropy, **{**options, **more, "callbacks": given}, progress="silent")
+        return trainer, trainer.train(points, 3, points, batch_size=8)
+
+    (plain, history), (timed, with_profile) = train(), train(Profile(warmup=1))
+    assert all(torch.equal(a, b) for a, b in zip(weights_of(plain), weights_of(timed), strict=True))
+    assert list(history.steps["loss"]) == list(with_profile.steps["loss"])
+    assert history["eval_loss"] == with_profile["eval_loss"]
+
+
+def traces(trainer: Trainer) -> dict[str, object]:
+    """Everything that a profile puts something in the place of."""
+    run = trainer.run
+    owners = [trainer, run, trainer.runtime, *run.updates.every(), *filter(None, (run.train_stream, run.eval_stream))]
+    hooks = {name: list(found) for name, found in run.hooks.items()}
+    optimizers = [
+        len(o._optimizer_step_pre_hooks) + len(o._optimizer_step_post_hooks) for o in trainer.optimizers.values()
+    ]
+    modules = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in trainer.modules.values()]
+    return {
+        "methods": [sorted(name for name, value in vars(owner).items() if callable(value)) for owner in owners],
+        "hooks": [len(found) for found in hooks.values()],
+        "timed": [hook for found in hooks.values() for hook in found if hasattr(hook, "untimed")],
+        "torch": (torch.autograd.backward, optimizers, modules),
+        "joint": len(run.updates.on_joint),
+    }
+
+
+class Failing(Callback):
+    def __init__(self, event: str):
+        self.event = event
+
+    def fail(self, event: str):
+        if event == self.event:
+            raise RuntimeError("as asked")
+
+    def on_train_start(self, trainer):
+        self.fail("on_train_start")
+
+    def on_train_step_end(self, trainer, batch, result):
+        self.fail("on_train_step_end")
+
+    def on_optimizer_start(self, trainer, optimizer):
+        self.fail("on_optimizer_start")
+
+    def on_eval_step_end(self, trainer, batch, result):
+        self.fail("on_eval_step_end")
+
+    def on_train_end(self, trainer):
+        self.fail("on_train_end")
+
+
+@pytest.mark.parametrize(
+    "event", ["none", "on_train_start", "on_train_step_end", "on_optimizer_start", "on_eval_step_end", "on_train_end"]
+)
+def test_nothing_stays_wrapped_after_a_run_or_an_exception_in_it(points, event):
+    def train(*callbacks):
+        trainer = Trainer(build_net(), sgd, cross_entropy, callbacks=[*callbacks, Failing(event)], progress="silent")
+        fails = nullcontext() if event == "none" else pytest.raises(RuntimeError, match="as asked")
+        with fails:
+            trainer.train(points, 1, points)
+        return traces(trainer)
+
+    plain, timed = train(), train(Profile(warmup=0))
+    for found in (plain, timed):
+        found["hooks"] = None  # the one more callback has hooks of its own
+    assert timed == plain
+    assert timed["timed"] == []
+
+
+def test_an_error_before_the_first_step_says_nothing_of_time_and_leaves_nothing(points, tmp_path, mistake):
+    trainer = Trainer(build_net(), sgd, cross_entropy, callbacks=Profile(trace=True), progress="silent")
+    with mistake("Arguments", "`Profile(trace=True)` without a run directory", ConfigurationError, match="pass `run_d"):
+        trainer.train(points)
+    assert traces(trainer)["timed"] == []
+    assert torch.autograd.backward.__module__ == "torch.autograd"
+
+
+def test_copies_of_a_model_made_while_it_is_timed_are_models_of_their_own(points):
+    class Copies(Callback):
+        def on_epoch_end(self, trainer, metrics):
+            from copy import deepcopy
+
+            copy = deepcopy(trainer.model).eval()
+            nn.init.zeros_(copy.weight)
+            nn.init.zeros_(copy.bias)
+            self.outputs = copy(torch.ones(2, 6))
+
+    copies = Copies()
+    Trainer(build_linear(), sgd, cross_entropy, callbacks=[Profile(), copies], progress="silent").train(points)
+    assert copies.outputs.tolist() == [[0.0] * 3] * 2
+
+
+class Doubled(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize("how", ["in place", "wrapped"])
+def test_a_compiled_model_is_compiled_once_and_its_time_is_forward(points, how):
+    import torch._dynamo
+
+    def train(*callbacks):
+        torch._dynamo.reset()
+        graphs = []
+
+        def backend(graph, inputs):
+            graphs.append(graph)
+            return graph.forward
+
+        torch.manual_seed(0)
+        net = Doubled(6, 3)
+        if how == "in place":
+            net.compile(backend=backend)
+        model = net if how == "in place" else torch.compile(net, backend=backend)
+        Trainer(model, sgd, cross_entropy, callbacks=callbacks, progress="silent").train(points, batch_size=37)
+        return len(graphs), net.weight
+
+    profile = Profile(warmup=0)
+    (graphs, weight), (timed_graphs, timed_weight) = train(), train(profile)
+    assert (graphs, timed_graphs) == (1, 1)
+    assert torch.equal(weight, timed_weight)
+    assert profile.report.parts["forward"] > profile.report.parts.get("train_step", 0)
+
+
+def test_a_rewound_run_is_the_same_and_its_parts_still_add_up(points):
+    class Bad(nn.Linear):
+        num_calls = 0
+
+        def forward(self, x):
+            self.num_calls += self.training
+            return super().forward(x) * (float("nan") if self.num_calls == 3 else 1.0)
+
+    def train(*callbacks):
+        torch.manual_seed(0)
+        given = [Rewind(), *callbacks]
+        trainer = Trainer(Bad(6, 3), sgd, cross_entropy, callbacks=given, progress="silent")
+        trainer.train(points, 1, batch_size=8)
+        return trainer.model.weight
+
+    profile = Profile(warmup=0)
+    assert torch.equal(train(), train(profile))
+    assert sum(profile.report.parts.values()) == profile.report.total == profile._clock.nanoseconds
+
+
+def test_steps_in_micro_batches_after_memory_ran_out_are_the_same(points):
+    class Hungry(nn.Linear):
+        def forward(self, x):
+            if len(x) > 3:
+                raise torch.OutOfMemoryError("too much")
+            return super().forward(x)
+
+    def train(*callbacks):
+        torch.manual_seed(0)
+        trainer = Trainer(Hungry(6, 3), sgd, cross_entropy, callbacks=callbacks, progress="silent")
+        trainer.train(points, 2, batch_size=8)
+        return trainer.model.weight
+
+    profile = Profile(warmup=0)
+    assert torch.equal(train(), train(profile))
+    assert profile.report.num_steps == 10
+    assert sum(profile.report.parts.values()) == profile.report.total == profile._clock.nanoseconds
+
+
+def test_a_step_without_a_profile_or_after_its_end_costs_not_one_call_more(monkeypatch, clock):
+    monkeypatch.setattr("loopwright.training.steps.FLUSH_SECONDS", 1e9)
+
+    def calls_per_step(make_callbacks) -> float:
+        count_calls(210, make_callbacks())  # what the first run imports is not counted
+        first, second = (count_calls(updates, make_callbacks()) for updates in (210, 260))  # in the second epoch
+        return (second - first) / 50
+
+    before = calls_per_step(list)
+    assert calls_per_step(lambda: [Profile(warmup=1, steps=5)]) == before
+    assert calls_per_step(lambda: [Profile()]) > before
+    assert calls_per_step(list) == before
+
+
+# Files
+
+
+def test_the_profile_of_a_run_is_in_its_directory(tmp_path, points):
+    profile = Profile(warmup=1)
+    run_dir = tmp_path / "run"
+    Trainer(build_net(), sgd, cross_entropy, callbacks=profile, run_dir=run_dir, progress="silent").train(points, 2)
+    stored = json.loads((run_dir / "profile.json").read_text())
+    assert stored == profile.as_dict() == RunView(run_dir).profile
+    assert Report.from_dict(stored) == profile.report
+    assert str(Report.from_dict(stored)) == str(profile.report)
+    assert stored["version"] == 1
+    assert stored["memory"]["process"] > 0
+
+
+def test_a_resumed_run_is_the_same_and_has_the_profile_of_its_last_process(tmp_path, points):
+    def train(name, updates, *callbacks):
+        trainer = Trainer(
+            build_net(), sgd, cross_entropy, callbacks=callbacks, run_dir=tmp_path / name, progress="silent"
+        )
+        trainer.train(points, num_updates=updates, batch_size=8)
+        return trainer
+
+    plain = train("plain", 12)
+    train("timed", 5, Profile(warmup=0), Checkpoints(every_updates=1))
+    profile = Profile(warmup=0)
+    resumed = train("timed", 12, profile, Checkpoints(every_updates=1))
+    assert all(torch.equal(a, b) for a, b in zip(weights_of(plain), weights_of(resumed), strict=True))
+    assert profile.report.num_steps == RunView(tmp_path / "timed").profile["num_steps"] == 7
+
+
+def test_a_run_may_be_resumed_with_a_profile_or_without_and_show_says_what_it_covers(tmp_path, points, capsys):
+    def train(updates, *callbacks):
+        trainer = Trainer(
+            build_net(), sgd, cross_entropy, callbacks=callbacks, run_dir=tmp_path / "run", progress="silent"
+        )
+        return trainer.train(points, num_updates=updates, batch_size=8)
+
+    for number, callbacks in enumerate([(), (Profile(),), ()], start=1):
+        assert len(train(3 * number, *callbacks).steps["loss"]) == 3 * number
+    main(["show", str(tmp_path / "run")])
+    assert capsys.readouterr().out.endswith("Measured up to step 6 of 9.\n")
+
+
+def test_a_failed_run_has_a_profile_too_and_prints_none(tmp_path, points, capsys):
+    trainer = Trainer(
+        *(build_net(), sgd, cross_entropy),
+        callbacks=[Profile(warmup=0), Failing("on_eval_step_end")],
+        run_dir=tmp_path / "run",
+        progress="lines",
+    )
+    with pytest.raises(RuntimeError, match="as asked"):
+        trainer.train(points, 1, points)
+    assert RunView(tmp_path / "run").profile["num_steps"] == 2
+    assert "Where the time went" not in capsys.readouterr().out
+
+
+def test_the_table_is_printed_unless_the_trainer_is_silent(points, capsys):
+    def printed(progress):
+        Trainer(build_net(), sgd, cross_entropy, callbacks=Profile(warmup=0), progress=progress).train(points)
+        return capsys.readouterr().out
+
+    assert printed("silent") == ""
+    lines = printed("lines").splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("Where the time went: 2 steps in "))
+    assert lines[start + 1].split() == ["part", "share", "total", "per", "step"]
+    assert any(line.split()[:2] == ["all", "100.0"] for line in lines[start:])
+
+
+def test_a_trace_of_three_steps_is_written_and_not_counted(tmp_path, points):
+    profile = Profile(warmup=1, trace=True, memory=True)
+    run_dir = tmp_path / "run"
+    Trainer(build_net(), sgd, cross_entropy, callbacks=profile, run_dir=run_dir, progress="silent").train(
+        points, 2, batch_size=8
+    )
+    events = json.loads((run_dir / "trace.json").read_text())["traceEvents"]
+    assert sum(event.get("name") == "Optimizer.step#SGD.step" for event in events) == 3
+    assert profile.report.num_steps == 2 * 5 - 1 - 3
+    assert profile.report.files == {"trace": "trace.json"}
+    assert profile.report.memory["operators"][0]["bytes"] > 0
+    assert "The trace is in trace.json." in str(profile.report)
+
+
+def test_a_trace_goes_where_it_is_sent_also_when_the_run_ends_first(tmp_path, points):
+    path = tmp_path / "traces" / "mine.json"
+    profile = Profile(warmup=1, trace=path)
+    Trainer(build_net(), sgd, cross_entropy, callbacks=profile, progress="silent").train(points)
+    assert json.loads(path.read_text())["traceEvents"]
+    assert profile.report.files == {"trace": str(path)}
+
+
+def test_two_profiles_of_one_run_are_refused_and_leave_nothing(points, mistake):
+    trainer = Trainer(build_net(), sgd, cross_entropy, callbacks=[Profile(), Profile()], progress="silent")
+    with mistake("Arguments", "two `Profile` callbacks", ConfigurationError, match="pass one `Profile`"):
+        trainer.train(points)
+    assert traces(trainer)["timed"] == []
+    assert torch.autograd.backward.__module__ == "torch.autograd"
+
+
+def test_a_profile_that_is_given_to_another_trainer_begins_anew(clock):
+    profile = Profile(warmup=0, steps=1)
+    for forward in (10, 20):
+        slow_trainer(clock, forward=forward, callbacks=profile).train(SlowData(clock, 0), 1, batch_size=6)
+        assert profile.report.parts == {"forward": forward}
+
+
+def test_a_signal_ends_the_profile_with_its_report(tmp_path, points, capsys):
+    class Signal(Callback):
+        def on_update_end(self, trainer):
+            if trainer.progress.update == 3:
+                signal.raise_signal(signal.SIGTERM)
+
+    trainer = Trainer(
+        *(build_net(), sgd, cross_entropy),
+        callbacks=[Profile(warmup=0), Signal()],
+        run_dir=tmp_path / "run",
+        progress="lines",
+    )
+    with pytest.raises(Interrupted):
+        trainer.train(points, 5, batch_size=8)
+    assert "Where the time went: 3 steps in " in capsys.readouterr().out
+    assert RunView(tmp_path / "run").profile["num_steps"] == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"warmup": -1}, "Profile(warmup=-1): use a whole number of steps, 0 or more."),
+        ({"steps": 0}, "Profile(steps=0): use a whole number of steps, 1 or more."),
+        ({"trace": 3}, "Profile(trace=3): use True, False, or the path of a file."),
+    ],
+    ids=["warmup", "steps", "trace"],
+)
+def test_wrong_arguments_are_refused_at_once(options, said, mistake):
+    name, value = next(iter(options.items()))
+    with mistake("Arguments", f"`Profile({name}={value})`", ConfigurationError) as caught:
+        Profile(**options)
+    assert str(caught.value) == said
+
+
+# Several processes
+
+
+def train_on_rank(rank, points, with_profile):
+    profile = Profile(warmup=1)
+    trainer = Trainer(
+        build_net(dropout=0.0),
+        sgd,
+        cross_entropy,
+        callbacks=[profile] if with_profile else [],
+        runtime="ddp",
+        progress="silent",
+    )
+    trainer.train(points, 2, points, batch_size=8)
+    values = [value.clone() for value in trainer.model.state_dict().values()]
+    return values, profile.as_dict()
+
+
+def test_on_several_processes_each_measures_itself_and_names_the_wait_for_others(points):
+    plain, timed = (run_ranks(train_on_rank, 2, points, is_on) for is_on in (False, True))
+    assert all(torch.equal(a, b) for a, b in zip(plain[0][0], timed[0][0], strict=True))
+    report = Report.from_dict(timed[0][1])
+    assert (report.world, report.num_steps) == (2, 9)
+    assert report.parts["communication"] > 0
+    assert "; rank 0 of 2 processes" in str(report)
+
+
+def test_a_best_model_is_kept_while_a_profile_runs(tmp_path, points):
+    profile, best = Profile(), BestModel("eval_loss", restore=True)
+    trainer = Trainer(
+        build_net(), sgd, cross_entropy, callbacks=[best, profile], run_dir=tmp_path / "run", progress="silent"
+    )
+    history = trainer.train(points, 3, points)
+    assert trainer.evaluate(points)["loss"] == pytest.approx(min(history["eval_loss"]))

@@ -1,0 +1,194 @@
+"""The table, the verdicts and the stored form of a profile."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from loopwright.cli import main
+from loopwright.profiling import Report
+from loopwright.run import RunManifest, RunView
+
+S = 1_000_000_000
+HEALTHY = {"forward": 30 * S, "backward": 50 * S, "optimizer": 13 * S, "other": 7 * S}
+
+
+def verdict(nanoseconds, **options) -> str:
+    return Report(nanoseconds, **{"num_steps": 100, "num_cores": 8, **options}).verdict
+
+
+@pytest.mark.parametrize(
+    ("nanoseconds", "options", "said"),
+    [
+        (HEALTHY, {}, "Healthy: 93 % of the time is forward, backward and optimizer."),
+        (
+            {"data": 62 * S, "forward": 38 * S},
+            {"num_workers": 0},
+            "62 % of the time is waiting for data: try num_workers=2.",
+        ),
+        (
+            {"data": 62 * S, "forward": 38 * S},
+            {"num_workers": 2},
+            "62 % of the time is waiting for data: try num_workers=6.",
+        ),
+        (
+            {"data": 62 * S, "forward": 38 * S},
+            {"num_workers": 0, "num_cores": 1},
+            "62 % of the time is waiting for data: this process on 1 core can do no more: make the data set's "
+            "__getitem__ cheaper (decode once, cache, smaller files).",
+        ),
+        (
+            {"data": 62 * S, "forward": 38 * S},
+            {"num_workers": 8},
+            "62 % of the time is waiting for data: 8 workers on 8 cores can do no more: make the data set's "
+            "__getitem__ cheaper (decode once, cache, smaller files).",
+        ),
+        (
+            {"data": 62 * S, "forward": 38 * S},
+            {},
+            "62 % of the time is waiting for data: pass a DataLoader with num_workers=2.",
+        ),
+        (
+            {"callbacks/Slow/on_log": S, "callbacks/Slow/on_update_end": 29 * S, "forward": 70 * S},
+            {},
+            "Callback Slow takes 30 % of the time in `on_update_end`: do it less often (every n updates, or in "
+            "`on_log` or `on_epoch_end`).",
+        ),
+        (
+            {**{f"callbacks/C{number}/on_log": 10 * S for number in range(4)}, "forward": 60 * S},
+            {},
+            "Callbacks take 40 % of the time, C0 the most of them (10 %): call them less often, or leave some out.",
+        ),
+        (
+            {"evaluation": 10 * S, "evaluation/data": 60 * S, "forward": 30 * S},
+            {},
+            "Evaluation takes 70 % of the run, 86 % of it waiting for data (num_workers=): evaluate less often (longer "
+            "epochs), on fewer samples, or in larger batches.",
+        ),
+        (
+            {"checkpoints/Checkpoints/on_epoch_end": 20 * S, "forward": 80 * S},
+            {},
+            "Checkpoints block training for 20 % of the time, Checkpoints the most: save less often "
+            "(Checkpoints(every_epochs=None, every_minutes=10)).",
+        ),
+        (
+            {"logging/RunRecorder/on_log": 20 * S, "forward": 80 * S},
+            {},
+            "Logging takes 20 % of the time, RunRecorder the most: log fewer values, or less often.",
+        ),
+        (
+            {"forward": 20_000_000, "backward": 20_000_000, "train_step": 30_000_000, "other": 2_000_000},
+            {"num_samples": 400},
+            "Batches are tiny: a step of 4 samples takes 720 µs, most of which is the overhead of calling Python and "
+            "torch, not arithmetic: try a larger batch, or compile the model (Runtime(compile='model')).",
+        ),
+        (
+            {"train_step": 40 * S, "forward": 60 * S},
+            {},
+            "40 % of the time is code of the training step outside of the models: losses, metrics, reading numbers "
+            "(`.item()`), printing. Measure in `on_log` or the evaluation what need not be measured in every step.",
+        ),
+        (
+            {"communication": 30 * S, "forward": 70 * S},
+            {"world": 2},
+            "30 % of the time is waiting for the other processes: compute more between two updates (`accumulate`, "
+            "larger batches), and see whether one process is slower than the others.",
+        ),
+        (
+            {"transfer": 30 * S, "forward": 70 * S},
+            {"device": "cuda:0"},
+            "30 % of the time is moving batches to cuda:0: use a DataLoader with pin_memory=True, and send less "
+            "(integers instead of floats, images before they are scaled).",
+        ),
+        (
+            {"forward": 60 * S, "evaluation": 25 * S, "other": 15 * S},
+            {},
+            "Nothing stands out: 60 % of the time is forward, backward and optimizer; the largest of the rest is "
+            "evaluation, 25 %.",
+        ),
+        ({}, {}, "Nothing was measured."),
+    ],
+)
+def test_the_verdict_says_what_stands_out_and_what_to_do(nanoseconds, options, said):
+    assert verdict(nanoseconds, **options) == said
+
+
+def test_the_largest_finding_comes_first_and_a_short_time_is_said_last():
+    report = Report({"data": 3 * S, "callbacks/A/on_log": 2 * S, "forward": 5 * S}, num_steps=10)
+    assert [text.split(" ")[0] for text in report.findings] == ["30", "Callback"]
+    short = Report({"data": 300_000_000, "forward": 700_000_000}, num_steps=10)
+    assert short.findings[-1].startswith("This was a short time")
+
+
+def test_the_table_is_aligned_and_its_shares_add_up_to_a_hundred():
+    report = Report(
+        {"data": 1 * S, "forward": 1 * S, "callbacks/EMA/on_update_end": 1 * S},
+        num_steps=1000,
+        warmup_steps=3,
+        memory={"process": 512_000_000},
+    )
+    assert str(report).splitlines()[:8] == [
+        "Where the time went: 1,000 steps in 3 s, after 3 of warm-up",
+        "  part         share  total  per step",
+        "  data        33.4 %    1 s      1 ms",
+        "  forward     33.3 %    1 s      1 ms",
+        "  callbacks   33.3 %    1 s      1 ms",
+        "    EMA       33.3 %    1 s      1 ms",
+        "  all        100.0 %    3 s      3 ms",
+        "Peak memory: 512 MB (the process)",
+    ]
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    RunManifest.collect(seed=0, name="first").changed(state="finished").write(tmp_path / "run.json")
+    return tmp_path
+
+
+def store(run_dir, **changes):
+    content = Report(HEALTHY, num_steps=10).as_dict() | changes
+    (run_dir / "profile.json").write_text(json.dumps(content))
+
+
+def test_show_prints_the_profile_of_a_run(run_dir, capsys):
+    store(run_dir)
+    assert main(["show", str(run_dir)]) == 0
+    out = capsys.readouterr().out
+    assert str(Report(HEALTHY, num_steps=10)) in out
+    assert main(["show", str(run_dir), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["profile"] == RunView(run_dir).profile
+
+
+def test_a_run_without_a_profile_has_none_and_no_problem(run_dir):
+    view = RunView(run_dir)
+    assert (view.profile, view.problems) == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"version": 2}, "has version 2, and this release reads 1."),
+        ({"nanoseconds": {"data": "1"}}, "is not a run's profile."),
+        ({"memory": {"process": "much"}}, "is not a run's profile."),
+        ({"num_steps": None}, "is not a run's profile."),
+    ],
+)
+def test_a_profile_that_cannot_be_read_is_a_problem_of_the_run(run_dir, changes, problem, capsys):
+    store(run_dir, **changes)
+    view = RunView(run_dir)
+    assert view.profile is None
+    assert [text.endswith(problem) for text in view.problems] == [True]
+    assert main(["show", str(run_dir)]) == 1
+    assert problem in capsys.readouterr().out
+
+
+def test_a_damaged_file_is_a_problem_too(run_dir):
+    (run_dir / "profile.json").write_bytes(b"\xff{")
+    view = RunView(run_dir)
+    assert view.profile is None
+    assert "profile.json" in view.problems[0]
+
+
+def test_a_part_of_a_later_release_is_shown_as_it_is_called():
+    assert Report({"new": S, "forward": S}).parts == {"forward": S, "new": S}

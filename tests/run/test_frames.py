@@ -1,0 +1,130 @@
+"""`loopwright.runs`: recorded runs as plain columns and frames."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas
+import polars
+import pytest
+
+import loopwright
+from loopwright import ConfigurationError
+from loopwright.run import Columns, RunView
+from tests.demo_runs import make_demo_run
+
+STORED = Path(__file__).parents[1] / "stored" / "v0_first_edition"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("runs")
+    make_demo_run(root / "first", steps=300, epochs=3, config={"optimizer.lr": 0.1})
+    make_demo_run(root / "deep" / "second", steps=200, epochs=2, state="failed", media=False, resumed=False)
+    return root
+
+
+def test_runs_are_a_sequence_newest_first(root):
+    runs = loopwright.runs(root)
+    assert [run.name for run in runs] == ["second", "first"]
+    assert (len(runs), runs[0].state, runs[-1].state) == (2, "failed", "finished")
+    assert [run.name for run in runs[1:]] == ["first"]
+    assert runs["first"].path == runs[1].path
+    assert runs["deep/second"].name == "second"
+    assert repr(runs).splitlines()[1:] == ["  deep/second: failed", "  first: finished"]
+
+
+def test_a_metric_is_columns_of_every_value_and_its_place(root):
+    run = loopwright.runs(root)["first"]
+    found = run.metrics("loss")
+    points = RunView(run.path).metrics.steps("loss")
+    assert list(found) == ["step", "update", "epoch", "samples", "seconds", "wall", "value"]
+    assert found["step"] == [point.at for point in points] == list(range(1, 301))
+    assert [value.hex() for value in found["value"]] == [point.value.hex() for point in points]
+    assert any(map(math.isnan, found["value"]))
+    assert found["epoch"] == [(step - 1) // 100 for step in range(1, 301)]
+    assert found["samples"] == [32 * step for step in range(1, 301)]
+    assert found["seconds"] == pytest.approx([step / 100 for step in range(1, 301)])
+    assert found["wall"][150] - found["wall"][149] == pytest.approx(600.01)  # it was resumed there
+
+
+def test_a_metric_of_epochs_is_found_without_being_asked_for_by_epoch(root):
+    run = loopwright.runs(root)["first"]
+    assert run.metrics("eval_loss")["epoch"] == [1, 2, 3]
+    assert run.metrics("eval_loss")["step"] == [100, 200, 300]
+    assert run.metrics("loss", by="epoch")["epoch"] == [1, 2, 3]
+    assert "eval_loss" in run.names
+
+
+def test_columns_become_frames(root):
+    run = loopwright.runs(root)["first"]
+    columns = run.metrics("loss")
+    for frame in (columns.to_pandas(), columns.to_polars()):
+        assert list(frame.columns) == list(columns)
+        assert frame["step"].to_list() == columns["step"] if hasattr(frame["step"], "to_list") else True
+        assert len(frame) == 300
+    assert isinstance(columns.to_pandas(), pandas.DataFrame)
+    assert isinstance(columns.to_polars(), polars.DataFrame)
+    assert loopwright.runs(root).table().to_polars().shape[0] == 2
+    assert run.events.to_pandas()["kind"].iloc[0] == "started"
+
+
+def test_config_events_and_best_are_those_of_the_run(root):
+    run = loopwright.runs(root)["first"]
+    assert run.config["optimizer"]["lr"] == 0.1
+    assert run.events["kind"].count("resumed") == 1
+    assert run.events["detail"][run.events["kind"].index("checkpoint")]["path"].startswith("checkpoints/")
+    best = run.best()
+    assert (best.name, best.value, best.mode) == ("eval_loss", min(run.metrics("eval_loss")["value"]), "min")
+    assert run.best("eval_accuracy").value == max(run.metrics("eval_accuracy")["value"])
+    assert run.best("eval_loss", "max").value == max(run.metrics("eval_loss")["value"])
+
+
+def test_the_table_has_a_row_for_each_run_and_a_column_for_each_setting(root):
+    table = loopwright.runs(root).table()
+    assert table["config.optimizer.lr"] == [0.001, 0.1]
+    assert table["path"] == ["deep/second", "first"]
+    assert not any(name.startswith("config") for name in loopwright.runs(STORED / "plateau").table())
+    assert table["best"][1] == loopwright.runs(root)["first"].best().value
+
+
+def test_runs_of_the_first_edition_are_read(tmp_path):
+    runs = loopwright.runs(STORED)
+    assert len(runs) >= 5
+    columns = loopwright.runs(STORED / "plateau")[0].metrics("loss")
+    assert columns["step"] == list(range(1, len(columns["step"]) + 1))
+    assert set(columns["wall"]) == {None}
+
+
+def test_a_metric_that_is_not_there_is_named_with_those_that_are(root, mistake):
+    run = loopwright.runs(root)["first"]
+    with mistake(
+        "Arguments", '`run.metrics("los")` of `loopwright.runs`', ConfigurationError, match="Did you mean 'loss'"
+    ):
+        run.metrics("los")
+    with pytest.raises(ConfigurationError, match="no metric 'train/grad_norms' of epochs; it has: loss"):
+        run.best("train/grad_norms")
+    with pytest.raises(ConfigurationError, match=r"'lr' is better when it is small or large is not known: pass mode="):
+        run.best("lr")
+
+
+def test_a_folder_or_a_run_that_is_not_there_is_named(root, tmp_path, mistake):
+    with mistake("Arguments", '`loopwright.runs("nowhere")`', ConfigurationError, match="There is no folder 'nowhere'"):
+        loopwright.runs("nowhere")
+    with pytest.raises(KeyError, match=r"There is no run 'frist' in .*near it: first"):
+        loopwright.runs(root)["frist"]
+    assert list(loopwright.runs(tmp_path)) == []
+
+
+def test_reading_runs_imports_no_torch(root):
+    program = "import sys, loopwright; loopwright.runs(sys.argv[1]).table(); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program, str(root)], check=False).returncode == 0
+
+
+def test_columns_are_a_dict():
+    columns = Columns({"a": [1]})
+    assert columns == pickle.loads(pickle.dumps(columns)) == {"a": [1]}
