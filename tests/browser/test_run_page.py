@@ -129,6 +129,7 @@ def test_the_head_says_in_words_how_a_run_went(visit: Open, rich: Served, pictur
     assert facts["Update"] == "1,000"
     assert facts["Samples"] == "32,000"
     wait_for_chart(page, "loss")
+    page.locator(".origin").evaluate("(element) => { element.hidden = true; }")  # folders of this machine
     picture(page, "ui-run")
 
 
@@ -372,6 +373,16 @@ def test_a_run_appears_paints_and_fails_before_the_eyes(visit: Open, tmp_path: P
         finally:
             training.kill()
             training.join()
+
+
+def test_a_run_whose_folder_is_removed_stays_on_the_page_and_says_so(visit: Open, tmp_path: Path):
+    run = make_demo_run(tmp_path / "runs" / "short", steps=20, epochs=1, media=False, resumed=False, names=("loss",))
+    with serving(tmp_path / "runs") as server:
+        page = visit("#/run/short", port=server.port)
+        expect(part(page, "log")).to_be_visible()
+        run.rename(tmp_path / "elsewhere")
+        expect(page.locator(".run-head .problem")).to_contain_text("was removed or renamed")
+        expect(part(page, "log")).to_be_visible()
 
 
 # Names, looks, keyboard
