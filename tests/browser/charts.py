@@ -6,7 +6,6 @@ from typing import Any
 
 from playwright.sync_api import Locator, Page
 
-
 HAS_LINES = "(plot) => plot.data.some((trace) => trace.yaxis === 'y2' && trace.mode === 'lines')"  # of events
 
 

@@ -77,6 +77,7 @@ def test_the_first_step_at_which_two_runs_part_is_said_with_its_values_and_marke
     (mark,) = (trace for trace in traces(page, "loss") if trace["axis"] == "y2" and trace["mode"] == "lines")
     assert mark["x"][:2] == [18, 18]
     assert len({trace["colour"] for trace in lines(page, "loss")}) == 2
+    page.set_viewport_size({"width": 1280, "height": 1060})
     picture(page, "ui-compare")
 
 

@@ -150,7 +150,7 @@ def test_words_and_missing_values_have_their_places(visit: Open, tmp_path: Path)
         page = visit("#/sweep", port=server.port)
         act = scatter(page, "model.act")
         assert act["scale"] == "category"
-        assert sorted(act["ticks"]) == sorted(["relu", "tanh", MARKUP])
+        assert act["ticks"] == ["relu", "tanh", f"{MARKUP[:17]}…"]
         marked = scatter(page, f"model.{MARKUP}")
         assert sorted(marked["x"]) == [0, 1, 2]  # the run that does not have it is in none of its places
         wait_for_lines(page, 4)

@@ -43,8 +43,16 @@ export function makeFilter(text, { keys, valueOf, textOf }) {
 }
 
 function unknown(key, keys) {
-  const near = keys.filter((one) => one.toLowerCase().includes(key.toLowerCase().slice(0, 3))).slice(0, 3);
-  return `No column is called “${key}”${near.length ? `: is it ${near.join(" or ")}?` : ": a config key such as optimizer.lr, or state, name, device."}`;
+  const scored = keys.map((one) => [likeness(key, one.slice(one.lastIndexOf(".") + 1)), one]).filter(([score]) => score >= 0.4);
+  const near = scored.sort(([a], [b]) => b - a).slice(0, 2).map(([, one]) => one);
+  return `No column is called “${key}”${near.length ? `: is it ${near.join(" or ")}?` : ". Columns are config keys such as optimizer.lr, and state, name, device."}`;
+}
+
+/** How many pairs of letters two words share: 1 for all, 0 for none. */
+function likeness(first, second) {
+  const pairs = (word) => new Set([...word.toLowerCase()].slice(1).map((letter, index) => word.toLowerCase()[index] + letter));
+  const [a, b] = [pairs(first), pairs(second)];
+  return (2 * [...a].filter((pair) => b.has(pair)).length) / (a.size + b.size || 1);
 }
 
 function compare(actual, operator, wanted) {

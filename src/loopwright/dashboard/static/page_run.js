@@ -13,9 +13,9 @@ import { timeSection } from "./run_time.js";
 import { follow, runs } from "./runs.js";
 import { url } from "./url.js";
 
-const PAUSE = 4000; // ms between two readings of a run that changes
-const OFTEN = 700; // ms, where an event says that there is something new to read
-const TELLING = ["resumed", "checkpoint", "best", "rewind", "stopped", "finished", "failed", "signal"];
+const PAUSE = 8000; // ms between two readings of a run that goes on
+const PAUSES = { checkpoint: 2500, best: 2500, rewind: 2500, signal: 2500, resumed: 500, stopped: 500, finished: 500, failed: 500 }; // after an event
+const AT_ONCE = 500;
 
 // A section is `{key, title(detail), parts, isShown(detail), make(context)}`; `make` gives `{element, update(detail, changed),
 // rows?(data), key?(event), destroy?()}`. `parts` are the entries of the answer that it shows: it is updated when one changes.
@@ -93,13 +93,14 @@ class RunPage {
   }
 
   #changed(what, detail) {
-    if (what === "runs" && !this.detail && runs.get(this.id)) this.#reload(OFTEN);
+    if (what === "runs" && !this.detail && runs.get(this.id)) this.#reload(AT_ONCE);
+    else if (what === "runs" && this.detail && detail?.removed?.includes(this.id)) this.head.gone();
     else if (what === "runs" && this.detail && (!detail || detail.ids.includes(this.id))) {
       const summary = runs.get(this.id);
       const isOver = summary && summary.state !== this.detail.summary.state;
       if (summary) this.detail.summary = summary;
       if (summary) this.#show(new Set(["summary"]));
-      this.#reload(isOver ? OFTEN : PAUSE);
+      this.#reload(isOver ? AT_ONCE : PAUSE);
     } else if (what === "selection") this.head?.update(this.detail);
     else if (what === "rows" && detail.run === this.id) this.#rows(detail);
     else if (what === "reread" && detail.run === this.id) {
@@ -121,7 +122,7 @@ class RunPage {
     if (lines.length) { this.detail.log.lines.push(...lines); changed.add("log"); }
     for (const { view } of this.#built.values()) view.rows?.(data);
     if (changed.size) this.#show(changed);
-    if (data.events?.some((event) => TELLING.includes(event.kind))) this.#reload(OFTEN);
+    for (const { kind } of data.events ?? []) if (kind in PAUSES) this.#reload(PAUSES[kind]);
   }
 
   #addMedia({ name, kind, ...item }) {
@@ -203,10 +204,11 @@ class RunPage {
     if (element) queueMicrotask(() => element.scrollIntoView({ behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : behavior, block: "start" }));
   }
 
+  /** Of the parts at the upper edge of the window, the last is where the reader is. */
   #spied(entries) {
-    for (const { target, isIntersecting } of entries) {
-      this.contents.querySelector(`[data-part="${target.id.slice(5)}"]`)?.classList.toggle("is-here", isIntersecting);
-    }
+    for (const { target, isIntersecting } of entries) target.dataset.isHere = isIntersecting ? "1" : "";
+    const here = [...this.body.children].filter((element) => element.dataset.isHere).at(-1)?.id.slice(5);
+    for (const link of this.contents.children) link.classList.toggle("is-here", link.dataset.part === here);
   }
 }
 

@@ -9,7 +9,8 @@ import { runs } from "./runs.js";
 import { Table } from "./table.js";
 import { url } from "./url.js";
 
-const FIRST_RUN = `trainer = loopwright.Trainer(model, optimizer, loss, run_dir="runs/first")
+const FIRST_RUN = `trainer = Trainer(model, optimizer, loss,
+                  run_dir="runs/first")
 trainer.train(data, num_epochs=3)`;
 const GROUPS = ["state", "device", "folder", "door", "tags"];
 

@@ -31,10 +31,13 @@ class EventView {
     const key = String(events[0].id);
     const numbers = Object.keys(ROUTINE).map((kind) => [events.filter((event) => event.kind === kind).length, ROUTINE[kind]]).filter(([number]) => number);
     const [first, last] = [events[0], events.at(-1)];
+    const inner = el("ol", { class: "timeline-inner" });
+    const build = () => { if (details.open && !inner.children.length) fill(inner, events.map((event) => eventRow(event, start))); };
     const details = el("details", { open: this.#open.has(key) },
       el("summary", {}, el("span", { class: "event-kind" }, numbers.map(([number, noun]) => plural(number, noun)).join(", ")), el("span", { class: "event-place" }, typeof first.update === "number" ? `updates ${count(first.update)} to ${count(last.update)}` : "")),
-      el("ol", { class: "timeline-inner" }, events.map((event) => eventRow(event, start))));
-    details.addEventListener("toggle", () => (details.open ? this.#open.add(key) : this.#open.delete(key)));
+      inner);
+    details.addEventListener("toggle", () => { this.#open[details.open ? "add" : "delete"](key); build(); });
+    build();
     return el("li", { class: "event is-group", data: { row: key } }, timeOf(first, start), el("span", { class: "event-dot" }), details);
   }
 }

@@ -59,6 +59,12 @@ export class RunHead {
     if (said.length) fill(this.problems, el("strong", {}, "Not everything of this run can be read."), el("ul", {}, said.map((problem) => el("li", {}, problem))));
   }
 
+  /** The run's folder is no longer there; what is shown stays. */
+  gone() {
+    this.problems.hidden = false;
+    fill(this.problems, "The folder of this run was removed or renamed. What is shown here is from before.");
+  }
+
   #bar({ progress, state, eta }) {
     const fraction = progress?.fraction ?? null;
     this.progress.hidden = fraction === null || (state !== "running" && fraction >= 1) || state === "finished";

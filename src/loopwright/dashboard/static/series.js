@@ -80,6 +80,12 @@ export class Series {
     }
   }
 
+  /** At most `limit` columns: a report holds more than a chart can show. */
+  thin(limit) {
+    while (this.length > limit) this.#halve();
+    return this;
+  }
+
   /** Two columns become one. */
   #halve() {
     const halves = { x: [], mean: [], min: [], max: [], count: [], nonfinite: [] };

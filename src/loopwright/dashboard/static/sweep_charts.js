@@ -103,9 +103,10 @@ function scale({ title, kind, is_log: isLog = false }, entries) {
     return { title, values, range, ticks };
   }
   const words = [...new Set(entries.map(word))];
-  return { title, values: entries.map((entry) => words.indexOf(word(entry))), range: words.length > 1 ? [0, words.length - 1] : [-1, 1], ticks: words.map((text, index) => [index, text.length > 18 ? `${text.slice(0, 17)}…` : text]) };
+  return { title, values: entries.map((entry) => words.indexOf(word(entry))), range: words.length > 1 ? [0, words.length - 1] : [-1, 1], ticks: words.map((text, index) => [index, cut(text)]) };
 }
 
+const cut = (text) => (text.length > 18 ? `${text.slice(0, 17)}…` : text);
 const word = (entry) => (entry === null ? "not set" : value(entry));
 const thin = (list, most) => (list.length <= most ? list : list.filter((_, index) => index % Math.ceil(list.length / most) === 0));
 const shorten = (text, width) => (text.length * 7 > width ? `…${text.slice(-Math.max(6, Math.floor(width / 7)))}` : text);
@@ -160,7 +161,9 @@ function scatter(rows, { key, kind, is_log: isLog }, metric) {
   const y = known.map((row) => row.metrics[metric.name]);
   const isLogY = Math.min(...y) > 0 && Math.max(...y) / Math.min(...y) >= 100;
   const distinct = [...new Set(x)];
-  const ticks = kind === "number" && distinct.length <= 6 ? { tickvals: distinct, ticktext: distinct.map((entry) => value(entry)) } : {};
+  const label = (entry) => (kind === "number" ? value(entry) : escape(cut(word(entry))));
+  const words = [...new Set(known.map((row) => row.parameters[key]))];
+  const ticks = distinct.length <= (kind === "number" ? 6 : 12) ? { tickvals: distinct, ticktext: words.map(label) } : {};
   return {
     traces: [{
       type: "scatter", mode: "markers", x, y, customdata: known.map((row) => row.run), cliponaxis: false,
