@@ -257,6 +257,26 @@ def test_the_slider_goes_through_the_images_of_all_names_by_keyboard(
     assert "at=" not in page.url
 
 
+@pytest.mark.parametrize(("size", "columns"), [(1280, 6), (390, 3)])
+def test_images_that_belong_together_stay_in_a_row(visit: Open, tmp_path: Path, size: int, columns: int):
+    run = make_demo_run(tmp_path / "runs" / "many", steps=4, epochs=1, media=False, resumed=False, names=("loss",))
+    captions = tuple(f"epoch1_{number}_{what}" for number in (1, 2, 3) for what in ("input", "output", "target"))
+    store = MetricsStore(run / "metrics.sqlite")
+    images = Images(tuple(demo_image(16, number, 5) for number in range(9)), captions)
+    store.add_media(Media("examples", images, 4, 4, 0, 4, 1.0, 1.7e9))
+    store.close()
+    with serving(tmp_path / "runs") as server:
+        page = visit("#/run/many?part=media", port=server.port, viewport={"width": size, "height": 800})
+        assert len(pictures(page, "examples")) == 9
+        heights = [one.bounding_box() for one in page.locator('[data-name="examples"] figure').all()]
+        rows = [
+            sum(1 for box in heights if box and round(box["y"]) == top)
+            for top in sorted({round(box["y"]) for box in heights if box})
+        ]
+        assert rows == [columns] * (9 // columns) + [9 % columns] * (9 % columns > 0)
+        assert page.evaluate("() => document.documentElement.scrollWidth") == size
+
+
 def test_an_image_opens_large_and_goes_on_through_the_steps(visit: Open, rich: Served):
     page = visit("#/run/pix2pix?part=media", port=rich.port)
     pictures(page, "samples/triplet")

@@ -8,6 +8,8 @@ import { url } from "./url.js";
 const KINDS = { image: "images", text: "texts", table: "tables" };
 const LARGER = 4; // small images are shown so many times as large as they are, at most
 const ROWS = 100; // of a table
+const FEW = 4; // images that are shown in one row, however narrow it is
+const CELL = 144; // px of one of many images
 
 const ORDER = Object.keys(KINDS);
 const shown = ({ media }) => media.filter(({ kind, items }) => kind in KINDS && items.length).sort((a, b) => ORDER.indexOf(a.kind) - ORDER.indexOf(b.kind) || a.name.localeCompare(b.name, "en", { numeric: true }));
@@ -145,6 +147,7 @@ class Block {
     Object.assign(this, { run, name, kind, onopen, items: [], at: [] });
     this.note = el("span", { class: "hint" });
     this.body = el("div", { class: `media-${kind}` });
+    if (kind === "image") new ResizeObserver(() => this.#columns()).observe(this.body);
     this.element = el("article", { class: `media-block is-${kind}`, "aria-label": name, data: { name } }, el("header", {}, el("h3", {}, name), this.note), this.body);
   }
 
@@ -161,8 +164,8 @@ class Block {
     const { body } = this;
     while (body.children.length > this.at.length) body.lastChild.remove();
     while (body.children.length < this.at.length) body.append(this.#figure(body.children.length));
-    body.style.setProperty("--images", this.at.length);
-    body.classList.toggle("is-many", this.at.length > 4);
+    body.classList.toggle("is-many", this.at.length > FEW);
+    this.#columns();
     this.at.forEach((item, index) => {
       const figure = body.children[index];
       const picture = figure.querySelector("img");
@@ -171,6 +174,13 @@ class Block {
       picture.alt = `${this.name}${item.caption ? `, ${item.caption}` : ""}, step ${item.step}`;
       setText(figure.querySelector("figcaption"), item.caption ?? "");
     });
+  }
+
+  /** A few images stand in one row. Of many, those that belong together do: the columns are a multiple of their number. */
+  #columns() {
+    const together = this.at.length > FEW ? period(this.at.map(({ caption }) => caption ?? "")) : this.at.length;
+    const fitting = this.at.length > FEW ? Math.max(1, Math.floor(this.body.clientWidth / (together * CELL))) : 1;
+    this.body.style.setProperty("--images", Math.min(this.at.length, together > 1 ? together * fitting : Math.max(2, fitting)));
   }
 
   #figure(index) {
@@ -205,6 +215,13 @@ class Block {
       this.#asked = null;
     }
   }
+}
+
+/** After how many images their captions repeat, but for numbers: 3 for input, output, target, input, ... */
+function period(captions) {
+  const words = captions.map((caption) => caption.replaceAll(/\d+/g, ""));
+  const repeats = (length) => captions.length % length === 0 && new Set(words.slice(0, length)).size === length && words.every((word, index) => word === words[index % length]);
+  return [2, 3, 4, 5, 6].find(repeats) ?? 1;
 }
 
 const contents = new Map(); // address → content; what was logged at a step does not change

@@ -61,6 +61,8 @@ export function size(bytes) {
 
 // --- config
 
+const LARGE = 16; // entries of one card
+
 export const configSection = {
   key: "config", title: () => "Config", parts: ["config", "config_text", "changes", "summary"], isShown: ({ summary, changes }) => Object.keys(summary.config ?? {}).length > 0 || changes.length > 0,
   make: () => new ConfigView(),
@@ -79,21 +81,24 @@ class ConfigView {
     if (signature === this.signature) return;
     this.signature = signature;
     this.text = text ?? JSON.stringify(settings, null, 2);
-    fill(this.element, changes.length > 0 && el("ul", { class: "changes card" }, changes.map((change) => el("li", {}, change))), cards(groups(settings)),
+    fill(this.element, changes.length > 0 && el("ul", { class: "changes card" }, changes.map((change) => el("li", {}, change))), cards(groups(Object.entries(settings))),
       text && el("details", { class: "raw" }, el("summary", {}, "As a file"), el("pre", { class: "command" }, text)));
   }
 }
 
-/** Flat keys by their first part; what has none comes first. */
-function groups(config) {
+/** Flat keys by their first part; those of a large group by their second as well, and so on. What has none comes first. */
+function groups(entries, prefix = "") {
   const found = new Map([["", []]]);
-  for (const [key, entry] of Object.entries(config)) {
+  for (const [key, entry] of entries) {
     const at = key.indexOf(".");
     const title = at < 0 ? "" : key.slice(0, at);
     if (!found.has(title)) found.set(title, []);
     found.get(title).push([key.slice(at + 1), entry]);
   }
-  return [...found].filter(([, entries]) => entries.length);
+  return [...found].filter(([, members]) => members.length).flatMap(([title, members]) => {
+    const name = [prefix, title].filter(Boolean).join(".");
+    return title && members.length > LARGE ? groups(members, name) : [[name, members]];
+  });
 }
 
 const cards = (all) => el("div", { class: "entry-cards" }, all.map(([title, entries]) => el("section", { class: "card entry-card" }, title && el("h3", {}, title), entryList(entries))));
