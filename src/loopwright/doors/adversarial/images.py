@@ -15,7 +15,7 @@ from ...checkpoint.atomic import staged_file
 from ...data.open import open_stream
 from ...data.order import permutation
 from ...data.random import preserved_rng
-from ...errors import MissingExtraError
+from ...errors import ConfigurationError, MissingExtraError
 from ...runtime.modes import evaluating
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
@@ -74,6 +74,15 @@ def _joined(parts: Sequence[Tensor], gap: int, dim: int) -> Tensor:
 
 
 PARTS = ("input", "output", "target")
+
+
+def check_network(network: object) -> None:
+    """Refuse what is no network as the first argument of `save_xyz_examples`."""
+    if not isinstance(network, nn.Module):
+        raise ConfigurationError(
+            f"save_xyz_examples was given a {type(network).__name__} as the network; expected "
+            "save_xyz_examples(network, dataloader)."
+        )
 
 
 def write_examples(

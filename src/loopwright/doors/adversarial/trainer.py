@@ -24,7 +24,7 @@ from .._shared import on_first_process
 from .config import Config
 from .engine import Engine, checked_trackers
 from .experiment import choose_directory, epoch_path, load_network, read_state, save_network, saved_epochs
-from .images import write_examples
+from .images import check_network, write_examples
 from .losses import LossManager
 from .pix2pix.dataset import PairedDataset
 from .pix2pix.live import Curves, LiveView, thinned
@@ -364,11 +364,7 @@ class Trainer(MediaMethods):
 
     def save_xyz_examples(self, network: nn.Module, dataloader: Any) -> list[Path]:
         """Write input, output and target of `save.num_examples` images, chosen anew for every epoch."""
-        if not isinstance(network, nn.Module):
-            raise ConfigurationError(
-                f"save_xyz_examples was given a {type(network).__name__} as the network; expected "
-                "save_xyz_examples(network, dataloader)."
-            )
+        check_network(network)
         write = partial(
             write_examples,
             self.examples_dir or self._directory() / "examples",
