@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import random
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -142,8 +143,9 @@ class _Check:
         run, path = _Run(), self.folder / "checkpoint"
         set_rng_state(self.generators)
         data, eval_data = _fresh(self.data), _fresh(self.eval_data)
-        if is_resumed:  # a new process may have other states of its generators
-            _advance_generators()
+        if is_resumed:
+            _advance_generators()  # a new process may have other states of its generators
+            self._copy_metrics()
         trainer = self.build()
         if not isinstance(trainer, Trainer):
             raise ConfigurationError(f"build() returned a {type(trainer).__name__}: return a loopwright.Trainer.")
@@ -156,6 +158,13 @@ class _Check:
         limit = 2 * self.num_updates  # the same for all runs: schedules depend on it
         trainer.train(data, eval_data=eval_data, num_updates=limit, batch_size=self.batch_size, resume=resume)
         return run
+
+    def _copy_metrics(self) -> None:
+        """Give the resumed run the metrics of the saved one, which a run directory would have."""
+        metrics = self.folder / "saved" / "metrics.sqlite"
+        if metrics.is_file():
+            (self.folder / "resumed").mkdir()
+            shutil.copy(metrics, self.folder / "resumed")
 
 
 class _Probe(Callback):

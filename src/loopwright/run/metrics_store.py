@@ -195,9 +195,11 @@ class MetricsStore:
         with self._lock:
             if self._thread is None:  # several threads may log
                 self._stop.clear()
-                self._thread = threading.Thread(target=self._run, name="loopwright-metrics", daemon=True)
-                self._thread.start()
-                atexit.register(self.close)  # a daemon thread does not outlive the program; what is queued must
+                thread = threading.Thread(target=self._run, name="loopwright-metrics", daemon=True)
+                with suppress(RuntimeError):  # Python 3.12 starts no thread when the program ends: `close` writes then
+                    thread.start()
+                    self._thread = thread
+                    atexit.register(self.close)  # a daemon thread does not outlive the program; what is queued must
 
     def _run(self) -> None:
         while not self._stop.wait(WRITE_SECONDS):

@@ -20,7 +20,7 @@ def settings_of(manifest: Mapping[str, Any], config: Mapping[str, Any] | None) -
     argument and another value is called `config.<name>`.
     """
     if config is not None:
-        return {key: value for key, value in flatten(config).items() if _is_setting(key, value)}
+        return {key: value for key, value in flatten(config).items() if len(str(value)) <= MAX_VALUE}
     own = manifest.get("config")
     given = flatten(own) if isinstance(own, dict) and own else {}
     program = _of_program(manifest)

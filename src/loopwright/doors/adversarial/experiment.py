@@ -254,11 +254,22 @@ class ExperimentRun(RunDirectory):
         """Note how the experiment ended, unless that was noted when it happened, and release the lock."""
         is_own = self._lock.is_held  # not in a fork of the process that trains
         if is_own and self.has_run and RunManifest.read(self.manifest_path).state == "running":
-            update_manifest(self.manifest_path, state=state, reason=reason)
+            self._note_end(update_manifest(self.manifest_path, state=state, reason=reason), state, reason)
         super().unlock()
         atexit.unregister(self._finish_at_exit)
         if _open.get(self._key) is self:
             del _open[self._key]
+
+    def _note_end(self, manifest: RunManifest, state: State, reason: str | None) -> None:
+        """Add the end to the events of the experiment."""
+        if not self.metrics_path.exists():
+            return
+        at = manifest.progress or {}
+        update, step, epoch, samples = (int(at.get(name, 0)) for name in ("update", "step", "epoch", "sample"))
+        store = MetricsStore(self.metrics_path)
+        place = (update, step, epoch, samples, float(at.get("seconds", 0.0)))
+        store.add_event("signal" if state == "interrupted" else state, reason or "", place=place)
+        store.close()
 
     def _finish_at_exit(self) -> None:
         error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)  # what ends the program, if anything
