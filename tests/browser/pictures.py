@@ -21,5 +21,5 @@ def save_picture(page: Page, name: str) -> None:
     page.evaluate("""() => { document.querySelector(".folder").textContent = "runs"; }""")  # where tests write
     image = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
     path = Path(folder, f"{name}.png")
-    image.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)
+    image.quantize(256, kmeans=2, dither=Image.Dither.NONE).save(path, optimize=True)
     assert path.stat().st_size < LARGEST, f"{path} has {path.stat().st_size} bytes"

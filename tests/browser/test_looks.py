@@ -48,6 +48,8 @@ def test_the_table_of_runs_looks_as_in_the_docs(visit: Open, gallery: Served, pi
     expect(page.locator("tbody tr[data-id]")).to_have_count(5)
     expect(page.locator('tr[data-id="digits-live"] .pill')).to_have_text("running")
     expect(page.locator('tr[data-id="digits-live"] .progress-text')).to_contain_text("left")
+    expect(page.locator('tr[data-id="digits-live"] .best')).to_contain_text("eval_loss")
+    page.set_viewport_size({"width": 1280, "height": 440})
     picture(page, "ui-runs")
 
 
