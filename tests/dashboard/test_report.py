@@ -131,6 +131,18 @@ def test_numbers_that_json_lacks_do_not_break_a_report(tmp_path: Path):
     assert (losses["columns"]["mean"][-1], losses["odd"]) == (None, {"2": "inf"})
 
 
+def test_a_run_whose_metrics_are_damaged_is_in_a_report_and_said_to_be(tmp_path: Path):
+    write_run(tmp_path / "sound", media=False)
+    bad = write_run(tmp_path / "bad")
+    (bad / "metrics.sqlite").write_bytes(b"no database" * 500)
+    text, notes = build_report(find_entries([RunView(tmp_path / "sound"), RunView(bad)]))
+    data = parts(text)["data"]
+    assert notes[0].startswith("bad is damaged: The metrics in ")
+    assert (data["curves"]["bad"], data["notes"]) == ([], notes)
+    assert data["run"]["bad"]["config"]["model"] == {"width": 32}
+    assert data["curves"]["sound"]
+
+
 def test_a_damaged_run_is_refused_by_name(tmp_path: Path):
     run = write_run(tmp_path / "a", media=False)
     with (run / "run.json").open("r+b") as file:

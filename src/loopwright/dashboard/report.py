@@ -100,18 +100,26 @@ def _notes(report: Report) -> list[str]:
 
 
 def _collect(report: Report, entries: Sequence[Entry], stores: Stores) -> Json:
-    runs, details, curves, media, contents = [], {}, {}, {}, {}
+    runs: list[Json] = []
+    details: dict[str, Json] = {}
+    curves: dict[str, list[Json]] = {}
+    media: dict[str, Json] = {}
+    contents: dict[str, Json] = {}
     views = [(entry.id, RunView(entry.path)) for entry in entries]
-    for entry, (_, view) in zip(entries, views, strict=True):
+    for entry, (run, view) in zip(entries, views, strict=True):
+        runs.append(entry.summary)
+        curves[run], media[run], contents[run] = [], {}, {}
         with stores.opened(entry.path) as metrics:
-            runs.append(entry.summary)
-            details[entry.id] = _detail(entry, view, metrics)
-            curves[entry.id] = _curves(report, entry, metrics)
+            details[run] = _detail(entry, view, metrics)
+            if entry.summary["damaged"]:
+                report.notes.append(f"{run} is damaged: {' '.join(entry.summary['damaged'])}")
+                continue
+            curves[run] = _curves(report, entry, metrics)
             items = metrics.media()
-            media[entry.id] = _images(report, entry.path, items)
+            media[run] = _images(report, entry.path, items)
             others = dict.fromkeys(item.name for item in items if item.kind != "image")
-            contents[entry.id] = {name: detail.contents(metrics, name, MAX_CONTENTS) for name in others}
-        _keep_present(details[entry.id], media[entry.id])
+            contents[run] = {name: detail.contents(metrics, name, MAX_CONTENTS) for name in others}
+        _keep_present(details[run], media[run])
     made = datetime.now(UTC)
     head = {"root": "report", "path": "", "is_single": len(entries) == 1, "exists": True, "version": __version__}
     compared = views[: comparison.MAX_RUNS]

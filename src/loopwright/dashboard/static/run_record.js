@@ -75,8 +75,8 @@ class ConfigView {
     this.element = el("div");
   }
 
-  update({ summary, config, config_text: text, changes }) {
-    const settings = config ? Object.fromEntries(flat(config)) : summary.config ?? {};
+  update({ summary, config, config_text: text, settings: noted, changes }) {
+    const settings = text && config ? Object.fromEntries(flat(config)) : noted ?? summary.config ?? {};
     const signature = JSON.stringify([settings, text, changes]);
     if (signature === this.signature) return;
     this.signature = signature;
