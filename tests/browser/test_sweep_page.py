@@ -15,7 +15,6 @@ from tests.demo_runs import make_demo_run
 
 from .conftest import MARKUP, Open
 
-PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
 SCATTER = "(key) => document.querySelector(`[data-parameter='${key}'] .plot`)"
 PARALLEL = "document.querySelector('.parallel .plot')"
 
@@ -160,7 +159,7 @@ def test_words_and_missing_values_have_their_places(visit: Open, tmp_path: Path)
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_is_no_wider_than_a_phone(visit: Open, scheme: str):
-    page = visit("#/sweep", **PHONE, color_scheme=scheme)
+    page = visit("#/sweep", phone=True, dark=scheme == "dark")
     wait_for_lines(page, 6)
     assert page.evaluate("() => document.documentElement.scrollWidth") == 390
 
