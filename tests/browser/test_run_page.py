@@ -17,7 +17,7 @@ from loopwright.run import MetricsStore, RunManifest
 from tests.dashboard.serving import Served, serving
 from tests.demo_runs import demo_image, make_demo_run
 
-from .charts import traces, wait_for_chart
+from .charts import traces, wait_for_chart, x_range
 from .conftest import MARKUP, Open, Visitor
 from .painting import STEPS, start_painting
 from .training import start
@@ -189,6 +189,18 @@ def test_curves_of_the_run_are_in_their_parts_with_its_marks(visit: Open, rich: 
     expect(part(page, "speed").locator("[data-panel]")).to_have_count(3)
     marks = [trace for trace in traces(page, "loss") if trace["axis"] == "y2" and trace["mode"] == "lines"]
     assert [x for x in marks[0]["x"] if x is not None] == [500, 500]
+
+
+def test_a_zoom_is_the_same_as_on_the_page_of_curves_and_can_be_left(visit: Open, rich: Served):
+    page = visit("#/run/pix2pix?zoom=100,200", port=rich.port)
+    wait_for_chart(page, "loss")
+    assert x_range(page, "loss") == pytest.approx([100, 200])
+    part(page, "curves").get_by_role("button", name="Whole range").click()
+    page.wait_for_function(
+        """() => document.querySelector('[data-panel="loss"] .plot')._fullLayout.xaxis.range[1] > 900"""
+    )
+    assert "zoom" not in page.url
+    expect(page.get_by_role("button", name="Whole range")).to_have_count(0)
 
 
 def test_events_are_a_timeline_in_which_the_usual_ones_are_together(visit: Open, rich: Served):
