@@ -179,8 +179,9 @@ class RunRecorder(Callback):
         if self._is_open:
             self._add(partial(self._metrics.add_media, media))
             return
-        is_ours = self._directory.is_locked  # by a `train` call that begins or ends
-        self._directory.lock()
+        is_ours = self._directory.is_locked  # by a `train` call that begins or ends, or by an experiment of several
+        if not is_ours:
+            self._directory.lock()
         try:
             self._add(partial(self._metrics.add_media, media))
             self._add(self._metrics.close)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import random
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -29,6 +29,8 @@ from ..training.state import capture, save_trainer
 from .unsaved_state import unsaved_state
 
 MOST_LINES = 8
+
+logger = logging.getLogger("loopwright")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,6 @@ class _Check:
         data, eval_data = _fresh(self.data), _fresh(self.eval_data)
         if is_resumed:
             _advance_generators()  # a new process may have other states of its generators
-            self._copy_metrics()
         trainer = self.build()
         if not isinstance(trainer, Trainer):
             raise ConfigurationError(f"build() returned a {type(trainer).__name__}: return a loopwright.Trainer.")
@@ -156,15 +157,20 @@ class _Check:
         trainer.run.callbacks.append(probe)
         resume = path if is_resumed else False
         limit = 2 * self.num_updates  # the same for all runs: schedules depend on it
-        trainer.train(data, eval_data=eval_data, num_updates=limit, batch_size=self.batch_size, resume=resume)
+        with _without_warnings() if is_resumed else nullcontext():
+            trainer.train(data, eval_data=eval_data, num_updates=limit, batch_size=self.batch_size, resume=resume)
         return run
 
-    def _copy_metrics(self) -> None:
-        """Give the resumed run the metrics of the saved one, which a run directory would have."""
-        metrics = self.folder / "saved" / "metrics.sqlite"
-        if metrics.is_file():
-            (self.folder / "resumed").mkdir()
-            shutil.copy(metrics, self.folder / "resumed")
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Hide what the log says of a resumed run in a new directory: it lacks metrics, and repeats other warnings."""
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 class _Probe(Callback):

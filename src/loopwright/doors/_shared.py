@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import check_arguments
+from ..training.media_log import MediaMethods
 from ..training.step_checks import scheduler_positions
 
 if TYPE_CHECKING:
@@ -61,6 +62,20 @@ def tracked(run: TrainingRun, trackers: Sequence[Track]) -> Iterator[None]:
         run.bind(callback for callback in run.callbacks if callback not in trackers)
         for tracker in trackers:
             tracker.ignored_events = ()
+
+
+class LoggingTrainer(MediaMethods):
+    """The trainer of a door whose methods log to the core's run, and which a notebook shows as the core's."""
+
+    @property
+    def _logged_run(self) -> TrainingRun:
+        raise NotImplementedError
+
+    def _repr_html_(self) -> str:
+        """The trainer as a notebook shows it."""
+        from ..training.html import trainer_html
+
+        return trainer_html(self, self._logged_run)
 
 
 class StepSchedulers:

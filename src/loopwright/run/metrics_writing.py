@@ -163,7 +163,7 @@ class Event:
 
     def __call__(self, tables: Tables) -> None:
         columns = 'kind, text, detail, "update", step, epoch, samples, seconds, wall'
-        values = (self.kind, self.text, self.detail, *(self.place or (None,) * 5), self.wall)
+        values = (self.kind, _unicode(self.text), self.detail, *(self.place or (None,) * 5), self.wall)
         tables.connection.execute(f"INSERT INTO events ({columns}) VALUES ({_marks(values)})", values)
 
 
@@ -177,7 +177,7 @@ class LogLine:
 
     def __call__(self, tables: Tables) -> None:
         query = "INSERT INTO log_lines (wall, level, text) VALUES (?, ?, ?)"
-        tables.connection.execute(query, (self.wall, self.level, self.text))
+        tables.connection.execute(query, (self.wall, self.level, _unicode(self.text)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +201,9 @@ def _stored(media: Media, folder: Path) -> Iterator[tuple[str | None, str | None
     content = media.content
     if isinstance(content, Images):
         for image, caption in zip(content.files, content.captions, strict=True):
-            yield _store_image(image, folder), None, caption
+            yield _store_image(image, folder), None, _unicode(caption)
     elif isinstance(content, str):
-        yield None, content, None
+        yield None, _unicode(content), None
     elif isinstance(content, Histogram):
         yield None, json_text({"edges": content.edges, "counts": content.counts}), None
     else:
@@ -276,6 +276,11 @@ def _strict(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_strict(item) for item in value]
     return str(value) if isinstance(value, float) and not isfinite(value) else value
+
+
+def _unicode(text: str) -> str:
+    """A text that SQLite can hold: paths and what others print need not be Unicode."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _marks(values: Sequence[Any]) -> str:

@@ -18,9 +18,9 @@ from torch.utils.data import DataLoader
 from ...checkpoint import Checkpoint, read_checkpoint
 from ...data.random import seed_everything
 from ...errors import CheckpointError, ConfigurationError
-from ...training.media_log import MediaMethods, log_files
+from ...training.media_log import log_files
 from ...training.run import TrainingRun
-from .._shared import on_first_process
+from .._shared import LoggingTrainer, on_first_process
 from .config import Config
 from .engine import Engine, checked_trackers
 from .experiment import choose_directory, epoch_path, load_network, read_state, save_network, saved_epochs
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ...trackers import Track
 
 
-class Trainer(MediaMethods):
+class Trainer(LoggingTrainer):
     """Trains on pairs of images, an epoch at a time. Override `on_epoch_start`, `train_step` and `on_epoch_end`.
 
     Networks, optimizers and schedulers that a subclass assigns to self are saved and restored under those names.
@@ -379,12 +379,6 @@ class Trainer(MediaMethods):
             paths = on_first_process(self._engine.runtime, write)
         log_files(self._engine.run, "examples", paths)
         return paths
-
-    def _repr_html_(self) -> str:
-        """The trainer as a notebook shows it."""
-        from ...training.html import trainer_html
-
-        return trainer_html(self, self._logged_run)
 
     @property
     def _logged_run(self) -> TrainingRun:

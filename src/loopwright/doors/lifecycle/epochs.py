@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ...metrics.progress import Limits
-from ...training.media_log import MediaMethods
 from ...training.run import TrainingRun
 from ...training.step_checks import scheduler_position
 from ...training.window import Window
-from .._shared import is_overridden
+from .._shared import LoggingTrainer, is_overridden
 from .callbacks import CallbackHandler, StopTrainingError
 from .callbacks.recording import recorded
 from .checks import WeightsWatch, checked_output, step_obstacle
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from .trainer import Trainer
 
 
-class Epochs(MediaMethods, Stages):
+class Epochs(LoggingTrainer, Stages):
     """The order of the stages. A method that is replaced takes its batches from the loader that it is given.
 
     Every batch taken from the training loader is a step of the run, so limits, progress and training states stay right
@@ -39,12 +38,6 @@ class Epochs(MediaMethods, Stages):
     _train_dataloader: Any
     _eval_dataloader: Any
     _loss_tracker: LossTracker
-
-    def _repr_html_(self) -> str:
-        """The trainer as a notebook shows it."""
-        from ...training.html import trainer_html
-
-        return trainer_html(self, self._logged_run)
 
     @property
     def _logged_run(self) -> TrainingRun:

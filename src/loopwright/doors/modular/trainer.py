@@ -17,8 +17,8 @@ from ...data.random import seed_everything
 from ...errors import ConfigurationError, check_arguments
 from ...metrics.history import History
 from ...training.components import check_clipping
-from ...training.media_log import MediaMethods
 from ...training.run import TrainingRun
+from .._shared import LoggingTrainer
 from .callback import Hooks
 from .components import allow_loading
 from .config import DreamTrainerConfig, check_config, saving
@@ -28,7 +28,7 @@ from .user_loop import Loader
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class DreamTrainer(MediaMethods, Hooks):
+class DreamTrainer(LoggingTrainer, Hooks):
     """Override `configure_*`, `training_step` and `validation_step`, then call `fit`.
 
     Components are whatever `configure_*` (or `__init__`) assigns to self: modules, optimizers, schedulers, each saved
@@ -164,12 +164,6 @@ class DreamTrainer(MediaMethods, Hooks):
     def log_metrics(self, metrics: Mapping[str, Any] | None) -> None:
         """Log values of the step, validation or epoch under way; they are reduced over processes."""
         self._engine.log_metrics(metrics)
-
-    def _repr_html_(self) -> str:
-        """The trainer as a notebook shows it."""
-        from ...training.html import trainer_html
-
-        return trainer_html(self, self._logged_run)
 
     @property
     def _logged_run(self) -> TrainingRun:

@@ -13,10 +13,9 @@ from ...data.open import batch_size_of
 from ...errors import ConfigurationError
 from ...metrics.meter import Meter
 from ...metrics.result import StepResult
-from ...training.media_log import MediaMethods
 from ...training.run import TrainingRun
 from ...training.supervised import TARGET_NAMES, call_model, describe, loss_of, split_supervised
-from .._shared import is_overridden, tracked
+from .._shared import LoggingTrainer, is_overridden, tracked
 from .checkpoints import load, pretrained_files, say_unsaved
 from .checks import as_device, check_callbacks, check_data, check_epochs, check_loss, check_model, takes
 from .engine import Engine
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from ...trackers import Track
 
 
-class Trainer(Assignable, MediaMethods):
+class Trainer(Assignable, LoggingTrainer):
     """Trains a model in steps, epochs or whole runs; every method may be overridden, and then counts everywhere.
 
     Args:
@@ -230,12 +229,6 @@ class Trainer(Assignable, MediaMethods):
             self._engine.run.checkpoint_meta(),
             beside=pretrained_files(self.model),
         )
-
-    def _repr_html_(self) -> str:
-        """The trainer as a notebook shows it."""
-        from ...training.html import trainer_html
-
-        return trainer_html(self, self._logged_run)
 
     @property
     def _logged_run(self) -> TrainingRun:
