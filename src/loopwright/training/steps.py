@@ -102,6 +102,7 @@ def record_epoch(run: TrainingRun, measured: Mapping[str, float]) -> None:
     if progress.is_exhausted:
         if progress.epoch == 0:
             run.program._check_trained()
+        run.meter.is_over = True
         progress.next_epoch()
         run.program._schedule_epoch(row)
         run.emit("on_epoch_end", row)
