@@ -89,6 +89,7 @@ def end_steps(run: TrainingRun) -> None:
     """Read the metrics of the steps; if the data is exhausted, emit `on_train_epoch_end`."""
     run.flush()
     if run.progress.is_exhausted and not run.is_interrupted:
+        run.media.end_steps(run.progress.step)
         run.emit("on_train_epoch_end")
 
 
