@@ -298,7 +298,7 @@ def as_callback(given: Any) -> Callback:
         )
     if all(hasattr(given, method) for method in ("start", "log", "log_media", "finish")):
         raise ConfigurationError(
-            f"{name} is a tracker and no callback: pass `loopwright.trackers.Track({name}(...))`, which sends it the run."
+            f"{name} is a tracker and no callback: pass `loopwright.trackers.Track({name}(...))`, which feeds it."
         )
     if callable(given) and not isinstance(given, type) and not any(n.startswith("on_") for n in dir(given)):
         return FunctionCallback(given)

@@ -78,7 +78,9 @@ class JSONL(Track):
 def check_file(path: str | Path | None, name: str) -> None:
     """Refuse a path that is a folder: as the file of another run it would be moved away, with all that is in it."""
     if path is not None and Path(path).is_dir():
-        raise ConfigurationError(f"{str(path)!r} is a folder: give the file to write, such as {str(Path(path, name))!r}.")
+        raise ConfigurationError(
+            f"{str(path)!r} is a folder: give the file to write, such as {str(Path(path, name))!r}."
+        )
 
 
 class LineFile(ABC):

@@ -92,7 +92,7 @@ class MediaLog:
         self._step, self._counts = step, dict(counts)
 
     def end_steps(self, step: int) -> None:
-        """The steps of an epoch are over. A run that is resumed in its evaluation logs again what comes from here on."""
+        """Note that an epoch's steps are over; a run resumed in its evaluation logs again what comes from here on."""
         self._before_end = step, dict(self._counts) if self._step == step else {}
 
     def logged_in_steps(self, progress: Progress) -> dict[str, int] | None:
