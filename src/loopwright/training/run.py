@@ -200,8 +200,8 @@ class TrainingRun:
         if not self.phases and self.meter.is_over and not self.progress.in_epoch:
             raise ConfigurationError(
                 f"log({', '.join(map(str, values))}): no epoch or evaluation is under way, so no row would have it. "
-                "For a value of the epoch, call it in a step or in on_train_epoch_end (in on_epoch_end its row is written "
-                "already); for a remark before or after training, use log_text or log_table."
+                "For a value of the epoch, call it in a step or in on_train_epoch_end (in on_epoch_end its row is "
+                "written already); for a remark before or after training, use log_text or log_table."
             )
 
     @contextmanager
