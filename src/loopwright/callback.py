@@ -296,6 +296,10 @@ def as_callback(given: Any) -> Callback:
             f"{name} is a metric and no callback: pass `loopwright.callbacks.TorchMetrics({name}(...))`, which "
             "feeds it the batches of evaluations, or of training with `on='train'`."
         )
+    if all(hasattr(given, method) for method in ("start", "log", "log_media", "finish")):
+        raise ConfigurationError(
+            f"{name} is a tracker and no callback: pass `loopwright.trackers.Track({name}(...))`, which feeds it."
+        )
     if callable(given) and not isinstance(given, type) and not any(n.startswith("on_") for n in dir(given)):
         return FunctionCallback(given)
     raise ConfigurationError(

@@ -316,7 +316,7 @@ class Trainer(DefaultProgram):
             ...     def on_train_epoch_end(self, trainer):
             ...         trainer.log({"weight_norm": trainer.model.weight.norm()})
         """
-        self.run.current_meter.log(values)
+        self.run.log(values)
 
     def log_step(self, values: Mapping[str, Any]) -> None:
         """Add metrics to the last training step. Tensors are read at the next log point: no step waits for the device.

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data import TensorDataset
 
 from loopwright import Callback, Trainer
 from loopwright.callbacks import Checkpoints
+from loopwright.callbacks.recorder import RunRecorder
 from loopwright.checkpoint import list_checkpoints
 from loopwright.run import MetricsStore, RunDirectory, RunManifest
 from tests.forked import call_forked, end_as_program
@@ -215,3 +217,39 @@ def test_a_kill_loses_at_most_the_last_second(tmp_path, points):
     before = [step for at, step in heard if at < killed_at - 1.0]
     assert before
     assert metrics(tmp_path / "run").last_step() >= before[-1]
+
+
+def test_metrics_that_are_removed_while_the_run_writes_them_are_missed_and_not_silently_lost(tmp_path, points, caplog):
+    class Removes(Callback):
+        def on_epoch_end(self, trainer: Trainer, row: dict[str, float]) -> None:
+            if trainer.progress.epoch == 1:
+                recorder = next(c for c in trainer.run.callbacks if isinstance(c, RunRecorder))
+                assert recorder._metrics is not None
+                recorder._metrics.flush()
+                for path in tmp_path.glob("metrics.sqlite*"):
+                    path.unlink()
+
+    trainer = train(build_trainer([Removes()], run_dir=tmp_path), points, num_epochs=2)
+    said = [line for line in caplog.messages if "was removed while the run was writing it" in line]
+    assert len(said) == 1
+    losses = list(trainer.history.steps["loss"])
+    assert [value for _, step, _, value in metrics(tmp_path).steps("loss")] == losses[5:]
+
+
+@pytest.mark.parametrize("flush_seconds", [-1.0, 1e9])
+def test_the_steps_of_an_epoch_that_an_exception_ended_are_there_once_the_trainer_trains_on(
+    tmp_path, points, monkeypatch, flush_seconds
+):
+    monkeypatch.setattr("loopwright.training.steps.FLUSH_SECONDS", flush_seconds)
+    crash = Crash(8)
+    trainer = build_trainer([crash], run_dir=tmp_path)
+    with pytest.raises(ZeroDivisionError):
+        train(trainer, points, num_epochs=3)
+    crash.after_update = None
+    train(trainer, TensorDataset(*points[:24]), num_epochs=1)  # other data: the rest of the second epoch is left out
+    losses = list(trainer.history.steps["loss"])
+    assert [step for _, step, _, _ in metrics(tmp_path).steps("loss")] == list(range(1, 12))
+    assert [value for *_, value in metrics(tmp_path).steps("loss")] == losses
+    assert len(trainer.history.epochs) == trainer.progress.epoch == 3
+    assert trainer.history["loss"][1] == sum(losses[5:8]) / 3
+    assert [epoch for epoch, *_ in metrics(tmp_path).epochs("eval_loss")] == [1, 3]

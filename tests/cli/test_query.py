@@ -51,8 +51,9 @@ def test_each_view_can_be_asked(run, capsys):
         assert json.loads(ask(run, f"SELECT count(*) AS number FROM {view}", capsys, "--json"))[0]["number"] > 0
 
 
-def test_without_a_query_the_views_are_listed(run, capsys):
-    assert main(["query", str(run)]) == 0
+@pytest.mark.parametrize("given", [[], [""], [" "]])
+def test_without_a_query_the_views_are_listed(run, capsys, given):
+    assert main(["query", str(run), *given]) == 0
     printed = capsys.readouterr().out
     assert "metrics" in printed
     assert "name, step, update, epoch, samples, seconds, wall, value" in printed
@@ -102,7 +103,7 @@ def test_nothing_can_be_written_or_opened(run, tmp_path, monkeypatch, sql):
 def test_a_query_that_writes_is_refused_with_what_to_do(run, mistake):
     with mistake("Arguments", "`loopwright query` with an INSERT", ConfigurationError, match="A query only reads"):
         MetricsView(run / "metrics.sqlite").query(WRITING[0])
-    with pytest.raises(ConfigurationError, match="one statement at a time"):
+    with pytest.raises(ConfigurationError, match="A query only reads: write one SELECT statement"):
         MetricsView(run / "metrics.sqlite").query("SELECT 1; DROP TABLE names")
 
 

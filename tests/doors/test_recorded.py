@@ -198,6 +198,13 @@ def test_an_epoch_of_the_users_own_is_recorded_by_what_it_returns(points, tmp_pa
     assert [item.content for item in metrics.media("epoch")] == ["0", "1", "2"]
 
 
+def test_the_best_models_of_a_simple_run_are_events(points, tmp_path):
+    history = simple_trainer().train(DataLoader(points, 8), 3, DataLoader(points, 8), save_dir=tmp_path / "run")
+    events = [event for event in RunView(tmp_path / "run").metrics.events() if event.kind == "best"]
+    best = [min(history["eval_loss"][: epoch + 1]) for epoch in range(3)]
+    assert [event.detail["value"] for event in events] == list(dict.fromkeys(best))
+
+
 def test_another_run_in_the_same_save_dir_moves_the_record_of_the_first_aside(points, tmp_path, capsys):
     for _ in range(2):
         simple_trainer().train(DataLoader(points, 8), 2, save_dir=tmp_path / "run")
@@ -268,6 +275,18 @@ def test_a_second_lifecycle_run_is_recorded_beside_the_first(points, tmp_path):
     trainer.train(points, 1)
     trainer.train(points, 1)
     assert [path.name for path in find_runs(tmp_path)] == ["run", "run-2"]
+
+
+def test_the_progress_of_a_second_lifecycle_run_is_its_own(points, tmp_path):
+    class StopsAfterAnEpoch(TrainerCallback):
+        def on_training_run_epoch_end(self, trainer, **kwargs):
+            if trainer.run_config.num_epochs == 4:
+                raise StopTrainingError("one is enough")
+
+    trainer = lifecycle_trainer(RecordRunCallback(tmp_path / "run"), StopsAfterAnEpoch())
+    trainer.train(points, 2)
+    trainer.train(points, 4)
+    assert [RunView(tmp_path / name).progress.fraction for name in ("run", "run-2")] == [1.0, 0.25]
 
 
 def test_a_lifecycle_run_that_fails_is_recorded_as_failed(points, tmp_path):

@@ -253,3 +253,20 @@ def test_metrics_of_a_step_can_be_added_when_it_is_over(points):
     assert len(history.steps["targets"]) == 5
     assert history.last("targets") == pytest.approx(points.tensors[1].double().mean().item(), rel=1e-6)
     assert history.last("answer") == 42
+
+
+def test_a_metric_that_no_row_would_have_is_refused_and_one_of_the_epoch_under_way_is_kept(points, mistake):
+    def build(event):
+        logs = type("Logs", (Callback,), {event: lambda self, trainer, *_: trainer.log({"x": 2.5})})
+        return Trainer(build_net(), sgd, cross_entropy, callbacks=[logs()], progress="silent")
+
+    for event in ("on_epoch_start", "on_train_step_end", "on_train_epoch_end", "on_eval_end"):
+        trainer = build(event)
+        trainer.train(points, 2, eval_data=points)
+        assert trainer.history["eval_x" if event == "on_eval_end" else "x"] == [2.5, 2.5], event
+    with mistake("Arguments", "`trainer.log` in `on_epoch_end`", ConfigurationError, match="on_train_epoch_end"):
+        build("on_epoch_end").train(points)
+    with mistake("Arguments", "`trainer.log` after training", ConfigurationError, match="no epoch or evaluation"):
+        trainer.log({"accuracy": 0.5})
+    with pytest.raises(ConfigurationError, match=r"log\(x\): no epoch"):
+        build("on_train_start").train(points)

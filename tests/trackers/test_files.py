@@ -164,3 +164,17 @@ def test_wrong_arguments_are_refused_when_the_tracker_is_made(kind, mistake):
         kind(3)
     with mistake("Arguments", f"`{kind.__name__}('run', every=0)`", ConfigurationError, match="1 or more"):
         kind(Path("run"), every=0)
+
+
+@pytest.mark.parametrize("kind", [CSV, JSONL])
+def test_a_folder_is_no_file_to_write_and_stays_where_it_is(tmp_path, mistake, kind):
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    (runs / "note").write_text("kept")
+    with mistake("Files", f"`{kind.__name__}` with a folder", ConfigurationError, match="is a folder: give the file"):
+        kind(runs)
+    late = kind(tmp_path / "late")
+    (tmp_path / "late").mkdir()
+    train(build([late]))  # it warns, and trains
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["late", "runs"]
+    assert (runs / "note").read_text() == "kept"

@@ -299,6 +299,8 @@ def test_what_is_no_tracker_is_refused_with_what_a_tracker_has(mistake):
         Track(Wrong())
     with mistake("Arguments", "`Track(Recorded)`, a class", ConfigurationError, match=r"Track\(Recorded\(\)\)"):
         Track(Recorded)
+    with mistake("Arguments", "`callbacks=[tracker]`", ConfigurationError, match=r"trackers.Track\(Recorded\("):
+        build([Recorded()])
     with mistake("Arguments", "`Track(CSV())`", ConfigurationError, match="callback itself"):
         Track(CSV())
     with mistake("Arguments", "`Track(tracker, timeout=0)`", ConfigurationError, match="above 0"):

@@ -325,3 +325,33 @@ def test_the_log_of_a_trainer_without_listeners_costs_no_encoding(points, monkey
     monkeypatch.setattr(values, "encode_png", encoded.append)
     trainer.log_image("samples", torch.rand(3, 4, 4))
     assert encoded == []
+
+
+class InterruptsEvaluation(Callback):
+    """Sends SIGINT in the second batch of the second evaluation; logs at the end of the steps, too."""
+
+    def __init__(self, interrupts):
+        self.interrupts, self.number = interrupts, 0
+
+    def on_train_epoch_end(self, trainer):
+        trainer.log_text("x", "train_epoch_end")
+
+    def on_eval_step_end(self, trainer, batch, result):
+        self.number += 1
+        if self.interrupts and self.number == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_an_evaluation_that_was_interrupted_and_done_again_has_each_item_once(points, tmp_path):
+    items = {}
+    for name, calls in (("whole", [False]), ("interrupted", [True, False])):
+        (tmp_path / name).mkdir()
+        for interrupts in calls:
+            ended = call_forked(partial(train_one_name, points, InterruptsEvaluation(interrupts)), tmp_path / name)
+            assert (ended.code == 0) is not interrupts, ended.err
+        found = RunView(tmp_path / name / "run").metrics.media()
+        items[name] = [(item.step, item.position, item.content) for item in found]
+    assert items["interrupted"] == items["whole"]
+    assert [content for step, _, content in items["whole"] if step == 8] == [
+        *("train_step", "update_end", "train_epoch_end", "eval_step", "eval_step", "epoch_end")
+    ]

@@ -144,9 +144,12 @@ class RunRecorder(Callback):
         from ..run.metrics_view import MetricsView
 
         progress, view = trainer.progress, MetricsView(directory.metrics_path)
-        points = [e.wall for e in view.events() if e.kind == "checkpoint" and e.update == progress.update and e.wall]
+        points = [e for e in view.events() if e.kind == "checkpoint" and e.update == progress.update and e.wall]
+        if points and points[-1].detail:  # saved in an evaluation, which is done again
+            trainer.run.media.count_on(progress.step, points[-1].detail["media"])
+            return
         items = [item for item in view.media() if item.step == progress.step] if points else []
-        names = [item.name for item in items if item.wall is not None and item.wall <= points[-1]]
+        names = [item.name for item in items if item.wall is not None and item.wall <= (points[-1].wall or 0.0)]
         trainer.run.media.count_on(progress.step, Counter(names))
 
     def _warn_of_gap(self, trainer: Trainer, metrics: MetricsStore) -> None:
@@ -217,7 +220,8 @@ class RunRecorder(Callback):
         """A resume point is complete only with all that was recorded before it."""
         if self._metrics is not None and self._is_open:
             self._add_notes(trainer)
-            self._add_event(trainer, "checkpoint")
+            logged = trainer.run.media.logged_in_steps(trainer.progress)
+            self._add_event(trainer, "checkpoint", detail=None if logged is None else {"media": logged})
             self._add(self._metrics.flush)
         return ()
 

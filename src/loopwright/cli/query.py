@@ -39,7 +39,7 @@ def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
 
 def query_command(options: argparse.Namespace) -> int:
     path = find_run(options.run_name, options.root).path / METRICS
-    if options.sql is None:
+    if not (options.sql or "").strip():
         if not path.is_file():
             raise ConfigurationError(f"There are no metrics to ask: {path} is not there. The run has not logged yet.")
         views = [(name, ", ".join(columns), what) for name, columns, what in list_views(path)]

@@ -209,7 +209,8 @@ def _note(run: RunView, curve: Curve) -> str:
     best = run.best_of(curve.name) if curve.name in run.epoch_names else None
     odd = sum(curve.nonfinite)
     text = f" {value:.4g}" if value is not None else ": no value yet"
-    text += f" (best {best.value:.4g} @{best.epoch})" if best is not None else ""
+    which = "best epoch" if curve.level == "step" else "best"  # the mean of an epoch is no value of a step
+    text += f" ({which} {best.value:.4g} @{best.epoch})" if best is not None else ""
     return text + (f" ({odd} not finite)" if odd else "")
 
 

@@ -60,6 +60,7 @@ class Meter:
         self._pending: list[Pending] = []
         self.computed: dict[str, ComputedMetric] = {}
         self._logged: dict[str, float] = {}
+        self.is_over = False  # whether the row of its phase is written: what is logged now would be lost
 
     def add(self, result: StepResult, progress: Progress | None = None) -> None:
         """Add the result of a step; with `progress`, the run's counters, `flush_rows` makes a row of it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import threading
 import time
@@ -22,6 +23,7 @@ from .schema import exact_value, open_for_reading, open_for_writing
 if TYPE_CHECKING:
     import sqlite3
 
+logger = logging.getLogger("loopwright")
 
 StepValue: TypeAlias = tuple[int, int, str, float]  # update, step, name, value
 EpochRow: TypeAlias = tuple[int, int, str, float]  # epoch, update, name, value
@@ -231,6 +233,7 @@ class MetricsStore:
         """Write jobs in one transaction and take them off the queue, and a job that can never be written too."""
         import sqlite3
 
+        self._leave_removed_file()
         tables = self._open()
         try:
             tables.connection.execute("BEGIN IMMEDIATE")
@@ -270,6 +273,16 @@ class MetricsStore:
             if not self.read_only:
                 self.flush()
             yield self._open()
+
+    def _leave_removed_file(self) -> None:
+        """Begin a new file where ours was removed: SQLite would go on writing to it, where nobody will find it."""
+        if self._tables is not None and not self.path.exists():
+            self._disconnect()
+            logger.warning(
+                "%s was removed while the run was writing it: the metrics and events in it are lost, and what comes "
+                "from now on is in a new file.",
+                self.path,
+            )
 
     def _open(self) -> Tables:
         if self._tables is None:

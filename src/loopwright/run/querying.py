@@ -83,7 +83,7 @@ def _look_for_signals() -> int:
 def _explained(connection: sqlite3.Connection, error: Exception) -> BaseException:
     if str(error) == "interrupted":
         return KeyboardInterrupt()
-    if any(word in str(error) for word in ("not authorized", "prohibited", "authorization denied")):
+    if any(word in str(error) for word in ("not authorized", "prohibited", "authorization denied", "one statement")):
         return ConfigurationError(
             "A query only reads: write one SELECT statement. (Metrics are written by the run alone; to change a copy "
             "of the file, open it with sqlite3.)"

@@ -24,7 +24,7 @@ class RunProgress:
     sample: int | None = None
     seconds: float | None = None
     limit: tuple[str, int] | None = None  # ("epoch", 10)
-    planned: Mapping[str, int] = field(default_factory=dict)  # totals that the limit amounts to, by unit
+    planned: Mapping[str, int] = field(default_factory=dict)  # totals that the limit amounts to, and `first_epoch`
 
     @property
     def fraction(self) -> float | None:
@@ -36,8 +36,9 @@ class RunProgress:
         updates = _part(self.update, self.planned.get("update"))
         if unit != "epoch" or updates is None:
             return done
-        least = 0.0 if self.epoch is None else _part(self.epoch, last)
-        most = 1.0 if self.epoch is None else _part(self.epoch + 1, last)
+        first = self.planned.get("first_epoch", 0)
+        least = 0.0 if self.epoch is None else _part(self.epoch - first, last - first)
+        most = 1.0 if self.epoch is None else _part(self.epoch + 1 - first, last - first)
         return min(max(updates, least or 0.0), most or 1.0)
 
 
@@ -56,7 +57,7 @@ def limit_of(
     """
     noted = manifest.get("planned")
     planned = noted if isinstance(noted, dict) else {}
-    totals = {name: planned[name] for name in COUNTS if type(planned.get(name)) is int}
+    totals = {name: planned[name] for name in (*COUNTS, "first_epoch") if type(planned.get(name)) is int}
     limit = planned.get("limit")
     is_noted = isinstance(limit, list) and len(limit) == 2 and limit[0] in (*COUNTS, "seconds")
     if isinstance(limit, list) and is_noted and type(limit[1]) in (int, float):

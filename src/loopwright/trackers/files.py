@@ -15,6 +15,7 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import ConfigurationError
 from ..metrics.media import Histogram, Images, Table
 from .track import Track
 from .tracker import TrackedRow, TrackedRun, check_text, free_path
@@ -47,6 +48,7 @@ class CSV(Track):
 
     def __init__(self, path: str | Path | None = None, *, every: int = 1) -> None:
         check_text("CSV", path=path)
+        check_file(path, "metrics.csv")
         super().__init__(CSVFile(path), every=every, truncates=True)
 
 
@@ -69,7 +71,16 @@ class JSONL(Track):
 
     def __init__(self, path: str | Path | None = None, *, every: int = 1) -> None:
         check_text("JSONL", path=path)
+        check_file(path, "metrics.jsonl")
         super().__init__(JSONLFile(path), every=every, truncates=True)
+
+
+def check_file(path: str | Path | None, name: str) -> None:
+    """Refuse a path that is a folder: as the file of another run it would be moved away, with all that is in it."""
+    if path is not None and Path(path).is_dir():
+        raise ConfigurationError(
+            f"{str(path)!r} is a folder: give the file to write, such as {str(Path(path, name))!r}."
+        )
 
 
 class LineFile(ABC):
@@ -85,6 +96,7 @@ class LineFile(ABC):
 
     def start(self, run: TrackedRun) -> None:
         self._close()
+        check_file(self.given, self.default)
         self.path = (self.given or (run.folder or Path()) / self.default).absolute()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.exists() and not run.is_resumed and run.memory.get("path") != str(self.path):

@@ -91,6 +91,8 @@ def _end(epoch: _Epoch, now: Progress, limits: Limits, unit: str) -> dict[str, A
         return None
     name = unit.removesuffix("s")
     end: dict[str, Any] = {"limit": [name, limit], name: limit}
+    if now.epoch and not now.step:  # epochs that an earlier run trained are counted, and their steps are not
+        end["first_epoch"] = now.epoch
     if epoch.steps is None:
         return end
     done = epoch.updates(now.epoch_step)  # of this epoch

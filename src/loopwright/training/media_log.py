@@ -13,6 +13,7 @@ from ..errors import ConfigurationError, public
 if TYPE_CHECKING:
     from ..callback import Hook
     from ..metrics.media import Histogram, Images, Media, Table
+    from ..metrics.progress import Progress
     from ..metrics.rows import Place
     from ..runtime import Runtime
 
@@ -50,6 +51,7 @@ class MediaLog:
         self._is_muted = False
         self._step = -1  # of the items that were numbered last
         self._counts: dict[str, int] = {}  # of the items of that step, by name
+        self._before_end: tuple[int, dict[str, int]] = (-1, {})  # step and counts, as the steps of an epoch ended
         self._said: set[str] = set()
 
     def add(self, run: LoggedRun, name: str, content: Content, count: int) -> None:
@@ -88,6 +90,15 @@ class MediaLog:
     def count_on(self, step: int, counts: Mapping[str, int]) -> None:
         """Number the items of a step from these numbers on, which were logged before a resume point was saved in it."""
         self._step, self._counts = step, dict(counts)
+
+    def end_steps(self, step: int) -> None:
+        """Note that an epoch's steps are over; a run resumed in its evaluation logs again what comes from here on."""
+        self._before_end = step, dict(self._counts) if self._step == step else {}
+
+    def logged_in_steps(self, progress: Progress) -> dict[str, int] | None:
+        """How many items of its last step an epoch had before its evaluation; None unless its steps are over."""
+        step, counts = self._before_end
+        return counts if progress.in_epoch and progress.step == step else None
 
     def renumber(self, step: int = -1) -> None:
         """Number the items of a step from zero again: it is another step, or the same one taken again."""

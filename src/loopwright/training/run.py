@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..callback import Callback, Dispatch, Hook, TrainerHooks
 from ..data.random import set_rng_state
-from ..errors import CheckpointError, LoopwrightError
+from ..errors import CheckpointError, ConfigurationError, LoopwrightError
 from ..metrics.best import Directions
 from ..metrics.history import History
 from ..metrics.meter import Meter
@@ -64,6 +64,7 @@ class TrainingRun:
         self.run_dir, self.progress_style = run_dir, progress_style
         # Progress
         self.progress, self.history, self.meter = Progress(), History(), Meter()
+        self.meter.is_over = True  # until the first epoch begins, or a resumed run is in one
         self.directions = Directions()
         self.limits = Limits()
         self.num_calls = 0  # of `train`, in this program
@@ -192,6 +193,16 @@ class TrainingRun:
     def current_meter(self) -> Meter:
         """The meter that `log` writes to: that of the current evaluation, else of the epoch."""
         return self.phases[-1] if self.phases else self.meter
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Add metrics to the evaluation or epoch under way; where there is none, they have no row to be in."""
+        self.current_meter.log(values)  # first: a value that is none is the mistake to tell of
+        if not self.phases and self.meter.is_over and not self.progress.in_epoch:
+            raise ConfigurationError(
+                f"log({', '.join(map(str, values))}): no epoch or evaluation is under way, so no row would have it. "
+                "For a value of the epoch, call it in a step or in on_train_epoch_end (in on_epoch_end its row is "
+                "written already); for a remark before or after training, use log_text or log_table."
+            )
 
     @contextmanager
     def phase(self, meter: Meter) -> Iterator[None]:

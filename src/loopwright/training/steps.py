@@ -89,6 +89,7 @@ def end_steps(run: TrainingRun) -> None:
     """Read the metrics of the steps; if the data is exhausted, emit `on_train_epoch_end`."""
     run.flush()
     if run.progress.is_exhausted and not run.is_interrupted:
+        run.media.end_steps(run.progress.step)
         run.emit("on_train_epoch_end")
 
 
@@ -102,6 +103,7 @@ def record_epoch(run: TrainingRun, measured: Mapping[str, float]) -> None:
     if progress.is_exhausted:
         if progress.epoch == 0:
             run.program._check_trained()
+        run.meter.is_over = True
         progress.next_epoch()
         run.program._schedule_epoch(row)
         run.emit("on_epoch_end", row)

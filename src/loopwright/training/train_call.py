@@ -201,6 +201,7 @@ def _run(run: TrainingRun) -> None:
         try:
             run.updates.reset()
             run.emit("on_train_start")
+            _complete_history(run)
             run.media.begin(run)
             loop.train(run)
             run.runtime.finish_exchange()
@@ -211,6 +212,19 @@ def _run(run: TrainingRun) -> None:
         except BaseException as error:
             emit_exception(run, error)
             raise
+
+
+def _complete_history(run: TrainingRun) -> None:
+    """Add the steps that an exception kept from being read, and the row of an epoch that it cut short for good.
+
+    Its steps were taken: without a row, the rows of later epochs would be those of other numbers.
+    """
+    if run.meter.is_over or run.runtime.world > 1:  # several processes may have been left at different steps
+        return
+    run.flush()
+    progress = run.progress
+    if not (progress.in_epoch or run.meter.is_empty) and len(run.history.epochs) == progress.epoch - 1:
+        run.history.set_epoch(progress.epoch - 1, run.meter.compute())
 
 
 def emit_exception(run: TrainingRun, error: BaseException) -> None:

@@ -161,6 +161,7 @@ class EpochEnds:
         name = self._metric_in(metrics)
         value = None if self.metric is None else metric_of(metrics, name, "best_model_metric")
         if value is not None and self._is_best(save_dir, name, value):
+            self.trainer._engine.run.note("best", f"{name} {value:.6g}", metric=name, value=value)
             self.trainer._save_checkpoint(str(save_dir / "best_model"), epoch, value)
         if (epoch + 1) % self.save_freq == 0:
             self.trainer._save_checkpoint(str(_regular(save_dir, epoch)), epoch, value)
