@@ -15,7 +15,7 @@ def panel(page: Page, name: str) -> Locator:
 
 def wait_for_chart(page: Page, name: str) -> Locator:
     """The panel of a metric, once it has drawn a curve."""
-    wait_for_plot(page, name, "(plot) => plot.data.some((trace) => trace.x.length > 1)")
+    wait_for_plot(page, name, "(plot) => plot.data.some((trace) => trace.yaxis !== 'y2' && trace.x.length > 1)")
     return panel(page, name)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +18,47 @@ from .pictures import save_picture
 
 pytest.importorskip("playwright", reason="Playwright is not installed: pip install 'loopwright[dev]'")
 
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import BrowserContext, Page, Playwright, expect, sync_playwright
 
 CHROMIUM = os.environ.get("LOOPWRIGHT_CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
 MARKUP = "<img src=x onerror=alert(1)>"
 SIZE = {"width": 1280, "height": 800}
+PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
 
 expect.set_options(timeout=15_000)
 
 
+class Browsers:
+    """A browser for a desk and one for a phone, started when needed.
+
+    Each keeps its files in a folder: there, unlike in a context without one, compiled scripts are kept, and plotly is
+    compiled twice instead of for every page.
+    """
+
+    def __init__(self, playwright: Playwright, folder: Path) -> None:
+        self.playwright, self.folder = playwright, folder
+        self.contexts: dict[bool, BrowserContext] = {}
+
+    def context(self, is_phone: bool) -> BrowserContext:
+        if is_phone not in self.contexts:
+            self.contexts[is_phone] = self.playwright.chromium.launch_persistent_context(
+                self.folder / ("phone" if is_phone else "desk"),
+                executable_path=CHROMIUM,
+                args=["--no-sandbox", "--lang=en-US"],  # a locale that Intl knows: under C, it is `en-US@posix`
+                **PHONE if is_phone else {"viewport": SIZE},
+            )
+        return self.contexts[is_phone]
+
+
 @pytest.fixture(scope="session")
-def chromium() -> Iterator[Browser]:
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browsers]:
     if not Path(CHROMIUM).exists():
         pytest.skip(f"No browser at {CHROMIUM}: install Debian's `chromium`, or name one in LOOPWRIGHT_CHROMIUM")
     with sync_playwright() as playwright:
-        # A locale that Intl knows: under C, Chromium says `en-US@posix`.
-        browser = playwright.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", "--lang=en-US", "--disable-background-timer-throttling"]
-        )
-        browser.new_context(viewport=SIZE)
-        yield browser
-        browser.close()
+        browsers = Browsers(playwright, tmp_path_factory.mktemp("profiles"))
+        yield browsers
+        for context in browsers.contexts.values():
+            context.close()
 
 
 @pytest.fixture(scope="session")
@@ -72,8 +92,8 @@ Open = Callable[..., Page]
 class Visitor:
     """Opens pages, and keeps what went wrong in them."""
 
-    def __init__(self, browser: Browser, site: Served) -> None:
-        self.browser, self.shared, self.site = browser, browser.contexts[0], site
+    def __init__(self, browsers: Browsers, site: Served) -> None:
+        self.browsers, self.site = browsers, site
         self.stack = ExitStack()
         self.problems: list[str] = []
         self.is_expected = lambda problem: False
@@ -85,11 +105,17 @@ class Visitor:
         port: int | None = None,
         file: Path | None = None,
         wait: str = "h1, .empty",
-        **options: Any,
+        phone: bool = False,
+        dark: bool = False,
+        size: tuple[int, int] | None = None,
     ) -> Page:
-        """A page of the site, or a file; `wait` is what must be there before it is given. Options are a context's."""
-        page = self.stack.enter_context(self._context(options)).new_page()
+        """A page of the site, or a file; `wait` is what must be there before it is given."""
+        page = self.browsers.context(phone).new_page()
         self.stack.callback(page.close)
+        if dark:
+            page.emulate_media(color_scheme="dark")
+        if size:
+            page.set_viewport_size({"width": size[0], "height": size[1]})
         page.set_default_timeout(15_000)
         home = file.as_uri() if file else f"http://127.0.0.1:{port or self.site.port}/"
         page.on("console", lambda message: self._note(message.type in ("error", "warning"), f"console: {message.text}"))
@@ -103,19 +129,13 @@ class Visitor:
         page.wait_for_selector(wait, state="attached")
         return page
 
-    def _context(self, options: dict[str, Any]) -> AbstractContextManager[BrowserContext]:
-        """One context for all pages without options of their own: plotly is compiled once, not in every test."""
-        if options:
-            return self.browser.new_context(**{"viewport": SIZE, **options})
-        return nullcontext(self.shared)
-
     def _note(self, is_wrong: bool, problem: str) -> None:
         if is_wrong and not self.is_expected(problem):
             self.problems.append(problem)
 
 
 @pytest.fixture
-def visitor(chromium: Browser, site: Served) -> Iterator[Visitor]:
+def visitor(chromium: Browsers, site: Served) -> Iterator[Visitor]:
     visitor = Visitor(chromium, site)
     yield visitor
     visitor.stack.close()

@@ -17,8 +17,6 @@ from .charts import lines, panel, traces, wait_for_chart
 from .conftest import MARKUP, Open
 from .training import start
 
-PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
-
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
@@ -149,7 +147,7 @@ def test_a_damaged_run_is_compared_as_far_as_it_can_be_read(visit: Open):
 
 
 def test_it_is_no_wider_than_a_phone_and_dark_where_the_system_is(visit: Open, pairs: Served):
-    page = visit(address("first", "second", "again"), port=pairs.port, **PHONE, color_scheme="dark")
+    page = visit(address("first", "second", "again"), port=pairs.port, phone=True, dark=True)
     expect(page.locator(".parting")).to_have_count(2)
     panel(page, "loss").scroll_into_view_if_needed()
     wait_for_chart(page, "loss")

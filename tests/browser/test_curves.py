@@ -207,7 +207,7 @@ def test_a_chart_is_exported_as_a_picture_and_its_data_as_csv(visit: Open):
 
 
 def test_only_panels_in_view_are_drawn(visit: Open):
-    page = visit("#/curves?runs=long", viewport={"width": 700, "height": 420})
+    page = visit("#/curves?runs=long", size=(700, 420))
     wait_for_chart(page, "loss")
     last = page.locator(".panel").last
     assert last.locator(".main-svg").count() == 0

@@ -16,7 +16,6 @@ from .charts import wait_for_chart
 from .conftest import MARKUP, Open, Visitor
 from .training import start
 
-PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
 GROUND = "() => getComputedStyle(document.documentElement).backgroundColor"
 FOUR = "runs=sweep/lr%3D0.1-width%3D16,sweep/lr%3D0.01-width%3D16,sweep/lr%3D0.001-width%3D32,long"
 SWEEP = "runs=" + ",".join(f"lr={lr}-width={width}" for lr in (0.003, 0.001) for width in (64, 128))
@@ -78,7 +77,7 @@ def test_light_and_dark_follow_the_system_also_while_the_page_is_open(visit: Ope
 
 @pytest.mark.parametrize("where", ["runs", "curves", "compare", "sweep"])
 def test_nothing_is_wider_than_a_phone(visit: Open, gallery: Served, picture: Picture, where: str):
-    page = visit(f"#/{where}?{SWEEP}", port=gallery.port, **PHONE)
+    page = visit(f"#/{where}?{SWEEP}", port=gallery.port, phone=True)
     if where == "curves":
         wait_for_chart(page, "loss")
         picture(page, "ui-phone")
@@ -89,7 +88,7 @@ def test_nothing_is_wider_than_a_phone(visit: Open, gallery: Served, picture: Pi
 
 
 def test_a_tap_on_a_chart_reads_its_values(visit: Open):
-    page = visit(f"#/curves?{FOUR}", **PHONE)
+    page = visit(f"#/curves?{FOUR}", phone=True)
     wait_for_chart(page, "loss").locator(".panel-plot").tap(position={"x": 180, "y": 90})
     tip = page.locator(".cursor-values:not([hidden])")
     expect(tip).to_contain_text("long")

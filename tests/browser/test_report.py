@@ -18,8 +18,6 @@ from .charts import drag, panel, wait_for_chart, x_range
 from .conftest import MARKUP, Open
 from .test_run_page import part, pictures, write_markup_run
 
-PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
-
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -108,7 +106,7 @@ def test_markup_in_a_report_is_text(visit: Open, report: Path):
 
 
 def test_a_report_is_read_on_a_phone_and_in_the_dark(visit: Open, report: Path):
-    page = visit("#/run/pix2pix", file=report, **PHONE, color_scheme="dark")
+    page = visit("#/run/pix2pix", file=report, phone=True, dark=True)
     wait_for_chart(page, "loss")
     assert page.evaluate("() => document.documentElement.scrollWidth") == 390
     assert page.evaluate("() => getComputedStyle(document.documentElement).backgroundColor") == "rgb(16, 19, 24)"

@@ -17,12 +17,11 @@ from loopwright.run import MetricsStore, RunManifest
 from tests.dashboard.serving import Served, serving
 from tests.demo_runs import demo_image, make_demo_run
 
-from .charts import traces, wait_for_chart
+from .charts import traces, wait_for_chart, x_range
 from .conftest import MARKUP, Open, Visitor
 from .painting import STEPS, start_painting
 from .training import start
 
-PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
 VERDICT = "62 % of the time is waiting for data: try num_workers=2."
 MILLISECOND = 1_000_000  # nanoseconds
 
@@ -192,6 +191,18 @@ def test_curves_of_the_run_are_in_their_parts_with_its_marks(visit: Open, rich: 
     assert [x for x in marks[0]["x"] if x is not None] == [500, 500]
 
 
+def test_a_zoom_is_the_same_as_on_the_page_of_curves_and_can_be_left(visit: Open, rich: Served):
+    page = visit("#/run/pix2pix?zoom=100,200", port=rich.port)
+    wait_for_chart(page, "loss")
+    assert x_range(page, "loss") == pytest.approx([100, 200])
+    part(page, "curves").get_by_role("button", name="Whole range").click()
+    page.wait_for_function(
+        """() => document.querySelector('[data-panel="loss"] .plot')._fullLayout.xaxis.range[1] > 900"""
+    )
+    assert "zoom" not in page.url
+    expect(page.get_by_role("button", name="Whole range")).to_have_count(0)
+
+
 def test_events_are_a_timeline_in_which_the_usual_ones_are_together(visit: Open, rich: Served):
     page = visit("#/run/pix2pix", port=rich.port)
     rows = part(page, "events").locator(".timeline > .event")
@@ -262,7 +273,7 @@ def test_images_that_belong_together_stay_in_a_row(visit: Open, tmp_path: Path, 
     store.add_media(Media("examples", images, 4, 4, 0, 4, 1.0, 1.7e9))
     store.close()
     with serving(tmp_path / "runs") as server:
-        page = visit("#/run/many?part=media", port=server.port, viewport={"width": size, "height": 800})
+        page = visit("#/run/many?part=media", port=server.port, size=(size, 800))
         assert len(pictures(page, "examples")) == 9
         heights = [one.bounding_box() for one in page.locator('[data-name="examples"] figure').all()]
         rows = [
@@ -432,7 +443,7 @@ def test_a_run_that_is_not_there_says_so(visit: Open, rich: Served):
 def test_the_page_is_no_wider_than_a_phone_and_dark_where_the_system_is(
     visit: Open, rich: Served, picture: Callable[[Page, str], None]
 ):
-    page = visit("#/run/pix2pix?part=media", port=rich.port, **PHONE, color_scheme="dark")
+    page = visit("#/run/pix2pix?part=media", port=rich.port, phone=True, dark=True)
     pictures(page, "samples/triplet")
     assert page.evaluate("() => document.documentElement.scrollWidth") == 390
     boxes = [image.bounding_box() for image in page.locator('[data-name="samples/triplet"] img').all()]

@@ -15,7 +15,6 @@ from tests.demo_runs import make_demo_run
 
 from .conftest import MARKUP, Open
 
-PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
 SCATTER = "(key) => document.querySelector(`[data-parameter='${key}'] .plot`)"
 PARALLEL = "document.querySelector('.parallel .plot')"
 
@@ -143,12 +142,12 @@ def test_words_and_missing_values_have_their_places(visit: Open, tmp_path: Path)
     options: dict[str, Any] = {"steps": 4, "epochs": 1, "media": False, "resumed": False, "names": ("loss",)}
     for number, name in enumerate(["relu", "tanh", MARKUP]):
         make_demo_run(
-            root / f"{number}-{MARKUP}", **options, seed=number, config={"model.act": name, f"model.{MARKUP}": number}
+            root / f"{number}-{MARKUP}", **options, seed=number, config={"data.act": name, f"model.{MARKUP}": number}
         )
-    make_demo_run(root / "without", **options, config={"model.act": "relu"})
+    make_demo_run(root / "without", **options, config={"data.act": "relu"})
     with serving(root) as server:
         page = visit("#/sweep", port=server.port)
-        act = scatter(page, "model.act")
+        act = scatter(page, "data.act")
         assert act["scale"] == "category"
         assert act["ticks"] == ["relu", "tanh", f"{MARKUP[:17]}…"]
         marked = scatter(page, f"model.{MARKUP}")
@@ -160,7 +159,7 @@ def test_words_and_missing_values_have_their_places(visit: Open, tmp_path: Path)
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_is_no_wider_than_a_phone(visit: Open, scheme: str):
-    page = visit("#/sweep", **PHONE, color_scheme=scheme)
+    page = visit("#/sweep", phone=True, dark=scheme == "dark")
     wait_for_lines(page, 6)
     assert page.evaluate("() => document.documentElement.scrollWidth") == 390
 

@@ -119,7 +119,7 @@ export class CurveChart {
   }
 
   #zoomBy(factor, series) {
-    const [first, last] = this.#spec.range ?? [series.x[0], series.x.at(-1)];
+    const [first, last] = this.#spec.range ?? series.span;
     const middle = cursor.x ?? (first + last) / 2;
     const half = ((last - first) * factor) / 2;
     this.onzoom([middle - half, middle + half]);
@@ -155,8 +155,9 @@ export class CurveChart {
     if (!this.#spec || x === null) return [];
     return this.#spec.curves.map((curve) => {
       const index = curve.series.nearest(x);
-      const spread = curve.series.length > 1 ? Math.abs(curve.series.x.at(-1) - curve.series.x[0]) : Infinity;
-      const isInside = index >= 0 && (curve.series.length === 1 || (x >= curve.series.x[0] - 0.02 * spread && x <= curve.series.x.at(-1) + 0.02 * spread));
+      const [first, last] = curve.series.span ?? [Infinity, -Infinity];
+      const spread = 0.02 * (last - first);
+      const isInside = index >= 0 && (curve.series.length === 1 || (x >= first - spread && x <= last + spread));
       return { curve, at: isInside ? curve.series.at(index) : null };
     });
   }
@@ -201,7 +202,7 @@ function fitted(curves, isLog) {
 
 /** From the first to the last point of all curves: every panel of the same runs begins and ends at the same place. */
 function extent(curves) {
-  const ends = curves.filter(({ series }) => series.length).flatMap(({ series }) => [series.x[0], series.end]);
+  const ends = curves.flatMap(({ series }) => series.span ?? []);
   if (!ends.length) return [0, 1];
   const [first, last] = [Math.min(...ends), Math.max(...ends)];
   return first === last ? [first - 0.5, last + 0.5] : [first, last];

@@ -40,7 +40,7 @@ function joined(traces) {
 /** Indexes before which the line is broken: values are missing for much longer than usual. */
 function gaps(series) {
   const found = new Set();
-  if (series.level !== "step" || series.length < 4) return found;
+  if (series.level !== "step" || !series.isOrdered || series.length < 4) return found;
   const distances = [];
   for (let index = 1; index < series.length; index += 1) distances.push(series.x[index] - series.x[index - 1]);
   const usual = distances.slice().sort((a, b) => a - b)[distances.length >> 1];

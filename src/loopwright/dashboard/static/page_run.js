@@ -136,7 +136,7 @@ class RunPage {
 
   #follow(cursor = null) {
     if (cursor) this.cursor = cursor;
-    if (this.cursor && !url.get("zoom")) follow({ cursors: { [this.id]: this.cursor }, names: this.#names(), x: url.get("x", "step") === "relative" ? "wall" : url.get("x", "step") });
+    if (this.cursor) follow({ cursors: { [this.id]: this.cursor }, names: this.#names(), x: url.get("x", "step") === "relative" ? "wall" : url.get("x", "step") });
   }
 
   #names() { return [...new Set([...this.#built.values()].flatMap(({ view }) => view.names ?? []))].sort(); }

@@ -10,6 +10,7 @@ import { Table } from "./table.js";
 import { url } from "./url.js";
 
 const PAUSE = 3000; // ms between two readings while runs go on
+const AT_ONCE = 200; // where there is nothing to show yet
 const SELECTION = "selection"; // of the select that chooses the runs; folders begin with "/"
 
 export const sweepPage = {
@@ -43,7 +44,7 @@ class SweepPage {
 
   #changed(what) {
     if (what === "selection") return this.refresh();
-    if (what === "runs") this.#timer ??= setTimeout(() => { this.#timer = null; this.#load(); }, PAUSE);
+    if (what === "runs") this.#timer ??= setTimeout(() => { this.#timer = null; this.#load(); }, this.charts?.hidden === false ? PAUSE : AT_ONCE);
   }
 
   /** The folder to show: that of the address, else the one with the most runs. */

@@ -17,6 +17,7 @@ export class Panel {
   #series = new Map();
   #asked = null; // what was last asked of the server
   #control = null;
+  #later = null;
   #shown = { signature: "", events: null };
 
   constructor(definition, view) {
@@ -101,7 +102,16 @@ export class Panel {
     const mine = new Set(this.definition.names.map(({ name }) => name));
     const own = (rows) => Object.fromEntries(Object.entries(rows ?? {}).filter(([name]) => mine.has(name)));
     const { axis, range } = this.view;
+    if (!axis.isClock) return this.#forgetLater();
     if (addRows(this.#series, { run: data.run, steps: own(data.steps), epochs: own(data.epochs) }, { axis, range, points: this.points })) this.#show("live");
+  }
+
+  /** Against another metric, new points may be anywhere between the others: the curve is read anew, now and then. */
+  #forgetLater() {
+    this.#later ??= setTimeout(() => {
+      this.#later = null;
+      this.forget();
+    }, 3000);
   }
 
   /** The curves on the server are others now: ask again. */
@@ -144,6 +154,7 @@ export class Panel {
   get readings() { return isVisible(this.chart.chart.graph) ? this.chart.readings() : []; }
 
   destroy() {
+    clearTimeout(this.#later);
     this.#control?.abort();
     this.chart.destroy();
     this.element.remove();

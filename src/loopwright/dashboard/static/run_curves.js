@@ -1,6 +1,6 @@
 // The curves of one run on its page: those that matter first, and learning rate, speed and memory.
 
-import { el, setText } from "./dom.js";
+import { el, icon, setText } from "./dom.js";
 import { count, plural } from "./format.js";
 import { PanelSet } from "./panel_set.js";
 import { panelsOf } from "./panels.js";
@@ -28,11 +28,16 @@ class Curves {
     this.which = which;
     this.set = new PanelSet({ ids: () => [id], marks: (axis) => this.#marks(axis), onloaded: follow });
     this.more = which === 0 && el("a", { class: "part-link", href: url.link("curves", "", { runs: [id] }) });
-    this.tools = this.more;
+    this.reset = el("button", { class: "button small", type: "button", onclick: () => this.set.zoom(null) }, icon("reset"), "Whole range");
+    this.tools = [this.reset, this.more];
     this.element = this.set.element;
+    this.undo = url.listen(() => this.#showReset());
+    this.#showReset();
   }
 
   get names() { return this.set.names; }
+
+  #showReset() { this.reset.hidden = !this.set.range; }
 
   update(detail, changed) {
     this.detail = detail;
@@ -53,7 +58,11 @@ class Curves {
 
   rows(data) { this.set.add(data); }
   forget() { this.set.forget(); }
-  destroy() { this.set.destroy(); }
+
+  destroy() {
+    this.undo();
+    this.set.destroy();
+  }
 }
 
 export const curveSection = {

@@ -40,7 +40,7 @@ class TimeView {
 function rowsOf({ parts, seconds, num_steps: steps }) {
   return parts.flatMap(({ name, seconds: spent, share, details }) => [
     { name, spent, share, steps, isPart: true },
-    ...Object.entries(details ?? {}).filter(([, own]) => own / seconds >= 0.01).map(([own, time]) => ({ name: own, of: name, spent: time, share: time / seconds, steps, isPart: false })),
+    ...Object.entries(details ?? {}).filter(([own, time]) => time / seconds >= 0.01 && own.toLowerCase() !== name).map(([own, time]) => ({ name: own, of: name, spent: time, share: time / seconds, steps, isPart: false })),
   ]);
 }
 

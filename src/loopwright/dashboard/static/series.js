@@ -18,7 +18,14 @@ export class Series {
     this.nonfinite = curve.columns.nonfinite?.slice() ?? x.map(() => 0);
     this.odd = new Map(); // index → "nan" | "inf" | "-inf", where a column is one point
     for (const [index, kind] of Object.entries(curve.odd ?? {})) this.#mark(Number(index), kind);
+    this.isOrdered = x.every((place, index) => index === 0 || place >= x[index - 1]); // not so against another metric
     this.end = this.#lastX();
+  }
+
+  /** The smallest and the largest x; null without points. */
+  get span() {
+    if (!this.length) return null;
+    return this.isOrdered ? [this.x[0], Math.max(this.end, this.x.at(-1))] : [Math.min(...this.x), Math.max(...this.x)];
   }
 
   /** Where the last point is: a column's x is the middle of its points. */
@@ -117,6 +124,7 @@ export class Series {
     let low = 0;
     let high = this.length - 1;
     if (high < 0) return -1;
+    if (!this.isOrdered) return this.x.reduce((best, place, index) => (Math.abs(place - x) < Math.abs(this.x[best] - x) ? index : best), 0);
     while (high - low > 1) {
       const middle = (low + high) >> 1;
       if (this.x[middle] <= x) low = middle;

@@ -30,7 +30,7 @@ export class ParallelChart {
     if (signature === this.signature) return;
     this.signature = signature;
     const drawn = sorted(rows, metric).slice(0, MOST_LINES);
-    const axes = [...parameters.slice(0, MOST_AXES - 1).map((parameter) => scale(parameter, drawn.map((row) => row.parameters[parameter.key] ?? null))), scale({ title: metric.name, kind: "number" }, drawn.map((row) => row.metrics[metric.name]))];
+    const axes = [...parameters.slice(0, MOST_AXES - 1).map((parameter) => scale(parameter, drawn.map((row) => row.parameters[parameter.key] ?? null))), scale({ title: metric.name, kind: "number", isMetric: true }, drawn.map((row) => row.metrics[metric.name]))];
     this.host.style.setProperty("--axes", axes.length);
     const left = [parameters.length >= MOST_AXES && `The first ${MOST_AXES - 1} of ${parameters.length} parameters.`, rows.length > MOST_LINES && `The best ${MOST_LINES} of ${rows.length} runs.`];
     setText(this.note, left.filter(Boolean).join(" "));
@@ -93,16 +93,17 @@ function mixed(from, to, share) {
 }
 
 /** Values on an axis: numbers, logarithms of numbers, or places of words, with ticks where plotly cannot know them. */
-function scale({ title, kind, is_log: isLog = false }, entries) {
+function scale({ title, kind, is_log: isLog = false, isMetric = false }, entries) {
   if (kind === "number" && entries.every((entry) => typeof entry === "number")) {
     const values = isLog ? entries.map(Math.log10) : entries;
     const distinct = [...new Set(entries)].sort((a, b) => a - b);
     const [low, high] = [Math.min(...values), Math.max(...values)];
     const range = low === high ? [low - 1, high + 1] : [low, high];
-    const ticks = distinct.length <= 6 || isLog ? thin(distinct, 7).map((entry) => [isLog ? Math.log10(entry) : entry, value(entry)]) : [0, 1, 2, 3, 4].map((part) => low + (part * (high - low)) / 4).map((entry) => [entry, number(entry, 3)]);
+    const ticks = (distinct.length <= 6 && !isMetric) || isLog ? thin(distinct, 7).map((entry) => [isLog ? Math.log10(entry) : entry, value(entry)]) : [0, 1, 2, 3, 4].map((part) => low + (part * (high - low)) / 4).map((entry) => [entry, number(entry, 3)]);
     return { title, values, range, ticks };
   }
-  const words = [...new Set(entries.map(word))];
+  const order = ([, a], [, b]) => (a === null) - (b === null) || String(a).localeCompare(String(b), "en", { numeric: true });
+  const words = [...new Map(entries.map((entry) => [word(entry), entry]))].sort(order).map(([text]) => text);
   return { title, values: entries.map((entry) => words.indexOf(word(entry))), range: words.length > 1 ? [0, words.length - 1] : [-1, 1], ticks: words.map((text, index) => [index, cut(text)]) };
 }
 
@@ -160,10 +161,9 @@ function scatter(rows, { key, kind, is_log: isLog }, metric) {
   const x = known.map((row) => (kind === "number" ? row.parameters[key] : escape(word(row.parameters[key]))));
   const y = known.map((row) => row.metrics[metric.name]);
   const isLogY = Math.min(...y) > 0 && Math.max(...y) / Math.min(...y) >= 100;
-  const distinct = [...new Set(x)];
   const label = (entry) => (kind === "number" ? value(entry) : escape(cut(word(entry))));
-  const words = [...new Set(known.map((row) => row.parameters[key]))];
-  const ticks = distinct.length <= (kind === "number" ? 6 : 12) ? { tickvals: distinct, ticktext: words.map(label) } : {};
+  const words = new Map(known.map((row, index) => [x[index], row.parameters[key]]));
+  const ticks = words.size <= (kind === "number" ? 6 : 12) ? { tickvals: [...words.keys()], ticktext: [...words.values()].map(label) } : {};
   return {
     traces: [{
       type: "scatter", mode: "markers", x, y, customdata: known.map((row) => row.run), cliponaxis: false,
