@@ -296,3 +296,16 @@ def test_back_leaves_a_zoom_and_a_typed_address_is_shown(visit: Open):
     page.evaluate("() => { location.hash = '#/curves?runs=long&x=epoch&find=loss'; }")
     wait_for_plot(page, "loss", "({ _fullLayout: { xaxis } }) => Math.abs(xaxis.range[1] - 8) < 0.1")
     expect(page.locator(".panel")).to_have_count(1)
+
+
+def test_a_panel_has_the_marks_of_the_runs_that_are_in_it(visit: Open):
+    page = visit(f"#/curves?{PAIR},long")
+    places = {}
+    for name in ("loss", "layers/0/norm"):
+        wait_for_plot(page, name, HAS_LINES)
+        marks = [
+            trace for trace in traces(page, name) if trace["axis"] == "y2" and "x-thin" not in (trace["symbol"] or ())
+        ]
+        places[name] = {x for trace in marks for x in trace["x"] if x is not None}
+    assert {60, 120, 2500} <= places["loss"]  # checkpoints of the runs of the sweep, and of the long one
+    assert min(places["layers/0/norm"]) == 2500

@@ -67,7 +67,7 @@ class CurvesView extends CurveSettings {
     const kinds = new Set(this.marks);
     const shift = (id) => (name === "relative" ? runs.get(id)?.started ?? 0 : 0);
     return this.ids.flatMap((id) => telling(this.#events.get(id) ?? [], Math.max(4, MOST_MARKS / this.ids.length)).filter((event) => kinds.has(event.kind) && typeof event[asked] === "number")
-      .map((event) => ({ x: event[asked] - shift(id), kind: event.kind, colour: runs.colour(id), label: () => eventText(event, id) })));
+      .map((event) => ({ x: event[asked] - shift(id), kind: event.kind, run: id, colour: runs.colour(id), label: () => eventText(event, id) })));
   }
 
   get marks() { return url.list("marks") ?? (url.get("marks") === "" ? [] : FIRST_MARKS); }
