@@ -164,8 +164,12 @@ def test_the_cursor_moves_by_keys(visit: Open):
     expect(page.locator(".cursor-values:not([hidden]) .cursor-title")).to_have_text("step 3")
     page.keyboard.press("+")
     page.wait_for_function("() => location.hash.includes('zoom=')")
+    wait_for_plot(page, "accuracy", "({ _fullLayout: { xaxis } }) => xaxis.range[1] < 130")
+    assert 1 <= x_range(page, "accuracy")[0] < 3  # around the cursor, and nothing beyond the curves
     page.keyboard.press("0")
     page.wait_for_function("() => !location.hash.includes('zoom=')")
+    page.keyboard.press("?")
+    expect(page.locator("dialog kbd").filter(has_text="+")).to_have_count(1)
 
 
 def test_events_are_marks_that_can_be_chosen(visit: Open):
@@ -219,6 +223,10 @@ def test_only_panels_in_view_are_drawn(visit: Open):
 def test_without_a_selection_the_page_says_what_to_do(visit: Open):
     page = visit("#/curves?runs=")
     expect(page.locator(".empty")).to_contain_text("No run is selected")
+    words, button = page.locator(".empty p").bounding_box(), page.get_by_role("link", name="Choose runs").bounding_box()
+    assert words is not None
+    assert button is not None
+    assert 0 < button["y"] - words["y"] - words["height"] < 40  # beside the words that lead to it
     page.get_by_role("link", name="Choose runs").click()
     expect(page.locator("table")).to_be_visible()
 

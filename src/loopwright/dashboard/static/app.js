@@ -70,7 +70,7 @@ function help() {
   const dialog = el("dialog", { "aria-label": "Keys" },
     el("h1", {}, "Keys"),
     el("dl", { class: "keys" }, [...own, ...KEYS].map(([key, what]) => [
-      el("dt", {}, key.split(" ").map((part) => (part.length > 5 || part === "…" || part === "+" ? ` ${part} ` : el("kbd", {}, part)))), el("dd", {}, what)])),
+      el("dt", {}, key.split(" ").map((part) => (part.length > 5 || part === "…" ? ` ${part} ` : el("kbd", {}, part)))), el("dd", {}, what)])),
     el("button", { class: "button primary", type: "button", onclick: close }, "Close"));
   dialog.addEventListener("close", () => dialog.remove());
   document.body.append(dialog);

@@ -120,9 +120,9 @@ export class CurveChart {
 
   #zoomBy(factor, series) {
     const [first, last] = this.#spec.range ?? series.span;
-    const middle = cursor.x ?? (first + last) / 2;
-    const half = ((last - first) * factor) / 2;
-    this.onzoom([middle - half, middle + half]);
+    if (factor > 1 && !this.#spec.range) return; // there is nothing beyond the whole
+    const place = Math.min(Math.max(cursor.x ?? (first + last) / 2, first), last); // it stays where it is in the panel
+    this.onzoom([place - (place - first) * factor, place + (last - place) * factor]);
   }
 
   #showCursor() {
