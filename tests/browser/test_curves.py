@@ -12,6 +12,7 @@ from playwright.sync_api import expect
 from loopwright.run import MetricsStore
 from tests.dashboard.serving import serving
 from tests.dashboard.small_runs import step_rows, write_run
+from tests.demo_runs import make_demo_run
 
 from .charts import HAS_LINES, drag, lines, panel, traces, wait_for_chart, wait_for_plot, x_range
 from .conftest import Open
@@ -163,8 +164,12 @@ def test_the_cursor_moves_by_keys(visit: Open):
     expect(page.locator(".cursor-values:not([hidden]) .cursor-title")).to_have_text("step 3")
     page.keyboard.press("+")
     page.wait_for_function("() => location.hash.includes('zoom=')")
+    wait_for_plot(page, "accuracy", "({ _fullLayout: { xaxis } }) => xaxis.range[1] < 130")
+    assert 1 <= x_range(page, "accuracy")[0] < 3  # around the cursor, and nothing beyond the curves
     page.keyboard.press("0")
     page.wait_for_function("() => !location.hash.includes('zoom=')")
+    page.keyboard.press("?")
+    expect(page.locator("dialog kbd").filter(has_text="+")).to_have_count(1)
 
 
 def test_events_are_marks_that_can_be_chosen(visit: Open):
@@ -218,5 +223,97 @@ def test_only_panels_in_view_are_drawn(visit: Open):
 def test_without_a_selection_the_page_says_what_to_do(visit: Open):
     page = visit("#/curves?runs=")
     expect(page.locator(".empty")).to_contain_text("No run is selected")
+    words, button = page.locator(".empty p").bounding_box(), page.get_by_role("link", name="Choose runs").bounding_box()
+    assert words is not None
+    assert button is not None
+    assert 0 < button["y"] - words["y"] - words["height"] < 40  # beside the words that lead to it
     page.get_by_role("link", name="Choose runs").click()
     expect(page.locator("table")).to_be_visible()
+
+
+def test_an_infinite_value_among_thinned_ones_is_an_arrow_and_nan_a_cross(visit: Open):
+    page = visit("#/curves?runs=long")
+    wait_for_chart(page, "loss")
+    assert panel(page, "loss").locator(".thin-note").is_visible()
+    (odd,) = [
+        trace for trace in traces(page, "loss") if isinstance(trace["symbol"], list) and "x-thin" in trace["symbol"]
+    ]
+    arrows = [(x, y) for x, y, symbol in zip(odd["x"], odd["y"], odd["symbol"], strict=True) if symbol == "triangle-up"]
+    (arrow,) = arrows
+    middle = x_range(page, "loss")[1] / 2 + 7  # where the demo run puts it
+    assert arrow[0] == pytest.approx(middle, rel=0.02)
+    assert arrow[1] > 0.9
+
+
+def test_another_x_axis_forgets_the_place_of_the_cursor(visit: Open):
+    page = visit(f"#/curves?{PAIR}&values=1")
+    wait_for_chart(page, "loss")
+    panel(page, "loss").locator(".curve-chart").focus()
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator(".values-table h2")).to_have_text("step 240")
+    page.keyboard.press("p")
+    page.get_by_label("x axis").select_option("accuracy")
+    expect(page.locator(".values-table h2")).to_have_text("Values at the cursor")
+
+
+def test_numbers_at_the_axes_are_whole_and_apart_in_a_close_look_and_on_log_scales(visit: Open):
+    page = visit("#/curves?runs=long&zoom=10000,10006&logy=lr")
+    wait_for_plot(page, "lr", "(plot) => plot.querySelectorAll('.xtick').length > 2")
+    boxes = page.evaluate(
+        """() => ["x", "y"].map((axis) => {
+            const ticks = document.querySelectorAll(`[data-panel="lr"] .${axis}tick text`);
+            return [...ticks].map((tick) => ({ text: tick.textContent, left: tick.getBoundingClientRect().left }));
+        })"""
+    )
+    assert any(tick["text"] == "10,002" for tick in boxes[0]), boxes[0]
+    card = panel(page, "lr").bounding_box()
+    assert card is not None
+    assert min(tick["left"] for tick in boxes[1]) > card["x"]
+    page = visit("#/curves?runs=long&logy=*")
+    wait_for_plot(page, "accuracy", "(plot) => plot._fullLayout.yaxis.type === 'log'")
+    rows = page.evaluate(
+        """() => [...document.querySelectorAll('[data-panel="accuracy"] .ytick')].map((tick) => {
+            const { top, bottom } = tick.getBoundingClientRect();
+            return [top, bottom];
+        }).sort((a, b) => a[0] - b[0])"""
+    )
+    assert len(rows) > 1
+    assert all(above[1] <= below[0] for above, below in pairwise(rows)), rows
+
+
+def test_the_choices_of_x_are_the_metrics_of_the_selection(visit: Open, tmp_path: Path):
+    make_demo_run(tmp_path / "runs" / "a", steps=20, epochs=1, names=("loss", "one"), media=False, resumed=False)
+    make_demo_run(tmp_path / "runs" / "b", steps=20, epochs=1, names=("loss", "two"), media=False, resumed=False)
+    with serving(tmp_path / "runs") as server:
+        page = visit("#/curves?runs=a", port=server.port)
+        options = page.get_by_label("x axis").locator("optgroup option")
+        expect(options).to_have_text(["loss", "one"])
+        page.evaluate("() => { location.hash = '#/curves?runs=b'; }")
+        expect(options).to_have_text(["loss", "two"])
+        page.close()
+
+
+def test_back_leaves_a_zoom_and_a_typed_address_is_shown(visit: Open):
+    page = visit("#/curves?runs=long")
+    wait_for_chart(page, "loss")
+    whole = x_range(page, "loss")
+    drag(page, "loss", 0.4, 0.6)
+    wait_for_plot(page, "loss", "({ _fullLayout: { xaxis } }, last) => xaxis.range[1] < 0.7 * last", whole[1])
+    page.go_back()
+    wait_for_plot(page, "loss", "({ _fullLayout: { xaxis } }, last) => xaxis.range[1] > 0.99 * last", whole[1])
+    page.evaluate("() => { location.hash = '#/curves?runs=long&x=epoch&find=loss'; }")
+    wait_for_plot(page, "loss", "({ _fullLayout: { xaxis } }) => Math.abs(xaxis.range[1] - 8) < 0.1")
+    expect(page.locator(".panel")).to_have_count(1)
+
+
+def test_a_panel_has_the_marks_of_the_runs_that_are_in_it(visit: Open):
+    page = visit(f"#/curves?{PAIR},long")
+    places = {}
+    for name in ("loss", "layers/0/norm"):
+        wait_for_plot(page, name, HAS_LINES)
+        marks = [
+            trace for trace in traces(page, name) if trace["axis"] == "y2" and "x-thin" not in (trace["symbol"] or ())
+        ]
+        places[name] = {x for trace in marks for x in trace["x"] if x is not None}
+    assert {60, 120, 2500} <= places["loss"]  # checkpoints of the runs of the sweep, and of the long one
+    assert min(places["layers/0/norm"]) == 2500

@@ -110,6 +110,9 @@ def test_a_report_is_read_on_a_phone_and_in_the_dark(visit: Open, report: Path):
     wait_for_chart(page, "loss")
     assert page.evaluate("() => document.documentElement.scrollWidth") == 390
     assert page.evaluate("() => getComputedStyle(document.documentElement).backgroundColor") == "rgb(16, 19, 24)"
+    made = page.locator(".made").bounding_box()
+    assert made is not None
+    assert made["height"] < 30  # one line
 
 
 def test_a_report_of_one_run_opens_at_that_run(visit: Open, tmp_path: Path):

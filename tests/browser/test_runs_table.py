@@ -179,7 +179,7 @@ def test_an_empty_folder_says_what_to_do_and_shows_the_first_run_by_itself(visit
     with serving(tmp_path / "runs") as empty:
         page = visit(port=empty.port)
         expect(page.locator(".empty")).to_contain_text("There is no folder")
-        expect(page.locator(".empty .command")).to_contain_text("run_dir=")
+        expect(page.locator(".empty .command")).to_contain_text(f'run_dir="{tmp_path}/runs/first"')
         make_demo_run(tmp_path / "runs" / "first", steps=20, epochs=2, media=False, resumed=False)
         expect(page.locator('tr[data-id="first"]')).to_be_visible()
         page.close()

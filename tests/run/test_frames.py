@@ -128,3 +128,16 @@ def test_reading_runs_imports_no_torch(root):
 def test_columns_are_a_dict():
     columns = Columns({"a": [1]})
     assert columns == pickle.loads(pickle.dumps(columns)) == {"a": [1]}
+
+
+def test_every_key_of_a_config_is_a_setting_whatever_its_name(tmp_path: Path):
+    given = {
+        "data.samples": 600,
+        "trainer.every": 3,
+        "callbacks.metric": "f1",
+        "model.act": "GELU(tanh)",
+        "model.d": [],
+    }
+    folder = make_demo_run(tmp_path / "run", steps=4, epochs=1, media=False, resumed=False, config=given)
+    settings = RunView(folder).settings
+    assert {key: settings.get(key) for key in given} == given

@@ -20,7 +20,7 @@ def settings_of(manifest: Mapping[str, Any], config: Mapping[str, Any] | None) -
     argument and another value is called `config.<name>`.
     """
     if config is not None:
-        return {key: value for key, value in flatten(config).items() if len(str(value)) <= MAX_VALUE}
+        return {key: value for key, value in flatten(config).items() if _is_short(value)}
     own = manifest.get("config")
     given = flatten(own) if isinstance(own, dict) and own else {}
     program = _of_program(manifest)
@@ -51,6 +51,10 @@ def _is_setting(key: str, value: object) -> bool:
         return False
     if isinstance(value, list) and key.startswith("model."):  # the shape of a parameter
         return False
+    return _is_short(value) and not (isinstance(value, str) and (value == UNKNOWN or "(Python " in value))
+
+
+def _is_short(value: object) -> bool:
     if isinstance(value, str):
-        return value != UNKNOWN and len(value) <= MAX_VALUE and "(Python " not in value
+        return len(value) <= MAX_VALUE
     return value is None or isinstance(value, (bool, int, float, list))

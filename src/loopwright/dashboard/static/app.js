@@ -37,7 +37,7 @@ function show() {
 function buildHead() {
   const links = PAGES.filter((page) => page.isInNavigation).map((page) => el("a", { data: { page: page.path } }, page.title));
   const state = isLive ? el("span", { class: "connection", id: "connection", title: "New values appear by themselves" }, "live")
-    : el("span", {}, `report of ${report.made?.slice(0, 10) ?? "runs"}`);
+    : el("span", { class: "made", title: report.made ?? "" }, "report", report.made ? el("span", {}, ` of ${report.made.slice(0, 10)}`) : null);
   fill(top,
     el("a", { class: "brand", data: { page: "runs" }, "aria-label": "Loopwright: runs" }, logo(), el("span", {}, "Loopwright")),
     el("nav", { class: "nav", "aria-label": "Pages" }, links),
@@ -70,7 +70,7 @@ function help() {
   const dialog = el("dialog", { "aria-label": "Keys" },
     el("h1", {}, "Keys"),
     el("dl", { class: "keys" }, [...own, ...KEYS].map(([key, what]) => [
-      el("dt", {}, key.split(" ").map((part) => (part.length > 5 || part === "…" || part === "+" ? ` ${part} ` : el("kbd", {}, part)))), el("dd", {}, what)])),
+      el("dt", {}, key.split(" ").map((part) => (part.length > 5 || part === "…" ? ` ${part} ` : el("kbd", {}, part)))), el("dd", {}, what)])),
     el("button", { class: "button primary", type: "button", onclick: close }, "Close"));
   dialog.addEventListener("close", () => dialog.remove());
   document.body.append(dialog);

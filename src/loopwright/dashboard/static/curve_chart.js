@@ -64,7 +64,7 @@ export class CurveChart {
       layout: {
         dragmode: isTouch ? false : "zoom",
         xaxis: { type: axis.type, title: { text: axis.title }, ...ticks(axis, shown), range: shown, autorange: false },
-        yaxis: { type: isLog ? "log" : "linear", ...(isLog && { tickformat: "~g" }), ...(yRange ? { range: yRange, autorange: false } : { autorange: true }) },
+        yaxis: { type: isLog ? "log" : "linear", automargin: true, ...(isLog && { tickformat: "~g", nticks: 3 }), ...(yRange ? { range: yRange, autorange: false } : { autorange: true }) },
         yaxis2: markAxis,
       },
     };
@@ -120,9 +120,9 @@ export class CurveChart {
 
   #zoomBy(factor, series) {
     const [first, last] = this.#spec.range ?? series.span;
-    const middle = cursor.x ?? (first + last) / 2;
-    const half = ((last - first) * factor) / 2;
-    this.onzoom([middle - half, middle + half]);
+    if (factor > 1 && !this.#spec.range) return; // there is nothing beyond the whole
+    const place = Math.min(Math.max(cursor.x ?? (first + last) / 2, first), last); // it stays where it is in the panel
+    this.onzoom([place - (place - first) * factor, place + (last - place) * factor]);
   }
 
   #showCursor() {
@@ -187,8 +187,12 @@ export class CurveChart {
   }
 }
 
-/** Thousands as 10k; but no letters for what is smaller, where 20m would be read as minutes. */
-const ticks = (axis, shown) => (axis.type === "log" ? { tickformat: "~s" } : axis.type === "linear" && Math.abs(shown[1]) >= 10_000 ? { tickformat: "~s" } : {});
+/** Thousands as 10k; but no letters for what is smaller, where 20m would be read as minutes, nor for 526.444k of a close look. */
+function ticks(axis, [first, last]) {
+  if (axis.type === "log") return { tickformat: "~s" };
+  if (axis.type !== "linear" || Math.abs(last) < 10_000) return {};
+  return { tickformat: last - first > 0.02 * Math.abs(last) ? "~s" : ",~f" };
+}
 
 /** The range of y that holds the lines without their rare extremes, as plotly writes it. */
 function fitted(curves, isLog) {

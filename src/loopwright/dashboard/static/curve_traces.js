@@ -108,7 +108,7 @@ function oddMarks({ series, colour, x }) {
   const places = { x: [], y: [], symbol: [] };
   series.nonfinite.forEach((number, index) => {
     if (!number) return;
-    const odd = series.odd.get(index);
+    const odd = series.oddAt(index);
     places.x.push(x[index]);
     places.y.push(odd === "inf" ? 0.98 : 0.02);
     places.symbol.push(odd === "inf" ? "triangle-up" : odd === "-inf" ? "triangle-down" : "x-thin");
@@ -147,7 +147,7 @@ function eventLines(events, toX) {
 
 function eventSigns(events, toX) {
   return {
-    type: "scatter", mode: "markers", yaxis: "y2", hoverinfo: "skip", x: events.map((event) => toX(event.x)),
+    type: "scatter", mode: "markers", yaxis: "y2", hoverinfo: "skip", cliponaxis: false, x: events.map((event) => toX(event.x)),
     y: events.map((event) => (event.kind === "best" ? 0.05 : 0.015)),
     marker: {
       symbol: events.map((event) => SIGNS[event.kind] ?? "diamond"), opacity: 0.8, size: events.map((event) => (event.kind === "best" ? 7 : 6)),

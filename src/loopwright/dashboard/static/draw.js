@@ -1,7 +1,7 @@
 // When to draw: only what is visible, one chart per idle moment, each at most once a second, and never more than a
-// quarter of the time. A hidden tab draws nothing.
+// sixth of the time. A hidden tab draws nothing.
 
-const SHARE = 3; // after drawing for t, live drawing rests for 3 t
+const SHARE = 5; // after drawing for t, live drawing rests for 5 t
 const SHORTEST = 1000; // ms between two live drawings of one chart
 
 const charts = new Map(); // element → {draw, isVisible, dirty: null | "live" | "now", last}

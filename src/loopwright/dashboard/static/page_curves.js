@@ -67,7 +67,7 @@ class CurvesView extends CurveSettings {
     const kinds = new Set(this.marks);
     const shift = (id) => (name === "relative" ? runs.get(id)?.started ?? 0 : 0);
     return this.ids.flatMap((id) => telling(this.#events.get(id) ?? [], Math.max(4, MOST_MARKS / this.ids.length)).filter((event) => kinds.has(event.kind) && typeof event[asked] === "number")
-      .map((event) => ({ x: event[asked] - shift(id), kind: event.kind, colour: runs.colour(id), label: () => eventText(event, id) })));
+      .map((event) => ({ x: event[asked] - shift(id), kind: event.kind, run: id, colour: runs.colour(id), label: () => eventText(event, id) })));
   }
 
   get marks() { return url.list("marks") ?? (url.get("marks") === "" ? [] : FIRST_MARKS); }
@@ -107,6 +107,11 @@ class CurvesView extends CurveSettings {
     if (!this.frame) this.#build();
     if (signature !== this.#signature) this.#layout(signature);
     const asked = JSON.stringify([this.ids, this.axis.asked]);
+    if (this.axis.name !== this.axisName) { // a place on the axis before is none on this one
+      this.axisName = this.axis.name;
+      cursor.pin(false);
+      cursor.set(null);
+    }
     if (asked !== this.asked) {
       this.asked = asked;
       this.cursors = {};
@@ -221,13 +226,13 @@ class CurvesView extends CurveSettings {
     this.#chipRow();
     const names = [...new Set(this.ids.flatMap((id) => runs.get(id)?.step_names ?? []))].sort();
     const choices = [...AXES, ...names.map((name) => [name, name])];
-    if (this.x.dataset.choices !== String(choices.length)) {
-      this.x.dataset.choices = String(choices.length);
+    if (this.x.dataset.choices !== JSON.stringify(choices)) {
+      this.x.dataset.choices = JSON.stringify(choices);
       fill(this.x, AXES.map(([key, text]) => el("option", { value: key }, text)), el("optgroup", { label: "another metric" }, names.map((name) => el("option", { value: name }, name))));
     }
     this.x.value = url.get("x", "step");
     this.smooth.value = url.get("smooth", "0");
-    setText(this.smoothText, this.halfLife ? `${this.halfLife} points` : "off");
+    setText(this.smoothText, this.halfLife ? `${count(this.halfLife)} points` : "off");
     this.reset.hidden = !this.range;
     this.valuesButton.setAttribute("aria-pressed", String(Boolean(url.get("values"))));
     this.values.show(Boolean(url.get("values")));

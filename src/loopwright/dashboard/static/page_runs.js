@@ -9,8 +9,8 @@ import { runs } from "./runs.js";
 import { Table } from "./table.js";
 import { url } from "./url.js";
 
-const FIRST_RUN = `trainer = Trainer(model, optimizer, loss,
-                  run_dir="runs/first")
+const firstRun = (folder) => `trainer = Trainer(model, optimizer, loss,
+                  run_dir=${JSON.stringify(`${folder.replace(/\/$/, "")}/first`)})
 trainer.train(data, num_epochs=3)`;
 const GROUPS = ["state", "device", "folder", "door", "tags"];
 
@@ -55,7 +55,7 @@ class RunsView {
   #nothing() {
     const { exists, root } = runs.about;
     const title = exists === false ? `There is no folder “${root}” yet` : `No runs in “${root}” yet`;
-    return empty(title, "A run appears here by itself as soon as a training starts that writes one. Give the trainer a folder:", FIRST_RUN);
+    return empty(title, "A run appears here by itself as soon as a training starts that writes one. Give the trainer a folder:", firstRun(root));
   }
 
   #build() {
@@ -181,7 +181,7 @@ class RunsView {
     this.compare.href = url.link("compare");
     this.compare.hidden = this.selected.size < 2;
     const choices = ["", ...GROUPS, ...columns.filter((column) => column.isConfig).map((column) => column.key)];
-    if (this.group.options.length !== choices.length) fill(this.group, choices.map((key) => el("option", { value: key }, key === "" ? "nothing" : columns.find((column) => column.key === key)?.isConfig ? key : columns.find((column) => column.key === key)?.title ?? key)));
+    if ([...this.group.options].map((option) => option.value).join("\n") !== choices.join("\n")) fill(this.group, choices.map((key) => el("option", { value: key }, key === "" ? "nothing" : columns.find((column) => column.key === key)?.isConfig ? key : columns.find((column) => column.key === key)?.title ?? key)));
     this.group.value = url.get("group", "");
   }
 }

@@ -137,7 +137,8 @@ export class Panel {
     const isLog = this.view.isLogY(this.definition.base);
     const curves = this.#curves();
     const events = this.view.events();
-    this.chart.set({ curves, axis, range, isLog, isFitted, events }, kind);
+    const drawn = new Set(curves.map((curve) => curve.run));
+    this.chart.set({ curves, axis, range, isLog, isFitted, events: events.filter(({ run }) => !run || drawn.has(run)) }, kind);
     this.#shown = { signature: this.#signature(), events };
     this.log.setAttribute("aria-pressed", String(isLog));
     this.#noteThinning(curves);

@@ -133,6 +133,13 @@ export class Series {
     return Math.abs(this.x[low] - x) <= Math.abs(this.x[high] - x) ? low : high;
   }
 
+  /** What is not finite in a column: "nan", "inf" or "-inf", or null; of many points, a largest value without a number is infinite. */
+  oddAt(index) {
+    if (this.odd.has(index) || !this.nonfinite[index]) return this.odd.get(index) ?? null;
+    if ((this.min[index] === null) === (this.max[index] === null)) return "nan";
+    return this.max[index] === null ? "inf" : "-inf";
+  }
+
   /** What is true at a column: `{x, mean, min, max, count, nonfinite, odd}`. */
   at(index) {
     return {

@@ -60,14 +60,20 @@ export const url = {
 
   go(page, rest = "", changes = {}) { location.hash = url.link(page, rest, changes).slice(1); },
 
-  /** Call `listener(keys)` after every change; keys is null when the address was changed as a whole. */
+  /** Call `listener(keys)` after every change; keys is null when it leads to another page. */
   listen(listener) {
     listeners.add(listener);
     return () => listeners.delete(listener);
   },
 };
 
-window.addEventListener("hashchange", () => {
-  current = parse();
-  for (const listener of listeners) listener(null);
+/** The settings in which two addresses of the same page differ; null where they are of different pages. */
+function difference(before, now) {
+  if (before.page !== now.page || before.rest !== now.rest) return null;
+  return [...new Set([...before.params.keys(), ...now.params.keys()])].filter((key) => before.params.get(key) !== now.params.get(key));
+}
+
+window.addEventListener("hashchange", () => { // a link, the browser's Back, or an address that was typed
+  const keys = difference(current, (current = parse()));
+  for (const listener of listeners) listener(keys);
 });
