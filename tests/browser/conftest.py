@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.dashboard.serving import Served, serving
+from tests.browser.sites import pages_of, serving
+from tests.dashboard.serving import Served
 from tests.demo_runs import make_demo_run
 
 from .pictures import save_picture
@@ -112,6 +113,7 @@ class Visitor:
         """A page of the site, or a file; `wait` is what must be there before it is given."""
         page = self.browsers.context(phone).new_page()
         self.stack.callback(page.close)
+        pages_of[port or self.site.port].append(page)
         if dark:
             page.emulate_media(color_scheme="dark")
         if size:

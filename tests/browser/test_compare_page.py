@@ -9,7 +9,8 @@ from urllib.parse import quote
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.dashboard.serving import Served, serving
+from tests.browser.sites import serving
+from tests.dashboard.serving import Served
 from tests.dashboard.small_runs import write_run
 from tests.demo_runs import make_demo_run
 

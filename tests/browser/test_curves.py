@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import expect
 
 from loopwright.run import MetricsStore
-from tests.dashboard.serving import serving
+from tests.browser.sites import serving
 from tests.dashboard.small_runs import step_rows, write_run
 from tests.demo_runs import make_demo_run
 

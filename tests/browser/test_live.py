@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from tests.dashboard.serving import Served, serving
+from tests.browser.sites import serving
+from tests.dashboard.serving import Served
 
 from .charts import HAS_LINES, lines, panel, traces, wait_for_chart, wait_for_plot, x_range
 from .conftest import Open

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.dashboard.serving import Served, serving
+from tests.browser.sites import serving
+from tests.dashboard.serving import Served
 from tests.demo_runs import make_demo_run
 
 from .charts import wait_for_chart

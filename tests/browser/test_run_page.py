@@ -14,7 +14,8 @@ from playwright.sync_api import Locator, Page, expect
 from loopwright.metrics.media import Histogram, Images, Media, Table
 from loopwright.profiling.report import Report
 from loopwright.run import MetricsStore, RunManifest
-from tests.dashboard.serving import Served, serving
+from tests.browser.sites import serving
+from tests.dashboard.serving import Served
 from tests.demo_runs import demo_image, make_demo_run
 
 from .charts import traces, wait_for_chart, x_range

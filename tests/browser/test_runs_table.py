@@ -9,7 +9,7 @@ from pathlib import Path
 
 from playwright.sync_api import Page, expect
 
-from tests.dashboard.serving import serving
+from tests.browser.sites import serving
 from tests.demo_runs import make_demo_run
 
 from .conftest import MARKUP, Open

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.dashboard.serving import serving
+from tests.browser.sites import serving
 from tests.dashboard.small_runs import write_run
 from tests.demo_runs import make_demo_run
 

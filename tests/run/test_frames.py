@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -102,9 +103,8 @@ def test_runs_of_the_first_edition_are_read(tmp_path):
 
 def test_a_metric_that_is_not_there_is_named_with_those_that_are(root, mistake):
     run = loopwright.runs(root)["first"]
-    with mistake(
-        "Arguments", '`run.metrics("los")` of `loopwright.runs`', ConfigurationError, match="Did you mean 'loss'"
-    ):
+    what = '`run.metrics("los")` of `loopwright.runs`'
+    with mistake("Arguments", what, ConfigurationError, match="Did you mean 'loss'", hide=re.escape(str(root))):
         run.metrics("los")
     with pytest.raises(ConfigurationError, match="no metric 'train/grad_norms' of epochs; it has: loss"):
         run.best("train/grad_norms")
@@ -112,7 +112,8 @@ def test_a_metric_that_is_not_there_is_named_with_those_that_are(root, mistake):
         run.best("lr")
 
 
-def test_a_folder_or_a_run_that_is_not_there_is_named(root, tmp_path, mistake):
+def test_a_folder_or_a_run_that_is_not_there_is_named(root, tmp_path, mistake, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     with mistake("Arguments", '`loopwright.runs("nowhere")`', ConfigurationError, match="There is no folder 'nowhere'"):
         loopwright.runs("nowhere")
     with pytest.raises(KeyError, match=r"There is no run 'frist' in .*near it: first"):

@@ -342,4 +342,7 @@ def _accepted(trainer: Trainer) -> dict[str, Any] | None:
 def _update(path: Path, **changes: Any) -> None:
     from ..run import update_manifest
 
-    update_manifest(path, **changes)
+    try:
+        update_manifest(path, **changes)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be written: {error}. See to free space and access.") from error
