@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.sites import serving
+from tests.browser.sites import serving, serving_to_anyone
 from tests.dashboard.serving import Served
 
 from .charts import HAS_LINES, lines, panel, traces, wait_for_chart, wait_for_plot, x_range
@@ -97,7 +97,7 @@ def test_a_zoomed_chart_stays_where_it_is_while_values_come(visit: Open, growing
 
 def test_a_server_that_is_gone_is_said_and_found_again(visitor, runs_folder: Path):
     visitor.is_expected = lambda problem: "ERR_CONNECTION_REFUSED" in problem or "ERR_INCOMPLETE_CHUNKED" in problem
-    with serving(runs_folder) as server:
+    with serving_to_anyone(runs_folder) as server:
         page = visitor.open("#/runs", port=server.port)
         expect(page.locator("table")).to_be_visible()
     expect(page.locator("#banner")).to_contain_text("is loopwright ui still running")
