@@ -76,6 +76,7 @@ WRITING = [
     "DELETE FROM step_values",
     "UPDATE facts SET value = 7",
     "DROP TABLE names",
+    "DELETE FROM metrics",
     "CREATE TABLE other (a)",
     "CREATE TEMP TABLE other (a)",
     "PRAGMA user_version = 9",

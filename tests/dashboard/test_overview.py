@@ -111,3 +111,11 @@ def test_runs_of_the_first_edition_are_shown_with_their_epochs_along_the_steps(t
     assert levels["loss", "step"] == list(range(1, 15))
     assert levels["loss", "epoch"] == levels["eval_loss", "epoch"] == [6, 12]
     assert sorted(path.name for path in (tmp_path / "old").glob("metrics*")) == ["metrics.sqlite"]
+
+
+def test_a_crashed_run_continues_from_a_resume_point_only_where_there_is_one(tmp_path: Path):
+    run = write_run(tmp_path / "a", media=False)
+    update_manifest(run / "run.json", state="running")
+    assert sentences(RunView(run))[-1].endswith("continues it from the beginning, as there is no resume point yet.")
+    shutil.copytree(next(STORED.rglob("checkpoints")), run / "checkpoints")
+    assert sentences(RunView(run))[-1].endswith("continues it from its last resume point.")

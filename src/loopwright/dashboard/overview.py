@@ -26,11 +26,7 @@ OCCURRENCES = {
     "micro_batches": "Batches were split {times} because memory ran out.",
     "signal": "Received {count} {noun}.",
 }
-ADVICE = {
-    "crashed": "Its process is gone and noted no end: the same program or command continues it from its last "
-    "resume point.",
-    "interrupted": "The same program or command continues it.",
-}
+CRASHED = "Its process is gone and noted no end: the same program or command continues it"
 
 
 def sentences(run: RunView, events: Iterable[Event] = ()) -> list[str]:
@@ -39,8 +35,18 @@ def sentences(run: RunView, events: Iterable[Event] = ()) -> list[str]:
         return ["This run cannot be read.", *run.problems]
     counts = Counter(map(_kind, events))
     counts["started anew"] -= 1  # the first time
-    found = [_state(run), _reason(run), _best(run), _left(run), *_occurrences(counts), ADVICE.get(run.state)]
+    found = [_state(run), _reason(run), _best(run), _left(run), *_occurrences(counts), _advice(run)]
     return [sentence for sentence in found if sentence]
+
+
+def _advice(run: RunView) -> str | None:
+    if run.state == "interrupted":
+        return "The same program or command continues it."
+    if run.state != "crashed":
+        return None
+    has_resume_point = any(info.kind == "resume" for info in run.checkpoints())
+    where = "from its last resume point" if has_resume_point else "from the beginning, as there is no resume point yet"
+    return f"{CRASHED} {where}."
 
 
 def duration_text(seconds: float) -> str:

@@ -80,10 +80,13 @@ def _look_for_signals() -> int:
     return 0
 
 
+REFUSALS = ("not authorized", "prohibited", "authorization denied", "one statement", "cannot modify")
+
+
 def _explained(connection: sqlite3.Connection, error: Exception) -> BaseException:
     if str(error) == "interrupted":
         return KeyboardInterrupt()
-    if any(word in str(error) for word in ("not authorized", "prohibited", "authorization denied", "one statement")):
+    if any(word in str(error) for word in REFUSALS):
         return ConfigurationError(
             "A query only reads: write one SELECT statement. (Metrics are written by the run alone; to change a copy "
             "of the file, open it with sqlite3.)"
