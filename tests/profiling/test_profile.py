@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import threading
-from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -13,15 +12,15 @@ import torch
 from torch import nn
 
 from loopwright import Callback, ConfigurationError, Interrupted, Trainer
-from loopwright.callbacks import EMA, BestModel, Checkpoints, Profile, Rewind, TrainTime
+from loopwright.callbacks import BestModel, Checkpoints, Profile
 from loopwright.cli import main
 from loopwright.profiling import Report
 from loopwright.run import RunView
 
 from ..distributed.ranks import run_ranks
 from ..loops import build_linear, build_net
-from ..test_callback import count_calls
 from .hand_clock import SlowCallback, SlowData, slow_trainer
+from .test_same_run import Failing, traces, weights_of
 
 cross_entropy = nn.functional.cross_entropy
 sgd = partial(torch.optim.SGD, lr=0.1)
@@ -255,218 +254,6 @@ def test_a_run_gets_the_verdict_of_what_takes_its_time(clock, takes, said):
     eval_data = SlowData(clock, takes["evaluation"] * MILLISECOND, length=6) if "evaluation" in takes else None
     trainer.train(data, 2, eval_data, batch_size=3)
     assert profile.report.verdict.startswith(said)
-
-
-# Nothing else changes
-
-
-def weights_of(trainer: Trainer) -> list[torch.Tensor]:
-    return [value.clone() for model in trainer.models.values() for value in model.state_dict().values()]
-
-
-class TwoOptimizers(Trainer):
-    def configure_optimizers(self):
-        self.first = torch.optim.AdamW(self.model[0].parameters(), lr=0.01)
-        self.second = torch.optim.SGD(self.model[4].parameters(), lr=0.1)
-
-    def train_step(self, batch):
-        x, y = batch
-        loss = cross_entropy(self.model(x), y)
-        self.update(loss, ["first", "second"])
-        other = self.model(x).square().mean()
-        self.update(other, "first")
-        return {"loss": loss, "other": other}
-
-
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [
-        (Trainer, {"accumulate": 2, "clip_norm": 0.1}),
-        (Trainer, {"precision": "bf16"}),
-        (Trainer, {"callbacks": [EMA(0.9), TrainTime()]}),
-        (TwoOptimizers, {}),
-    ],
-    ids=["accumulated and clipped", "bf16", "averaged and timed", "two optimizers"],
-)
-def test_results_are_the_same_to_the_last_bit(points, kind, options):
-    def train(*callbacks):
-        more = {"optimizer": sgd} if kind is Trainer else {}
-        given = [*options.get("callbacks", ()), *callbacks]
-        trainer = kind(build_net(), loss_fn=cross_entropy, **{**options, **more, "callbacks": given}, progress="silent")
-        return trainer, trainer.train(points, 3, points, batch_size=8)
-
-    (plain, history), (timed, with_profile) = train(), train(Profile(warmup=1))
-    assert all(torch.equal(a, b) for a, b in zip(weights_of(plain), weights_of(timed), strict=True))
-    assert list(history.steps["loss"]) == list(with_profile.steps["loss"])
-    assert history["eval_loss"] == with_profile["eval_loss"]
-
-
-def traces(trainer: Trainer) -> dict[str, object]:
-    """Everything that a profile puts something in the place of."""
-    run = trainer.run
-    owners = [trainer, run, trainer.runtime, *run.updates.every(), *filter(None, (run.train_stream, run.eval_stream))]
-    hooks = {name: list(found) for name, found in run.hooks.items()}
-    optimizers = [
-        len(o._optimizer_step_pre_hooks) + len(o._optimizer_step_post_hooks) for o in trainer.optimizers.values()
-    ]
-    modules = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in trainer.modules.values()]
-    return {
-        "methods": [sorted(name for name, value in vars(owner).items() if callable(value)) for owner in owners],
-        "hooks": [len(found) for found in hooks.values()],
-        "timed": [hook for found in hooks.values() for hook in found if hasattr(hook, "untimed")],
-        "torch": (torch.autograd.backward, optimizers, modules),
-        "joint": len(run.updates.on_joint),
-    }
-
-
-class Failing(Callback):
-    def __init__(self, event: str):
-        self.event = event
-
-    def fail(self, event: str):
-        if event == self.event:
-            raise RuntimeError("as asked")
-
-    def on_train_start(self, trainer):
-        self.fail("on_train_start")
-
-    def on_train_step_end(self, trainer, batch, result):
-        self.fail("on_train_step_end")
-
-    def on_optimizer_start(self, trainer, optimizer):
-        self.fail("on_optimizer_start")
-
-    def on_eval_step_end(self, trainer, batch, result):
-        self.fail("on_eval_step_end")
-
-    def on_train_end(self, trainer):
-        self.fail("on_train_end")
-
-
-@pytest.mark.parametrize(
-    "event", ["none", "on_train_start", "on_train_step_end", "on_optimizer_start", "on_eval_step_end", "on_train_end"]
-)
-def test_nothing_stays_wrapped_after_a_run_or_an_exception_in_it(points, event):
-    def train(*callbacks):
-        trainer = Trainer(build_net(), sgd, cross_entropy, callbacks=[*callbacks, Failing(event)], progress="silent")
-        fails = nullcontext() if event == "none" else pytest.raises(RuntimeError, match="as asked")
-        with fails:
-            trainer.train(points, 1, points)
-        return traces(trainer)
-
-    plain, timed = train(), train(Profile(warmup=0))
-    for found in (plain, timed):
-        found["hooks"] = None  # the one more callback has hooks of its own
-    assert timed == plain
-    assert timed["timed"] == []
-
-
-def test_an_error_before_the_first_step_says_nothing_of_time_and_leaves_nothing(points, tmp_path, mistake):
-    trainer = Trainer(build_net(), sgd, cross_entropy, callbacks=Profile(trace=True), progress="silent")
-    with mistake("Arguments", "`Profile(trace=True)` without a run directory", ConfigurationError, match="pass `run_d"):
-        trainer.train(points)
-    assert traces(trainer)["timed"] == []
-    assert torch.autograd.backward.__module__ == "torch.autograd"
-
-
-def test_copies_of_a_model_made_while_it_is_timed_are_models_of_their_own(points):
-    class Copies(Callback):
-        def on_epoch_end(self, trainer, metrics):
-            from copy import deepcopy
-
-            copy = deepcopy(trainer.model).eval()
-            nn.init.zeros_(copy.weight)
-            nn.init.zeros_(copy.bias)
-            self.outputs = copy(torch.ones(2, 6))
-
-    copies = Copies()
-    Trainer(build_linear(), sgd, cross_entropy, callbacks=[Profile(), copies], progress="silent").train(points)
-    assert copies.outputs.tolist() == [[0.0] * 3] * 2
-
-
-class Doubled(nn.Linear):
-    def forward(self, x):
-        return 2 * super().forward(x)
-
-
-@pytest.mark.parametrize("how", ["in place", "wrapped"])
-def test_a_compiled_model_is_compiled_once_and_its_time_is_forward(points, how):
-    import torch._dynamo
-
-    def train(*callbacks):
-        torch._dynamo.reset()
-        graphs = []
-
-        def backend(graph, inputs):
-            graphs.append(graph)
-            return graph.forward
-
-        torch.manual_seed(0)
-        net = Doubled(6, 3)
-        if how == "in place":
-            net.compile(backend=backend)
-        model = net if how == "in place" else torch.compile(net, backend=backend)
-        Trainer(model, sgd, cross_entropy, callbacks=callbacks, progress="silent").train(points, batch_size=37)
-        return len(graphs), net.weight
-
-    profile = Profile(warmup=0)
-    (graphs, weight), (timed_graphs, timed_weight) = train(), train(profile)
-    assert (graphs, timed_graphs) == (1, 1)
-    assert torch.equal(weight, timed_weight)
-    assert profile.report.parts["forward"] > profile.report.parts.get("train_step", 0)
-
-
-def test_a_rewound_run_is_the_same_and_its_parts_still_add_up(points):
-    class Bad(nn.Linear):
-        num_calls = 0
-
-        def forward(self, x):
-            self.num_calls += self.training
-            return super().forward(x) * (float("nan") if self.num_calls == 3 else 1.0)
-
-    def train(*callbacks):
-        torch.manual_seed(0)
-        given = [Rewind(), *callbacks]
-        trainer = Trainer(Bad(6, 3), sgd, cross_entropy, callbacks=given, progress="silent")
-        trainer.train(points, 1, batch_size=8)
-        return trainer.model.weight
-
-    profile = Profile(warmup=0)
-    assert torch.equal(train(), train(profile))
-    assert sum(profile.report.parts.values()) == profile.report.total == profile._clock.nanoseconds
-
-
-def test_steps_in_micro_batches_after_memory_ran_out_are_the_same(points):
-    class Hungry(nn.Linear):
-        def forward(self, x):
-            if len(x) > 3:
-                raise torch.OutOfMemoryError("too much")
-            return super().forward(x)
-
-    def train(*callbacks):
-        torch.manual_seed(0)
-        trainer = Trainer(Hungry(6, 3), sgd, cross_entropy, callbacks=callbacks, progress="silent")
-        trainer.train(points, 2, batch_size=8)
-        return trainer.model.weight
-
-    profile = Profile(warmup=0)
-    assert torch.equal(train(), train(profile))
-    assert profile.report.num_steps == 10
-    assert sum(profile.report.parts.values()) == profile.report.total == profile._clock.nanoseconds
-
-
-def test_a_step_without_a_profile_or_after_its_end_costs_not_one_call_more(monkeypatch, clock):
-    monkeypatch.setattr("loopwright.training.steps.FLUSH_SECONDS", 1e9)
-
-    def calls_per_step(make_callbacks) -> float:
-        count_calls(210, make_callbacks())  # what the first run imports is not counted
-        first, second = (count_calls(updates, make_callbacks()) for updates in (210, 260))  # in the second epoch
-        return (second - first) / 50
-
-    before = calls_per_step(list)
-    assert calls_per_step(lambda: [Profile(warmup=1, steps=5)]) == before
-    assert calls_per_step(lambda: [Profile()]) > before
-    assert calls_per_step(list) == before
 
 
 # Files
