@@ -14,14 +14,24 @@ ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 
 
+BLOCK = re.compile(r"^(?:<!-- file: (\S+) -->\n)?```python\n(.*?)^```", re.M | re.S)
+
+
 def blocks() -> list[object]:
-    found = []
-    for document in DOCUMENTS:
-        for number, block in enumerate(
-            re.findall(r"^```python\n(.*?)^```", document.read_text(), re.M | re.S), start=1
-        ):
-            found.append(pytest.param(block, id=f"{document.name}-{number}"))
-    return found
+    return [
+        pytest.param(block, id=f"{document.name}-{number}")
+        for document in DOCUMENTS
+        for number, (file, block) in enumerate(BLOCK.findall(document.read_text()), start=1)
+        if not file
+    ]
+
+
+def programs() -> list[object]:
+    """The pages whose blocks are files of one folder, which are run in their order."""
+    pages = {
+        document.name: [found for found in BLOCK.findall(document.read_text()) if found[0]] for document in DOCUMENTS
+    }
+    return [pytest.param(files, id=name) for name, files in pages.items() if files]
 
 
 def run_script(path: Path, folder: Path, *arguments: str) -> str:
@@ -46,6 +56,13 @@ def test_block_runs_as_a_script(block: str, tmp_path: Path) -> None:
         run_script(script, tmp_path)
     else:
         run_forked(script, tmp_path)
+
+
+@pytest.mark.parametrize("files", programs())
+def test_files_of_a_page_run_one_after_the_other(files: list[tuple[str, str]], tmp_path: Path) -> None:
+    for name, block in files:
+        (tmp_path / name).write_text(block)
+        run_forked(tmp_path / name, tmp_path)
 
 
 def test_digits_example_reaches_97_percent_draws_its_curves_and_sees_that_its_run_is_finished(tmp_path: Path) -> None:
