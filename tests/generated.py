@@ -1,6 +1,6 @@
 """Parts of documentation pages that are written from the code: `python -m tests.generated` writes them all.
 
-A part stands between `<!-- generated: NAME -->` and `<!-- end: NAME -->`; a test compares each with what the code gives.
+A part stands between `<!-- generated: NAME -->` and `<!-- end: NAME -->`; a test compares each with the code.
 """
 
 from __future__ import annotations

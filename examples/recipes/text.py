@@ -19,7 +19,7 @@ from loopwright.callbacks import LearningRateLog
 from loopwright.schedules import WarmupCosine
 
 LENGTH = 64
-MODULES = "argparse ast calendar dataclasses datetime difflib inspect locale pathlib typing".split()
+MODULES = ("argparse", "ast", "calendar", "dataclasses", "datetime", "difflib", "inspect", "pathlib", "typing")
 
 
 def load_text() -> Tensor:

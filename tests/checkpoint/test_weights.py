@@ -1,5 +1,6 @@
 """Weights alone: read from checkpoints and foreign files, and no code runs whatever is in them."""
 
+import json
 import os
 import pickle
 import shutil
@@ -9,6 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, load_model, save_file, save_model
 
+import loopwright
+from loopwright import Trainer
 from loopwright.checkpoint import CheckpointStore, load_weights, read_checkpoint, save_weights, write_checkpoint
 from loopwright.errors import CheckpointError
 from tests.checkpoint.helpers import TiedModel, resign, same, training_state
@@ -173,3 +176,42 @@ def test_a_file_that_is_overwritten_does_not_change_weights_already_read(tmp_pat
     weights = load_weights(path)
     shutil.copyfile(os.devnull, path)
     assert torch.equal(weights["w"], torch.ones(1000))
+
+
+@pytest.mark.parametrize("size", ["1GB", "1KB"], ids=["one file", "several files"])
+def test_a_folder_of_hugging_face_loads_by_its_path_tied_weights_included(tmp_path, size, capsys):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        n_layer=1, n_head=2, n_embd=8, vocab_size=16, n_positions=8, bos_token_id=0, eos_token_id=0
+    )
+    torch.manual_seed(0)
+    saved, fresh = transformers.GPT2LMHeadModel(config), transformers.GPT2LMHeadModel(config)
+    saved.save_pretrained(tmp_path / "model", max_shard_size=size)
+
+    weights = loopwright.load_weights(tmp_path / "model")
+    assert weights
+    assert all(same(saved.state_dict()[name], tensor) for name, tensor in weights.items())
+    Trainer(fresh).load_weights(tmp_path / "model")
+    assert same(by_name(saved.state_dict()), by_name(fresh.state_dict()))
+
+
+def test_an_index_that_names_a_file_elsewhere_or_lacks_a_tensor_is_refused(tmp_path):
+    save_file({"weight": torch.ones(2)}, tmp_path / "part.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    for table, message in [
+        ({"weight": "../part.safetensors"}, "not in the same folder"),
+        ({"weight": "part.safetensors", "bias": "part.safetensors"}, "names 'bias', which is not in"),
+        ({}, "no table `weight_map`"),
+    ]:
+        index.write_text(json.dumps({"weight_map": table}))
+        with pytest.raises(CheckpointError, match=message):
+            load_weights(tmp_path)
+
+
+def test_a_checkpoint_of_lightning_loads_by_its_path(tmp_path):
+    """It is a file of torch's with the weights under `state_dict`, beside numbers, texts and optimizer states."""
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    content = {"epoch": 4, "global_step": 50, "pytorch-lightning_version": "2.6.6", "state_dict": model.state_dict()}
+    torch.save(content | {"loops": {}, "optimizer_states": [optimizer.state_dict()]}, tmp_path / "best.ckpt")
+    assert same(by_name(loopwright.load_weights(tmp_path / "best.ckpt")), by_name(model.state_dict()))

@@ -194,6 +194,14 @@ def _checkpoint_folders(path: Path) -> list[Path]:
     raise CheckpointError(f"{path} holds no run and no checkpoint: name a run directory or a checkpoint.")
 
 
+PUBLISHED = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+
+
+def published_file(directory: Path) -> Path | None:
+    """The file with the weights, or with the list of their files, of a folder as Hugging Face's models are saved."""
+    return next((directory / name for name in PUBLISHED if (directory / name).is_file()), None)
+
+
 def _folders(directory: Path) -> list[Path]:
     """The folders in a directory; hidden ones are being written, or were when their process was killed."""
     try:

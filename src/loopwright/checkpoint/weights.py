@@ -13,7 +13,8 @@ from torch import Tensor
 from ..errors import CheckpointError
 from .atomic import staged_file
 from .format import check_files, weight_path
-from .layout import SHARDS
+from .inspect import is_checkpoint, published_file
+from .layout import SHARDS, parse_json
 from .manifest import SAFE, check_file, read_manifest, weights_format
 from .tensors import DTYPES, read_shards, read_tensors, write_tensors
 from .tree import plain_tensor, unescape
@@ -29,7 +30,7 @@ def load_weights(path: str | os.PathLike[str], *, model: str | None = None) -> d
     reader, which runs no code, and only with that one.
 
     Args:
-        path: A checkpoint directory, a safetensors file, or a file that `torch.save` wrote.
+        path: A checkpoint directory, a folder of Hugging Face's, a safetensors file, or a file that `torch.save` wrote.
         model: Which model, where a checkpoint holds several.
 
     Returns:
@@ -49,7 +50,12 @@ def load_weights(path: str | os.PathLike[str], *, model: str | None = None) -> d
     """
     source = Path(path)
     if source.is_dir():
-        return _from_checkpoint(source, model)
+        published = None if is_checkpoint(source) else published_file(source)
+        return _from_checkpoint(source, model) if published is None else _from_published(published)
+    return _from_file(source)
+
+
+def _from_file(source: Path) -> dict[str, Tensor]:
     return read_tensors(source) if is_safetensors(source) else state_dict_in(read_pickle(source), source)[0]
 
 
@@ -147,6 +153,23 @@ def _from_checkpoint(directory: Path, model: str | None) -> dict[str, Tensor]:
     keys = {path: path.removeprefix(start) for path in shards}
     weights = {unescape(key): shards[path] for path, key in keys.items() if "/" not in key}
     return read_tensors(directory / file) | weights
+
+
+def _from_published(file: Path) -> dict[str, Tensor]:
+    """The weights of a folder of Hugging Face's: in one file, or in those that its index names."""
+    if file.suffix != ".json":
+        return _from_file(file)
+    index = parse_json(file.read_bytes(), str(file))
+    table = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(table, dict) or not table:
+        raise CheckpointError(f"{file} has no table `weight_map` of tensors and their files.")
+    parts = sorted({str(part) for part in table.values()})
+    if outside := next((part for part in parts if Path(part).name != part), None):
+        raise CheckpointError(f"{file} names the file {outside!r}, which is not in the same folder.")
+    weights = {name: tensor for part in parts for name, tensor in _from_file(file.with_name(part)).items()}
+    if missing := sorted(table.keys() - weights.keys()):
+        raise CheckpointError(f"{file} names {missing[0]!r}, which is not in {table[missing[0]]}: download it again.")
+    return weights
 
 
 def read_pickle(path: Path) -> Any:

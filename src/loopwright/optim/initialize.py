@@ -114,7 +114,7 @@ def load_matching(
     removed = tuple(name for name in weights if matches_any(name, remove))
     offered = _renamed({n: v for n, v in weights.items() if n not in set(removed)}, rename or {}, label)
     own = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
-    report, chosen = _match(own, offered, reinit, removed, label)
+    report, chosen = _match(own, offered, reinit, removed, label, _ties(model))
     _check(report, strict, offered, model)
     _load(model, chosen)
     return report
@@ -171,6 +171,7 @@ def _match(
     reinit: Sequence[str],
     removed: tuple[str, ...],
     label: str,
+    ties: Mapping[str, int],
 ) -> tuple[LoadReport, dict[str, Tensor]]:
     kept = {name for name in own if matches_any(name, reinit)}
     shared = [name for name in own if name in offered and name not in kept]
@@ -180,9 +181,11 @@ def _match(
         for name in shared
         if own[name].shape != offered[name].shape
     )
+    covered = {ties[name] for name in fitting if name in ties}  # a file has one name of tied weights
+    fitting_too = [name for name in own if name not in offered and name not in kept and ties.get(name) in covered]
     report = LoadReport(
-        loaded=tuple(fitting),
-        missing=tuple(name for name in own if name not in offered and name not in kept),
+        loaded=(*fitting, *fitting_too),
+        missing=tuple(name for name in own if not (name in offered or name in kept or name in fitting_too)),
         kept=tuple(name for name in own if name in kept),
         unused=tuple(name for name in offered if name not in own),
         removed=removed,
@@ -190,6 +193,11 @@ def _match(
         source=label,
     )
     return report, {name: offered[name] for name in fitting}
+
+
+def _ties(model: nn.Module) -> dict[str, int]:
+    """A number for each parameter, the same under all of its names."""
+    return {name: id(param) for name, param in model.named_parameters(remove_duplicate=False)}
 
 
 def _check(report: LoadReport, strict: bool, offered: Mapping[str, Tensor], model: nn.Module) -> None:

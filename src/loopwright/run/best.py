@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ..checkpoint.inspect import CheckpointInfo, find_checkpoint, is_checkpoint, list_checkpoints
+from ..checkpoint.inspect import CheckpointInfo, find_checkpoint, is_checkpoint, list_checkpoints, published_file
 from ..errors import CheckpointError, ConfigurationError
 from ..metrics.best import Mode, direction_of, headline, ranked
 from .reading import MANIFEST, RunView
@@ -85,7 +85,8 @@ def load_weights(path: str | os.PathLike[str], *, model: str | None = None, use:
     how it is read, whatever its name ends in. A torch file is read with torch's restricted reader, which runs no code.
 
     Args:
-        path: A run directory, a checkpoint, a kept model, or a file of weights.
+        path: A run directory, a checkpoint, a kept model, a folder of Hugging Face's, or a file of weights (also a
+            `.ckpt` of Lightning).
         model: The name of the model, where a checkpoint holds several.
         use: Of a run directory, "best" for the best kept model, "newest" for the newest resume point, "any" for the
             best kept model if there is one.
@@ -114,7 +115,7 @@ def load_weights(path: str | os.PathLike[str], *, model: str | None = None, use:
 def find_weights(path: str | os.PathLike[str], *, use: Choice = "any") -> Path:
     """The checkpoint or file at a path; of a run, its best kept model or its newest resume point."""
     source = Path(path)
-    if not source.is_dir() or is_checkpoint(source):
+    if not source.is_dir() or is_checkpoint(source) or _is_published(source):
         return source
     if use not in ("any", "best", "newest"):
         raise ConfigurationError(f"use={use!r}: say 'best', 'newest' or 'any'.")
@@ -124,6 +125,11 @@ def find_weights(path: str | os.PathLike[str], *, use: Choice = "any") -> Path:
     if use == "best":
         raise CheckpointError(f"{source} holds no kept model: train with BestModel, or use='newest'.")
     return find_checkpoint(source)
+
+
+def _is_published(folder: Path) -> bool:
+    """Whether it is a model as Hugging Face saves it, and no run."""
+    return published_file(folder) is not None and not (folder / MANIFEST).is_file()
 
 
 def _label(checkpoint: Path) -> str:

@@ -1,0 +1,28 @@
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from loopwright import Trainer
+from loopwright.callbacks import BestModel
+
+generator = torch.Generator().manual_seed(0)
+x = torch.randn(400, 10, generator=generator)
+y = x.sum(dim=1, keepdim=True) + 0.1 * torch.randn(400, 1, generator=generator)
+train_data, eval_data = TensorDataset(x[:320], y[:320]), TensorDataset(x[320:], y[320:])
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
+
+trainer = Trainer(
+    model,
+    optimizer,
+    nn.MSELoss(),
+    scheduler=scheduler,
+    clip_norm=1.0,
+    callbacks=[BestModel("eval_loss")],
+    run_dir="runs/plain",
+)
+# with `shuffle=True`, or the data set itself, the samples come in a new order in every epoch
+history = trainer.train(DataLoader(train_data, batch_size=32), num_epochs=5, eval_data=eval_data)
+print(f"eval loss {history.last('eval_loss'):.6f}")
