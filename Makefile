@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test torture lint format bench mistakes clean
+.PHONY: demo test torture lint docs dist moving format bench mistakes clean
 
 demo: .venv/demo.stamp
 	$(BIN)/python examples/digits.py
@@ -22,6 +22,22 @@ lint: .venv/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(MAKE) --no-print-directory docs
+
+# The site, in build/site; a broken link is an error.
+docs: .venv/dev.stamp
+	$(BIN)/zensical build --strict
+
+# The same programs before and after moving from other libraries, each in an environment of its own.
+moving: .venv/dev.stamp
+	$(BIN)/python benchmarks/peers/environments.py lightning accelerate transformers keras fastai ignite
+	$(BIN)/python examples/moving/compare.py
+
+# The wheel and the source archive, in dist.
+dist: .venv/dist.stamp
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/twine check --strict dist/*
 
 format: .venv/dev.stamp
 	$(BIN)/ruff format .
