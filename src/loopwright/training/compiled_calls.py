@@ -107,10 +107,10 @@ class CompiledCalls:
         self._states, self._new_states = [], {}
         group_of = {p: group for group in optimizer.param_groups for p in group["params"]}
         for param in self._params:
-            state = optimizer.state.get(param, {})
-            if not state:
+            state, slots = optimizer.state.get(param, {}), rule.slots(group_of[param])
+            if slots and not state:
                 self._new_states[param] = state
-            for name in rule.slots(group_of[param]):
+            for name in slots:
                 if state.get(name) is None:
                     state[name] = new_state(name, param, group_of[param])
             self._states.append(state)
