@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ..data.stream import Stream
     from ..run import RunDirectory
     from ..run.changes import Change
+    from .compiled_step import CompiledStep
     from .program import Program, Words
 
 
@@ -74,6 +75,7 @@ class TrainingRun:
         # The current update
         self.window = Window()
         self.updates = Updates({}, self.window)
+        self.compiled: CompiledStep | None = None  # with `compile="step"`
         self.num_micro_batches = 1  # that a step is divided into, since memory ran out
         self.skips_nonfinite = False
         # Data
