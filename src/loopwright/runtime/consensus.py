@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .ddp import MESSAGE_SIZE
+from .buckets import MESSAGE_SIZE
 
 
 class RequestConsensus:
