@@ -261,9 +261,6 @@ class DistributedRuntime(Runtime):
     def finish_backward(self, *, is_complete: bool) -> None:
         self.averaging.finish(is_complete=is_complete)
 
-    def repeat_window(self) -> None:
-        self.averaging.repeat()
-
     def gradient_order(self, params: Sequence[nn.Parameter]) -> list[int] | None:
         return self.averaging.order_of(params)
 
