@@ -85,8 +85,6 @@ CALLS = {"Trainer.log": "pass a dict: `trainer.log({'accuracy': value})`"}
 
 ATTRIBUTES = {
     **dict.fromkeys(("fit", "fit_generator", "run", "start", "train_model"), "`trainer.train(data, num_epochs)`"),
-    "compile": "`Trainer(model, optimizer, loss_fn)`, which needs no compile step; `Runtime(compile='model')` is "
-    "torch.compile",
     **dict.fromkeys(("validate", "test", "score", "eval", "evaluation_loop"), "`trainer.evaluate(data)`"),
     **dict.fromkeys(("inference", "predict_proba", "forward_all"), "`trainer.predict(data)`"),
     **dict.fromkeys(("save_checkpoint", "save_model"), "`trainer.save(path)`, or `trainer.export(path)` for weights"),
@@ -120,10 +118,12 @@ STEPS = {  # methods of other frameworks, which would never be called: the right
     "val_dataloader": ("configure_data", "configure_data(self), which returns (training data, evaluation data)"),
 }
 
+_OWNER = re.compile(r"\b(MediaMethods|DefaultProgram)\.")  # of methods that users know as the trainer's
+
 
 def explain_call(error: TypeError, function: Callable[..., Any]) -> CallError:
     """Return the error with advice: the right name of another framework's argument, a similar one, or the signature."""
-    name, said = function.__qualname__, str(error).replace("MediaMethods.", "Trainer.")
+    name, said = _OWNER.sub("Trainer.", function.__qualname__), _OWNER.sub("Trainer.", str(error))
     unknown = re.search(r"unexpected keyword argument '(\w+)'", said)
     if unknown is None:
         return CallError(f"{said}: {CALLS.get(name, f'it is called as {call_of(function)}')}.")
@@ -140,7 +140,7 @@ def call_of(function: Callable[..., Any]) -> str:
     parameters = list(inspect.signature(function).parameters.values())[1:]
     names = [f"{p.name}" for p in parameters if p.kind is not p.KEYWORD_ONLY]
     named = [f"{p.name}=" for p in parameters if p.kind is p.KEYWORD_ONLY]
-    label = function.__qualname__.removesuffix(".__init__").removeprefix("Trainer.").removeprefix("MediaMethods.")
+    label = _OWNER.sub("", function.__qualname__).removesuffix(".__init__").removeprefix("Trainer.")
     return f"`{label}({', '.join([*names, *named])})`"
 
 

@@ -21,7 +21,7 @@ from .runtime import Runtime, resolve_runtime
 from .training import components, evaluate
 from .training.components import Components
 from .training.default_program import DefaultProgram
-from .training.program import Changes, Data, Display, Precision
+from .training.program import Changes, Compile, Data, Display, Precision
 from .training.run import TrainingRun
 from .training.supervised import call_model, checked_pair, loss_of, split_supervised, stack_outputs
 from .training.updates import OptimizerChoice
@@ -62,6 +62,7 @@ class Trainer(DefaultProgram):
         clip_norm: float | None = None,
         clip_value: float | None = None,
         precision: Precision = "fp32",
+        compile: Compile | None = None,  # noqa: A002  (the name that users know)
         device: str | torch.device | None = None,
         runtime: Runtime | Mesh | str | torch.device | None = None,
         seed: int | None = 0,
@@ -86,6 +87,8 @@ class Trainer(DefaultProgram):
             clip_norm: Largest norm of the gradients of an update; None for no clipping.
             clip_value: Largest absolute value of a gradient's entry; None for no clipping.
             precision: "fp32", or autocast to "bf16" or "fp16" (with loss scaling).
+            compile: "step" compiles the whole training step (docs/compile.md) where it is faster; "model" and "blocks"
+                apply `torch.compile` to the model or to its repeated blocks.
             device: "cpu", "cuda", "cuda:1", "mps" or a `torch.device`. Default: a GPU if there is one, else the CPU.
             runtime: "ddp", "fsdp", a `Mesh`, a `Runtime`, or a device. Default: DDP if a launcher started the program.
             seed: Seeds the weights that `configure_models` makes, the order of samples and randomness in data sets.
@@ -106,7 +109,8 @@ class Trainer(DefaultProgram):
         self.loss_fn = loss_fn
         self.callbacks = as_callbacks(callbacks)
         self.accumulate, self.clip_norm, self.clip_value = accumulate, clip_norm, clip_value
-        self.runtime = resolve_runtime(runtime, precision, device)
+        self.runtime = resolve_runtime(runtime, precision, device, compile)
+        self.compile = compile or self.runtime.compile
         self.seed = seed
         self.datasets: Mapping[str, Any] = {}  # by name, for callbacks that look at more than the evaluation data
         self._components = Components()
@@ -327,56 +331,6 @@ class Trainer(DefaultProgram):
             ...         trainer.log_step({"weight_norm": trainer.model.weight.norm()})
         """
         self.run.meter.add_to_last(values)
-
-    # Files
-
-    @public
-    def save(self, path: str | Path) -> None:
-        """Write the complete state of this trainer to a checkpoint directory, which `load` reads.
-
-        Example:
-            >>> trainer.save("checkpoint")
-            >>> trainer.load("checkpoint")
-        """
-        from .training.state import save_trainer
-
-        self.setup()
-        save_trainer(self.run, path)
-
-    @public
-    def load(self, path: str | Path) -> None:
-        """Load the complete state from a checkpoint. If parts do not fit, they are listed and nothing is changed."""
-        from .training.state import load_trainer
-
-        self.setup()
-        load_trainer(self.run, path)
-
-    @public
-    def load_weights(self, path: str | Path, *, model: str | None = None) -> None:
-        """Load the weights of a run's best kept model (or its newest state), of a checkpoint or of a file.
-
-        Every name and shape has to fit; a printed line says what was loaded.
-
-        Args:
-            path: A run directory, a checkpoint, or a file of weights (safetensors or `.pt`).
-            model: The name of the model to load, where there are several.
-
-        Example:
-            >>> trainer.export("weights.safetensors")
-            >>> trainer.load_weights("weights.safetensors")
-        """
-        from .optim.initialize import FromCheckpoint
-
-        self.setup()
-        FromCheckpoint(path, use="any", model=model, source_model=model).initialize(self)
-
-    @public
-    def export(self, path: str | Path) -> None:
-        """Write the weights alone, as safetensors or `.pt`; of several models, with the model's name as a prefix."""
-        from .training.state import export_weights
-
-        self.setup()
-        export_weights(self.run, path)
 
     # What the defaults above are
 

@@ -55,6 +55,7 @@ class Own(Trainer):
 trainer = Trainer(model, sgd, nn.MSELoss(), callbacks=[Printer(), Printer, stop_early], precision="bf16")
 Trainer(model, partial(torch.optim.AdamW, lr=1e-3), nn.functional.mse_loss, callbacks=Printer(), progress="silent")
 Trainer({"a": model, "b": model}, {"a": sgd, "b": torch.optim.Adam}, callbacks=stop_early, run_dir=Path("run"))
+Trainer(model, sgd, nn.MSELoss(), compile="step")
 Trainer(model, sgd, nn.MSELoss(), scheduler=schedules.WarmupCosine(warmup_updates=10), device="cuda:1", seed=None)
 Trainer(model, sgd, nn.MSELoss(), scheduler=Schedule(partial(torch.optim.lr_scheduler.StepLR, step_size=3), "update"))
 history: History = trainer.train(data, 3, data, batch_size=4, max_time="1h30m", resume=False, changes="accept")
@@ -74,6 +75,7 @@ loopwright.seed_everything(1)
 
 Trainer(model, sgd, precision="bf17")  # type: ignore[arg-type]
 Trainer(model, sgd, progress="none")  # type: ignore[arg-type]
+Trainer(model, sgd, compile="whole")  # type: ignore[arg-type]
 Trainer(model, lr=0.1)  # type: ignore[call-arg]
 Trainer(model, sgd, nn.MSELoss(), callbacks=[3])  # type: ignore[list-item]
 Trainer(model, sgd, nn.MSELoss(), clip_norm="1.0")  # type: ignore[arg-type]

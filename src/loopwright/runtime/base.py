@@ -59,7 +59,8 @@ class Runtime:
         if precision not in _DTYPES:
             raise ConfigurationError(f"Unknown precision {precision!r}: use one of {', '.join(_DTYPES)}.")
         if compile not in (None, "model", "blocks"):
-            raise ConfigurationError(f"compile={compile!r}: use 'model', 'blocks' or None.")
+            at = " here; the whole step is compiled by Trainer(..., compile='step')" if compile == "step" else ""
+            raise ConfigurationError(f"compile={compile!r}: use 'model', 'blocks' or None{at}.")
         self.device = checked_device(device) if device is not None else detect_device()
         self.precision = precision
         self.activation_checkpointing = activation_checkpointing
@@ -266,15 +267,23 @@ def is_launched() -> bool:
     return Launch.from_environment() is not None
 
 
-def resolve_runtime(given: Any, precision: str, device: Any = None) -> Runtime:
+def resolve_runtime(
+    given: Any,
+    precision: str,
+    device: Any = None,
+    compile: str | None = None,  # noqa: A002  (the name that users know)
+) -> Runtime:
     """The runtime of a trainer, from its arguments.
 
     `given` is a `Runtime`, a device, "ddp", "fsdp", a `Mesh`, or None: DDP if a launcher started several processes,
     otherwise the best device. `device` names the device where `given` does not, and must be the same where it does.
+    `compile` is that of `Runtime`, or "step", which the trainer does itself.
     """
+    if compile not in (None, "step", "model", "blocks"):
+        raise ConfigurationError(f"compile={compile!r}: use 'step', 'model', 'blocks' or None.")
     if dry_run.current is not None:
         device = None  # a dry run is on the CPU
-    runtime = _resolve(given, precision, None if device is None else checked_device(device))
+    runtime = _resolve(given, precision, None if device is None else checked_device(device), compile)
     if device is not None and not _is_same(checked_device(device), runtime.device):
         raise ConfigurationError(
             f"device={str(device)!r} was given together with a runtime on {str(runtime.device)!r}: say it once."
@@ -296,7 +305,8 @@ def _device_of_each(device: torch.device | None) -> torch.device | None:
     return device if device is None or device.type == "cpu" else None
 
 
-def _resolve(given: Any, precision: str, device: torch.device | None) -> Runtime:
+def _resolve(given: Any, precision: str, device: torch.device | None, compiled: str | None) -> Runtime:
+    """The runtime; `compiled` is "step" where that is the trainer's task and the runtime compiles nothing."""
     if dry_run.current is not None:
         given = dry_run.current.strategy_for(given, is_built=isinstance(given, Runtime))
     if isinstance(given, Runtime):
@@ -305,12 +315,19 @@ def _resolve(given: Any, precision: str, device: torch.device | None) -> Runtime
                 f"precision={precision!r} was given together with a runtime of precision {given.precision!r}: say it "
                 f"once, as in Runtime({given.device.type!r}, {precision!r})."
             )
+        if compiled not in (None, given.compile) and (given.compile is not None or compiled != "step"):
+            raise ConfigurationError(
+                f"compile={compiled!r} was given together with a runtime that was built with compile="
+                f"{given.compile!r}: say it once, in Trainer(..., compile={compiled!r})"
+                + (f" or as in Runtime({given.device.type!r}, compile={compiled!r})." if compiled != "step" else ".")
+            )
         return given
+    compiled = None if compiled == "step" else compiled
     is_strategy = given in ("ddp", "fsdp") or isinstance(given, Mesh)
     if (given is None or is_strategy) and is_launched():
         from .distributed import DistributedRuntime
 
-        return DistributedRuntime(given or "ddp", device=_device_of_each(device), precision=precision)
+        return DistributedRuntime(given or "ddp", device=_device_of_each(device), precision=precision, compile=compiled)
     if isinstance(given, Mesh):
         given.check(1)
-    return Runtime(device if is_strategy or given is None else given, precision)
+    return Runtime(device if is_strategy or given is None else given, precision, compile=compiled)

@@ -1,11 +1,13 @@
-"""The core's implementation of `Program`: building, epochs, evaluation mode, checks, checkpoints."""
+"""The core's implementation of `Program`: building, epochs, evaluation mode, checks, files, checkpoints."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
+from ..errors import public
 from ..runtime.modes import evaluating
 from . import assembly
 from .program import Program
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class DefaultProgram(Program):
-    """The methods that a run of `Trainer` calls; doors replace some of them."""
+    """The methods that a run of `Trainer` calls, of which doors replace some, and the calls for files."""
 
     # Building
 
@@ -108,6 +110,56 @@ class DefaultProgram(Program):
         from .step_checks import refuse_update
 
         refuse_update(self, loss, count)
+
+    # Files
+
+    @public
+    def save(self, path: str | Path) -> None:
+        """Write the complete state of this trainer to a checkpoint directory, which `load` reads.
+
+        Example:
+            >>> trainer.save("checkpoint")
+            >>> trainer.load("checkpoint")
+        """
+        from .state import save_trainer
+
+        self.setup()
+        save_trainer(self.run, path)
+
+    @public
+    def load(self, path: str | Path) -> None:
+        """Load the complete state from a checkpoint. If parts do not fit, they are listed and nothing is changed."""
+        from .state import load_trainer
+
+        self.setup()
+        load_trainer(self.run, path)
+
+    @public
+    def load_weights(self, path: str | Path, *, model: str | None = None) -> None:
+        """Load the weights of a run's best kept model (or its newest state), of a checkpoint or of a file.
+
+        Every name and shape has to fit; a printed line says what was loaded.
+
+        Args:
+            path: A run directory, a checkpoint, or a file of weights (safetensors or `.pt`).
+            model: The name of the model to load, where there are several.
+
+        Example:
+            >>> trainer.export("weights.safetensors")
+            >>> trainer.load_weights("weights.safetensors")
+        """
+        from ..optim.initialize import FromCheckpoint
+
+        self.setup()
+        FromCheckpoint(path, use="any", model=model, source_model=model).initialize(cast(Any, self))
+
+    @public
+    def export(self, path: str | Path) -> None:
+        """Write the weights alone, as safetensors or `.pt`; of several models, with the model's name as a prefix."""
+        from .state import export_weights
+
+        self.setup()
+        export_weights(self.run, path)
 
     # Checkpoints
 

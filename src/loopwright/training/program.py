@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Display = Literal["auto", "bar", "lines", "silent"]
+Compile = Literal["step", "model", "blocks"]
 Changes = Literal["refuse", "accept"]
 
 
@@ -94,6 +95,7 @@ class Program(MediaMethods, TrainerHooks):
     _components: Components
     callbacks: list[Callback]
     runtime: Runtime
+    compile: str | None  # what was asked for
     accumulate: int
     clip_norm: float | None
     clip_value: float | None

@@ -1,0 +1,46 @@
+"""The argument `compile` of the trainer: what it accepts, and where it goes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from loopwright import Runtime, Trainer
+from loopwright.errors import ConfigurationError
+from tests.mistakes import Mistakes
+
+
+def trainer_with(**arguments: Any) -> Trainer:
+    model = nn.Linear(2, 1)
+    return Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.MSELoss(), device="cpu", **arguments)
+
+
+@pytest.mark.parametrize(("what", "runtime"), [(None, None), ("step", None), ("model", "model"), ("blocks", "blocks")])
+def test_the_model_and_its_blocks_are_compiled_by_the_runtime_and_the_step_is_not(what: Any, runtime: Any) -> None:
+    trainer = trainer_with(compile=what)
+    assert (trainer.compile, trainer.runtime.compile) == (what, runtime)
+
+
+def test_what_a_given_runtime_compiles_is_what_the_trainer_says() -> None:
+    assert trainer_with(runtime=Runtime("cpu", compile="model")).compile == "model"
+    assert trainer_with(runtime=Runtime("cpu", compile="model"), compile="model").compile == "model"
+    assert trainer_with(runtime=Runtime("cpu"), compile="step").compile == "step"
+
+
+def test_a_wrong_value_is_refused_with_the_right_ones(mistake: Mistakes) -> None:
+    with mistake("Arguments", "`compile=True`", ConfigurationError, match="use 'step', 'model', 'blocks' or None"):
+        trainer_with(compile=True)
+    with mistake("Arguments", "`Runtime(compile='step')`", ConfigurationError, match=r"Trainer\(..., compile='step'\)"):
+        Runtime("cpu", compile="step")
+
+
+def test_a_value_that_contradicts_the_runtime_is_refused(mistake: Mistakes) -> None:
+    what = "`compile='step'` together with `Runtime(compile='model')`"
+    with mistake("Arguments", what, ConfigurationError, match="say it once, in Trainer"):
+        trainer_with(runtime=Runtime("cpu", compile="model"), compile="step")
+    what = "`compile='blocks'` together with `Runtime('cpu')`"
+    with mistake("Arguments", what, ConfigurationError, match=r"or as in Runtime\('cpu', compile='blocks'\)"):
+        trainer_with(runtime=Runtime("cpu"), compile="blocks")
