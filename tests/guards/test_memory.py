@@ -149,5 +149,6 @@ def test_no_step_opens_a_file_imports_a_module_or_starts_a_thread(name: str, tmp
         return json.loads((tmp_path / f"{steps}.json").read_text())
 
     short, long = events(20), events(120)
-    new = _without_names(long) - _without_names(short)
-    assert not new, f"{dict(new)}, among them {[event for event in long if event.partition(':')[0] in new][:10]}"
+    more = _without_names(long) - _without_names(short)
+    new = {name: count for name, count in more.items() if count >= 100 // 8}  # fewer are chance: a thread was faster
+    assert not new, f"{new}, among them {[event for event in long if event.partition(':')[0] in new][:10]}"

@@ -19,7 +19,7 @@ from ..data.random import rng_state, set_rng_state
 from ..errors import DataError
 from ..initializers import Initializer
 from ..metrics.progress import Limits
-from ..trainer import Trainer
+from ..training.program import Program
 from ..training.train_call import run_training
 
 CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque)
@@ -94,7 +94,7 @@ ESSENTIAL = (Initializer, Freeze)  # callbacks that decide what is trained, and 
 
 
 @contextmanager
-def fresh_run(trainer: Trainer, callbacks: Iterable[Callback]) -> Iterator[None]:
+def fresh_run(trainer: Program, callbacks: Iterable[Callback]) -> Iterator[None]:
     """Context in which the trainer has a fresh run, with its weights; its state is restored afterwards.
 
     Its optimizers begin without state. Of its own callbacks, initialisers and `Freeze` stay; `callbacks` are added.
@@ -109,7 +109,7 @@ def fresh_run(trainer: Trainer, callbacks: Iterable[Callback]) -> Iterator[None]
     for optimizer in trainer.optimizers.values():
         keeper.keep_optimizer(optimizer)
         optimizer.state = defaultdict(dict)
-    for param in trainer.parameters():
+    for param in trainer._components.parameters():
         param.grad = None
     trainer.callbacks = [*essential, *callbacks]
     start_again(trainer)
@@ -120,14 +120,14 @@ def fresh_run(trainer: Trainer, callbacks: Iterable[Callback]) -> Iterator[None]
         set_rng_state(generators)
 
 
-def start_again(trainer: Trainer) -> None:
+def start_again(trainer: Program) -> None:
     """Give the trainer a fresh run; weights and optimizers are not changed."""
     trainer.run = trainer.run.fresh()
     trainer._components = trainer.run.components
     trainer.run.bind(trainer.callbacks)
 
 
-def train_for_a_while(trainer: Trainer, data: Any, num_updates: int, batch_size: int | None) -> None:
+def train_for_a_while(trainer: Program, data: Any, num_updates: int, batch_size: int | None) -> None:
     """Train a number of updates in a fresh run; restore the position of data that has one."""
     stream = data if isinstance(data, Stream) else trainer._open(data, batch_size, shuffle=True)
     position = _position(stream)
