@@ -89,6 +89,16 @@ def is_compiled(module: nn.Module) -> bool:
     return any(part._compiled_call_impl is not None for part in module.modules())
 
 
+def compiled_call(module: nn.Module) -> Any:
+    """What `module.compile()` has put in place of calling the module; None where it was not called. Since 2.2."""
+    return module._compiled_call_impl
+
+
+def set_compiled_call(module: nn.Module, call: Any) -> None:
+    """Put something in place of calling a module, or None to call it as it is. Since 2.2."""
+    module._compiled_call_impl = call
+
+
 # Optimizers, schedules and loss scaling
 
 

@@ -57,6 +57,13 @@ class Keeper:
             self._keep_value(group)
             self._keep_all(value for name, value in group.items() if name != "params")
 
+    def restore_tensors(self) -> None:
+        """Restore the values of all recorded tensors."""
+        with torch.no_grad():
+            for tensor, value in self._tensors:
+                if not torch.equal(tensor, value):
+                    tensor.copy_(value)
+
     def restore(self) -> None:
         """Restore all recorded states."""
         for container, content in self._contents:
@@ -65,10 +72,7 @@ class Keeper:
         for attributes, before in self._attributes:
             attributes.clear()
             attributes.update(before)
-        with torch.no_grad():
-            for tensor, value in self._tensors:
-                if not torch.equal(tensor, value):
-                    tensor.copy_(value)
+        self.restore_tensors()
         for param, requires_grad, grad in self._params:
             param.requires_grad_(requires_grad)
             param.grad = grad
@@ -94,7 +98,7 @@ ESSENTIAL = (Initializer, Freeze)  # callbacks that decide what is trained, and 
 
 
 @contextmanager
-def fresh_run(trainer: Program, callbacks: Iterable[Callback]) -> Iterator[None]:
+def fresh_run(trainer: Program, callbacks: Iterable[Callback]) -> Iterator[Keeper]:
     """Context in which the trainer has a fresh run, with its weights; its state is restored afterwards.
 
     Its optimizers begin without state. Of its own callbacks, initialisers and `Freeze` stay; `callbacks` are added.
@@ -114,7 +118,7 @@ def fresh_run(trainer: Program, callbacks: Iterable[Callback]) -> Iterator[None]
     trainer.callbacks = [*essential, *callbacks]
     start_again(trainer)
     try:
-        yield
+        yield keeper
     finally:
         keeper.restore()
         set_rng_state(generators)
@@ -122,19 +126,24 @@ def fresh_run(trainer: Program, callbacks: Iterable[Callback]) -> Iterator[None]
 
 def start_again(trainer: Program) -> None:
     """Give the trainer a fresh run; weights and optimizers are not changed."""
-    trainer.run = trainer.run.fresh()
-    trainer._components = trainer.run.components
+    trainer._use_run(trainer.run.fresh(), trainer.compile)
     trainer.run.bind(trainer.callbacks)
 
 
 def train_for_a_while(trainer: Program, data: Any, num_updates: int, batch_size: int | None) -> None:
     """Train a number of updates in a fresh run; restore the position of data that has one."""
+    with kept_position(trainer, data, batch_size):
+        run_training(trainer.run, data, None, Limits(updates=num_updates), batch_size=batch_size, resume=False)
+
+
+@contextmanager
+def kept_position(trainer: Program, data: Any, batch_size: int | None) -> Iterator[Stream]:
+    """Context after which data that has a position is where it was; gives the stream that was opened to know it."""
     stream = data if isinstance(data, Stream) else trainer._open(data, batch_size, shuffle=True)
     position = _position(stream)
     stream.close()
     try:
-        limits = Limits(updates=num_updates)
-        run_training(trainer.run, data, None, limits, batch_size=batch_size, resume=False)
+        yield stream
     finally:
         if position is not None:
             stream.load_state_dict(position)
