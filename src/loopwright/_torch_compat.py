@@ -8,6 +8,7 @@ do not import is imported at the call.
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -202,6 +203,67 @@ def record_memory(is_on: bool) -> None:
 def dump_memory_snapshot(path: str) -> None:
     """Write what was recorded to a file that pytorch.org/memory_viz reads. Since 2.1."""
     torch.cuda.memory._dump_snapshot(path)  # type: ignore[no-untyped-call]
+
+
+# Compiling
+
+
+def can_trace_backward() -> bool:
+    """Whether `torch.compile` can have a backward pass inside the graph. Since 2.11, as far as we know."""
+    import torch._dynamo.config as settings
+
+    return hasattr(settings, "trace_autograd_ops")
+
+
+@contextmanager
+def tracing_backward(most_graphs: int) -> Iterator[None]:
+    """Meanwhile, compile backward passes into graphs, each graph for the sizes and numbers that it was made for."""
+    import torch._dynamo.config as settings
+
+    with (
+        settings.patch(
+            trace_autograd_ops=True,
+            automatic_dynamic_shapes=False,
+            assume_static_by_default=True,
+            recompile_limit=most_graphs,
+        ),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def failed_to_compile(error: BaseException) -> bool:
+    """Whether an error comes from compiling, and not from computing. Since 2.0."""
+    from torch._dynamo.exc import TorchDynamoException
+
+    inductor = sys.modules.get("torch._inductor.exc")
+    kinds = (TorchDynamoException, *([] if inductor is None else [inductor.InductorError]))
+    return isinstance(error, kinds)
+
+
+def has_own_hooks(optimizer: Optimizer) -> bool:
+    """Whether code of its own runs before or after an optimizer's steps. Since 1.13."""
+    from torch.optim import optimizer as torchs
+
+    return any(
+        (
+            optimizer._optimizer_step_pre_hooks,
+            optimizer._optimizer_step_post_hooks,
+            torchs._global_optimizer_pre_hooks,
+            torchs._global_optimizer_post_hooks,
+        )
+    )
+
+
+def has_gradient_hooks(param: Tensor) -> bool:
+    """Whether code of its own runs when a gradient was computed. Since 0.1; after accumulation since 2.1."""
+    return bool(param._backward_hooks) or bool(getattr(param, "_post_accumulate_grad_hooks", None))
+
+
+def has_backward_hooks(module: nn.Module) -> bool:
+    """Whether code of its own runs in the backward pass of a module, or before it. Since 0.1 and 2.0."""
+    return bool(module._backward_hooks) or bool(module._backward_pre_hooks)
 
 
 # Nested containers

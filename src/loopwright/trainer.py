@@ -116,6 +116,10 @@ class Trainer(DefaultProgram):
         self.datasets: Mapping[str, Any] = {}  # by name, for callbacks that look at more than the evaluation data
         self._components = Components()
         self.run = TrainingRun(self, self.runtime, self._components, progress_style=progress)
+        if compile == "step":
+            from .training.compiled_step import CompiledStep
+
+            self.run.compiled = CompiledStep()
         self.run_dir = run_dir
         self.run.bind(self.callbacks)
 
@@ -370,6 +374,10 @@ class Trainer(DefaultProgram):
     @property
     def _has_default_step(self) -> bool:
         return getattr(self.train_step, "__func__", None) is Trainer.train_step
+
+    @property
+    def _has_default_update(self) -> bool:
+        return type(self).update is Trainer.update
 
     def _measure_as_default(self, batch: Any) -> Any:
         return Trainer.eval_step(self, batch)

@@ -32,7 +32,7 @@ REQUIRED = (  # what the first version of Loopwright saved of a trainer
     *("models", "optimizers", "schedules", "lanes", "callbacks", "progress"),
     *("history", "meter", "data", "stop_reason", "rng"),
 )
-ADDED = ("callback_versions", "computed", "metrics", "eval_data", "num_pieces", "fingerprint")
+ADDED = ("callback_versions", "computed", "metrics", "eval_data", "num_pieces", "fingerprint", "compiled")
 DOORS = ("simple", "lifecycle")  # parts of a door beside those of its trainer
 NAMED = ("models", "optimizers", "schedules", "callbacks")  # parts that hold one state for each component, by its name
 
@@ -44,6 +44,7 @@ MIGRATIONS: dict[tuple[str, int], Migration] = {
     ("eval_data", 0): lambda _: None,
     ("num_pieces", 0): lambda _: 1,
     ("fingerprint", 0): lambda _: None,
+    ("compiled", 0): lambda _: None,
 }
 
 

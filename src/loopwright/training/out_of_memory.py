@@ -110,8 +110,10 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def step_function(run: TrainingRun) -> Callable[[Any], Any]:
-    """`train_step`, or, once memory has run out, the same in micro-batches."""
-    return run.program.train_step if run.num_micro_batches == 1 else partial(step_in_micro_batches, run)
+    """`train_step`, or the compiled step, or, once memory has run out, `train_step` in micro-batches."""
+    if run.num_micro_batches > 1:
+        return partial(step_in_micro_batches, run)
+    return run.program.train_step if run.compiled is None else run.compiled.step_function(run)
 
 
 class SeveralUpdatesError(ConfigurationError):

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ..data.stream import Stream
     from ..run import RunDirectory
     from ..run.changes import Change
+    from .compiled_step import CompiledStep
     from .program import Program, Words
 
 
@@ -74,6 +75,7 @@ class TrainingRun:
         # The current update
         self.window = Window()
         self.updates = Updates({}, self.window)
+        self.compiled: CompiledStep | None = None  # with `compile="step"`
         self.num_micro_batches = 1  # that a step is divided into, since memory ran out
         self.skips_nonfinite = False
         # Data
@@ -99,10 +101,15 @@ class TrainingRun:
         self.callbacks: list[Callback] = []
         self.hooks: dict[str, list[Hook]] = {}
 
-    def fresh(self, runtime: Runtime | None = None) -> TrainingRun:
+    def fresh(self, runtime: Runtime | None = None, *, compiles_step: bool = False) -> TrainingRun:
         """Return a new run of the same program, without directory, schedules and output, for an experiment."""
         runtime, components = runtime or self.runtime, self.components.without_schedules()
-        return TrainingRun(self.program, runtime, components, progress_style="silent", is_trial=True)
+        run = TrainingRun(self.program, runtime, components, progress_style="silent", is_trial=True)
+        if compiles_step:
+            from .compiled_step import CompiledStep
+
+            run.compiled = CompiledStep()
+        return run
 
     @property
     def words(self) -> Words:

@@ -78,6 +78,7 @@ def capture(run: TrainingRun, *, has_history: bool = True) -> dict[str, Tree]:
         "eval_data": eval_data,
         "stop_reason": run.stop_reason,
         "num_pieces": run.num_micro_batches,
+        **({} if run.compiled is None else {"compiled": run.compiled.state_dict()}),
         "rng": run.runtime.gather_each(rng_state()),
         "fingerprint": program,
     }
@@ -150,6 +151,8 @@ def restore_position(run: TrainingRun, saved: Mapping[str, Any]) -> None:
     run.num_micro_batches = max(
         run.num_micro_batches, saved["num_pieces"]
     )  # a batch that did not fit in memory will not fit now
+    if run.compiled is not None and saved["compiled"] is not None:
+        run.compiled.load_state_dict(saved["compiled"])
     run.pending = PendingRestore(
         data=saved["data"],
         eval_data=saved["eval_data"],

@@ -204,6 +204,8 @@ def _run(run: TrainingRun) -> None:
             _complete_history(run)
             run.media.begin(run)
             loop.train(run)
+            if run.compiled is not None:
+                run.compiled.report(run)
             run.runtime.finish_exchange()
             progress.call_finished = not run.is_interrupted
             run.emit("on_loop_end")

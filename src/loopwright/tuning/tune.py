@@ -300,15 +300,15 @@ class Tuner:
         note = "changes the numbers" if any(name in CHANGES_NUMBERS for name in settings) else note
         if settings.get("compile") is None:
             return note
-        compiled = getattr(tried.run, "compiled", None)
+        compiled = tried.run.compiled
         if compiled is not None and compiled.choice == "eager":
-            return f"{note}; not compiled after all: {compiled.reason}"
-        seconds = warm_ups[0] - median(warm_ups[1:])
+            return f"not compiled after all: {compiled.reason}"
+        seconds = warm_ups[0] - median(warm_ups[1:]) if compiled is None else compiled.seconds
         present, speed = (median(pair[at] for pair in pairs) for at in (0, 1))
         pays = ""
         if speed > present * (1 + LEAST_GAIN) and seconds > 0:
             pays = f", which pays after {seconds * present * speed / (speed - present):,.0f} samples"
-        return f"{note}; compiled in {seconds:.0f} s{pays}"
+        return f"{note}; compiled in {seconds:.1f} s{pays}"
 
 
 def _checked(trainer: Program, seconds: float, only: Iterable[str] | None) -> list[str]:

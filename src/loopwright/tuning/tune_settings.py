@@ -94,8 +94,7 @@ class Choices:
 
     def _compile(self) -> list[str | None]:
         has_blocks = any(blocks_of(module) for module in self._trainer.models.values())
-        has_step = hasattr(self._trainer.run, "compiled")
-        return [None, *(["step"] if has_step else []), "model", *(["blocks"] if has_blocks else [])]
+        return [None, "step", "model", *(["blocks"] if has_blocks else [])]
 
     def _precision(self) -> list[str]:
         return ["fp32", "bf16", "fp16"] if self._is_on("cuda") else ["fp32", "bf16"]
@@ -147,10 +146,11 @@ class Arrangement:
         runtime = copy(trainer.runtime)
         runtime.precision = settings.precision
         runtime.compile = settings.compile if settings.compile != "step" else None
-        self.run: TrainingRun = trainer.run.fresh(runtime)
+        self.run: TrainingRun = trainer.run.fresh(runtime, compiles_step=settings.compile == "step")
         self.run.bind(trainer.callbacks)
         self._states: dict[str, Any] = {name: defaultdict(dict) for name in trainer.optimizers}
         self._compiled: dict[nn.Module, Any] = {}
+        self._images: list[torch.Tensor] = []  # weights in the order of channels-last
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -173,9 +173,11 @@ class Arrangement:
             yield
             return
         before = [(tensor, tensor.data) for tensor in _images(self._trainer)]
+        if not self._images:  # made once: a compiled step may keep them
+            self._images = [values.to(memory_format=torch.channels_last) for _, values in before]
         try:
-            for tensor, values in before:
-                tensor.data = values.to(memory_format=torch.channels_last)
+            for (tensor, _), values in zip(before, self._images, strict=True):
+                tensor.data = values
             yield
         finally:
             for tensor, values in before:

@@ -1,0 +1,302 @@
+"""The compiled step as the loop calls it: the inputs of its graphs, and everything around them that stays Python."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from .._torch_compat import failed_to_compile, foreach_div_, mark_stepped
+from ..metrics.result import StepResult
+from .compiled_graph import NUM_SETTINGS, Applied, Measured, Plan, StepGraphs
+from .compiled_optimizers import has_tensors, new_state, rule_for
+from .components import check_reached
+from .supervised import checked_pair
+
+if TYPE_CHECKING:
+    from .run import TrainingRun
+    from .update import OptimizerUpdate
+
+
+class CompiledCalls:
+    """Takes steps by graphs, in place of `train_step`: same result, events, counters and errors.
+
+    Args:
+        run: the run, whose only optimizer is updated.
+        on_compile: called for every graph that is compiled, with its digest.
+        most_graphs: the number of graphs of one function that torch may keep.
+    """
+
+    def __init__(self, run: TrainingRun, on_compile: Callable[[str], None], most_graphs: int) -> None:
+        self._run, self._on_compile, self._most_graphs = run, on_compile, most_graphs
+        self._graphs: dict[Any, StepGraphs] = {}
+        self._update: OptimizerUpdate | None = None
+        self._sums: dict[nn.Parameter, Tensor] = {}  # gradients of the window so far
+        self._is_used: dict[nn.Parameter, bool] = {}
+        self._count: Any = None
+        self._loss: Any = None  # the sum over the window, to see whether all are finite
+        self._seen: Tensor | None = None  # on a device: above 0 once an update was left out
+        self._states: list[dict[str, Any]] = []
+        self._new_states: dict[nn.Parameter, dict[str, Any]] = {}  # of parameters that had none
+        self._settings: tuple[Any, ...] = ()
+        self.failure: BaseException | None = None  # of compiling, after which a step was completed without graphs
+
+    def __call__(self, batch: Any) -> StepResult:
+        """Take one step of the accumulation window, and the update at its end."""
+        run = self._run
+        pair = run.program.split_batch(batch)  # type: ignore[attr-defined]
+        inputs, targets = pair if type(pair) is tuple and len(pair) == 2 else checked_pair(pair)
+        update = self._current()
+        measured = (self._split if self._plan.is_split else self._whole)(update, inputs, targets)
+        if run.window.is_last:
+            run.window.has_stepped = True
+        loss, metrics, losses, count, outputs, *_ = measured
+        return StepResult(loss, run.window.size, metrics, count, outputs, losses)
+
+    def leave(self) -> None:
+        """Give the gradients of the window so far to the parameters, where eager steps take over."""
+        update = next(iter(self._run.updates.by_name.values()))
+        for param, total in self._sums.items():
+            param.grad = total if self._is_used.get(param) else None
+        update._count = self._count
+        self._sums, self._count, self._loss = {}, None, None
+
+    def forget(self) -> None:
+        """Forget the state of a trial; the graphs stay."""
+        self._sums, self._count, self._loss, self._seen, self._update = {}, None, None, None, None
+
+    # What is prepared when something changed
+
+    def _current(self) -> OptimizerUpdate:
+        """The update, after looking for changes since the last step: parameters, options, state, guard, listeners."""
+        update = next(iter(self._run.updates.by_name.values()))
+        if self._is_outdated(update):
+            self._prepare(update)
+        window, groups = self._run.window, update.optimizer.param_groups
+        read = self._rule.options
+        settings = (window.divisor, update.clip_norm, update.clip_value, *[read(group) for group in groups])
+        if settings != self._settings or self._has_tensors:
+            self._settings = settings
+            self._read_numbers(update)
+        return update
+
+    def _is_outdated(self, update: OptimizerUpdate) -> bool:
+        run, state = self._run, update.optimizer.state
+        return (
+            update is not self._update
+            or update.params is not self._given
+            or update.guard is not self._guard
+            or state is not self._optimizer_state
+            or len(state) != self._num_states
+            or [p.requires_grad for p in update.params] != self._trainable
+            or (run.program.accumulate, len(update.listeners), len(run.hooks["on_train_step_end"])) != self._around
+        )
+
+    def _prepare(self, update: OptimizerUpdate) -> None:
+        """Read the parameters and the state of the optimizer; a missing state is made as torch makes it."""
+        run, optimizer = self._run, update.optimizer
+        rule = rule_for(optimizer)
+        assert rule is not None
+        self._update, self._given, self._guard, self._rule = update, update.params, update.guard, rule
+        self._around = (run.program.accumulate, len(update.listeners), len(run.hooks["on_train_step_end"]))
+        self._trainable = [p.requires_grad for p in update.params]
+        self._params = [p for p in update.params if p.requires_grad]
+        self._states, self._new_states = [], {}
+        group_of = {p: group for group in optimizer.param_groups for p in group["params"]}
+        for param in self._params:
+            state = optimizer.state.get(param, {})
+            if not state:
+                self._new_states[param] = state
+            for name in rule.slots(group_of[param]):
+                if state.get(name) is None:
+                    state[name] = new_state(name, param, group_of[param])
+            self._states.append(state)
+        self._optimizer_state, self._num_states = optimizer.state, len(optimizer.state)
+        self._has_tensors = any(has_tensors(rule.options(group)) for group in optimizer.param_groups)
+        self._reads = run.runtime.reads_are_free or (update.guard is not None and update.guard.is_immediate)
+        self._settings = ()
+
+    def _read_numbers(self, update: OptimizerUpdate) -> None:
+        """Make the tensor of the numbers that may change in every step; choose the graphs that belong to the rest."""
+        groups = update.optimizer.param_groups
+        numbers = [self._run.window.divisor, update.clip_norm or 0.0, update.clip_value or 0.0]
+        for group in groups:
+            numbers += self._rule.numbers(group)
+        self._numbers = torch.tensor(numbers, dtype=torch.float64, device=self._run.runtime.device)
+        flags = [self._rule.flags(group) for group in groups]
+        plan = self._plan_for(update, flags)
+        key = (*(tuple(own.values()) for own in flags), plan.switches, *map(id, self._params))
+        if key not in self._graphs:
+            self._graphs[key] = StepGraphs(plan, self._on_compile, self._most_graphs)
+        self._current_graphs = self._graphs[key]
+        self._plan = self._current_graphs.plan
+
+    def _plan_for(self, update: OptimizerUpdate, flags: list[dict[str, bool]]) -> Plan:
+        run, guard = self._run, update.guard
+        return Plan(
+            program=run.program,
+            rules=self._rules(update, flags),
+            device=run.runtime.device.type,
+            is_split=run.program.accumulate > 1 or bool(update.listeners) or not run.runtime.is_host,
+            has_guard=guard is not None,
+            is_final=guard is not None and guard.is_final,
+            clips_norm=update.clip_norm is not None,
+            clips_value=update.clip_value is not None,
+            has_divisor=run.program.accumulate > 1,
+            keeps_outputs=bool(run.hooks["on_train_step_end"]),
+        )
+
+    def _rules(self, update: OptimizerUpdate, flags: list[dict[str, bool]]) -> tuple[Applied, ...]:
+        applied: dict[nn.Parameter, Applied] = {}
+        start = NUM_SETTINGS
+        for group, own in zip(update.optimizer.param_groups, flags, strict=True):
+            length = len(self._rule.numbers(group))
+            applied |= dict.fromkeys(group["params"], (self._rule, own, start, length))
+            start += length
+        return tuple(applied[p] for p in self._params)
+
+    # Steps
+
+    def _whole(self, update: OptimizerUpdate, inputs: Any, targets: Any) -> Measured:
+        """One step that ends in an update, as one graph."""
+        call = self._current_graphs.whole
+        measured: Measured = self._computed(
+            call, inputs, targets, self._params, self._states, self._numbers, self._flag(update)
+        )
+        self._count_call(update)
+        update.norm = measured[6]
+        self._keep_states(measured[5])
+        if not update.num_updates and not any(measured[5]):
+            check_reached(update.params, update.name)
+        if self._is_fine(update, measured[0]) and self._has_fine_norm(update):
+            self._count_update(update)
+        return measured
+
+    def _split(self, update: OptimizerUpdate, inputs: Any, targets: Any) -> Measured:
+        """One step of a window; its update, if it is the last, is a graph of its own."""
+        if not self._sums:
+            self._sums = {p: torch.zeros_like(p, requires_grad=False) for p in self._params}
+            self._is_used = {}
+        sums = [self._sums[p] for p in self._params]
+        call = self._current_graphs.gradients
+        measured: Measured = self._computed(call, inputs, targets, self._params, sums, self._numbers)
+        self._count_call(update)
+        self._is_used |= {p: True for p, used in zip(self._params, measured[5], strict=True) if used}
+        if not self._is_fine(update, measured[0]):
+            update.is_skipped = True
+        self._loss = measured[0] if self._loss is None else self._loss + measured[0]
+        if measured[3] is not None:
+            self._count = measured[3] if self._count is None else self._count + measured[3]
+        if self._run.window.is_last:
+            self._finish(update)
+        return measured
+
+    def _finish(self, update: OptimizerUpdate) -> None:
+        """End a window: listeners, clipping, step, schedules; or drop the gradients of a skipped update."""
+        if update.is_skipped:
+            update.reset()
+        else:
+            grads = self._gradients(update)
+            args = (self._loss, self._count, self._params, grads, self._states, self._numbers, self._flag(update))
+            try:
+                update.norm = self._computed(self._current_graphs.apply, *args)
+            except Exception as error:
+                if not failed_to_compile(error):
+                    raise
+                self.failure = error
+                self._finish_eagerly(update, grads)
+            else:
+                self._keep_states(tuple(grad is not None for grad in grads))
+                if self._has_fine_norm(update):
+                    self._count_update(update)
+            update.zero()
+        self._sums, self._count, self._loss = {}, None, None
+
+    def _finish_eagerly(self, update: OptimizerUpdate, grads: list[Tensor | None]) -> None:
+        """Take the step that could not be compiled with the gradients that graphs have computed."""
+        for param, grad in zip(self._params, grads, strict=True):
+            param.grad = grad
+        if self._count is not None:
+            update._count = self._count
+            update._divide_by_count()
+        if update.clip():
+            update.step()
+            update.schedule()
+
+    def _gradients(self, update: OptimizerUpdate) -> list[Tensor | None]:
+        """The gradients of the window, which listeners see, and may change, as `param.grad`."""
+        grads = [self._sums[p] if self._is_used.get(p) else None for p in self._params]
+        if not update.listeners:
+            if not update.num_updates and not any(self._is_used.values()):
+                check_reached(update.params, update.name)
+            return grads
+        if self._count is not None:
+            count = self._count.clamp(min=1) if isinstance(self._count, Tensor) else max(self._count, 1)
+            foreach_div_([grad for grad in grads if grad is not None], count)
+            self._count = None
+        for param, grad in zip(self._params, grads, strict=True):
+            param.grad = grad
+        update.start_step()
+        return [p.grad for p in self._params]
+
+    def _computed(self, call: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return call(*args)
+        except Exception as error:
+            if not failed_to_compile(error) and not isinstance(error, torch.OutOfMemoryError) and len(args) > 4:
+                self._raise_as_eager(args[0], args[1])
+            raise
+
+    def _raise_as_eager(self, inputs: Any, targets: Any) -> None:
+        """Let the model's own error be raised, from the user's line, in place of that of a kernel."""
+        program: Any = self._run.program
+        with torch.no_grad():
+            program.compute_loss(program.forward(inputs), targets)
+
+    # After a graph
+
+    def _is_fine(self, update: OptimizerUpdate, loss: Tensor) -> bool:
+        """Whether the loss is finite; if not, the weights are as before, and the guard is asked what that means."""
+        if update.guard is None or not self._reads:
+            return True
+        value = loss.item()
+        if math.isfinite(value):
+            return True
+        update.guard.refuse(f"the loss of {update.title} is {value}")
+        return False
+
+    def _has_fine_norm(self, update: OptimizerUpdate) -> bool:
+        if update.guard is None or not self._reads or update.norm is None or math.isfinite(update.norm.item()):
+            return True
+        update.guard.refuse(f"the gradient norm of {update.title} is {update.norm.item()}")
+        return False
+
+    def _count_call(self, update: OptimizerUpdate) -> None:
+        self._run.updates.calls += 1
+        update.calls += 1
+
+    def _count_update(self, update: OptimizerUpdate) -> None:
+        mark_stepped(update.optimizer)
+        update.num_updates += 1
+        update.schedule()
+
+    def _keep_states(self, used: tuple[bool, ...]) -> None:
+        """Give the optimizer the new states; torch makes none for parameters that the loss does not depend on."""
+        for param, is_used in zip(self._params, used, strict=True) if self._new_states else ():
+            if is_used and param in self._new_states:
+                self._optimizer_state[param] = self._new_states.pop(param)
+        self._num_states = len(self._optimizer_state)
+
+    def _flag(self, update: OptimizerUpdate) -> Tensor | None:
+        """On a device that is not waited for: the tensor in which a graph notes that it left an update out."""
+        if update.guard is None or self._reads:
+            return None
+        if self._seen is None:
+            self._seen = torch.zeros((), device=self._run.runtime.device)
+        elif update._seen is None and not update.guard.is_final:
+            self._seen.zero_()  # it was read at a log point
+        update._seen = self._seen
+        return self._seen

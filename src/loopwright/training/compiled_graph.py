@@ -1,0 +1,214 @@
+"""The training step as graphs: forward, loss, backward, clipping and optimizer traced and compiled by torch.
+
+`whole` is one graph for a step that ends in an update. Where something has to happen between the gradients and the
+optimizer (accumulation, listeners to `on_optimizer_start`, running out of memory on a GPU), `gradients` and `apply` are
+the two halves of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import FunctionType
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.nn.utils import get_total_norm
+
+from .._torch_compat import failed_to_compile, tracing_backward, tree_map
+from ..metrics.result import StepResult
+from .compiled_optimizers import Options, Rule
+
+NUM_SETTINGS = 3  # the first numbers of a graph: the divisor of the loss, clip_norm and clip_value
+
+Applied = tuple[Rule, Options, int, int]  # an optimizer's rule and flags for a parameter, and where its numbers are
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a graph is made for, and does not take as an input.
+
+    Args:
+        program: the trainer, whose `forward` and `compute_loss` are traced.
+        rules: of each parameter.
+        device: the type of device.
+        is_split: whether gradients and update are two graphs.
+        has_guard: whether a loss or norm that is not finite leaves the weights as they are.
+        is_final: whether an update that was left out keeps all later ones from being taken, on the device.
+        clips_norm: whether gradients are clipped by their norm.
+        clips_value: whether gradients are clipped by value.
+        has_divisor: whether the loss is divided, as in an accumulation window.
+        keeps_outputs: whether a callback may want the model's outputs.
+    """
+
+    program: Any
+    rules: tuple[Applied, ...]
+    device: str
+    is_split: bool
+    has_guard: bool
+    is_final: bool
+    clips_norm: bool
+    clips_value: bool
+    has_divisor: bool
+    keeps_outputs: bool
+
+    @property
+    def switches(self) -> tuple[bool, ...]:
+        """All that is either so or not."""
+        has_guard = (self.has_guard, self.is_final)
+        return self.is_split, *has_guard, self.clips_norm, self.clips_value, self.has_divisor, self.keeps_outputs
+
+
+class Measured(NamedTuple):
+    """What a graph returns of a step besides its changes."""
+
+    loss: Tensor
+    metrics: dict[str, Any]
+    losses: tuple[str, ...]
+    count: Any
+    outputs: Any
+    used: tuple[bool, ...]  # which parameters have a gradient
+    norm: Tensor | None
+
+
+class StepGraphs:
+    """The compiled functions of one plan.
+
+    Args:
+        plan: what they are made for.
+        on_compile: called with the function and a digest of each graph; equal for equal graphs in another process.
+        most_graphs: the number of graphs of one function that torch may keep.
+    """
+
+    def __init__(self, plan: Plan, on_compile: Callable[[str], None], most_graphs: int) -> None:
+        self.plan = plan
+        self._on_compile, self._most_graphs = on_compile, most_graphs
+        traced = _functions(plan)
+        self.whole, self.gradients, self.apply = (self._compiled(function) for function in traced)
+
+    def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        own = _with_own_code(function)
+        note_guards = partial(self._note_guards, function.__name__)
+        options: dict[str, Any] = {"guard_filter_fn": note_guards, "size_asserts": False}
+        compiled = torch.compile(own, fullgraph=True, options=options)
+
+        def call(*args: Any) -> Any:
+            try:
+                return compiled(*args)
+            except Exception as error:
+                if not failed_to_compile(error):
+                    raise
+            with tracing_backward(self._most_graphs):  # a new graph is needed, and is compiled with our settings only
+                return compiled(*args)
+
+        return call
+
+    def _note_guards(self, name: str, entries: Sequence[Any]) -> list[bool]:
+        """Keep all guards; the values and sizes that they expect say which graph this is."""
+        expected = sorted(f"{entry.name} {shown}" for entry in entries if (shown := _shown(entry)) is not None)
+        expected += [str(self.plan.switches), *(str(flags) for _, flags, *_ in self.plan.rules)]
+        self._on_compile(f"{name} {hashlib.sha256(chr(10).join(expected).encode()).hexdigest()[:16]}")
+        return [True] * len(entries)
+
+
+def _shown(entry: Any) -> str | None:
+    """A guarded value as text that is the same in every process; None for objects."""
+    value = entry.value
+    if entry.name.startswith("G['__") or not entry.has_value:
+        return None
+    if isinstance(value, Tensor):
+        return f"{tuple(value.shape)} {value.dtype} {value.requires_grad}"
+    return repr(value) if isinstance(value, (bool, int, float, str)) or value is None else None
+
+
+def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with a code object of its own: torch keeps graphs by code, and looks through all of them."""
+    given = cast(FunctionType, function)
+    return FunctionType(given.__code__.replace(), given.__globals__, given.__name__, closure=given.__closure__)
+
+
+def _functions(plan: Plan) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
+    """The functions that are traced; torch sees the arguments as graph inputs, and everything else as constants."""
+    forward, compute_loss = plan.program.forward, plan.program.compute_loss
+
+    def differentiate(inputs: Any, targets: Any, params: Any, numbers: Any, is_whole: bool) -> Any:
+        outputs = forward(inputs)
+        result = StepResult.of_loss(compute_loss(outputs, targets), 0)
+        with torch.autocast(plan.device, enabled=False):
+            share: Any = result.loss
+            if result.count is not None:
+                share = share / _at_least_one(result.count) if is_whole else share
+            elif plan.has_divisor:
+                share = share / numbers[0].to(share.dtype)
+            trained = [p for p in params if p.requires_grad]
+            found = list(torch.autograd.grad(share, trained, allow_unused=True))
+        grads = [found.pop(0) if p.requires_grad else None for p in params]
+        metrics = {name: _detached(value) for name, value in result.metrics.items()}
+        kept = tree_map(_detached, outputs) if plan.keeps_outputs else None
+        used = tuple([g is not None for g in grads])
+        return grads, (_detached(result.loss), metrics, tuple(result.losses), _detached(result.count), kept, used)
+
+    def whole(inputs: Any, targets: Any, params: Any, states: Any, numbers: Any, seen: Any) -> Any:
+        grads, measured = differentiate(inputs, targets, params, numbers, True)
+        with torch.no_grad(), torch.autocast(plan.device, enabled=False):
+            return (*measured, _change(plan, measured[0], params, grads, states, numbers, seen))
+
+    def gradients(inputs: Any, targets: Any, params: Any, sums: Any, numbers: Any) -> Any:
+        grads, measured = differentiate(inputs, targets, params, numbers, False)
+        with torch.no_grad():
+            for total, grad in zip(sums, grads, strict=True):
+                if grad is not None:
+                    total.add_(grad)
+        return (*measured, None)
+
+    def apply(loss: Any, count: Any, params: Any, grads: Any, states: Any, numbers: Any, seen: Any) -> Any:
+        with torch.no_grad(), torch.autocast(plan.device, enabled=False):
+            if count is not None:
+                grads = [g if g is None else g / _at_least_one(count) for g in grads]
+            return _change(plan, loss, params, grads, states, numbers, seen)
+
+    return whole, gradients, apply
+
+
+def _change(plan: Plan, loss: Any, params: Any, grads: Any, states: Any, numbers: Any, seen: Any) -> Any:
+    """Clip and step; where a value is not finite, everything keeps its old value. Returns the norm before clipping."""
+    norm, is_fine = None, None
+    if plan.clips_value:
+        grads = [g if g is None else g.clamp(-numbers[2].to(g.dtype), numbers[2].to(g.dtype)) for g in grads]
+    if plan.clips_norm:
+        norm = get_total_norm([g for g in grads if g is not None])
+        factor = (numbers[1].to(norm.dtype) / (norm + 1e-6)).clamp(max=1.0)
+        grads = [g if g is None else g * factor.to(g.dtype) for g in grads]
+    if plan.has_guard:
+        is_fine = torch.isfinite(loss).reshape(())
+        if norm is not None:
+            is_fine = is_fine & torch.isfinite(norm)
+        if seen is not None:
+            is_fine = is_fine & (seen == 0) if plan.is_final else is_fine
+            seen.copy_(torch.maximum(seen, (~is_fine).to(seen.dtype)))
+    for param, grad, state, rule in zip(params, grads, states, plan.rules, strict=True):
+        if grad is not None:
+            _change_one(param, grad, state, numbers, rule, is_fine)
+    return norm
+
+
+def _change_one(param: Any, grad: Any, state: Any, numbers: Any, applied: Applied, is_fine: Any) -> None:
+    rule, flags, start, length = applied
+    dtype = param.dtype if param.dtype == torch.float64 else torch.float32
+    own = [numbers[start + index].to(dtype) for index in range(length)]
+    old = {name: value if name == "step" else value.to(dtype) for name, value in state.items()}
+    new, new_state = rule.change(param.to(dtype), grad.to(dtype), old, own, flags)
+    for target, value in [(param, new), *((state[name], value) for name, value in new_state.items())]:
+        value = value.to(target.dtype)
+        target.copy_(value if is_fine is None else torch.where(is_fine, value, target))
+
+
+def _at_least_one(count: Any) -> Any:
+    return count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1)
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value

@@ -1,0 +1,217 @@
+"""`compile="step"`: whether a run takes its steps by compiled graphs, and why not where it does not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import nn
+
+from .._torch_compat import (
+    can_trace_backward,
+    failed_to_compile,
+    has_backward_hooks,
+    has_gradient_hooks,
+    has_own_hooks,
+)
+from ..metrics.progress import counted
+from .compiled_optimizers import obstacle_in
+
+if TYPE_CHECKING:
+    from .compiled_calls import CompiledCalls
+    from .run import TrainingRun
+
+MOST_RECOMPILATIONS = 8  # after which a run goes on without graphs
+FASTER = 0.97  # of the time of an eager step: with less to gain, the step stays as it is
+COMPILERS = ("c++", "g++", "clang++", "cl")
+
+
+class CompiledStep:
+    """What a run with `compile="step"` has decided, and the graphs that it takes steps by.
+
+    The decision is made before the first step, from times of both kinds of step, and saved: a run never changes its
+    mind because of a clock. It gives up graphs for good where compiling fails, or where it does not come to an end.
+    """
+
+    def __init__(self) -> None:
+        self.choice: Literal["compiled", "eager"] | None = None
+        self.reason = ""  # why eager
+        self.graphs: list[str] = []  # the function and a digest of each graph of this run, also of earlier processes
+        self.seconds = 0.0  # of compiling, in this process
+        self._calls: CompiledCalls | None = None
+        self._num_reported = 0
+
+    @property
+    def num_graphs(self) -> int:
+        """Graphs that were compiled in this run."""
+        return len(self.graphs)
+
+    @property
+    def num_recompilations(self) -> int:
+        """Graphs that were compiled for a function that had one."""
+        return len(self.graphs) - len({graph.split()[0] for graph in self.graphs})
+
+    def step_function(self, run: TrainingRun) -> Callable[[Any], Any]:
+        """Return what takes the steps of an epoch."""
+        return run.program.train_step if self.choice == "eager" else partial(self._step, run)
+
+    def _step(self, run: TrainingRun, batch: Any) -> Any:
+        if self._calls is None and self.choice != "eager":
+            self._begin(run, batch)
+        if self.choice == "eager" or self._calls is None:
+            return run.program.train_step(batch)
+        before, began = self.num_graphs, monotonic()
+        try:
+            result = self._calls(batch)
+        except Exception as error:
+            if not failed_to_compile(error):
+                raise
+            self._give_up(run, reason_of(error))
+            return run.program.train_step(batch)
+        if self.num_graphs != before:
+            self._note_graph(run, monotonic() - began)
+        if self._calls is not None and self._calls.failure is not None:
+            self._give_up(run, reason_of(self._calls.failure))
+        return result
+
+    def _begin(self, run: TrainingRun, batch: Any) -> None:
+        """Choose, before the first step of this process; a choice that was made before is kept."""
+        from .compiled_calls import CompiledCalls
+
+        if (obstacle := find_obstacle(run)) is not None:
+            self._give_up(run, obstacle)
+            return
+        calls = CompiledCalls(run, self._add_graph, most_graphs=4 * MOST_RECOMPILATIONS)
+        run.say("Compiling the training step (the first time takes up to a minute) ...")
+        began = monotonic()
+        if self.choice is None:
+            self._measure(run, calls, batch)
+        if self.choice == "compiled":
+            self._calls = calls
+        run.eval_seconds += monotonic() - began  # no time of training
+
+    def _measure(self, run: TrainingRun, calls: CompiledCalls, batch: Any) -> None:
+        from .compiled_trial import time_both
+
+        try:
+            eager, compiled, self.seconds = time_both(run, run.program.train_step, calls, batch)
+        except Exception as error:
+            self.graphs.clear()
+            if not failed_to_compile(error):
+                raise
+            self._give_up(run, reason_of(error))
+            return
+        calls.forget()
+        times = f"{_time(compiled)} an update compiled, {_time(eager)} as it is (compiled in {self.seconds:.1f} s)"
+        if compiled < FASTER * eager:
+            self.choice = "compiled"
+            run.say(f"The step is compiled: {times}.")
+        else:
+            self.choice, self.reason = "eager", "it is not faster compiled"
+            run.say(f"The step is not compiled, since it is not faster: {times}.")
+        run.note("compiled", f"{self.choice}: {times}", choice=self.choice)
+
+    def _add_graph(self, graph: str) -> None:
+        if graph not in self.graphs:
+            self.graphs.append(graph)
+
+    def _note_graph(self, run: TrainingRun, seconds: float) -> None:
+        self.seconds += seconds
+        run.eval_seconds += seconds
+        run.note("compiled", f"graph {self.num_graphs} in {seconds:.1f} s", graphs=self.num_graphs)
+        if self.num_recompilations > MOST_RECOMPILATIONS:
+            again = counted(self.num_recompilations, "time")
+            self._give_up(
+                run,
+                f"it was compiled again {again} in {run.progress.step + 1} steps, since batches have ever new shapes "
+                "or the step reads numbers that change: pad batches to a few lengths, or keep such numbers in tensors",
+            )
+
+    def _give_up(self, run: TrainingRun, reason: str) -> None:
+        """Take all further steps without graphs, and say why."""
+        if self._calls is not None:
+            self._calls.leave()
+        self.choice, self.reason, self._calls = "eager", reason, None
+        run.say(f"compile='step': the step is not compiled: {reason}.")
+        run.note("compiled", f"eager: {reason}", choice="eager")
+
+    def report(self, run: TrainingRun) -> None:
+        """Say how many graphs there are, if there are new ones since the last time."""
+        if self.num_graphs > self._num_reported and self.choice == "compiled":
+            again = counted(self.num_recompilations, "recompilation")
+            run.say(f"Compiled steps: {counted(self.num_graphs, 'graph')}, {again}, {self.seconds:.1f} s of compiling.")
+        self._num_reported = self.num_graphs
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"choice": self.choice, "reason": self.reason, "graphs": list(self.graphs)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state["choice"] != self.choice:
+            self._calls = None
+        self.choice, self.reason, self.graphs = state["choice"], state["reason"], list(state["graphs"])
+
+
+def find_obstacle(run: TrainingRun) -> str | None:
+    """Why the steps of a run cannot be compiled as a whole, or None where that has to be tried."""
+    program: Any = run.program
+    if not program._has_default_step:
+        return (
+            f"`{run.words.step}` is overridden, and the compiled step is the default one: override `forward` and "
+            "`compute_loss` instead"
+        )
+    if not program._has_default_update:
+        return "`update` is overridden"
+    if run.runtime.world > 1:
+        return "several processes average gradients between the backward pass and the optimizer step"
+    if len(run.updates.by_name) > 1:
+        return f"there are {len(run.updates.by_name)} optimizers ({', '.join(run.updates.by_name)})"
+    replaced = [name for name in ("forward", "compute_loss") if name in vars(program)]
+    if replaced:
+        return f"`{replaced[0]}` is replaced on the trainer object, as `Profile` does to time it"
+    return _obstacle_in_torch(run) or _obstacle_in_update(run)
+
+
+def _obstacle_in_torch(run: TrainingRun) -> str | None:
+    if not can_trace_backward():
+        return f"torch {torch.__version__} cannot compile backward passes into a graph: install torch 2.13 or newer"
+    compilers = (*([os.environ["CXX"]] if os.environ.get("CXX") else []), *COMPILERS)
+    if run.runtime.is_host and not any(map(shutil.which, compilers)):
+        return "there is no C++ compiler, which torch.compile needs: install g++ or clang++"
+    return None
+
+
+def _obstacle_in_update(run: TrainingRun) -> str | None:
+    update = next(iter(run.updates.by_name.values()))
+    optimizer, modules = update.optimizer, run.components.modules.values()
+    if update.scaler is not None:
+        return "a loss scaler (precision='fp16') looks at gradients before each optimizer step: use 'bf16'"
+    own_step: Any = vars(optimizer).get("step")
+    if has_own_hooks(optimizer) or (own_step is not None and not hasattr(own_step, "_wrapped_by_lr_sched")):
+        return "functions are registered to run before or after the optimizer's steps"
+    if any(map(has_gradient_hooks, update.params)) or any(map(has_backward_hooks, _all_modules(modules))):
+        return "functions are registered to run in the backward pass"
+    if any(getattr(module, "sparse", False) for module in _all_modules(modules)):
+        return "an embedding has sparse gradients"
+    return obstacle_in(optimizer, run.runtime.is_host)
+
+
+def _all_modules(modules: Any) -> list[nn.Module]:
+    return [part for module in modules for part in module.modules()]
+
+
+def reason_of(error: BaseException) -> str:
+    """What kept torch from compiling, in one line: its own first line, and the user's line of code."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    first = (lines[0] if lines else type(error).__name__).rstrip(".:")
+    places = [line for line in lines if line.startswith("File ") and os.path.join("loopwright", "training") not in line]
+    where = f" ({places[-1].removeprefix('File ')})" if places else ""
+    return f"torch cannot trace it: {first}{where}"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e6:.0f} us" if seconds < 1e-3 else f"{seconds * 1e3:.1f} ms"
