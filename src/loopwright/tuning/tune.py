@@ -18,10 +18,11 @@ from ..callback import Callback
 from ..callbacks.nonfinite import NonFiniteGuard
 from ..errors import ConfigurationError, Interrupted
 from ..metrics.progress import Limits, counted
+from ..training.keeper import Keeper
 from ..training.program import Program
 from ..training.train_call import run_training
 from . import tune_table
-from .fresh_run import Keeper, fresh_run, kept_position
+from .fresh_run import fresh_run, kept_position
 from .memory import SavedBytes, available_memory, is_out_of_memory, let_go
 from .tune_data import TunedData
 from .tune_settings import NAMES, Arrangement, Choices, num_cores, present_settings
@@ -30,6 +31,7 @@ from .tune_table import CHANGES_NUMBERS, EFFECTS, LEAST_GAIN, Tuning, TuningRow,
 MIN_TURNS, MAX_TURNS = 3, 7
 WARM_UP = 2  # updates that are not timed at the start of a turn, and two more for each worker
 SPARE = 0.8  # the part of the free memory that a larger batch may need
+LEAST_BOUND = 30.0
 COMPILING = 120.0  # seconds that compiling is given beyond those of the other tries
 WIDTHS = (19, 12, 14, 13)
 
@@ -109,6 +111,7 @@ class Tuner:
         seconds: The time for each of two settings that are compared.
         only: The names of the settings to try; all by default.
         compile_choices: The values of `compile` that the caller has a line for; all by default.
+        is_silent: Whether to print nothing; by default where the trainer is silent.
     """
 
     _num_updates: int | None = None  # timed in a turn instead of seconds, so that tests count rather than time
@@ -123,17 +126,18 @@ class Tuner:
         seconds: float = 2.0,
         only: Iterable[str] | None = None,
         compile_choices: Iterable[str] | None = None,
+        is_silent: bool | None = None,
     ) -> None:
         self._names = _checked(trainer, seconds, only)
         self._trainer, self._seconds = trainer, seconds
-        self._is_silent = trainer.run.progress_style == "silent"
+        self._is_silent = trainer.run.progress_style == "silent" if is_silent is None else is_silent
         self._compile_choices = None if compile_choices is None else {None, *compile_choices}
         self._data = TunedData(trainer.configure_data()[0] if data is None else data, batch_size)
         self._watch = Stopwatch(self._clock)
         self._rows: list[TuningRow] = []
         self._speeds: list[float] = []  # of the present settings, in every turn
         self._reasons: dict[str, str] = {}
-        self._deadline = float("inf")
+        self._deadline, self._is_late = float("inf"), False
 
     def tell(self) -> Tuning:
         """Try everything, and print what is worth it."""
@@ -159,7 +163,7 @@ class Tuner:
                 if isinstance(error, Interrupted) and error.code != 128 + signal.SIGINT:
                     raise
                 is_complete = False
-        return self._result(is_complete and self._clock() < self._deadline)
+        return self._result(is_complete and not self._is_late)
 
     def _result(self, is_complete: bool) -> Tuning:
         trainer, speed = self._trainer, median(self._speeds) if self._speeds else None
@@ -191,7 +195,7 @@ class Tuner:
     def _announce(self, values: Mapping[str, list[Any]]) -> None:
         number = sum(map(len, values.values()))
         usual = 2 * self._seconds * (number + 1)
-        bound = 3 * usual + COMPILING * len(values.get("compile", ()))
+        bound = max(3 * usual, LEAST_BOUND) + COMPILING * len(values.get("compile", ()))
         self._deadline = self._clock() + bound
         compiling = ", and the time of compiling" if values.get("compile") else ""
         self._say(
@@ -210,7 +214,7 @@ class Tuner:
         """Try the values of one setting; batches are made larger for as long as that is faster."""
         best = 1.0
         for value in values:
-            if self._clock() > self._deadline:
+            if self._is_over():
                 self._reasons[name] = "the time was over"
                 return
             if name == "batch_size" and (reason := self._too_large(value)):
@@ -221,6 +225,10 @@ class Tuner:
             if name == "batch_size" and (row.ratio is None or row.ratio < best * (1 + LEAST_GAIN)):
                 return
             best = max(best, row.ratio or 0.0)
+
+    def _is_over(self) -> bool:
+        self._is_late = self._is_late or self._clock() > self._deadline
+        return self._is_late
 
     def _too_large(self, size: int) -> str | None:
         """Why a batch is not tried on the CPU, where running out of memory would end the process."""
@@ -240,7 +248,7 @@ class Tuner:
         every = {name: row.settings[name] for name, row in best.items()}
         same = {name: value for name, value in every.items() if name not in CHANGES_NUMBERS}
         for settings in (same, every) if same != every else (every,):
-            if len(settings) > 1 and self._clock() < self._deadline:
+            if len(settings) > 1 and not self._is_over():
                 self._add(self._compare(settings))
 
     def _add(self, row: TuningRow) -> None:
@@ -281,10 +289,10 @@ class Tuner:
     def _measure(self, arrangement: Arrangement) -> float:
         """The speed of one turn, in samples per second."""
         num_warm = WARM_UP + 2 * arrangement.settings.workers
+        self._watch.begin(self._seconds / MAX_TURNS, self._num_updates, num_warm)
         with warnings.catch_warnings(), arrangement.in_place():
             warnings.simplefilter("ignore")  # of a setting that is only tried
             self._keeper.restore_tensors()
-            self._watch.begin(self._seconds / MAX_TURNS, self._num_updates, num_warm)
             limits = Limits(updates=1 << 60)
             run_training(
                 arrangement.run, arrangement.data, None, limits, batch_size=arrangement.batch_size, resume="auto"
@@ -331,5 +339,7 @@ def _reason(error: Exception) -> str:
     """Why a setting does not work, in a line."""
     if is_out_of_memory(error):
         return "memory ran out"
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {text}"[:200] if text else type(error).__name__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if lines and lines[0].startswith("Caught ") and "worker" in lines[0]:
+        return f"in a worker, {lines[-1]}"[:200]
+    return f"{type(error).__name__}: {lines[0]}"[:200] if lines else type(error).__name__

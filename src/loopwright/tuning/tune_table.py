@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import sqrt
 from statistics import median
 from typing import Any, Literal
@@ -23,6 +24,12 @@ EFFECTS = {
     "channels_last": "same numbers, to rounding",
     "fused": "same numbers, to rounding",
     "pin_memory": "same numbers",
+}
+UNTRIED = {
+    "batch_size": "other batch sizes",
+    "channels_last": "channels-last",
+    "fused": "a fused optimizer",
+    "pin_memory": "pinned memory",
 }
 HEADER = ("tried", "samples/s", "ratio", "worth it", "")
 
@@ -71,7 +78,7 @@ class TuningRow:
         """The row of the table."""
         speed = "-" if self.samples_per_second is None else f"{self.samples_per_second:,.0f}"
         ratio = "-" if self.ratio is None else f"{self.ratio:.2f} ± {self.spread:.2f}"
-        note = self.note if len(self.settings) == 1 else f"{self.words}; {self.note}"
+        note = self.note if len(self.settings) == 1 else "; ".join(filter(None, (self.words, self.note)))
         return self.label, speed, ratio, WORTH_IT[self.verdict], note
 
 
@@ -111,11 +118,16 @@ def spread_of(ratios: Sequence[float]) -> float:
 
 
 def chosen(rows: Iterable[TuningRow]) -> TuningRow | None:
-    """The row to take: the fastest, or one as fast that changes fewer numbers or fewer lines."""
+    """The row to take: the fastest, or one about as fast that changes less."""
     faster = [row for row in rows if row.verdict == "faster"]
     best = max((row.ratio or 0.0 for row in faster), default=0.0)
     as_fast = [row for row in faster if (row.ratio or 0.0) >= best - max(LEAST_GAIN, row.spread or 0.0)]
-    return min(as_fast, key=lambda row: (row.changes_numbers, len(row.settings), -(row.ratio or 0.0)), default=None)
+    return min(as_fast, key=_cost, default=None)
+
+
+def _cost(row: TuningRow) -> tuple[bool, int, int, float]:
+    """Of settings that are about as fast: numbers that change, lines to change, the size of the batch."""
+    return row.changes_numbers, len(row.settings), row.settings.get("batch_size") or 0, -(row.ratio or 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,21 +263,25 @@ def present_cells(speed: float | None) -> tuple[str, str, str, str, str]:
     return "present settings", "-" if speed is None else f"{speed:,.0f}", "1", "", ""
 
 
-def summary_of(tuning: Tuning) -> list[str]:
-    """What is worth it, the lines to change, and what was not tried."""
+def summary_of(tuning: Tuning, lines_of: Callable[[Mapping[str, Any]], list[str]] | None = None) -> list[str]:
+    """What is worth it, the lines to change, and what was not tried; `lines_of` returns the lines for settings."""
+    lines_of = partial(lines_for, program=tuning.program) if lines_of is None else lines_of
     words = [label_of(name, value) for name, value in tuning.present.items() if value is not False]
     lines = [f"Present settings: {', '.join(words)}."]
-    lines += [f"Not tried: {name.replace('_', ' ')}, since {reason}." for name, reason in tuning.not_tried.items()]
+    lines += [f"Not tried: {UNTRIED.get(name, name)}, since {reason}." for name, reason in tuning.not_tried.items()]
     if not tuning.is_complete:
         lines.append("It was ended early: this is what is known so far.")
     best, same = tuning.best, tuning.best_of_same_numbers
     if best is None:
         return [*lines, "Nothing is worth changing: no setting was faster by more than the noise."]
     if same is not None:
-        lines += [f"Worth changing, {_times(same)}; the numbers stay the same, up to rounding:", *_shown(same, tuning)]
+        lines += [
+            f"Worth changing, {_times(same)}; the numbers stay the same, up to rounding:",
+            *_shown(same, lines_of),
+        ]
     if best is not same:
         start = "Worth changing" if same is None else "Faster still"
-        lines += [f"{start}, {_times(best)}, but the numbers change:", *_shown(best, tuning)]
+        lines += [f"{start}, {_times(best)}, but the numbers change:", *_shown(best, lines_of)]
         lines.append(_remark(best.settings))
     return lines
 
@@ -274,18 +290,15 @@ def _times(row: TuningRow) -> str:
     return f"{row.ratio:.2f} ± {row.spread:.2f} times as fast"
 
 
-def _shown(row: TuningRow, tuning: Tuning) -> list[str]:
-    return [f"    {line}" for line in lines_for(row.settings, tuning.program)]
+def _shown(row: TuningRow, lines_of: Callable[[Mapping[str, Any]], list[str]]) -> list[str]:
+    return [f"    {line}" for line in lines_of(row.settings)]
 
 
 def _remark(settings: Mapping[str, Any]) -> str:
     """How settings change the result of training."""
     parts = []
     if "batch_size" in settings:
-        parts.append(
-            "larger batches make fewer updates per epoch, for which the learning rate may have to be another "
-            "(`find_learning_rate`)"
-        )
+        parts.append("Larger batches mean fewer updates per epoch, which may need another learning rate.")
     if "precision" in settings:
-        parts.append(f"{settings['precision']} rounds otherwise")
-    return f"({'; '.join(parts)}: compare the losses of a run before you keep it.)"
+        parts.append(f"With {settings['precision']}, numbers are rounded otherwise.")
+    return " ".join([*parts, "Compare the losses of a run before you keep it."])
