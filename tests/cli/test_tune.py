@@ -39,7 +39,7 @@ def test_the_settings_of_a_run_file_are_tried_and_no_run_is_written(project, cap
 
 def test_as_json(capsys, monkeypatch):
     monkeypatch.setattr(nn.Module, "compile", lambda module: None)  # which takes long, and is not what is tested
-    assert main(["tune", "run.yaml", "--only", "fused,compile,precision", "--json", "trainer.precision=bf16"]) == 0
+    assert main(["tune", "run.yaml", "--only", "fused,compile,precision", "--json", "+trainer.precision=bf16"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["present"]["precision"] == "bf16"
     tried = [row["settings"] for row in found["rows"]]
@@ -56,8 +56,8 @@ def settings_of(**given: Any) -> BaseTrainerConfig:
 def test_what_to_write_is_a_command_and_what_no_run_file_has_is_a_line_of_code():
     settings = {"workers": 2, "batch_size": 64, "compile": "model", "precision": "bf16", "threads": 2, "fused": True}
     assert lines_for(settings, "run.yaml", settings_of()) == [
-        "OMP_NUM_THREADS=2 loopwright train run.yaml trainer.num_workers=2 trainer.effective_batch_size=64 "
-        "trainer.precision=bf16 trainer.use_torch_compile=true",
+        "OMP_NUM_THREADS=2 loopwright train run.yaml +trainer.num_workers=2 +trainer.effective_batch_size=64 "
+        "+trainer.precision=bf16 +trainer.use_torch_compile=true",
         "fused: true  # among the settings of the optimizer in the run file",
     ]
     assert lines_for({"channels_last": True}, "run.yaml", settings_of())[0].startswith("self.to(memory_format=")
@@ -73,7 +73,10 @@ def test_a_batch_of_several_steps_keeps_their_number():
 
 def test_the_overrides_are_settings_of_run_files():
     settings = {"workers": 1, "batch_size": 12, "precision": "bf16", "compile": "model"}
-    overrides = overrides_for(settings, settings_of())
+    built = Experiment.from_config(load_config("run.yaml"), progress="silent")
+    built.build()
+    overrides = overrides_for(settings, built.trainer.config)
+    assert overrides[:2] == ["+trainer.num_workers=1", "trainer.effective_batch_size=12"]
     experiment = Experiment.from_config(load_config("run.yaml", overrides), progress="silent")
     experiment.build()
     engine = experiment.trainer.engine

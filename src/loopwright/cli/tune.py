@@ -99,17 +99,17 @@ def lines_for(settings: Mapping[str, Any], path: str, config: BaseTrainerConfig)
 
 
 def overrides_for(settings: Mapping[str, Any], config: BaseTrainerConfig) -> list[str]:
-    """The overrides of a run file for some settings."""
-    overrides = []
+    """The overrides of a run file for some settings; `+` adds a key that the file does not have."""
+    values: dict[str, Any] = {}
     if "workers" in settings:
-        overrides.append(f"trainer.num_workers={settings['workers']}")
+        values["num_workers"] = settings["workers"]
     if "batch_size" in settings:
-        size = settings["batch_size"]
-        overrides.append(f"trainer.effective_batch_size={size * config.accumulate}")
+        values["effective_batch_size"] = settings["batch_size"] * config.accumulate
         if config.max_batch_size is not None:
-            overrides.append(f"trainer.max_batch_size={size}")
+            values["max_batch_size"] = settings["batch_size"]
     if "precision" in settings:
-        overrides.append(f"trainer.precision={settings['precision']}")
+        values["precision"] = settings["precision"]
     if "compile" in settings:
-        overrides.append(f"trainer.use_torch_compile={'true' if settings['compile'] else 'false'}")
-    return overrides
+        values["use_torch_compile"] = "false" if settings["compile"] is None else "true"
+    given = config.model_fields_set
+    return [f"{'' if name in given else '+'}trainer.{name}={value}" for name, value in values.items()]
