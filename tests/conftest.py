@@ -74,3 +74,10 @@ def points() -> TensorDataset:
     generator = torch.Generator().manual_seed(7)
     inputs = torch.randn(37, 6, generator=generator)
     return TensorDataset(inputs, (inputs.sum(1) > 0).long() + (inputs[:, 0] > 1).long())
+
+
+@pytest.fixture
+def rare_log_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No log point because of a slow machine in the middle of counting, or of noting events."""
+    monkeypatch.setattr("loopwright.training.steps.FLUSH_SECONDS", 1e9)
+    monkeypatch.setattr("loopwright.training.evaluate.LOG_SECONDS", 1e9)

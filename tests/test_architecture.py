@@ -219,7 +219,7 @@ WRITERS: dict[str, set[str]] = {
     "doors/simple/trainer.py": {"engine.run.window.size", "self._engine.run.window.size"},
     "run/experiment.py": {"engine.run_dir"},
     "tuning/batch_size.py": {"trainer.accumulate"},
-    "tuning/fresh_run.py": {"trainer._components", "trainer.callbacks", "trainer.run"},
+    "tuning/fresh_run.py": {"trainer.callbacks"},
 }
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
 
 from loopwright import Callback, ConfigurationError, Trainer
 from loopwright.callback import Dispatch, TrainerHooks, as_callback, check_hooks, hook_names
@@ -19,7 +17,6 @@ from .loops import build_linear, build_net
 cross_entropy = nn.functional.cross_entropy
 sgd = partial(torch.optim.SGD, lr=0.1)
 EVENTS = hook_names(Callback)
-SOURCE = inspect.getfile(Trainer).removesuffix("trainer.py")
 
 
 def listening(log: list[str], label: str, base: type, names=EVENTS) -> type:
@@ -59,12 +56,6 @@ STEP = ["on_train_step_start", "on_optimizer_start", "on_train_step_end", "on_up
 EVALUATION = ["on_eval_start", "on_eval_step_end", "on_eval_step_end", "on_eval_end", "on_eval_log"]
 EPOCH = ["on_epoch_start", *STEP, *STEP, "on_log", "on_train_epoch_end", *EVALUATION, "on_epoch_end"]
 EXPECTED = ["on_train_start", *EPOCH, *EPOCH, "on_loop_end", "on_train_end"]
-
-
-@pytest.fixture
-def rare_log_points(monkeypatch):
-    monkeypatch.setattr("loopwright.training.steps.FLUSH_SECONDS", 1e9)
-    monkeypatch.setattr("loopwright.training.evaluate.LOG_SECONDS", 1e9)
 
 
 @pytest.mark.usefixtures("rare_log_points")
@@ -265,9 +256,6 @@ def test_a_failing_function_and_a_failing_hook_of_the_trainer_are_named(points):
     assert caught.value.__notes__ == ["raised in Own.on_train_start"]
 
 
-# What it costs
-
-
 def test_only_what_is_overridden_is_called():
     class One(Callback):
         def on_train_end(self, trainer):
@@ -275,45 +263,3 @@ def test_only_what_is_overridden_is_called():
 
     hooks = Dispatch(Callback, Trainer(), [One(), Callback()], base=TrainerHooks).hooks
     assert {name: len(found) for name, found in hooks.items() if found} == {"on_train_end": 1}
-
-
-def count_calls(updates: int, callbacks=()) -> int:
-    """Calls of our own Python functions in a run over tensors, with every default."""
-    data = TensorDataset(torch.zeros(1600, 6), torch.zeros(1600).long())
-    trainer = Trainer(build_linear(), sgd, cross_entropy, callbacks=callbacks, progress="silent")
-    count = 0
-
-    def profile(frame, event, argument):
-        nonlocal count
-        if event == "call" and SOURCE in frame.f_code.co_filename:
-            count += 1
-
-    sys.setprofile(profile)
-    try:
-        trainer.train(data, num_updates=updates, batch_size=8)
-    finally:
-        sys.setprofile(None)
-    return count
-
-
-@pytest.fixture
-def calls_per_step(rare_log_points):
-    def measure(callbacks=()) -> float:
-        return (count_calls(120, callbacks) - count_calls(20, callbacks)) / 100
-
-    return measure
-
-
-def test_a_step_costs_few_function_calls(calls_per_step):
-    assert calls_per_step() <= CALLS_PER_STEP
-
-
-def test_idle_callbacks_cost_no_call(calls_per_step):
-    class Idle(Callback):
-        def on_epoch_end(self, trainer, metrics):
-            pass
-
-    assert calls_per_step([Idle() for _ in range(20)]) == calls_per_step()
-
-
-CALLS_PER_STEP = 38  # 34 when this was written; one more since doors drive the steps, and little slack

@@ -93,6 +93,14 @@ def is_compiled(module: nn.Module) -> bool:
 def has_several_gradient_hooks(param: nn.Parameter) -> bool:
     """Whether a parameter has more than one `register_post_accumulate_grad_hook`. Since 2.1."""
     return len(param._post_accumulate_grad_hooks) > 1
+def compiled_call(module: nn.Module) -> Any:
+    """What `module.compile()` has put in place of calling the module; None where it was not called. Since 2.2."""
+    return module._compiled_call_impl
+
+
+def set_compiled_call(module: nn.Module, call: Any) -> None:
+    """Put something in place of calling a module, or None to call it as it is. Since 2.2."""
+    module._compiled_call_impl = call
 
 
 # Optimizers, schedules and loss scaling

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .metrics.history import History
     from .optim.build import LossFunction, OptimizerLike, SchedulerLike
     from .runtime import Mesh
+    from .tuning import Tuning
 
 
 class Trainer(DefaultProgram):
@@ -310,6 +311,38 @@ class Trainer(DefaultProgram):
         refuse_shuffled(data)
         self.setup()
         return stack_outputs(evaluate.predict(self.run, self._open(data, batch_size, shuffle=False)))
+
+    @public
+    def tune(
+        self,
+        data: Data | None = None,
+        *,
+        batch_size: int | None = None,
+        seconds: float = 2.0,
+        only: Iterable[str] | None = None,
+    ) -> Tuning:
+        """Try settings for their speed, and print what is worth it with the lines to change; nothing of it stays.
+
+        Each setting is trained with for some seconds in turns with the present ones; then those worth it together.
+
+        Args:
+            data: Training data, as for `train`. Default: the data of `configure_data`.
+            batch_size: Samples per batch, where the data is not in batches. Default: 32.
+            seconds: The time for each of the two settings that are compared.
+            only: What to try: "workers", "batch_size", "compile", "precision", "threads", "channels_last", "fused",
+                "pin_memory". Default: all of these.
+
+        Returns:
+            The rows of the table, with `suggestion` (settings by name) and `lines` (code).
+
+        Example:
+            >>> tuning = trainer.tune(data, seconds=0.01, only=["batch_size"])
+            >>> len(tuning.rows)
+            1
+        """
+        from .tuning.tune import Tuner
+
+        return Tuner(self, data, batch_size=batch_size, seconds=seconds, only=only).tell()
 
     def stop(self, reason: str = "stop() was called") -> None:
         """Request the end of training after the current update; `reason` is printed and recorded."""

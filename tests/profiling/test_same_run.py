@@ -13,7 +13,6 @@ from loopwright import Callback, ConfigurationError, Trainer
 from loopwright.callbacks import EMA, Profile, Rewind, TrainTime
 
 from ..loops import build_linear, build_net
-from ..test_callback import count_calls
 
 cross_entropy = nn.functional.cross_entropy
 sgd = partial(torch.optim.SGD, lr=0.1)
@@ -212,17 +211,3 @@ def test_steps_in_micro_batches_after_memory_ran_out_are_the_same(points):
     assert torch.equal(train(), train(profile))
     assert profile.report.num_steps == 10
     assert sum(profile.report.parts.values()) == profile.report.total == profile._clock.nanoseconds
-
-
-def test_a_step_without_a_profile_or_after_its_end_costs_not_one_call_more(monkeypatch, clock):
-    monkeypatch.setattr("loopwright.training.steps.FLUSH_SECONDS", 1e9)
-
-    def calls_per_step(make_callbacks) -> float:
-        count_calls(210, make_callbacks())  # what the first run imports is not counted
-        first, second = (count_calls(updates, make_callbacks()) for updates in (210, 260))  # in the second epoch
-        return (second - first) / 50
-
-    before = calls_per_step(list)
-    assert calls_per_step(lambda: [Profile(warmup=1, steps=5)]) == before
-    assert calls_per_step(lambda: [Profile()]) > before
-    assert calls_per_step(list) == before

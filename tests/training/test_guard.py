@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import TensorDataset
 
 from loopwright import Callback, NonFiniteLossError, Runtime, Trainer
@@ -137,56 +135,6 @@ class FarRuntime(Runtime):
     @property
     def reads_are_free(self) -> bool:
         return False
-
-
-class Syncs(TorchDispatchMode):
-    """Counts reads of tensor values by the host."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is torch.ops.aten._local_scalar_dense.default:
-            self.count += 1
-        return func(*args, **(kwargs or {}))
-
-
-def count_syncs(points: TensorDataset, **options: object) -> float:
-    """Host reads per step beyond those at the start and the end of a call."""
-    counts = []
-    for updates in (10, 30):
-        net = build_linear()
-        factory = partial(torch.optim.Adam, lr=0.01)
-        trainer = Trainer(net, factory, cross_entropy, progress="silent", **options)
-        with Syncs() as syncs:
-            trainer.train([(points.tensors[0], points.tensors[1])] * 40, num_updates=updates)
-        counts.append(syncs.count)
-    return (counts[1] - counts[0]) / 20
-
-
-@pytest.fixture
-def rare_log_points(monkeypatch):
-    """No log point because of a slow machine in the middle of counting."""
-    monkeypatch.setattr("loopwright.training.steps.FLUSH_SECONDS", 1e9)
-
-
-@pytest.mark.usefixtures("rare_log_points")
-@pytest.mark.parametrize("options", [{}, {"clip_norm": 1.0}, {"accumulate": 2}], ids=["plain", "clipping", "windows"])
-def test_without_a_guard_no_step_reads_from_the_device(points, options):
-    assert count_syncs(points, callbacks=[NonFiniteGuard("off")], **options) == 0
-
-
-@pytest.mark.usefixtures("rare_log_points")
-def test_the_guard_reads_the_loss_once_where_reading_is_free(points):
-    assert count_syncs(points) == 1
-
-
-@pytest.mark.usefixtures("rare_log_points")
-@pytest.mark.parametrize("action", ["raise", "skip", "stop"])
-def test_with_a_fused_optimizer_the_guard_never_waits_for_a_device(points, action):
-    options = {"callbacks": [NonFiniteGuard(action)], "runtime": FarRuntime("cpu"), "clip_norm": 1.0}
-    assert count_syncs(points, **options) == 0
 
 
 def adam(net: nn.Module) -> torch.optim.Adam:

@@ -28,6 +28,7 @@ from . import (
     show,
     sweep,
     train,
+    tune,
     ui,
     watch,
 )
@@ -37,7 +38,7 @@ from .output import printable
 
 # Each adds its commands to the parser; a command imports its dependencies when it runs.
 GROUPS = (
-    *(init, check, train, sweep, evaluate, config, finders),
+    *(init, check, train, sweep, evaluate, config, finders, tune),
     *(ui, watch, report, runs, show, diff, plot, query, export, checkpoint, doctor, completion),
 )
 

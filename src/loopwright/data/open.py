@@ -117,7 +117,7 @@ def _open(
     if isinstance(data, IterableDataset):
         batching = Batching(batch_size or DEFAULT_BATCH_SIZE, False, collate_fn or default_collate)
         return open_items(data, batching, seed, shard)
-    if _is_samples(data, batch_size):
+    if is_samples(data, batch_size):
         return _open_dataset(data, batch_size, collate_fn, seed=seed, shuffle=shuffle, shard=shard)
     _check_accepted(data)
     _check_no_batching(data, batch_size, collate_fn)
@@ -145,7 +145,7 @@ def _open_dataset(
     return open_indexed(dataset, batch_plan, collate, seed=seed, settings=WorkerSettings(), shard=shard)
 
 
-def _is_samples(data: Any, batch_size: int | None) -> bool:
+def is_samples(data: Any, batch_size: int | None) -> bool:
     """Whether `data` is a data set: by its class, or because it has indices and is no iterable of batches."""
     if isinstance(data, Dataset):
         return True

@@ -54,6 +54,10 @@ class DefaultProgram(Program):
 
         return trainer_html(self, self.run)
 
+    def _use_run(self, run: TrainingRun, compiled: str | None) -> None:
+        """Train another run with its components, on its runtime: one of an experiment, or again the trainer's own."""
+        self.run, self._components, self.runtime, self.compile = run, run.components, run.runtime, compiled
+
     # Epochs and steps
 
     def _train_epoch(self) -> None:

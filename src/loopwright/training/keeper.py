@@ -46,6 +46,13 @@ class Keeper:
             self._keep_value(group)
             self._keep_all(value for name, value in group.items() if name != "params")
 
+    def restore_tensors(self) -> None:
+        """Restore the values of all recorded tensors."""
+        with torch.no_grad():
+            for tensor, value in self._tensors:
+                if not torch.equal(tensor, value):
+                    tensor.copy_(value)
+
     def restore(self) -> None:
         """Restore all recorded states."""
         for container, content in self._contents:
@@ -54,10 +61,7 @@ class Keeper:
         for attributes, before in self._attributes:
             attributes.clear()
             attributes.update(before)
-        with torch.no_grad():
-            for tensor, value in self._tensors:
-                if not torch.equal(tensor, value):
-                    tensor.copy_(value)
+        self.restore_tensors()
         for param, requires_grad, grad in self._params:
             param.requires_grad_(requires_grad)
             param.grad = grad

@@ -187,6 +187,9 @@ class Program(MediaMethods, TrainerHooks):
     def _setup_training(self) -> None:
         raise NotImplementedError
 
+    def _use_run(self, run: TrainingRun, compiled: str | None) -> None:
+        raise NotImplementedError
+
     def _check_defaults(self) -> None:
         """Check the components that the default step and the default loss need."""
 

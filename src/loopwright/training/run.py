@@ -101,10 +101,15 @@ class TrainingRun:
         self.callbacks: list[Callback] = []
         self.hooks: dict[str, list[Hook]] = {}
 
-    def fresh(self) -> TrainingRun:
+    def fresh(self, runtime: Runtime | None = None, *, compiles_step: bool = False) -> TrainingRun:
         """Return a new run of the same program, without directory, schedules and output, for an experiment."""
-        components = self.components.without_schedules()
-        return TrainingRun(self.program, self.runtime, components, progress_style="silent", is_trial=True)
+        runtime, components = runtime or self.runtime, self.components.without_schedules()
+        run = TrainingRun(self.program, runtime, components, progress_style="silent", is_trial=True)
+        if compiles_step:
+            from .compiled_step import CompiledStep
+
+            run.compiled = CompiledStep()
+        return run
 
     @property
     def words(self) -> Words:

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ..callbacks.nonfinite import NonFiniteGuard
 from ..errors import ConfigurationError
-from ..trainer import Trainer
+from ..training.program import Program
 from .fresh_run import fresh_run, start_again, train_for_a_while
 from .memory import StepWatch, available_memory, is_out_of_memory, let_go
 
@@ -78,7 +78,7 @@ class BatchSizeScan:
 
 
 def find_batch_size(
-    trainer: Trainer,
+    trainer: Program,
     data: Any,
     *,
     start: int = 1,
@@ -142,7 +142,7 @@ class _Search:
 
     def __init__(
         self,
-        trainer: Trainer,
+        trainer: Program,
         data: Any,
         length: int,
         num_updates: int,

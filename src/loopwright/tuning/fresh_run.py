@@ -14,15 +14,15 @@ from ..data.random import rng_state, set_rng_state
 from ..errors import DataError
 from ..initializers import Initializer
 from ..metrics.progress import Limits
-from ..trainer import Trainer
 from ..training.keeper import Keeper
+from ..training.program import Program
 from ..training.train_call import run_training
 
 ESSENTIAL = (Initializer, Freeze)  # callbacks that decide what is trained, and from which weights
 
 
 @contextmanager
-def fresh_run(trainer: Trainer, callbacks: Iterable[Callback]) -> Iterator[None]:
+def fresh_run(trainer: Program, callbacks: Iterable[Callback]) -> Iterator[Keeper]:
     """Context in which the trainer has a fresh run, with its weights; its state is restored afterwards.
 
     Its optimizers begin without state. Of its own callbacks, initialisers and `Freeze` stay; `callbacks` are added.
@@ -37,32 +37,37 @@ def fresh_run(trainer: Trainer, callbacks: Iterable[Callback]) -> Iterator[None]
     for optimizer in trainer.optimizers.values():
         keeper.keep_optimizer(optimizer)
         optimizer.state = defaultdict(dict)
-    for param in trainer.parameters():
+    for param in trainer._components.parameters():
         param.grad = None
     trainer.callbacks = [*essential, *callbacks]
     start_again(trainer)
     try:
-        yield
+        yield keeper
     finally:
         keeper.restore()
         set_rng_state(generators)
 
 
-def start_again(trainer: Trainer) -> None:
+def start_again(trainer: Program) -> None:
     """Give the trainer a fresh run; weights and optimizers are not changed."""
-    trainer.run = trainer.run.fresh()
-    trainer._components = trainer.run.components
+    trainer._use_run(trainer.run.fresh(), trainer.compile)
     trainer.run.bind(trainer.callbacks)
 
 
-def train_for_a_while(trainer: Trainer, data: Any, num_updates: int, batch_size: int | None) -> None:
+def train_for_a_while(trainer: Program, data: Any, num_updates: int, batch_size: int | None) -> None:
     """Train a number of updates in a fresh run; restore the position of data that has one."""
+    with kept_position(trainer, data, batch_size):
+        run_training(trainer.run, data, None, Limits(updates=num_updates), batch_size=batch_size, resume=False)
+
+
+@contextmanager
+def kept_position(trainer: Program, data: Any, batch_size: int | None) -> Iterator[Stream]:
+    """Context after which data that has a position is where it was; gives the stream that was opened to know it."""
     stream = data if isinstance(data, Stream) else trainer._open(data, batch_size, shuffle=True)
     position = _position(stream)
     stream.close()
     try:
-        limits = Limits(updates=num_updates)
-        run_training(trainer.run, data, None, limits, batch_size=batch_size, resume=False)
+        yield stream
     finally:
         if position is not None:
             stream.load_state_dict(position)

@@ -15,7 +15,7 @@ from ..callbacks.nonfinite import NonFiniteGuard
 from ..errors import ConfigurationError, MissingExtraError
 from ..metrics.meter import Meter
 from ..metrics.result import StepResult
-from ..trainer import Trainer
+from ..training.program import Program
 from .fresh_run import fresh_run, train_for_a_while
 
 SMOOTHING = 0.9
@@ -130,7 +130,7 @@ def _slope(values: Sequence[float], at: int, width: int) -> float:
 
 
 def find_learning_rate(
-    trainer: Trainer,
+    trainer: Program,
     data: Any = None,
     *,
     lowest: float = 1e-7,
@@ -192,25 +192,25 @@ class _Growth(Callback):
         self._meter = Meter()
         self._groups: list[tuple[dict[str, Any], float]] = []
 
-    def on_train_start(self, trainer: Trainer) -> None:
+    def on_train_start(self, trainer: Program) -> None:
         self._groups = _groups_of(trainer, self._optimizer)
         self._set(0)
 
-    def on_train_step_end(self, trainer: Trainer, batch: Any, result: StepResult) -> None:
+    def on_train_step_end(self, trainer: Program, batch: Any, result: StepResult) -> None:
         if result.loss is None:
             raise ConfigurationError("train_step returned no loss, and a scan is about the loss: return it as well.")
         self._meter.add(result)
 
-    def on_update_end(self, trainer: Trainer) -> None:
+    def on_update_end(self, trainer: Program) -> None:
         loss = self._meter.compute(trainer.runtime.sum_table)["loss"]
         self._meter = Meter()
         if not math.isfinite(loss):
-            trainer.stop(f"the loss was {loss} at a rate of {self._rate(len(self.rates)):.3g}")
+            trainer.run.stop(f"the loss was {loss} at a rate of {self._rate(len(self.rates)):.3g}")
             return
         average = self._note(loss)
         lowest = self._lowest_average = min(self._lowest_average, average)
         if average - lowest > (self._stop_factor - 1) * abs(lowest):
-            trainer.stop(f"the loss rose to more than {self._stop_factor:g} times its lowest")
+            trainer.run.stop(f"the loss rose to more than {self._stop_factor:g} times its lowest")
         self._set(len(self.rates))
 
     def _note(self, loss: float) -> float:
@@ -232,7 +232,7 @@ class _Growth(Callback):
                 group["lr"] = rate
 
 
-def _groups_of(trainer: Trainer, name: str | None) -> list[tuple[dict[str, Any], float]]:
+def _groups_of(trainer: Program, name: str | None) -> list[tuple[dict[str, Any], float]]:
     """Return the parameter groups that are scanned, each with its rate divided by the largest."""
     if name is None and len(trainer.optimizers) > 1:
         raise ConfigurationError(

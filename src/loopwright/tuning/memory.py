@@ -19,7 +19,7 @@ from ..callback import Callback
 from ..data.open import Stream
 from ..data.stream import LimitedStream
 from ..metrics.result import StepResult
-from ..trainer import Trainer
+from ..training.program import Program
 
 CGROUP = Path("/sys/fs/cgroup")
 
@@ -122,28 +122,28 @@ class StepWatch(Callback):
     def adapt_stream(self, stream: Stream, *, is_training: bool) -> Stream:
         return LimitedStream(stream, self._num_full) if is_training else stream
 
-    def on_train_start(self, trainer: Trainer) -> None:
+    def on_train_start(self, trainer: Program) -> None:
         if trainer.runtime.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(trainer.runtime.device)
 
-    def on_train_step_start(self, trainer: Trainer, batch: Any) -> None:
+    def on_train_step_start(self, trainer: Program, batch: Any) -> None:
         if self._counts and self._saved is None:
             self._saved = SavedBytes(trainer.modules.values())
             self._counting = self._saved.counting()
             self._counting.__enter__()
         self._started = _now(trainer)
 
-    def on_train_step_end(self, trainer: Trainer, batch: Any, result: StepResult) -> None:
+    def on_train_step_end(self, trainer: Program, batch: Any, result: StepResult) -> None:
         self._end_count()
 
-    def on_update_end(self, trainer: Trainer) -> None:
+    def on_update_end(self, trainer: Program) -> None:
         self._times.append(_now(trainer) - self._started)
         if self._saved is not None:
             self.memory = self._saved.total
         elif trainer.runtime.device.type == "cuda":
             self.memory = torch.cuda.max_memory_allocated(trainer.runtime.device)
 
-    def on_exception(self, trainer: Trainer, error: BaseException) -> None:
+    def on_exception(self, trainer: Program, error: BaseException) -> None:
         self._end_count()
 
     def _end_count(self) -> None:
@@ -151,7 +151,7 @@ class StepWatch(Callback):
         counting.__exit__(None, None, None)
 
 
-def _now(trainer: Trainer) -> float:
+def _now(trainer: Program) -> float:
     if trainer.runtime.device.type == "cuda":
         torch.cuda.synchronize(trainer.runtime.device)
     return perf_counter()

@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
-import loopwright
 from loopwright import NonFiniteLossError
 from loopwright.data.random import seed_everything
 from loopwright.doors.simple import Trainer
@@ -259,29 +257,3 @@ def test_signal_ends_the_run_with_its_code_whatever_a_subclass_does_with_metrics
     with pytest.raises(SystemExit) as caught:
         Demanding(model, adam(model), interrupted_loss).train(shuffled(points), 2)
     assert caught.value.code == 128 + signal.SIGTERM
-
-
-class Reads(TorchDispatchMode):
-    """Counts the numbers that are read from tensors."""
-
-    num_reads = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.num_reads += func is torch.ops.aten._local_scalar_dense.default
-        return func(*args, **(kwargs or {}))
-
-
-def test_training_reads_no_more_numbers_than_the_native_trainer(
-    points: TensorDataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "loopwright.training.steps.FLUSH_SECONDS", float("inf")
-    )  # or a slow moment would be an additional read
-    model, other = build_linear(), build_linear()
-    native = loopwright.Trainer(other, torch.optim.SGD(other.parameters(), lr=0.1), cross_entropy, progress="silent")
-    trainer = Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), cross_entropy)
-    with Reads() as by_native:
-        native.train(shuffled(points), 1)
-    with Reads() as by_door:
-        trainer.train(shuffled(points), 1)
-    assert 0 < by_door.num_reads <= by_native.num_reads

@@ -1,0 +1,115 @@
+"""`loopwright tune CONFIG`: try settings of a run for their speed, and print what is worth it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigurationError
+from .arguments import add_command, add_config
+from .exits import INTERRUPTED, OK
+from .output import print_json, printable
+
+if TYPE_CHECKING:
+    from ..doors.configured.config import BaseTrainerConfig
+    from ..doors.configured.engine import Engine
+
+MORE = """\
+The run of the config is trained for some seconds with each of several settings, in turns with the present ones: data
+workers, batch size, precision, threads, torch.compile, channels-last, a fused optimizer, pinned memory. Then those that
+are worth it are tried together. Printed are samples per second, the ratio to the present settings with its spread, and
+what to change. A difference within the noise is none. No run directory is touched. Ctrl-C ends it with what is known.
+It takes run files; in a program, call trainer.tune(data)."""
+EXAMPLE = """\
+tune run.yaml
+tune run.yaml --only workers,batch-size --seconds 5 --json"""
+COMPILED = ("model",)  # the values of `compile` that a run file has a setting for
+IN_CODE = {
+    "channels_last": "self.to(memory_format=torch.channels_last)  # at the end of the model's __init__",
+    "fused": "fused: true  # among the settings of the optimizer in the run file",
+    "pin_memory": "pin_memory=True  # of a DataLoader of your own",
+}
+
+
+def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
+    """Add the command."""
+    what = "Try settings for their speed."
+    parser = add_command(parsers, common, "tune", run=tune_command, what=what, more=MORE, example=EXAMPLE)
+    add_config(parser)
+    parser.add_argument("--seconds", metavar="S", type=float, default=2.0, help="time per setting (default: 2)")
+    parser.add_argument("--only", metavar="NAMES", type=parse_names, help="try these alone, as in workers,compile")
+    parser.add_argument("--json", action="store_true", help="print JSON: all tries, and what is suggested")
+
+
+def parse_names(text: str) -> list[str]:
+    """workers,batch-size as the names of settings."""
+    return [name.strip().replace("-", "_") for name in text.split(",") if name.strip()]
+
+
+def tune_command(options: argparse.Namespace) -> int:
+    from ..tuning.tune import Tuner
+    from ..tuning.tune_table import summary_of
+    from .finders import built
+
+    if str(options.config).endswith(".py"):
+        raise ConfigurationError(
+            f"`loopwright tune` takes a run file (YAML), and {options.config} is a program: call `trainer.tune(data)` "
+            "in it instead."
+        )
+    with built(options) as engine:
+        data, size = _data_of(engine)
+        tuner = Tuner(
+            engine,
+            data,
+            batch_size=size,
+            seconds=options.seconds,
+            only=options.only,
+            compile_choices=COMPILED,
+            is_silent=options.json,
+        )
+        tuning, config = tuner.run(), engine.config
+    if options.json:
+        print_json(tuning.to_dict() | {"lines": lines_for(tuning.suggestion, options.config, config)})
+    else:
+        print()
+        for line in summary_of(tuning, lambda settings: lines_for(settings, options.config, config)):
+            print(printable(line))
+    return OK if tuning.is_complete else INTERRUPTED
+
+
+def _data_of(engine: Engine) -> tuple[Any, int | None]:
+    """The training data in a loader that has its collate function, and the batch size of data that has no loader."""
+    from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+    data = engine.training_data()
+    if isinstance(data, DataLoader) or not isinstance(data, Dataset):
+        return data, None
+    if isinstance(data, IterableDataset):
+        return data, engine.config.batch_size
+    return engine._loader(data, shuffle=True), None
+
+
+def lines_for(settings: Mapping[str, Any], path: str, config: BaseTrainerConfig) -> list[str]:
+    """What to write for some settings: a command with overrides of the run file, and lines of code."""
+    overrides = overrides_for(settings, config)
+    threads = f"OMP_NUM_THREADS={settings['threads']} " if "threads" in settings else ""
+    command = [f"{threads}loopwright train {path}{''.join(f' {text}' for text in overrides)}"]
+    return [*(command if overrides or threads else []), *(IN_CODE[name] for name in settings if name in IN_CODE)]
+
+
+def overrides_for(settings: Mapping[str, Any], config: BaseTrainerConfig) -> list[str]:
+    """The overrides of a run file for some settings; `+` adds a key that the file does not have."""
+    values: dict[str, Any] = {}
+    if "workers" in settings:
+        values["num_workers"] = settings["workers"]
+    if "batch_size" in settings:
+        values["effective_batch_size"] = settings["batch_size"] * config.accumulate
+        if config.max_batch_size is not None:
+            values["max_batch_size"] = settings["batch_size"]
+    if "precision" in settings:
+        values["precision"] = settings["precision"]
+    if "compile" in settings:
+        values["use_torch_compile"] = "false" if settings["compile"] is None else "true"
+    given = config.model_fields_set
+    return [f"{'' if name in given else '+'}trainer.{name}={value}" for name, value in values.items()]

@@ -1,0 +1,345 @@
+"""Try settings of a trainer for their speed: each beside the present ones in turns, then those worth it together."""
+
+from __future__ import annotations
+
+import signal
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, replace
+from itertools import pairwise
+from math import sqrt
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from ..callback import Callback
+from ..callbacks.nonfinite import NonFiniteGuard
+from ..errors import ConfigurationError, Interrupted
+from ..metrics.progress import Limits, counted
+from ..training.keeper import Keeper
+from ..training.program import Program
+from ..training.train_call import run_training
+from . import tune_table
+from .fresh_run import fresh_run, kept_position
+from .memory import SavedBytes, available_memory, is_out_of_memory, let_go
+from .tune_data import TunedData
+from .tune_settings import NAMES, Arrangement, Choices, num_cores, present_settings
+from .tune_table import CHANGES_NUMBERS, EFFECTS, LEAST_GAIN, Tuning, TuningRow, aligned, judged, spread_of
+
+MIN_TURNS, MAX_TURNS = 3, 7
+WARM_UP = 2  # updates that are not timed at the start of a turn, and two more for each worker
+SPARE = 0.8  # the part of the free memory that a larger batch may need
+LEAST_BOUND = 30.0
+COMPILING = 120.0  # seconds that compiling is given beyond those of the other tries
+WIDTHS = (19, 12, 14, 13)
+
+
+class Stopwatch(Callback):
+    """Callback that times the updates of a turn after its warm-up, and ends the turn."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._seconds, self._num_timed, self._num_warm = 0.0, None, WARM_UP
+        self._began = self._started = self._ended = 0.0
+        self._update = self._first = self._last = 0
+        self.saved: SavedBytes | None = None
+        self._counting: Any = None
+
+    _num_timed: int | None
+
+    def begin(self, seconds: float, num_timed: int | None, num_warm: int) -> None:
+        """Start a turn that is timed for some seconds, or for a number of updates."""
+        self._seconds, self._num_timed, self._num_warm = seconds, num_timed, num_warm
+        self._update, self._began = 0, self._clock()
+
+    @property
+    def samples_per_second(self) -> float:
+        return (self._last - self._first) / max(self._ended - self._started, 1e-9)
+
+    @property
+    def warm_up_seconds(self) -> float:
+        """The time up to the first update that is timed: starting, compiling, filling the queues of workers."""
+        return self._started - self._began
+
+    def on_train_step_start(self, trainer: Program, batch: Any) -> None:
+        if self.saved is None:
+            self.saved = SavedBytes(trainer.modules.values())
+            self._counting = self.saved.counting()
+            self._counting.__enter__()
+
+    def on_train_step_end(self, trainer: Program, batch: Any, result: Any) -> None:
+        self._end_count()
+
+    def on_exception(self, trainer: Program, error: BaseException) -> None:
+        self._end_count()
+
+    def _end_count(self) -> None:
+        if self._counting is not None:
+            counting, self._counting = self._counting, None
+            counting.__exit__(None, None, None)
+
+    def on_update_end(self, trainer: Program) -> None:
+        self._update += 1
+        num_timed = self._update - self._num_warm
+        if num_timed == 0:
+            self._started, self._first = self._now(trainer), trainer.progress.sample
+        elif num_timed > 0 and self._is_over(num_timed):
+            self._ended, self._last = self._now(trainer), trainer.progress.sample
+            trainer.run.stop("the turn is over")
+
+    def _is_over(self, num_timed: int) -> bool:
+        if self._num_timed is not None:
+            return num_timed >= self._num_timed
+        return num_timed >= 2 and self._clock() - self._started >= self._seconds
+
+    def _now(self, trainer: Program) -> float:
+        kind = trainer.runtime.device.type
+        if kind in ("cuda", "mps"):
+            getattr(torch, kind).synchronize()
+        return self._clock()
+
+
+class Tuner:
+    """The tries of one trainer.
+
+    Args:
+        trainer: The trainer; fresh runs of it are trained and discarded.
+        data: Training data, as for `Trainer.train`.
+        batch_size: Samples per batch, where the data is not in batches.
+        seconds: The time for each of two settings that are compared.
+        only: The names of the settings to try; all by default.
+        compile_choices: The values of `compile` that the caller has a line for; all by default.
+        is_silent: Whether to print nothing; by default where the trainer is silent.
+    """
+
+    _num_updates: int | None = None  # timed in a turn instead of seconds, so that tests count rather than time
+    _clock: Callable[[], float] = staticmethod(perf_counter)
+
+    def __init__(
+        self,
+        trainer: Program,
+        data: Any,
+        *,
+        batch_size: int | None = None,
+        seconds: float = 2.0,
+        only: Iterable[str] | None = None,
+        compile_choices: Iterable[str] | None = None,
+        is_silent: bool | None = None,
+    ) -> None:
+        self._names = _checked(trainer, seconds, only)
+        self._trainer, self._seconds = trainer, seconds
+        self._is_silent = trainer.run.progress_style == "silent" if is_silent is None else is_silent
+        self._compile_choices = None if compile_choices is None else {None, *compile_choices}
+        self._data = TunedData(trainer.configure_data()[0] if data is None else data, batch_size)
+        self._watch = Stopwatch(self._clock)
+        self._rows: list[TuningRow] = []
+        self._speeds: list[float] = []  # of the present settings, in every turn
+        self._reasons: dict[str, str] = {}
+        self._deadline, self._is_late = float("inf"), False
+
+    def tell(self) -> Tuning:
+        """Try everything, and print what is worth it."""
+        tuning = self.run()
+        for line in ("", *tune_table.summary_of(tuning)):
+            self._say(line)
+        return tuning
+
+    def run(self) -> Tuning:
+        """Try everything; Ctrl-C ends it with what is known."""
+        trainer, is_complete = self._trainer, True
+        with (
+            fresh_run(trainer, [NonFiniteGuard("skip"), self._watch]) as keeper,
+            kept_position(trainer, self._data.given, self._data.given_size) as stream,
+        ):
+            self._data.note_stream(stream)
+            self._present = present_settings(trainer, self._data)
+            self._keeper: Keeper = keeper
+            self._own = Arrangement(trainer, self._present, self._data)
+            try:
+                self._try_all()
+            except (Interrupted, KeyboardInterrupt) as error:
+                if isinstance(error, Interrupted) and error.code != 128 + signal.SIGINT:
+                    raise
+                is_complete = False
+        return self._result(is_complete and not self._is_late)
+
+    def _result(self, is_complete: bool) -> Tuning:
+        trainer, speed = self._trainer, median(self._speeds) if self._speeds else None
+        program = tune_table.Program(
+            trainer=type(trainer).__name__,
+            models=list(trainer.models),
+            optimizers={name: type(optimizer).__name__ for name, optimizer in trainer.optimizers.items()},
+            is_loader=self._data.is_loader,
+            batch_size=self._data.batch_size,
+        )
+        return Tuning(asdict(self._present), speed, tuple(self._rows), self._reasons, is_complete, program)
+
+    def _try_all(self) -> None:
+        self._measure(self._own)  # the first turn of a process is slower than all others
+        self._speeds = [self._measure(self._own) for _ in range(MIN_TURNS)]
+        choices = Choices(self._trainer, self._data, self._present)
+        values = {name: self._possible(name, choices.of(name)) for name in self._names}
+        self._reasons |= {name: reason for name, reason in choices.reasons.items() if name in self._names}
+        self._announce(values)
+        for name, some in values.items():
+            self._try_each(name, some)
+        self._try_together()
+
+    def _possible(self, name: str, values: list[Any]) -> list[Any]:
+        if name != "compile" or self._compile_choices is None:
+            return values
+        return [value for value in values if value in self._compile_choices]
+
+    def _announce(self, values: Mapping[str, list[Any]]) -> None:
+        number = sum(map(len, values.values()))
+        usual = 2 * self._seconds * (number + 1)
+        bound = max(3 * usual, LEAST_BOUND) + COMPILING * len(values.get("compile", ()))
+        self._deadline = self._clock() + bound
+        compiling = ", and the time of compiling" if values.get("compile") else ""
+        self._say(
+            f"Trying {counted(number, 'setting')} on {self._trainer.runtime.device} with "
+            f"{counted(num_cores(), 'core')}: about {usual:.0f} s{compiling}; at most {bound:.0f} s. Ctrl-C ends it "
+            "with what is known by then."
+        )
+        self._say(aligned(tune_table.HEADER, WIDTHS))
+        self._say(aligned(tune_table.present_cells(median(self._speeds)), WIDTHS))
+
+    def _say(self, line: str) -> None:
+        if not self._is_silent:
+            print(line, flush=True)
+
+    def _try_each(self, name: str, values: list[Any]) -> None:
+        """Try the values of one setting; batches are made larger for as long as that is faster."""
+        best = 1.0
+        for value in values:
+            if self._is_over():
+                self._reasons[name] = "the time was over"
+                return
+            if name == "batch_size" and (reason := self._too_large(value)):
+                self._add(TuningRow({name: value}, note=reason))
+                return
+            row = self._compare({name: value})
+            self._add(row)
+            if name == "batch_size" and (row.ratio is None or row.ratio < best * (1 + LEAST_GAIN)):
+                return
+            best = max(best, row.ratio or 0.0)
+
+    def _is_over(self) -> bool:
+        self._is_late = self._is_late or self._clock() > self._deadline
+        return self._is_late
+
+    def _too_large(self, size: int) -> str | None:
+        """Why a batch is not tried on the CPU, where running out of memory would end the process."""
+        saved, present = self._watch.saved, self._present.batch_size
+        if saved is None or not present or self._trainer.runtime.device.type != "cpu":
+            return None
+        need, free = saved.total * size // present, int(SPARE * available_memory())
+        return None if need <= free else f"a step would keep about {need >> 20} MB, with {free >> 20} MB to be had"
+
+    def _try_together(self) -> None:
+        """Try the settings that are worth it together: all of them, and those that do not change the numbers."""
+        best: dict[str, TuningRow] = {}
+        for row in self._rows:
+            (name,) = row.settings
+            if row.verdict == "faster" and (name not in best or (row.ratio or 0.0) > (best[name].ratio or 0.0)):
+                best[name] = row
+        every = {name: row.settings[name] for name, row in best.items()}
+        same = {name: value for name, value in every.items() if name not in CHANGES_NUMBERS}
+        for settings in (same, every) if same != every else (every,):
+            if len(settings) > 1 and not self._is_over():
+                self._add(self._compare(settings))
+
+    def _add(self, row: TuningRow) -> None:
+        self._rows.append(row)
+        self._say(aligned(row.cells, WIDTHS))
+
+    def _compare(self, settings: Mapping[str, Any]) -> TuningRow:
+        """Train under other settings and under the present ones in turns."""
+        began, pairs, warm_ups = self._clock(), list[tuple[float, float]](), list[float]()
+        tried: Arrangement | None = None
+        while len(pairs) < MIN_TURNS or not self._is_enough(len(pairs), began + sum(warm_ups[:1])):
+            present = self._measure(self._own)
+            try:
+                if tried is None:
+                    tried = Arrangement(self._trainer, replace(self._present, **settings), self._data)
+                pairs.append((present, self._measure(tried)))
+            except Exception as error:
+                let_go(error)
+                return TuningRow(settings, note=_reason(error))
+            self._speeds.append(present)
+            warm_ups.append(self._watch.warm_up_seconds)
+            if tried.run.num_micro_batches > 1:
+                return TuningRow(settings, note="memory ran out; it would fit in micro-batches")
+        assert tried is not None
+        return judged(settings, pairs, self._noise(len(pairs)), self._note(settings, tried, pairs, warm_ups))
+
+    def _is_enough(self, num_turns: int, began: float) -> bool:
+        if self._num_updates is not None:
+            return True
+        return num_turns >= MAX_TURNS or self._clock() - began >= 2 * self._seconds
+
+    def _noise(self, num_turns: int) -> float:
+        """How much the present settings differ from themselves, from one turn to the next."""
+        speeds = self._speeds
+        changes = [after / before for before, after in pairwise(speeds)]
+        return spread_of(changes) * sqrt(len(changes) / num_turns)
+
+    def _measure(self, arrangement: Arrangement) -> float:
+        """The speed of one turn, in samples per second."""
+        num_warm = WARM_UP + 2 * arrangement.settings.workers
+        self._watch.begin(self._seconds / MAX_TURNS, self._num_updates, num_warm)
+        with warnings.catch_warnings(), arrangement.in_place():
+            warnings.simplefilter("ignore")  # of a setting that is only tried
+            self._keeper.restore_tensors()
+            limits = Limits(updates=1 << 60)
+            run_training(
+                arrangement.run, arrangement.data, None, limits, batch_size=arrangement.batch_size, resume="auto"
+            )
+        return self._watch.samples_per_second
+
+    def _note(
+        self, settings: Mapping[str, Any], tried: Arrangement, pairs: list[tuple[float, float]], warm_ups: list[float]
+    ) -> str:
+        """What else is to be known: whether the numbers change, and what compiling costs."""
+        effects = {EFFECTS[name] for name in settings}
+        note = next(effect for effect in dict.fromkeys(reversed(EFFECTS.values())) if effect in effects)
+        note = "changes the numbers" if any(name in CHANGES_NUMBERS for name in settings) else note
+        if settings.get("compile") is None:
+            return note
+        compiled = tried.run.compiled
+        if compiled is not None and compiled.choice == "eager":
+            return f"not compiled after all: {compiled.reason}"
+        seconds = warm_ups[0] - median(warm_ups[1:]) if compiled is None else compiled.seconds
+        present, speed = (median(pair[at] for pair in pairs) for at in (0, 1))
+        pays = ""
+        if speed > present * (1 + LEAST_GAIN) and seconds > 0:
+            pays = f", which pays after {seconds * present * speed / (speed - present):,.0f} samples"
+        return f"{note}; compiled in {seconds:.1f} s{pays}"
+
+
+def _checked(trainer: Program, seconds: float, only: Iterable[str] | None) -> list[str]:
+    """The names of the settings to try."""
+    if trainer.runtime.world > 1:
+        raise ConfigurationError(
+            f"tune was called on {trainer.runtime.world} processes, where each try would have to be the same on all of "
+            "them: start the program on one process, without a launcher. Workers, precision, compile and memory "
+            "format carry over; a batch size is then that of one process."
+        )
+    if not seconds > 0:
+        raise ConfigurationError(f"seconds={seconds}: use a number of seconds above 0.")
+    names = list(NAMES) if only is None else [only] if isinstance(only, str) else list(only)
+    if unknown := [name for name in names if name not in NAMES]:
+        raise ConfigurationError(f"tune does not know {', '.join(map(repr, unknown))}: it tries {', '.join(NAMES)}.")
+    return names
+
+
+def _reason(error: Exception) -> str:
+    """Why a setting does not work, in a line."""
+    if is_out_of_memory(error):
+        return "memory ran out"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if lines and lines[0].startswith("Caught ") and "worker" in lines[0]:
+        return f"in a worker, {lines[-1]}"[:200]
+    return f"{type(error).__name__}: {lines[0]}"[:200] if lines else type(error).__name__

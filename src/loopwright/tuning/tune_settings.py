@@ -1,0 +1,247 @@
+"""The settings that `tune` varies, and a trainer under other settings, of which nothing stays."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from copy import copy
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import nn
+
+from .._torch_compat import compiled_call, set_compiled_call
+from ..runtime.fsdp import blocks_of
+from ..training.program import Program
+from ..training.run import TrainingRun
+from .tune_data import TunedData
+
+FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
+MAX_DOUBLINGS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """A value for each setting that is tried.
+
+    >>> from loopwright.tuning.tune_settings import Settings
+    >>> Settings(threads=2).differences(Settings())
+    {'threads': 2}
+    """
+
+    workers: int = 0
+    batch_size: int | None = None
+    compile: str | None = None
+    precision: str = "fp32"
+    threads: int = 1
+    channels_last: bool = False
+    fused: bool = False
+    pin_memory: bool = False
+
+    def differences(self, other: Settings) -> dict[str, Any]:
+        """The values that another one has otherwise, by name."""
+        names = (field.name for field in fields(self))
+        return {name: getattr(self, name) for name in names if getattr(self, name) != getattr(other, name)}
+
+
+NAMES = tuple(field.name for field in fields(Settings))
+
+
+def present_settings(trainer: Program, data: TunedData) -> Settings:
+    """The settings that a trainer has now."""
+    groups = [group for optimizer in trainer.optimizers.values() for group in optimizer.param_groups]
+    return Settings(
+        workers=data.workers,
+        batch_size=data.batch_size,
+        compile=trainer.compile,
+        precision=trainer.runtime.precision,
+        threads=torch.get_num_threads(),
+        channels_last=any(_is_channels_last(tensor) for tensor in _images(trainer)),
+        fused=bool(groups) and all(group.get("fused") for group in groups),
+        pin_memory=data.pin_memory,
+    )
+
+
+class Choices:
+    """The values to try for each setting, and the reasons why some settings are not tried."""
+
+    def __init__(self, trainer: Program, data: TunedData, present: Settings) -> None:
+        self._trainer, self._data, self._present = trainer, data, present
+        self.reasons: dict[str, str] = dict(data.fixed)
+
+    def of(self, name: str) -> list[Any]:
+        """The values to try, without the present one."""
+        if name in self.reasons:
+            return []
+        find: Callable[[], list[Any]] = getattr(self, f"_{name}")
+        values = [value for value in find() if value != getattr(self._present, name)]
+        if not values:
+            self.reasons.setdefault(name, "there is nothing else to try")
+        return values
+
+    def _workers(self) -> list[int]:
+        return [0, *_powers(num_cores())]
+
+    def _batch_size(self) -> list[int]:
+        size, length = self._present.batch_size or 1, self._data.num_samples
+        sizes = [size << number for number in range(1, MAX_DOUBLINGS + 1)]
+        if not (found := [size for size in sizes if length is None or size <= length]):
+            self.reasons["batch_size"] = f"the data set has {length} samples, which is less than twice the batch"
+        return found
+
+    def _compile(self) -> list[str | None]:
+        has_blocks = any(blocks_of(module) for module in self._trainer.models.values())
+        return [None, "step", "model", *(["blocks"] if has_blocks else [])]
+
+    def _precision(self) -> list[str]:
+        return ["fp32", "bf16", "fp16"] if self._is_on("cuda") else ["fp32", "bf16"]
+
+    def _threads(self) -> list[int]:
+        if not self._is_on("cpu"):
+            self.reasons["threads"] = "the model is not on the CPU"
+            return []
+        if num_cores() == 1:
+            self.reasons["threads"] = "there is one core"
+        return _powers(num_cores())
+
+    def _channels_last(self) -> list[bool]:
+        if not any(True for _ in _images(self._trainer)):
+            self.reasons["channels_last"] = "the model has no weights of four dimensions, as convolutions have them"
+            return []
+        return [True]
+
+    def _fused(self) -> list[bool]:
+        if self._present.fused:
+            self.reasons["fused"] = "the optimizer is fused already"
+        kinds = [type(optimizer) for optimizer in self._trainer.optimizers.values()]
+        if other := [kind.__name__ for kind in kinds if kind not in FUSED]:
+            self.reasons["fused"] = f"torch has no fused {other[0]}"
+        return [] if "fused" in self.reasons else [True]
+
+    def _pin_memory(self) -> list[bool]:
+        if not self._is_on("cuda"):
+            self.reasons["pin_memory"] = "there is no GPU to copy batches to"
+            return []
+        return [True, False]
+
+    def _is_on(self, device: str) -> bool:
+        return self._trainer.runtime.device.type == device
+
+
+class Arrangement:
+    """A trainer under some settings, with a run and optimizer states of its own.
+
+    Args:
+        trainer: The trainer, which is inside of `fresh_run`.
+        settings: The settings to train with.
+        data: The data, which is varied as the settings say.
+    """
+
+    def __init__(self, trainer: Program, settings: Settings, data: TunedData) -> None:
+        self._trainer, self.settings = trainer, settings
+        self.data, self.batch_size = data.varied(settings.batch_size, settings.workers, pin_memory=settings.pin_memory)
+        runtime = copy(trainer.runtime)
+        runtime.precision = settings.precision
+        runtime.compile = settings.compile if settings.compile != "step" else None
+        self.run: TrainingRun = trainer.run.fresh(runtime, compiles_step=settings.compile == "step")
+        self.run.bind(trainer.callbacks)
+        self._states: dict[str, Any] = {name: defaultdict(dict) for name in trainer.optimizers}
+        self._compiled: dict[nn.Module, Any] = {}
+        self._images: list[torch.Tensor] = []  # weights in the order of channels-last
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Context in which the trainer has these settings."""
+        trainer, settings = self._trainer, self.settings
+        threads = torch.get_num_threads()
+        with ExitStack() as stack:
+            stack.callback(trainer._use_run, trainer.run, trainer.compile)
+            trainer._use_run(self.run, settings.compile)
+            stack.callback(torch.set_num_threads, threads)
+            torch.set_num_threads(settings.threads)
+            stack.enter_context(self._with_memory_format())
+            stack.enter_context(self._with_compiled_parts())
+            stack.enter_context(self._with_own_optimizers())
+            yield
+
+    @contextmanager
+    def _with_memory_format(self) -> Iterator[None]:
+        if not self.settings.channels_last:
+            yield
+            return
+        before = [(tensor, tensor.data) for tensor in _images(self._trainer)]
+        if not self._images:  # made once: a compiled step may keep them
+            self._images = [values.to(memory_format=torch.channels_last) for _, values in before]
+        try:
+            for (tensor, _), values in zip(before, self._images, strict=True):
+                tensor.data = values
+            yield
+        finally:
+            for tensor, values in before:
+                tensor.data = values
+
+    @contextmanager
+    def _with_compiled_parts(self) -> Iterator[None]:
+        modules = [part for module in self._trainer.modules.values() for part in module.modules()]
+        before = [(module, compiled_call(module)) for module in modules]
+        try:
+            for module, call in before:
+                if call is not None:
+                    set_compiled_call(module, None)
+            self._compile_parts()
+            yield
+        finally:
+            for module, call in before:
+                set_compiled_call(module, call)
+
+    def _compile_parts(self) -> None:
+        """Compile the model or its blocks in place, once; later the same compiled functions are used."""
+        kind = self.settings.compile
+        if kind not in ("model", "blocks"):
+            return
+        for model in self._trainer.models.values():
+            for part in [model] if kind == "model" else blocks_of(model):
+                if part not in self._compiled:
+                    part.compile()
+                    self._compiled[part] = compiled_call(part)
+                set_compiled_call(part, self._compiled[part])
+
+    @contextmanager
+    def _with_own_optimizers(self) -> Iterator[None]:
+        optimizers = self._trainer.optimizers
+        before = {name: [dict(group) for group in optimizer.param_groups] for name, optimizer in optimizers.items()}
+        try:
+            for name, optimizer in optimizers.items():
+                optimizer.state = self._states[name]
+                if self.settings.fused:
+                    for group in optimizer.param_groups:
+                        group.update(fused=True, foreach=False)
+            yield
+        finally:
+            for name, optimizer in optimizers.items():
+                self._states[name], optimizer.state = optimizer.state, defaultdict(dict)
+                for group, options in zip(optimizer.param_groups, before[name], strict=True):
+                    group.update(options)
+
+
+def num_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _powers(last: int) -> list[int]:
+    """1, 2, 4 and so on, and the last number itself."""
+    return sorted({1 << number for number in range(last.bit_length())} | {last})
+
+
+def _images(trainer: Program) -> Iterator[torch.Tensor]:
+    """The weights and buffers of four dimensions, of which `channels_last` changes the order in memory."""
+    for module in trainer.modules.values():
+        yield from (tensor for tensor in (*module.parameters(), *module.buffers()) if tensor.dim() == 4)
+
+
+def _is_channels_last(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()

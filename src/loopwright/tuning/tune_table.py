@@ -1,0 +1,304 @@
+"""The result of `tune`: a row for each setting that was tried, what is worth it, and the lines of code to change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import sqrt
+from statistics import median
+from typing import Any, Literal
+
+LEAST_GAIN = 0.03  # of the speed: less is not worth a line of code, nor can it be told from noise
+NORMAL = 1.4826  # a standard deviation, in median absolute deviations of a normal distribution
+
+Verdict = Literal["faster", "slower", "no difference", "failed"]
+WORTH_IT: dict[str, str] = {"faster": "yes", "slower": "no, slower", "no difference": "no difference", "failed": "-"}
+CHANGES_NUMBERS = ("batch_size", "precision")
+EFFECTS = {
+    "workers": "same numbers",
+    "batch_size": "changes the numbers",
+    "compile": "same numbers, to rounding",
+    "precision": "changes the numbers",
+    "threads": "same numbers, to rounding",
+    "channels_last": "same numbers, to rounding",
+    "fused": "same numbers, to rounding",
+    "pin_memory": "same numbers",
+}
+UNTRIED = {
+    "batch_size": "other batch sizes",
+    "channels_last": "channels-last",
+    "fused": "a fused optimizer",
+    "pin_memory": "pinned memory",
+}
+HEADER = ("tried", "samples/s", "ratio", "worth it", "")
+
+
+@dataclass(frozen=True, slots=True)
+class TuningRow:
+    """One try: some settings beside the present ones.
+
+    Args:
+        settings: The values that differ from the present ones, by name.
+        samples_per_second: The speed; None where the settings do not work.
+        ratio: The speed divided by that of the present settings, measured in turns; the median of these.
+        spread: Twice the standard error of the ratio: a difference up to it may be chance.
+        verdict: "faster", "slower", "no difference", or "failed".
+        note: Why it failed, or what else is to be known.
+
+    >>> from loopwright.tuning import TuningRow
+    >>> TuningRow({"threads": 2}, 1800.0, 1.8, 0.02, "faster").label
+    '2 threads'
+    """
+
+    settings: Mapping[str, Any]
+    samples_per_second: float | None = None
+    ratio: float | None = None
+    spread: float | None = None
+    verdict: Verdict = "failed"
+    note: str = ""
+
+    @property
+    def label(self) -> str:
+        """The settings in words; of several, how many they are."""
+        return self.words if len(self.settings) == 1 else f"these {len(self.settings)} together:"
+
+    @property
+    def words(self) -> str:
+        """All the settings in words."""
+        return ", ".join(label_of(name, value) for name, value in self.settings.items())
+
+    @property
+    def changes_numbers(self) -> bool:
+        """Whether training with these settings gives other results, by more than rounding."""
+        return any(name in CHANGES_NUMBERS for name in self.settings)
+
+    @property
+    def cells(self) -> tuple[str, str, str, str, str]:
+        """The row of the table."""
+        speed = "-" if self.samples_per_second is None else f"{self.samples_per_second:,.0f}"
+        ratio = "-" if self.ratio is None else f"{self.ratio:.2f} ± {self.spread:.2f}"
+        note = self.note if len(self.settings) == 1 else "; ".join(filter(None, (self.words, self.note)))
+        return self.label, speed, ratio, WORTH_IT[self.verdict], note
+
+
+def label_of(name: str, value: Any) -> str:
+    """A setting in words: "2 workers"."""
+    if name in ("workers", "threads"):
+        return f"{value} {name[:-1] if value == 1 else name}"
+    if name == "batch_size":
+        return "batches as they are" if value is None else f"batch size {value}"
+    if name == "compile":
+        return "not compiled" if value is None else f'compile="{value}"'
+    words = {"channels_last": "channels-last", "fused": "fused optimizer", "pin_memory": "pinned memory"}
+    return str(value) if name == "precision" else f"{'' if value else 'no '}{words[name]}"
+
+
+def judged(
+    settings: Mapping[str, Any], pairs: Sequence[tuple[float, float]], noise: float = 0.0, note: str = ""
+) -> TuningRow:
+    """The row of settings whose speed was measured in turns with the present ones: pairs of (present, tried).
+
+    `noise` is the smallest spread that is believed, which is how much the present settings differ from themselves.
+    """
+    ratios = [tried / present for present, tried in pairs]
+    ratio = median(ratios)
+    spread = max(spread_of(ratios), noise * ratio)
+    threshold = max(spread, LEAST_GAIN)
+    verdict: Verdict = "no difference"
+    if abs(ratio - 1) > threshold:
+        verdict = "faster" if ratio > 1 else "slower"
+    return TuningRow(settings, median(tried for _, tried in pairs), ratio, spread, verdict, note)
+
+
+def spread_of(ratios: Sequence[float]) -> float:
+    """Twice the standard error of the median of some ratios, estimated so that a single outlier does not count."""
+    middle = median(ratios)
+    return 2 * NORMAL * median(abs(ratio - middle) for ratio in ratios) / sqrt(len(ratios))
+
+
+def chosen(rows: Iterable[TuningRow]) -> TuningRow | None:
+    """The row to take: the fastest, or one about as fast that changes less."""
+    faster = [row for row in rows if row.verdict == "faster"]
+    best = max((row.ratio or 0.0 for row in faster), default=0.0)
+    as_fast = [row for row in faster if (row.ratio or 0.0) >= best - max(LEAST_GAIN, row.spread or 0.0)]
+    return min(as_fast, key=_cost, default=None)
+
+
+def _cost(row: TuningRow) -> tuple[bool, int, int, float]:
+    """Of settings that are about as fast: numbers that change, lines to change, the size of the batch."""
+    return row.changes_numbers, len(row.settings), row.settings.get("batch_size") or 0, -(row.ratio or 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What the lines to change have to name: the class of the trainer, its models and optimizers, and the data."""
+
+    trainer: str = "Trainer"
+    models: Sequence[str] = ("model",)
+    optimizers: Mapping[str, str] = field(default_factory=lambda: {"optimizer": "Adam"})
+    is_loader: bool = False
+    batch_size: int | None = None
+
+
+def lines_for(settings: Mapping[str, Any], program: Program) -> list[str]:
+    """The lines of code to change for some settings; `...` stands for what is there already."""
+    lines = []
+    if "threads" in settings:
+        lines.append(f"torch.set_num_threads({settings['threads']})")
+    if "channels_last" in settings:
+        lines += [f"{name}.to(memory_format=torch.channels_last)" for name in program.models]
+    if "fused" in settings:
+        lines += [f"{name} = torch.optim.{kind}(..., fused=True)" for name, kind in program.optimizers.items()]
+    given = [f"{name}={_code(settings[name])}" for name in ("compile", "precision") if name in settings]
+    if given:
+        lines.append(f"trainer = {program.trainer}(..., {', '.join(given)})")
+    return lines + _data_lines(settings, program)
+
+
+def _data_lines(settings: Mapping[str, Any], program: Program) -> list[str]:
+    names = {"batch_size": "batch_size", "workers": "num_workers", "pin_memory": "pin_memory"}
+    given = {keyword: settings[name] for name, keyword in names.items() if name in settings}
+    if not given:
+        return []
+    if program.is_loader:
+        return [f"loader = DataLoader(..., {_arguments(given)})"]
+    if list(given) == ["batch_size"]:
+        return [f"trainer.train(..., batch_size={given['batch_size']})"]
+    size = given.pop("batch_size", program.batch_size)
+    return [f"loader = DataLoader(data, {size}, shuffle=True, {_arguments(given)})", "trainer.train(loader, ...)"]
+
+
+def _arguments(given: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={_code(value)}" for name, value in given.items())
+
+
+def _code(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Tuning:
+    """The result of `Trainer.tune`; printed, it is a table and the lines to change.
+
+    Args:
+        present: The present settings, by name.
+        samples_per_second: Their speed.
+        rows: What was tried, in the order of trying.
+        not_tried: The settings that were not tried, each with the reason.
+        is_complete: Whether everything was tried; False where Ctrl-C or the time ended it.
+        program: What the lines to change name.
+
+    >>> from loopwright.tuning import Tuning, TuningRow
+    >>> rows = (TuningRow({"batch_size": 64}, 1900.0, 1.9, 0.1, "faster"),)
+    >>> tuning = Tuning({"batch_size": 32}, 1000.0, rows)
+    >>> tuning.suggestion, tuning.lines
+    ({'batch_size': 64}, ['trainer.train(..., batch_size=64)'])
+    """
+
+    present: Mapping[str, Any]
+    samples_per_second: float | None
+    rows: Sequence[TuningRow]
+    not_tried: Mapping[str, str] = field(default_factory=dict)
+    is_complete: bool = True
+    program: Program = field(default_factory=Program)
+
+    @property
+    def best(self) -> TuningRow | None:
+        """The row to take: the fastest, or one as fast that changes less; None where nothing is faster."""
+        return chosen(self.rows)
+
+    @property
+    def best_of_same_numbers(self) -> TuningRow | None:
+        """The row to take of those after which training gives the same results, up to rounding."""
+        return chosen(row for row in self.rows if not row.changes_numbers)
+
+    @property
+    def suggestion(self) -> dict[str, Any]:
+        """The settings that are worth changing, with their values; empty where the present ones are as fast."""
+        return {} if self.best is None else dict(self.best.settings)
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines of code to change; `...` stands for what is there already."""
+        return lines_for(self.suggestion, self.program)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as plain values, for JSON."""
+        names = ("samples_per_second", "ratio", "spread", "verdict", "note")
+        return {
+            "present": dict(self.present),
+            "samples_per_second": self.samples_per_second,
+            "suggestion": self.suggestion,
+            "lines": self.lines,
+            "is_complete": self.is_complete,
+            "not_tried": dict(self.not_tried),
+            "rows": [{"settings": dict(row.settings)} | {n: getattr(row, n) for n in names} for row in self.rows],
+        }
+
+    def __repr__(self) -> str:
+        """A short form; `str(tuning)` is the table."""
+        return f"Tuning({len(self.rows)} tried, suggestion={self.suggestion})"
+
+    def __str__(self) -> str:
+        return "\n".join([*table_of(self), "", *summary_of(self)])
+
+
+def table_of(tuning: Tuning) -> list[str]:
+    """The lines of the table: the present settings, then a row for each try."""
+    rows = [HEADER, present_cells(tuning.samples_per_second), *(row.cells for row in tuning.rows)]
+    widths = [max(len(row[at]) for row in rows) for at in range(4)]
+    return [aligned(row, widths) for row in rows]
+
+
+def aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """A line of the table: the numbers to the right, the words to the left."""
+    label, speed, ratio, worth, note = cells
+    numbers = f"{speed:>{widths[1]}}  {ratio:>{widths[2]}}"
+    return f"{label:<{widths[0]}}  {numbers}  {worth:<{widths[3]}}  {note}".rstrip()
+
+
+def present_cells(speed: float | None) -> tuple[str, str, str, str, str]:
+    """The first row of the table."""
+    return "present settings", "-" if speed is None else f"{speed:,.0f}", "1", "", ""
+
+
+def summary_of(tuning: Tuning, lines_of: Callable[[Mapping[str, Any]], list[str]] | None = None) -> list[str]:
+    """What is worth it, the lines to change, and what was not tried; `lines_of` returns the lines for settings."""
+    lines_of = partial(lines_for, program=tuning.program) if lines_of is None else lines_of
+    words = [label_of(name, value) for name, value in tuning.present.items() if value is not False]
+    lines = [f"Present settings: {', '.join(words)}."]
+    lines += [f"Not tried: {UNTRIED.get(name, name)}, since {reason}." for name, reason in tuning.not_tried.items()]
+    if not tuning.is_complete:
+        lines.append("It was ended early: this is what is known so far.")
+    best, same = tuning.best, tuning.best_of_same_numbers
+    if best is None:
+        return [*lines, "Nothing is worth changing: no setting was faster by more than the noise."]
+    if same is not None:
+        lines += [
+            f"Worth changing, {_times(same)}; the numbers stay the same, up to rounding:",
+            *_shown(same, lines_of),
+        ]
+    if best is not same:
+        start = "Worth changing" if same is None else "Faster still"
+        lines += [f"{start}, {_times(best)}, but the numbers change:", *_shown(best, lines_of)]
+        lines.append(_remark(best.settings))
+    return lines
+
+
+def _times(row: TuningRow) -> str:
+    return f"{row.ratio:.2f} ± {row.spread:.2f} times as fast"
+
+
+def _shown(row: TuningRow, lines_of: Callable[[Mapping[str, Any]], list[str]]) -> list[str]:
+    return [f"    {line}" for line in lines_of(row.settings)]
+
+
+def _remark(settings: Mapping[str, Any]) -> str:
+    """How settings change the result of training."""
+    parts = []
+    if "batch_size" in settings:
+        parts.append("Larger batches mean fewer updates per epoch, which may need another learning rate.")
+    if "precision" in settings:
+        parts.append(f"With {settings['precision']}, numbers are rounded otherwise.")
+    return " ".join([*parts, "Compare the losses of a run before you keep it."])

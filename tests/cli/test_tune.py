@@ -1,0 +1,99 @@
+"""`loopwright tune`: the settings of a run file, and the command to write for what is worth it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+from loopwright.cli import main
+from loopwright.cli.tune import lines_for, overrides_for, parse_names
+from loopwright.config import load_config
+from loopwright.doors.configured.config import BaseTrainerConfig
+from loopwright.doors.configured.experiment import Experiment
+from loopwright.tuning import tune
+from loopwright.tuning.tune import Tuner
+from tests.cli.sweep.projects import write_project
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(write_project(tmp_path))
+    monkeypatch.setattr(Tuner, "_num_updates", 2)
+    monkeypatch.setattr(tune, "MIN_TURNS", 2)
+    return tmp_path
+
+
+def test_the_settings_of_a_run_file_are_tried_and_no_run_is_written(project, capsys):
+    files = sorted(project.iterdir())
+    assert main(["tune", "run.yaml", "--only", "batch-size,fused", "trainer.effective_batch_size=6"]) == 0
+    printed = capsys.readouterr().out
+    assert "Trying 2 settings on cpu" in printed
+    assert "batch size 12" in printed
+    assert "Present settings: 0 workers, batch size 6, not compiled, fp32" in printed
+    assert [path for path in sorted(project.iterdir()) if path.name != "__pycache__"] == files
+
+
+def test_as_json(capsys, monkeypatch):
+    monkeypatch.setattr(nn.Module, "compile", lambda module: None)  # which takes long, and is not what is tested
+    assert main(["tune", "run.yaml", "--only", "fused,compile,precision", "--json", "+trainer.precision=bf16"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["present"]["precision"] == "bf16"
+    tried = [row["settings"] for row in found["rows"]]
+    assert {"precision": "fp32"} in tried
+    assert {"compile": "model"} in tried
+    assert {"compile": "step"} not in tried  # no run file could ask for it
+    assert found["is_complete"]
+
+
+def settings_of(**given: Any) -> BaseTrainerConfig:
+    return BaseTrainerConfig(max_epochs=1, **given)
+
+
+def test_what_to_write_is_a_command_and_what_no_run_file_has_is_a_line_of_code():
+    settings = {"workers": 2, "batch_size": 64, "compile": "model", "precision": "bf16", "threads": 2, "fused": True}
+    assert lines_for(settings, "run.yaml", settings_of()) == [
+        "OMP_NUM_THREADS=2 loopwright train run.yaml +trainer.num_workers=2 +trainer.effective_batch_size=64 "
+        "+trainer.precision=bf16 +trainer.use_torch_compile=true",
+        "fused: true  # among the settings of the optimizer in the run file",
+    ]
+    assert lines_for({"channels_last": True}, "run.yaml", settings_of())[0].startswith("self.to(memory_format=")
+    assert lines_for({}, "run.yaml", settings_of()) == []
+
+
+def test_a_batch_of_several_steps_keeps_their_number():
+    config = settings_of(effective_batch_size=24, max_batch_size=12)
+    overrides = overrides_for({"batch_size": 24}, config)
+    assert overrides == ["trainer.effective_batch_size=48", "trainer.max_batch_size=24"]
+    assert settings_of(effective_batch_size=48, max_batch_size=24).accumulate == config.accumulate
+
+
+def test_the_overrides_are_settings_of_run_files():
+    settings = {"workers": 1, "batch_size": 12, "precision": "bf16", "compile": "model"}
+    built = Experiment.from_config(load_config("run.yaml"), progress="silent")
+    built.build()
+    overrides = overrides_for(settings, built.trainer.config)
+    assert overrides[:2] == ["+trainer.num_workers=1", "trainer.effective_batch_size=12"]
+    experiment = Experiment.from_config(load_config("run.yaml", overrides), progress="silent")
+    experiment.build()
+    engine = experiment.trainer.engine
+    assert engine.runtime.precision == "bf16"
+    assert engine.compile == engine.runtime.compile == "model"
+    assert (engine.config.num_workers, engine.config.batch_size) == (1, 12)
+
+
+def test_names_are_written_in_any_way():
+    assert parse_names("workers, batch-size,channels_last") == ["workers", "batch_size", "channels_last"]
+
+
+def test_a_program_is_told_what_to_call(mistake, capsys):
+    assert main(["tune", "train.py"]) == 2
+    mistake.said("Arguments", "`loopwright tune train.py`", capsys.readouterr().err)
+
+
+def test_an_unknown_setting_is_refused(mistake, capsys):
+    assert main(["tune", "run.yaml", "--only", "worker"]) == 2
+    mistake.said("Door: configured", "`loopwright tune run.yaml --only worker`", capsys.readouterr().err)

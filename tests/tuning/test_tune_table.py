@@ -1,0 +1,176 @@
+"""The arithmetic of what is worth it, and lines to change that are code and do what they say."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from loopwright import Trainer
+from loopwright.tuning import Tuning, TuningRow
+from loopwright.tuning.tune_table import LEAST_GAIN, Program, chosen, judged, lines_for, spread_of
+
+
+def row(ratio: float, spread: float = 0.01, verdict: Any = "faster", **settings: Any) -> TuningRow:
+    return TuningRow(settings, 100.0 * ratio, ratio, spread, verdict)
+
+
+def test_the_ratio_is_the_median_of_the_turns_and_one_slow_turn_does_not_count():
+    judgement = judged({"threads": 2}, [(100, 150), (110, 165), (10, 15), (100, 30), (100, 150)])
+    assert (judgement.ratio, judgement.spread, judgement.verdict) == (1.5, 0.0, "faster")
+    assert judgement.samples_per_second == 150
+
+
+def test_a_difference_within_the_noise_is_none():
+    pairs = [(100, 120), (100, 95), (100, 130), (100, 90), (100, 108)]
+    judgement = judged({"threads": 2}, pairs)
+    assert judgement.ratio == 1.08
+    assert judgement.spread > 0.08
+    assert judgement.verdict == "no difference"
+
+
+def test_the_noise_of_the_present_settings_counts_where_the_tried_ones_had_luck():
+    pairs = [(100, 110)] * 5
+    assert judged({"threads": 2}, pairs).verdict == "faster"
+    assert judged({"threads": 2}, pairs, noise=0.2).verdict == "no difference"
+
+
+@pytest.mark.parametrize(
+    ("speed", "verdict"),
+    [(100 * (1 + LEAST_GAIN) - 1, "no difference"), (104, "faster"), (96, "slower"), (98, "no difference")],
+)
+def test_a_small_difference_is_not_worth_a_line(speed, verdict):
+    assert judged({"threads": 2}, [(100, speed)] * 3).verdict == verdict
+
+
+def test_the_spread_is_twice_the_standard_error_of_normal_noise():
+    torch.manual_seed(0)
+    ratios = (1 + 0.1 * torch.randn(10_001)).tolist()
+    assert spread_of(ratios) == pytest.approx(2 * 0.1 / 10_001**0.5, rel=0.05)
+
+
+def test_the_fastest_is_chosen_or_one_as_fast_that_changes_less():
+    fused, both = row(1.30, fused=True), row(1.31, fused=True, threads=2)
+    assert chosen([fused, both]) is fused
+    assert chosen([fused, row(1.32, precision="bf16")]) is fused
+    faster = row(1.6, precision="bf16")
+    assert chosen([fused, faster]) is faster
+    assert chosen([row(1.9, batch_size=64), row(1.91, batch_size=128)]).settings == {"batch_size": 64}
+    assert chosen([row(0.5, verdict="slower", threads=2), TuningRow({"threads": 4})]) is None
+
+
+# The lines
+
+CASES: list[tuple[dict[str, Any], Program, list[str]]] = [
+    ({"threads": 2}, Program(), ["torch.set_num_threads(2)"]),
+    ({"channels_last": True}, Program(), ["model.to(memory_format=torch.channels_last)"]),
+    ({"fused": True}, Program(), ["optimizer = torch.optim.Adam(..., fused=True)"]),
+    (
+        {"compile": "blocks", "precision": "bf16"},
+        Program(),
+        ['trainer = Trainer(..., compile="blocks", precision="bf16")'],
+    ),
+    ({"compile": None}, Program(), ["trainer = Trainer(..., compile=None)"]),
+    ({"batch_size": 16}, Program(), ["trainer.train(..., batch_size=16)"]),
+    (
+        {"workers": 1},
+        Program(batch_size=8),
+        ["loader = DataLoader(data, 8, shuffle=True, num_workers=1)", "trainer.train(loader, ...)"],
+    ),
+    (
+        {"workers": 1, "batch_size": 16},
+        Program(is_loader=True, batch_size=8),
+        ["loader = DataLoader(..., batch_size=16, num_workers=1)"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("settings", "program", "lines"), CASES)
+def test_the_lines_are_these(settings, program, lines):
+    assert lines_for(settings, program) == lines
+
+
+@pytest.mark.parametrize("settings", [settings for settings, *_ in CASES])
+@pytest.mark.parametrize("is_loader", [False, True])
+def test_the_lines_are_code_that_runs_and_does_what_it_says(settings, is_loader):
+    """With `...` replaced by what stands there in a program."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 2, 2), nn.Flatten(), nn.Linear(8, 1))
+    data = TensorDataset(torch.randn(32, 1, 3, 3), torch.randn(32, 1))
+    names: dict[str, Any] = {"torch": torch, "Trainer": Trainer, "DataLoader": DataLoader, "model": model}
+    names |= {"data": data, "loss": nn.MSELoss(), "optimizer": torch.optim.Adam(model.parameters())}
+    there = {
+        "torch.optim.Adam(...": "torch.optim.Adam(model.parameters()",
+        "Trainer(...": "Trainer(model, optimizer, loss, progress='silent'",
+        "DataLoader(...": "DataLoader(data",
+        "trainer.train(...": "trainer.train(data, 1",
+        "trainer.train(loader, ...": "trainer.train(loader, 1",
+    }
+    threads = torch.get_num_threads()
+    try:
+        exec("trainer = Trainer(model, optimizer, loss, progress='silent')", names)
+        for line in lines_for(settings, Program(is_loader=is_loader, batch_size=8)):
+            ast.parse(line)
+            for written, meant in there.items():
+                line = line.replace(written, meant)
+            exec(line, names)
+        assert torch.get_num_threads() == settings.get("threads", threads)
+    finally:
+        torch.set_num_threads(threads)
+    assert names["trainer"].runtime.precision == settings.get("precision", "fp32")
+    assert names["trainer"].compile == settings.get("compile")
+    assert bool(names["optimizer"].param_groups[0]["fused"]) == ("fused" in settings)
+    is_last = model[0].weight.is_contiguous(memory_format=torch.channels_last)
+    assert is_last == ("channels_last" in settings or model[0].weight.shape[1] == 1)
+    loader = names.get("loader")
+    assert loader is None or (loader.num_workers, loader.batch_size) == (
+        settings.get("workers", 0),
+        settings.get("batch_size", 8 if not is_loader else 1),
+    )
+
+
+def test_every_model_and_optimizer_has_its_line():
+    program = Program(models=["first", "second"], optimizers={"opt_a": "SGD", "opt_b": "AdamW"})
+    assert lines_for({"channels_last": True, "fused": True}, program) == [
+        "first.to(memory_format=torch.channels_last)",
+        "second.to(memory_format=torch.channels_last)",
+        "opt_a = torch.optim.SGD(..., fused=True)",
+        "opt_b = torch.optim.AdamW(..., fused=True)",
+    ]
+
+
+def test_the_table_and_what_follows_it():
+    rows = (
+        row(1.9, 0.05, batch_size=64),
+        row(1.3, 0.04, threads=2),
+        row(0.6, 0.01, "slower", workers=1),
+        TuningRow({"precision": "bf16"}, note="RuntimeError: not implemented"),
+        row(2.4, 0.05, threads=2, batch_size=64),
+    )
+    present = {"workers": 0, "batch_size": 32, "compile": None, "precision": "fp32", "threads": 1, "fused": False}
+    tuning = Tuning(present, 100.0, rows, {"pin_memory": "there is no GPU to copy batches to"})
+    assert str(tuning).splitlines() == [
+        "tried              samples/s        ratio  worth it",
+        "present settings         100            1",
+        "batch size 64            190  1.90 ± 0.05  yes",
+        "2 threads                130  1.30 ± 0.04  yes",
+        "1 worker                  60  0.60 ± 0.01  no, slower",
+        "bf16                       -            -  -           RuntimeError: not implemented",
+        "these 2 together:        240  2.40 ± 0.05  yes         2 threads, batch size 64",
+        "",
+        "Present settings: 0 workers, batch size 32, not compiled, fp32, 1 thread.",
+        "Not tried: pinned memory, since there is no GPU to copy batches to.",
+        "Worth changing, 1.30 ± 0.04 times as fast; the numbers stay the same, up to rounding:",
+        "    torch.set_num_threads(2)",
+        "Faster still, 2.40 ± 0.05 times as fast, but the numbers change:",
+        "    torch.set_num_threads(2)",
+        "    trainer.train(..., batch_size=64)",
+        "Larger batches mean fewer updates per epoch, which may need another learning rate. Compare the losses of a "
+        "run before you keep it.",
+    ]
+    assert repr(tuning) == "Tuning(5 tried, suggestion={'threads': 2, 'batch_size': 64})"
+    assert tuning.to_dict()["rows"][1]["settings"] == {"threads": 2}
