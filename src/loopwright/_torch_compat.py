@@ -237,6 +237,49 @@ def start_fake_group(world: int) -> None:
     dist.init_process_group("fake", rank=0, world_size=world, store=store)
 
 
+def group_of(value: Any) -> Any:
+    """The process group that an argument of a collective's operator stands for; None for any other. Since 2.1."""
+    import torch.distributed as dist
+
+    if isinstance(value, torch.ScriptObject):
+        try:
+            return dist.ProcessGroup.unbox(value)
+        except RuntimeError:  # another object, such as the operation of a reduction
+            return None
+    if isinstance(value, str):
+        from torch.distributed.distributed_c10d import _resolve_process_group
+
+        try:
+            return _resolve_process_group(value)  # type: ignore[arg-type]
+        except (RuntimeError, ValueError, LookupError):  # "sum" is no group
+            return None
+    return None
+
+
+def is_dtensor_type(kind: type) -> bool:
+    """Whether a type of tensors is DTensor. Since 2.5; here, since importing it costs a second."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and issubclass(kind, module.DTensor)
+
+
+@contextmanager
+def dispatching(see: Callable[[Any, Any, Any, Any], Any]) -> Iterator[None]:
+    """Meanwhile, call `see(operator, types, args, kwargs)` in place of every operator of torch. Since 1.13."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return see(func, types, args, kwargs or {})
+
+    with Mode():
+        yield
+
+
+def storage_key(tensor: Tensor) -> int:
+    """What the storage of a tensor is told from others by, also on the meta device. Since 2.0."""
+    return tensor.untyped_storage()._cdata
+
+
 def checkpoint_activations(module: nn.Module) -> None:
     """Let a module recompute its activations in the backward pass; it stays the object that it is. Since 2.0."""
     from torch.distributed._composable.checkpoint_activation import checkpoint

@@ -1,0 +1,26 @@
+"""The arithmetic of machines that one does not have: memory, bytes on the wire and seconds of each strategy."""
+
+from .counting import Collective, Counted, counted_collectives, table_of
+from .estimate import Estimate, estimate
+from .hardware import DEVICES, LINKS, Cluster, Device, Link
+from .layout import OptimizerState
+from .measure import measure
+from .model import ModelShape, transformer
+
+__all__ = [
+    "DEVICES",
+    "LINKS",
+    "Cluster",
+    "Collective",
+    "Counted",
+    "Device",
+    "Estimate",
+    "Link",
+    "ModelShape",
+    "OptimizerState",
+    "counted_collectives",
+    "estimate",
+    "measure",
+    "table_of",
+    "transformer",
+]
