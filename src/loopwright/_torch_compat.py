@@ -89,6 +89,11 @@ def is_compiled(module: nn.Module) -> bool:
     return any(part._compiled_call_impl is not None for part in module.modules())
 
 
+def has_several_gradient_hooks(param: nn.Parameter) -> bool:
+    """Whether a parameter has more than one `register_post_accumulate_grad_hook`. Since 2.1."""
+    return len(param._post_accumulate_grad_hooks) > 1
+
+
 # Optimizers, schedules and loss scaling
 
 

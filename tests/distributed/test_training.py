@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from loopwright import ConfigurationError, Trainer
+from loopwright import ConfigurationError, DistributedRuntime, Trainer
 from loopwright.callbacks import Freeze
 from tests.distributed.ranks import run_ranks
 from tests.distributed.scenarios import (
@@ -42,9 +42,16 @@ def alone() -> dict[str, Any]:
     return run_all(0, "cpu", list(SCENARIOS))
 
 
+def run_in_buckets(rank: int, names: list[str]) -> dict[str, Any]:
+    """With a bucket for every parameter, so that all but one are sent while the backward pass computes."""
+    return run_all(rank, DistributedRuntime("ddp", bucket_mb=1e-6), names)
+
+
 @cache
 def together(world: int, runtime: str) -> list[dict[str, Any]]:
     """The scenarios on all ranks of one setup, started once."""
+    if runtime == "ddp in buckets":
+        return run_ranks(run_in_buckets, world, NAMES[world])
     return run_ranks(run_all, world, runtime, NAMES[world])
 
 
@@ -53,8 +60,9 @@ def together(world: int, runtime: str) -> list[dict[str, Any]]:
     [
         pytest.param(world, runtime, name, marks=[pytest.mark.long] if (world, runtime) == (3, "fsdp") else [])
         for world in NAMES
-        for runtime in ("ddp", "fsdp")
+        for runtime in ("ddp", "ddp in buckets", "fsdp")
         for name in NAMES[world]
+        if (runtime, name) != ("ddp in buckets", "bf16")  # which makes a runtime of its own precision
     ],
 )
 def test_all_processes_end_as_one_does(world: int, runtime: str, name: str, alone: dict[str, Any]) -> None:

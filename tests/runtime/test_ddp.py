@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from loopwright import DistributedRuntime, Trainer
-from loopwright.runtime import ddp
-from loopwright.runtime.ddp import Averaging, SyncBatchNorm, buckets
+from loopwright.runtime import buckets
+from loopwright.runtime.batch_norm import Part, SyncBatchNorm, convert
+from loopwright.runtime.buckets import fill_buckets
+from loopwright.runtime.ddp import Averaging
 from loopwright.runtime.process_group import Group
 from tests.distributed.ranks import run_ranks
 from tests.distributed.scenarios import assert_same, weights_of
@@ -98,8 +100,6 @@ def test_a_single_value_for_all_processes_is_refused_as_by_any_batch_norm() -> N
 
 
 def test_torchs_own_which_needs_cuda_is_replaced_too() -> None:
-    from loopwright.runtime.ddp import Part, convert
-
     model = nn.Sequential(nn.SyncBatchNorm(3), nn.Linear(3, 3))
     norm, names = model[0], list(model.state_dict())
     assert convert(model, Part()) == [norm]
@@ -130,8 +130,8 @@ def test_messages_are_added_up_and_change_no_gradient(flags: tuple[float, float]
 def average_often(rank: int) -> list[tuple[bool, list[Tensor | None]]]:
     """Several updates of the same parameters, in memory that is kept and in such that is not."""
     group, rounds = Group.join(), []
-    for limit in (ddp.KEPT_BYTES, 0):
-        ddp.KEPT_BYTES = limit
+    for limit in (buckets.KEPT_BYTES, 0):
+        buckets.KEPT_BYTES = limit
         params = [nn.Parameter(torch.zeros(2, 3).t()), nn.Parameter(torch.zeros(4))]
         average = Averaging(None, group.world).average
         for update in range(3):
@@ -154,5 +154,5 @@ def test_gradients_stay_the_tensors_they_were_and_no_update_changes_those_of_ano
 def test_buckets_end_at_the_parameter_that_fills_them_and_hold_one_type() -> None:
     sizes, single = (3, 1, 2, 2, 5), [nn.Parameter(torch.zeros(1, dtype=torch.float64))]
     params = [nn.Parameter(torch.zeros(n)) for n in sizes]
-    found = list(buckets([*params[:2], *single, *params[2:]], max_bytes=16))
-    assert [[p.numel() for p in bucket] for bucket in found] == [[3, 1], [2, 2], [5], [1]]
+    found = fill_buckets([*params[:2], *single, *params[2:]], max_bytes=16)
+    assert [[p.numel() for p in bucket] for bucket in found] == [[3, 1], [1], [2, 2], [5]]

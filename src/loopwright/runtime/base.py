@@ -140,12 +140,27 @@ class Runtime:
         *,
         is_last: bool,
         flag: Tensor | float | None = None,
+        overlaps: bool = True,
     ) -> Sequence[Tensor] | None:
         """Prepare a backward pass to some parameters; returns `inputs` as the tensors that autograd knows.
 
-        `flag` is that of `sync_gradients`: in a window's last backward pass it may be all-reduced meanwhile.
+        `flag` is that of `sync_gradients`: in a window's last backward pass it may be all-reduced meanwhile. `overlaps`
+        says that `sync_gradients` follows for the same parameters, so that averaging may begin in that pass.
         """
         return inputs
+
+    def finish_backward(self, *, is_complete: bool) -> None:
+        """End a backward pass; not `is_complete` after an exception."""
+
+    def repeat_window(self) -> None:
+        """Begin a window's steps again on this rank alone, with the same gradients."""
+
+    def gradient_order(self, params: Sequence[nn.Parameter]) -> list[int] | None:
+        """The positions of the parameters in the order in which gradients are averaged; None where there is none."""
+        return None
+
+    def set_gradient_order(self, params: Sequence[nn.Parameter], order: Sequence[int]) -> None:
+        """Average in the order of a saved run."""
 
     def finish_update(self, modules: Iterable[nn.Module]) -> None:
         """End an update of these models."""

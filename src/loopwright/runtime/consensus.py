@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .ddp import MESSAGE_SIZE
+from .buckets import MESSAGE_SIZE
 
 NUM_REQUESTS = 4  # a signal, a stop, a resume point, the clock
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,8 +18,9 @@ from ..data.sharding import Shard
 from ..data.workers import workers_outlive_signals
 from ..errors import ConfigurationError
 from .base import Runtime, move_to
+from .batch_norm import Part, SyncBatchNorm, convert
 from .consensus import HostConsensus, RequestConsensus
-from .ddp import Averaging, Part, SyncBatchNorm, convert
+from .ddp import Averaging
 from .dtensor import Mesh, clip_norm, full_tensor, group_by_mesh
 from .environment import Launch
 from .fsdp import (
@@ -34,9 +35,8 @@ from .fsdp import (
     shard_module,
 )
 from .process_group import Group
+from .settings import check_settings
 from .watchdog import Heartbeat, watched
-
-STRATEGIES = ("ddp", "fsdp")
 
 
 class DistributedRuntime(Runtime):
@@ -54,6 +54,8 @@ class DistributedRuntime(Runtime):
         activation_checkpointing: Recompute the activations of repeated blocks in the backward pass.
         compile: Apply `torch.compile` to the "model" or to its repeated "blocks".
         timeout: The seconds that a collective waits for the slowest rank.
+        bucket_mb: The size in MiB of the parts in which gradients are averaged (with "ddp"), while the backward pass
+            computes the rest; the first part has 1 MiB at most.
 
     Example:
         >>> from functools import partial
@@ -75,6 +77,7 @@ class DistributedRuntime(Runtime):
         activation_checkpointing: bool = False,
         compile: str | None = None,  # noqa: A002  (the name that users know)
         timeout: float | timedelta = 600.0,
+        bucket_mb: float = 25,
     ) -> None:
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
         policy = {"param_dtype": param_dtype, "reduce_dtype": reduce_dtype, "cpu_offload": cpu_offload}
@@ -99,7 +102,13 @@ class DistributedRuntime(Runtime):
         self._buffers: WeakKeyDictionary[nn.Module, list[Tensor]] = WeakKeyDictionary()
         self._has_buffers = False
         self._heartbeat: Heartbeat | None = None
-        self._averaging = Averaging(self.data_group, self.mesh.data_size)
+        self.averaging = Averaging(
+            self.data_group,
+            self.mesh.data_size,
+            max_bytes=max(int(bucket_mb * (1 << 20)), 1),
+            gather=self.gather_objects,
+            new_group=self._new_data_group,
+        )
         self._in_flight: dict[int, tuple[Tensor | None, Any]] = {}  # messages by optimizer, as its list of parameters
         consensus = HostConsensus if self.is_host else RequestConsensus
         self._consensus = consensus(self.group.new_host_group())
@@ -115,15 +124,17 @@ class DistributedRuntime(Runtime):
 
     def _build_data_group(self) -> dist.ProcessGroup | None:
         """The ranks that work on different samples; None for all of them, which it is without tensor parallelism."""
-        if self.mesh.tensor == 1:
-            return None
-        own = None
+        return None if self.mesh.tensor == 1 else self._new_data_group()
+
+    def _new_data_group(self) -> dist.ProcessGroup:
+        """Another group of the ranks that work on different samples; every process has to call this."""
+        own: Any = None
         for offset in range(self.mesh.tensor):
             ranks = list(range(offset, self.world, self.mesh.tensor))
-            group = dist.new_group(ranks)
+            group = dist.new_group(ranks, timeout=timedelta(seconds=self.group.timeout))
             if self.rank in ranks:
                 own = group
-        return own
+        return cast(dist.ProcessGroup, own)
 
     @property
     def is_main(self) -> bool:
@@ -205,14 +216,17 @@ class DistributedRuntime(Runtime):
     @contextmanager
     def supervised(self) -> Iterator[None]:
         self._reset()  # an earlier call may have ended with an exception
-        with watched(self.group) as self._heartbeat, workers_outlive_signals():
-            yield
+        try:
+            with watched(self.group) as self._heartbeat, workers_outlive_signals():
+                yield
+        finally:
+            self.averaging.clear()  # it has hooks on the parameters
         self._heartbeat = None
         self._reset()
 
     def _reset(self) -> None:
         """Drop what refers to one `train` call: parameters, and messages in flight."""
-        self._averaging.clear()
+        self.averaging.clear()
         self._in_flight.clear()
         self._consensus.finish()
 
@@ -234,12 +248,32 @@ class DistributedRuntime(Runtime):
         *,
         is_last: bool,
         flag: Tensor | float | None = None,
+        overlaps: bool = True,
     ) -> Sequence[Tensor] | None:
         if self._shards.modules:
             inputs = self._shards.prepare(loss, params, inputs, is_last=is_last)
         if is_last and not self._is_replicated:  # all-reduced during the backward pass
             self._in_flight[id(params)] = self._send(flag)
+        if is_last and overlaps and self._averages:
+            self.averaging.start(params)
         return inputs
+
+    def finish_backward(self, *, is_complete: bool) -> None:
+        self.averaging.finish(is_complete=is_complete)
+
+    def repeat_window(self) -> None:
+        self.averaging.repeat()
+
+    def gradient_order(self, params: Sequence[nn.Parameter]) -> list[int] | None:
+        return self.averaging.order_of(params)
+
+    def set_gradient_order(self, params: Sequence[nn.Parameter], order: Sequence[int]) -> None:
+        self.averaging.set_order(params, order)
+
+    @property
+    def _averages(self) -> bool:
+        """Whether gradients are averaged here, and not by FSDP2."""
+        return self.mesh.shard == 1 and self.mesh.data_size > 1
 
     @property
     def _is_replicated(self) -> bool:
@@ -259,9 +293,9 @@ class DistributedRuntime(Runtime):
     ) -> Tensor | float | None:
         """Average the gradients that FSDP2 has not averaged yet; 1 if any rank's flag is set, None without one."""
         summed, work = self._in_flight.pop(id(params), (None, None))
-        if self.mesh.shard == 1 and self.mesh.data_size > 1:
+        if self._averages:
             message = self._consensus.message(flag) if self._is_replicated else None
-            averaged = self._averaging.average(params, message)
+            averaged = self.averaging.average(params, message)
             summed = averaged if summed is None else summed
         if summed is None:
             summed, work = self._send(flag)
@@ -332,28 +366,6 @@ class DistributedRuntime(Runtime):
 
     def finish_exchange(self) -> None:
         self._consensus.finish()
-
-
-def check_settings(strategy: str | Mesh, precision: str, sharding: Sequence[str]) -> None:
-    """Refuse settings that contradict each other; `sharding` lists the given settings of sharded models."""
-    if not isinstance(strategy, Mesh) and strategy not in STRATEGIES:
-        raise ConfigurationError(f"runtime={strategy!r}: use one of {', '.join(STRATEGIES)}, or a Mesh.")
-    is_sharded = strategy.is_sharded if isinstance(strategy, Mesh) else strategy == "fsdp"
-    if is_sharded and precision == "fp16":
-        raise ConfigurationError(
-            "precision='fp16' does not go with a sharded model: each process would scale by what it sees of the "
-            "gradients. Use precision='bf16', or runtime='ddp'."
-        )
-    if precision != "fp32" and "param_dtype" in sharding:
-        raise ConfigurationError(
-            f"precision={precision!r} and param_dtype= are two ways to compute in lower precision: leave one out."
-        )
-    if sharding and not (strategy.shard > 1 if isinstance(strategy, Mesh) else is_sharded):
-        raise ConfigurationError(
-            f"{', '.join(sharding)}: only for a model that is sharded. Use runtime='fsdp' or a Mesh with shard > 1, or "
-            "leave it out (with copies of the model precision='bf16' gives mixed precision, and parameters may be "
-            "unused without a setting)."
-        )
 
 
 def own_buffers(module: nn.Module) -> list[Tensor]:

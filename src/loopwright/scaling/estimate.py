@@ -148,6 +148,7 @@ def estimate(
     activation_checkpointing: bool = False,
     clip_norm: bool = False,
     overlap: bool = True,
+    bucket_mb: float = 25,
 ) -> Estimate:
     """Memory, bytes on the wire and seconds of one update, for one rank of many.
 
@@ -166,6 +167,7 @@ def estimate(
         activation_checkpointing: Whether blocks are recomputed in the backward pass.
         clip_norm: Whether gradients are clipped by their norm, which shards have to add up.
         overlap: Whether gradients and gathered parameters travel while the devices compute.
+        bucket_mb: The size in MiB of the parts in which gradients are averaged with "ddp".
 
     Returns:
         The estimate.
@@ -195,6 +197,7 @@ def estimate(
         clip_norm,
         cluster.device.is_host,
         overlap,
+        max(int(bucket_mb * (1 << 20)), 1),
     )
     return estimate_sizes(model, sizes, training, cluster)
 

@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..errors import ConfigurationError
+from ..runtime.ddp import BUCKET_BYTES
 from ..runtime.dtensor import Mesh
 from .hardware import Cluster
 from .model import ModelShape, Weight, by_block
@@ -178,6 +179,7 @@ class Training:
     clips: bool = False
     is_host: bool = False
     overlaps: bool = True
+    bucket_bytes: int = BUCKET_BYTES
 
     def __post_init__(self) -> None:
         for name in ("batch", "accumulate"):
@@ -278,7 +280,11 @@ def memory_of(model: ModelShape, sizes: Sizes, training: Training, rank: int = 0
 def _working(model: ModelShape, sizes: Sizes, training: Training) -> int:
     """Memory that comes and goes: of FSDP2 the full parameters and gradients, of DDP a bucket."""
     if sizes.shard == 1:
-        return BUCKET_BYTES if sizes.data > 1 else 0
+        return (
+            sum(local_numel(weight, sizes) * weight.dtype.itemsize for weight in model.weights if weight.is_trained)
+            if sizes.data > 1
+            else 0
+        )
     whole = replace(sizes, shard=1)
     full = {block: _full(weights, whole, training) for block, weights in by_block(model).items()}
     outside = full.get(None, (0, 0))
@@ -298,6 +304,3 @@ def _full(weights: list[Weight], sizes: Sizes, training: Training) -> tuple[int,
     gathered = sum(local_numel(weight, sizes) * training.gathered_dtype(weight).itemsize for weight in weights)
     trained = [weight for weight in weights if weight.is_trained]
     return gathered, sum(local_numel(weight, sizes) * training.reduced_dtype(weight).itemsize for weight in trained)
-
-
-BUCKET_BYTES = 2 * (32 << 20)  # of gradients on their way

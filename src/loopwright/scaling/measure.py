@@ -61,6 +61,7 @@ def measure(
     if plan is not None and (isinstance(tensor, bool) or not isinstance(tensor, int) or tensor < 2):
         raise ConfigurationError(f"measure(tensor={tensor!r}): use the number of ranks that share a layer, 2 or more.")
     own = _on_meta(module)
+    order = _ordered(own)
     with FlopCounterMode(display=False) as flops:
         saved, checkpointed = _run(own, args, kwargs)
     cut = _Rehearsal() if plan is None else _rehearse(module, plan, tensor, args, kwargs)
@@ -75,6 +76,7 @@ def measure(
         checkpointed=checkpointed / samples,
         exchanges=tuple(_per_sample(cut.sent, samples)),
         tokens=tokens,
+        order=tuple(order),
     )
 
 
@@ -102,6 +104,20 @@ def _on_meta(module: nn.Module) -> nn.Module:
     for tensor in module.buffers():
         memo[id(tensor)] = torch.empty_like(tensor, device="meta")
     return copy.deepcopy(module, memo).train()
+
+
+def _ordered(module: nn.Module) -> dict[int, None]:
+    """The positions of parameters in the order in which a backward pass completes their gradients; filled by it."""
+    order: dict[int, None] = {}
+
+    def note(index: int) -> None:
+        order.pop(index, None)
+        order[index] = None
+
+    trained = [(index, param) for index, param in enumerate(module.parameters()) if param.requires_grad]
+    for index, param in trained:
+        param.register_post_accumulate_grad_hook(lambda _, index=index: note(index))
+    return order
 
 
 def _run(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:

@@ -65,6 +65,7 @@ class ModelShape:
         checkpointed: Bytes of one sample that are kept if blocks are recomputed, and those of one block.
         exchanges: The collectives of tensor parallelism, of one sample in one step.
         tokens: Tokens of one sample; 1 where samples are not counted in tokens.
+        order: The trained weights, by position, in the order of their gradients; backwards if not known.
 
     Example:
         >>> from loopwright.scaling import transformer
@@ -82,6 +83,13 @@ class ModelShape:
     checkpointed: float
     exchanges: tuple[Exchange, ...]
     tokens: int = 1
+    order: tuple[int, ...] = ()
+
+    @property
+    def gradient_order(self) -> tuple[int, ...]:
+        """The trained weights, by position, in the order in which the backward pass gives them gradients."""
+        backwards = reversed(range(len(self.weights)))
+        return self.order or tuple(index for index in backwards if self.weights[index].is_trained)
 
     @property
     def num_parameters(self) -> int:

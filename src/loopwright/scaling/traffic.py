@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
 
+from ..runtime.buckets import MESSAGE_DTYPES, MESSAGE_SIZE, fill_buckets
 from ..runtime.consensus import NUM_REQUESTS
-from ..runtime.ddp import MESSAGE_DTYPES, MESSAGE_SIZE, buckets
 from .counting import Collective
 from .layout import Sizes, Training, local_numel, padded_numel
 from .model import ModelShape, Weight, by_block
@@ -45,17 +45,17 @@ def _of_gradients(model: ModelShape, sizes: Sizes, training: Training) -> Iterat
         for block, weights in by_block(model).items():
             yield from _of_shards(weights, sizes, training, is_root=block is None)
     elif sizes.data > 1:
-        for payload, _ in bucket_payloads(model, sizes):
+        for payload, _ in bucket_payloads(model, sizes, training.bucket_bytes):
             yield Collective("all-reduce", payload, sizes.data, axis="data", phase="backward", what="gradients")
 
 
 @lru_cache(maxsize=256)
-def bucket_payloads(model: ModelShape, sizes: Sizes) -> tuple[tuple[int, bool], ...]:
-    """The bytes of each gradient bucket, and whether it can hold a message."""
-    params = [weight.to_meta() for weight in model.weights]
-    weights = {id(param): weight for param, weight in zip(params, model.weights, strict=True)}
+def bucket_payloads(model: ModelShape, sizes: Sizes, max_bytes: int) -> tuple[tuple[int, bool], ...]:
+    """The bytes of each gradient bucket, and whether it can hold a message; in the order in which they are sent."""
+    params = {index: model.weights[index].to_meta() for index in model.gradient_order}
+    weights = {id(param): model.weights[index] for index, param in params.items()}
     found = []
-    for bucket in buckets(params):
+    for bucket in fill_buckets(params.values(), max_bytes):
         own = sum(local_numel(weights[id(param)], sizes) for param in bucket)
         numbers = MESSAGE_SIZE + len(bucket) + own  # a message, who has a gradient, the gradients
         found.append((numbers * bucket[0].element_size(), bucket[0].dtype in MESSAGE_DTYPES))
@@ -77,7 +77,9 @@ def _of_shards(weights: list[Weight], sizes: Sizes, training: Training, *, is_ro
 
 def _of_messages(model: ModelShape, sizes: Sizes, training: Training) -> Iterator[Collective]:
     """What Loopwright itself sends: whether the loss is finite on all ranks, and what a rank requests."""
-    is_in_bucket = sizes.replicate == sizes.world and any(fits for _, fits in bucket_payloads(model, sizes))
+    is_in_bucket = sizes.replicate == sizes.world and any(
+        fits for _, fits in bucket_payloads(model, sizes, training.bucket_bytes)
+    )
     if not is_in_bucket:
         size = MESSAGE_SIZE * (8 if training.is_host else 4)
         yield Collective("all-reduce", size, sizes.world, axis="world", phase="update", what="messages")

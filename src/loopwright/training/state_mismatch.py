@@ -331,7 +331,7 @@ def _wrong_optimization(saved: Any, optimizers: Iterable[str], has_updates: bool
             if name not in saved
         )
     for name, state in saved.items() if isinstance(saved, Mapping) else [("lanes", saved)]:
-        problems = list(wrong_fields(f"lanes: {name!r:.40}", state, ("updates", "scaler")))
+        problems = list(wrong_fields(f"lanes: {name!r:.40}", state, ("updates", "scaler"), ("order",)))
         yield from problems
         if problems:
             continue
@@ -341,6 +341,9 @@ def _wrong_optimization(saved: Any, optimizers: Iterable[str], has_updates: bool
         is_right = isinstance(scaler, Mapping) and all(_is_number(scaler.get(key)) for key in SCALER)
         if scaler and not is_right:  # one that is not in use saves nothing
             yield f"lanes: the loss scaling of optimizer {name!r:.40} is not complete"
+        order = state.get("order")
+        if order is not None and not (isinstance(order, list) and all(type(place) is int for place in order)):
+            yield f"lanes: the order of gradients of optimizer {name!r:.40} is not a list of numbers"
 
 
 def _wrong_position(part: str, saved: Any) -> Iterator[str]:

@@ -155,6 +155,7 @@ class OptimizerUpdate:
             peers=self.peers,
             flag=self._flag,
             retain_graph=retain_graph,
+            overlaps=window.overlaps,
         )
 
     @property
@@ -306,12 +307,16 @@ class OptimizerUpdate:
             self.guard.refuse(f"a loss or gradient norm of {self.title} since the last log point")
 
     def state_dict(self) -> dict[str, Any]:
-        return {"updates": self.num_updates, "scaler": self.scaler.state_dict() if self.scaler else None}
+        state = {"updates": self.num_updates, "scaler": self.scaler.state_dict() if self.scaler else None}
+        order = None if self.peers is None else self.peers.gradient_order(self.params)
+        return state if order is None else state | {"order": order}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.num_updates = state["updates"]
         if self.scaler is not None and state["scaler"] is not None:
             self.scaler.load_state_dict(state["scaler"])
+        if self.peers is not None and state.get("order") is not None:
+            self.peers.set_gradient_order(self.params, state["order"])
 
 
 def run_backward(
@@ -323,6 +328,7 @@ def run_backward(
     peers: Peers | None,
     flag: Tensor | float | None = None,
     retain_graph: bool | None = None,
+    overlaps: bool = True,
 ) -> None:
     """Run the backward pass of a loss that is scaled already, to these parameters only, together with the peers.
 
@@ -334,14 +340,21 @@ def run_backward(
         peers: the other processes that train the same model.
         flag: above 0 if a loss was not finite, for the peers to exchange with the gradients.
         retain_graph: as in `torch.Tensor.backward`.
+        overlaps: whether the gradients of these very parameters are averaged next, so that this may begin now.
     """
     inputs: Any = None if holds_all else [p for p in params if p.requires_grad]
+    is_complete = False
     if peers is not None:
-        inputs = peers.prepare_backward(loss, params, inputs, is_last=is_last, flag=flag)
-    if inputs is None:
-        loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
-    else:
-        torch.autograd.backward(loss, retain_graph=retain_graph, inputs=inputs)
+        inputs = peers.prepare_backward(loss, params, inputs, is_last=is_last, flag=flag, overlaps=overlaps)
+    try:
+        if inputs is None:
+            loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+        else:
+            torch.autograd.backward(loss, retain_graph=retain_graph, inputs=inputs)
+        is_complete = True
+    finally:
+        if peers is not None:
+            peers.finish_backward(is_complete=is_complete)
 
 
 def _at_least_one(count: Any) -> Any:

@@ -37,13 +37,26 @@ class Peers(Protocol):
         *,
         is_last: bool,
         flag: Tensor | float | None = None,
+        overlaps: bool = True,
     ) -> Sequence[Tensor] | None:
-        """Prepare a backward pass; return `inputs` as tensors of the graph. `sync_gradients` reduces `flag`."""
+        """Prepare a backward pass; return `inputs` as tensors of the graph. `sync_gradients` reduces `flag`.
+
+        `overlaps` says that `sync_gradients` follows for the same parameters, so that averaging may begin in the pass.
+        """
+
+    def finish_backward(self, *, is_complete: bool) -> None:
+        """End a backward pass; not `is_complete` after an exception."""
 
     def sync_gradients(
         self, params: Sequence[nn.Parameter], flag: Tensor | float | None = None
     ) -> Tensor | float | None:
         """Average the gradients over all ranks, unless FSDP2 has done so; return the maximum of the ranks' flags."""
+
+    def gradient_order(self, params: Sequence[nn.Parameter]) -> list[int] | None:
+        """Return positions of the parameters in the order in which gradients are averaged; None where there is none."""
+
+    def set_gradient_order(self, params: Sequence[nn.Parameter], order: Sequence[int]) -> None:
+        """Average in the order of a saved run."""
 
     def divide(self, grads: Sequence[Tensor], divisor: Tensor) -> None:
         """Divide gradients, which may be sharded."""
@@ -62,6 +75,7 @@ class Window:
     divisor: float = 1.0  # of this step's loss
     is_last: bool = True  # whether the optimizer is stepped after this step
     size: int = 0  # samples of this step
+    overlaps: bool = True  # whether gradients of the last step are averaged as they are, so that this may begin early
     has_stepped: bool = False  # whether an optimizer has been stepped with the window's gradients
     stage: Literal["", "step", "update"] = ""  # what is under way: a step, or the rest of its update, or neither
     total: int | None = None  # samples of an evaluation step on all processes, where they share it

@@ -87,6 +87,7 @@ class Gradients:
             self.update.average()
             return
         self._plain.is_last, self._plain.size = self.window.is_last, self.window.size
+        self._plain.overlaps = self._kept is None  # gradients of a stand-in are dropped before they are averaged
         self._run_exactly(self.update.backward, loss, self._plain)
         self._is_scaled = self.update.scaler is not None
         if self.window.is_last:

@@ -270,6 +270,7 @@ class Gradients:
             holds_all=self.optimization.holds_all,
             peers=updates[0].peers,
             retain_graph=retain_graph,
+            overlaps=False,  # whose gradients these are is known later
         )
         self._reached.append(frozenset(update.name for update in updates if has_gradients(update)))
         if earlier is not None:

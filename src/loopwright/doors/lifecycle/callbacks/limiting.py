@@ -96,7 +96,7 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
     """Makes the model's batch norms compute their statistics over all processes, where there are several."""
 
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        from ....runtime.ddp import convert
+        from ....runtime.batch_norm import convert
         from ....runtime.distributed import DistributedRuntime
 
         if isinstance(trainer._runtime, DistributedRuntime):
