@@ -252,10 +252,11 @@ def group_of(value: Any) -> Any:
         except RuntimeError:  # another object, such as the operation of a reduction
             return None
     if isinstance(value, str):
-        from torch.distributed.distributed_c10d import _resolve_process_group
+        from torch.distributed import distributed_c10d
 
+        torchs: Any = distributed_c10d  # which does not export it for type checkers
         try:
-            return _resolve_process_group(value)  # type: ignore[arg-type]
+            return torchs._resolve_process_group(value)
         except (RuntimeError, ValueError, LookupError):  # "sum" is no group
             return None
     return None
@@ -272,17 +273,17 @@ def dispatching(see: Callable[[Any, Any, Any, Any], Any]) -> Iterator[None]:
     """Meanwhile, call `see(operator, types, args, kwargs)` in place of every operator of torch. Since 1.13."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    class Mode(TorchDispatchMode):
+    class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return see(func, types, args, kwargs or {})
 
-    with Mode():
+    with Mode():  # type: ignore[no-untyped-call]
         yield
 
 
 def storage_key(tensor: Tensor) -> int:
     """What the storage of a tensor is told from others by, also on the meta device. Since 2.0."""
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def checkpoint_activations(module: nn.Module) -> None:

@@ -54,6 +54,7 @@ class Case:
             reshard_after_forward=self.reshard,
             clip_norm=self.clip_norm is not None,
             activation_checkpointing=self.runtime.get("activation_checkpointing", False),
+            bucket_mb=self.runtime.get("bucket_mb", 25),
             **policy,
         )
 

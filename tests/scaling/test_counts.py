@@ -21,6 +21,7 @@ CASES = {
     "DDP, MLP": Case(models.mlp, Mesh(replicate=2), optimizer=partial(torch.optim.SGD, momentum=0.9)),
     "DDP, transformer, accumulated": Case(models.text, Mesh(replicate=2), accumulate=2, clip_norm=1.0),
     "DDP, frozen embedding": Case(models.frozen_text, Mesh(replicate=2), optimizer=torch.optim.Adam),
+    "DDP, buckets": Case(models.text, Mesh(replicate=2), runtime={"bucket_mb": 0.0005}, accumulate=2),
     "FSDP2, MLP": Case(models.mlp, Mesh(shard=2), optimizer=torch.optim.SGD, clip_norm=1.0),
     "FSDP2, transformer": Case(models.text, Mesh(shard=2)),
     "FSDP2, accumulated": Case(models.text, Mesh(shard=2), accumulate=3, clip_norm=1.0),

@@ -145,7 +145,7 @@ def optimizer_state(optimizer: str | Optimizer | OptimizerState) -> OptimizerSta
     return found.pop()
 
 
-def _try_out(kind: type[Optimizer], options: dict[str, Any]) -> OptimizerState:
+def _try_out(kind: Any, options: dict[str, Any]) -> OptimizerState:
     param = nn.Parameter(torch.ones(3, 5))
     param.grad = torch.ones(3, 5)
     try:

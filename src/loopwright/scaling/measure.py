@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -61,7 +62,7 @@ def measure(
     if plan is not None and (isinstance(tensor, bool) or not isinstance(tensor, int) or tensor < 2):
         raise ConfigurationError(f"measure(tensor={tensor!r}): use the number of ranks that share a layer, 2 or more.")
     own = _on_meta(module)
-    order = _ordered(own)
+    order = _Order(own)
     with FlopCounterMode(display=False) as flops:
         saved, checkpointed = _run(own, args, kwargs)
     cut = _Rehearsal() if plan is None else _rehearse(module, plan, tensor, args, kwargs)
@@ -76,7 +77,7 @@ def measure(
         checkpointed=checkpointed / samples,
         exchanges=tuple(_per_sample(cut.sent, samples)),
         tokens=tokens,
-        order=tuple(order),
+        order=order.positions,
     )
 
 
@@ -99,25 +100,31 @@ def _num_samples(arguments: Any) -> int:
 def _on_meta(module: nn.Module) -> nn.Module:
     """A copy without memory; the tensors of a large model are not copied on the way."""
     memo: dict[int, Any] = {}
-    for tensor in module.parameters():
-        memo[id(tensor)] = nn.Parameter(torch.empty_like(tensor, device="meta"), requires_grad=tensor.requires_grad)
-    for tensor in module.buffers():
-        memo[id(tensor)] = torch.empty_like(tensor, device="meta")
+    for param in module.parameters():
+        memo[id(param)] = nn.Parameter(torch.empty_like(param, device="meta"), requires_grad=param.requires_grad)
+    for buffer in module.buffers():
+        memo[id(buffer)] = torch.empty_like(buffer, device="meta")
     return copy.deepcopy(module, memo).train()
 
 
-def _ordered(module: nn.Module) -> dict[int, None]:
-    """The positions of parameters in the order in which a backward pass completes their gradients; filled by it."""
-    order: dict[int, None] = {}
+class _Order:
+    """The positions of trained parameters in the order in which a backward pass completes their gradients."""
 
-    def note(index: int) -> None:
-        order.pop(index, None)
-        order[index] = None
+    def __init__(self, module: nn.Module) -> None:
+        self._trained = [index for index, param in enumerate(module.parameters()) if param.requires_grad]
+        self._seen: dict[int, None] = {}
+        for index, param in enumerate(module.parameters()):
+            if param.requires_grad:
+                param.register_post_accumulate_grad_hook(partial(self._note, index))  # type: ignore[no-untyped-call]
 
-    trained = [(index, param) for index, param in enumerate(module.parameters()) if param.requires_grad]
-    for index, param in trained:
-        param.register_post_accumulate_grad_hook(lambda _, index=index: note(index))
-    return order
+    def _note(self, index: int, param: Tensor) -> None:
+        self._seen.pop(index, None)  # a layer that is used twice is complete with the second time
+        self._seen[index] = None
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """Parameters that the pass did not reach come last, backwards."""
+        return (*self._seen, *(index for index in reversed(self._trained) if index not in self._seen))
 
 
 def _run(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
