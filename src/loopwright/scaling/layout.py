@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -196,12 +197,6 @@ class Training:
         whole = self.batch // self.accumulate
         return whole / sizes.data if whole < sizes.data else -(-whole // sizes.data)
 
-    def gathered_dtype(self, weight: Weight) -> torch.dtype:
-        return self.param_dtype or weight.dtype
-
-    def reduced_dtype(self, weight: Weight) -> torch.dtype:
-        return self.reduce_dtype or self.param_dtype or weight.dtype
-
 
 def chunk(length: int, parts: int, place: int = 0) -> int:
     """The length of a part as torch cuts: all but the last have the same, and the last may be empty."""
@@ -257,50 +252,65 @@ class Memory:
 
 def memory_of(model: ModelShape, sizes: Sizes, training: Training, rank: int = 0) -> Memory:
     """Bytes on a rank at the peak of a step."""
-    parameters = gradients = state = 0
-    for weight in model.weights:
-        own = local_numel(weight, sizes, rank) * weight.dtype.itemsize
-        parameters += own
-        if weight.is_trained:
-            gradients += own
-            state += training.optimizer.values * own + training.optimizer.tensor_bytes
+    parameters, gradients, num_trained = _held(model, sizes, rank)
     samples = max(1, -(-training.samples(sizes) // 1))
     cut = model.cut_activations * (1 - 1 / sizes.tensor)
     kept = model.checkpointed if training.activation_checkpointing else model.activations - cut
     return Memory(
         parameters=parameters,
         gradients=gradients,
-        optimizer=state,
+        optimizer=training.optimizer.values * gradients + training.optimizer.tensor_bytes * num_trained,
         buffers=sum(model.buffers),
         working=_working(model, sizes, training),
         activations=round(samples * kept),
     )
 
 
+@lru_cache(maxsize=4096)
+def _held(model: ModelShape, sizes: Sizes, rank: int) -> tuple[int, int, int]:
+    """The bytes of a rank's parameters, those of the trained ones, and how many are trained."""
+    own = [(weight, local_numel(weight, sizes, rank) * weight.dtype.itemsize) for weight in model.weights]
+    trained = [size for weight, size in own if weight.is_trained]
+    return sum(size for _, size in own), sum(trained), len(trained)
+
+
 def _working(model: ModelShape, sizes: Sizes, training: Training) -> int:
-    """Memory that comes and goes: of FSDP2 the full parameters and gradients, of DDP a bucket."""
+    """Memory that comes and goes: of FSDP2 full parameters and gradients, of DDP a flat copy of every gradient."""
+    if sizes.data == 1:
+        return 0
     if sizes.shard == 1:
-        return (
-            sum(local_numel(weight, sizes) * weight.dtype.itemsize for weight in model.weights if weight.is_trained)
-            if sizes.data > 1
-            else 0
-        )
-    whole = replace(sizes, shard=1)
-    full = {block: _full(weights, whole, training) for block, weights in by_block(model).items()}
+        return _held(model, sizes, 0)[1]
+    full = _full_by_block(model, sizes.tensor, training.param_dtype, training.reduce_dtype)
     outside = full.get(None, (0, 0))
-    blocks = [sizes for block, sizes in full.items() if block is not None] or [(0, 0)]
-    gathered, reduced = max(size for size, _ in blocks), max(size for _, size in blocks)
-    parameters = sum(size for size, _ in full.values())
-    if training.reshard_after_forward is not False:
-        parameters = min(parameters, outside[0] + 2 * gathered)  # a block computes, the next one is being gathered
-    gradients = sum(size for _, size in full.values())
-    if training.accumulate == 1:
-        gradients = min(gradients, outside[1] + 2 * reduced)  # one is computed, one is being scattered
+    blocks = [size for block, size in full.items() if block is not None] or [(0, 0)]
+    parameters, gradients = sum(size for size, _ in full.values()), sum(size for _, size in full.values())
+    if training.reshard_after_forward is not False:  # a block computes, the next one is being gathered
+        parameters = min(parameters, outside[0] + 2 * max(size for size, _ in blocks))
+    if training.accumulate == 1:  # one is computed, one is being scattered; else FSDP2 keeps them all between steps
+        gradients = min(gradients, outside[1] + 2 * max(size for _, size in blocks))
     return parameters + gradients
 
 
-def _full(weights: list[Weight], sizes: Sizes, training: Training) -> tuple[int, int]:
-    """Bytes of full parameters, and of their gradients, on a rank that has gathered them."""
-    gathered = sum(local_numel(weight, sizes) * training.gathered_dtype(weight).itemsize for weight in weights)
-    trained = [weight for weight in weights if weight.is_trained]
-    return gathered, sum(local_numel(weight, sizes) * training.reduced_dtype(weight).itemsize for weight in trained)
+@lru_cache(maxsize=256)
+def _full_by_block(
+    model: ModelShape, tensor: int, param_dtype: torch.dtype | None, reduce_dtype: torch.dtype | None
+) -> dict[int | None, tuple[int, int]]:
+    """Bytes of the full parameters of each block, and of their gradients, on a rank that has gathered them."""
+    sizes, found = Sizes(tensor=tensor), {}
+    for block, weights in by_block(model).items():
+        own = [(weight, local_numel(weight, sizes)) for weight in weights]
+        gathered = sum(numel * gathered_dtype(weight, param_dtype).itemsize for weight, numel in own)
+        reduced = [(weight, numel) for weight, numel in own if weight.is_trained]
+        dtypes = (param_dtype, reduce_dtype)
+        found[block] = gathered, sum(numel * reduced_dtype(weight, *dtypes).itemsize for weight, numel in reduced)
+    return found
+
+
+def gathered_dtype(weight: Weight, param_dtype: torch.dtype | None) -> torch.dtype:
+    """The dtype in which FSDP2 gathers a weight."""
+    return param_dtype or weight.dtype
+
+
+def reduced_dtype(weight: Weight, param_dtype: torch.dtype | None, reduce_dtype: torch.dtype | None) -> torch.dtype:
+    """The dtype in which FSDP2 reduces the gradient of a weight."""
+    return reduce_dtype or param_dtype or weight.dtype

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -236,13 +237,13 @@ def _rehearse(module: nn.Module, plan: Mapping[str, Any], tensor: int, args: Any
 
 
 def _per_sample(sent: list[tuple[str, Collective]], samples: int) -> Iterator[Exchange]:
-    for phase, each in sent:
+    for (phase, each), count in Counter(sent).items():
         if each.payload % samples:
             raise ConfigurationError(
                 f"A collective of {each.payload} bytes in the {phase} pass of the plan does not grow with the batch of "
                 f"{samples} samples, so it cannot be scaled to another one."
             )
-        yield Exchange(each.kind, each.payload // samples, phase)
+        yield Exchange(each.kind, each.payload // samples, phase, count)
 
 
 def _weights(module: nn.Module, dims: Mapping[str, int | None]) -> Iterator[Weight]:

@@ -42,14 +42,15 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A collective of one sample's activations among the ranks that share a layer, in one step."""
+    """A collective of one sample's activations among the ranks that share a layer: how many there are in one step."""
 
     kind: str
     bytes_per_sample: int
     phase: str
+    count: int = 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # compared and cached as the object that it is: it may have thousands of weights
 class ModelShape:
     """A model and its cost: what `estimate` needs to know of it.
 
@@ -158,7 +159,7 @@ def transformer(
     inside, whole = 4 * width + 2 * hidden, 4 * width  # values that a block keeps of a token: cut, and not cut
     outside = vocabulary * (size + 4) + 2 * width * size  # logits, and their softmax in fp32
     reduced = sequence * width * size
-    exchanges = [Exchange("all-reduce", reduced, phase) for phase in ("forward", "backward")] * (2 * layers)
+    exchanges = [Exchange("all-reduce", reduced, phase, 2 * layers) for phase in ("forward", "backward")]
     total = sum(weight.numel for weight in weights)
     return ModelShape(
         name=name or count_text(total),
