@@ -242,30 +242,12 @@ def start_fake_group(world: int) -> None:
     dist.init_process_group("fake", rank=0, world_size=world, store=store)
 
 
-def group_of(value: Any) -> Any:
-    """The process group that an argument of a collective's operator stands for; None for any other. Since 2.1."""
-    import torch.distributed as dist
+def group_named(name: str) -> Any:
+    """The process group that functional collectives call by a name. Since 2.1."""
+    from torch.distributed import distributed_c10d
 
-    if isinstance(value, torch.ScriptObject):
-        try:
-            return dist.ProcessGroup.unbox(value)
-        except RuntimeError:  # another object, such as the operation of a reduction
-            return None
-    if isinstance(value, str):
-        from torch.distributed import distributed_c10d
-
-        torchs: Any = distributed_c10d  # which does not export it for type checkers
-        try:
-            return torchs._resolve_process_group(value)
-        except (RuntimeError, ValueError, LookupError):  # "sum" is no group
-            return None
-    return None
-
-
-def is_dtensor_type(kind: type) -> bool:
-    """Whether a type of tensors is DTensor. Since 2.5; here, since importing it costs a second."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and issubclass(kind, module.DTensor)
+    torchs: Any = distributed_c10d  # which has another type for names
+    return torchs._resolve_process_group(name)
 
 
 @contextmanager

@@ -38,6 +38,7 @@ COMMANDS: dict[str, tuple[list[str], int, str]] = {
     "sweep": (["sweep", "run.yaml", "model.width=4,8", "--list"], 0, r"width=4"),
     "lr-find": (["lr-find", "run.yaml", "--updates", "12"], 0, r"Suggestion"),
     "batch-size-find": (["batch-size-find", "run.yaml", "--max", "4"], 0, r"Largest: 4"),
+    "scale": (["scale", "--layers", "12", "--width", "768", "--devices", "8"], 0, r"On 8 devices"),
     "doctor": (["doctor", "--quick"], 0, r"advice"),
     "completion": (["completion", "bash"], 0, r"complete"),
 }

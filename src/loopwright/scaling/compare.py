@@ -10,7 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 from ..errors import ConfigurationError
-from .estimate import LOW, Estimate, estimate_sizes
+from .estimate import Estimate, estimate_sizes
 from .hardware import Cluster
 from .layout import STRATEGIES, OptimizerState, Sizes, Training, optimizer_state
 from .model import ModelShape
@@ -22,7 +22,20 @@ TITLES = {"ddp": "DDP", "fsdp": "FSDP2", "hsdp": "HSDP", "tp": "TP", "fsdp+tp": 
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers of devices at which a strategy is sensible, and why it is not below and above."""
+    """The numbers of devices at which a strategy is sensible, and why it is not below and above.
+
+    Args:
+        strategy: Its name.
+        first: The smallest number; None where there is none.
+        last: The largest number.
+        before: Why it is not sensible on fewer; "" if fewer were not asked for.
+        after: Why it is not sensible on more.
+
+    Example:
+        >>> from loopwright.scaling import Range
+        >>> Range("ddp", 1, 64, after="communication takes 60% of an update").text
+        'DDP: 1 to 64 devices; beyond that communication takes 60% of an update.'
+    """
 
     strategy: str
     first: int | None
@@ -72,10 +85,16 @@ class Comparison:
         fastest = min((one.timing.step for one in sound), default=0.0)
         return next((one for one in sound if one.timing.step <= NEARLY * fastest), None)
 
+    @property
+    def advice(self) -> Estimate | None:
+        """The best strategy on the largest number of devices on which it is sensible; None where none is."""
+        found = [self.best(number) for number in reversed(self.devices)]
+        return next((one for one in found if one is not None and one.is_sensible), None)
+
     def range_of(self, strategy: str) -> Range:
         """Where a strategy is sensible: it fits, every rank has a sample, half of the time is spent on the model."""
         found = [(n, self.estimates[strategy, n]) for n in self.devices if (strategy, n) in self.estimates]
-        sound = [n for n, one in found if is_sensible(one)]
+        sound = [n for n, one in found if one.is_sensible]
         if not sound:
             return Range(strategy, None, None, before=_reason(found[-1][1]) if found else "there is no such mesh")
         before = [one for n, one in found if n < sound[0]]
@@ -100,11 +119,6 @@ class Comparison:
             "best": {str(n): None if one is None else {"runtime": one.sizes.runtime} for n, one in best.items()},
             "ranges": [{"strategy": each.strategy, "text": each.text} for each in self.ranges],
         }
-
-
-def is_sensible(one: Estimate) -> bool:
-    """Whether it fits, every rank has a sample, and at least half of the time is spent on the model."""
-    return one.fits and one.samples_per_rank >= 1 and one.efficiency >= LOW
 
 
 def _reason(one: Estimate) -> str:

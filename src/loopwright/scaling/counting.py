@@ -8,7 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from .._torch_compat import dispatching, group_of, is_dtensor_type
+import torch
+import torch.distributed as dist
+
+from .._torch_compat import dispatching, group_named
+from ..runtime.dtensor import dtensor_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,13 @@ class Collective:
 
 @dataclass(slots=True)
 class Counted:
-    """The collectives that were launched, in their order."""
+    """The collectives that were launched, in their order.
+
+    Example:
+        >>> from loopwright.scaling import Collective, Counted
+        >>> Counted([Collective("all-gather", payload=800, group=2)]).wire
+        400.0
+    """
 
     collectives: list[Collective] = field(default_factory=list)
 
@@ -61,7 +71,13 @@ class Counted:
 
 
 def table_of(collectives: Iterable[Collective]) -> dict[tuple[str, int, int], int]:
-    """How many collectives there are of each kind, payload and group size, to compare a count with an estimate."""
+    """How many collectives there are of each kind, payload and group size, to compare a count with an estimate.
+
+    Example:
+        >>> from loopwright.scaling import Collective, table_of
+        >>> table_of([Collective("all-reduce", 20, 2), Collective("all-reduce", 20, 2)])
+        {('all-reduce', 20, 2): 2}
+    """
     counts: Counter[tuple[str, int, int]] = Counter()
     for each in collectives:
         if each.group > 1:
@@ -89,7 +105,8 @@ def counted_collectives() -> Iterator[Counted]:
     counted = Counted()
 
     def see(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if any(map(is_dtensor_type, types)):
+        kind = dtensor_type()
+        if kind is not None and any(issubclass(each, kind) for each in types):
             return NotImplemented  # so that the collectives inside come here
         result = func(*args, **kwargs)
         if getattr(func, "namespace", "") in ("c10d", "_c10d_functional"):
@@ -135,10 +152,23 @@ def _read(name: str, args: Any, kwargs: Any) -> Iterator[Collective]:
     if name not in OPERATORS:
         return
     kind, place, is_part = OPERATORS[name]
-    groups = [found for value in (*args, *kwargs.values()) if (found := group_of(value)) is not None]
-    size = groups[-1].size()
+    size = _group((*args, *kwargs.values())).size()
     payload = sum(tensor.nbytes for tensor in _flat(args[place])) * (size if is_part else 1)
     yield Collective(kind, payload, size)
+
+
+def _group(values: Iterable[Any]) -> dist.ProcessGroup:
+    """The process group among the arguments of an operator: an object, or the last word."""
+    name = ""
+    for value in values:
+        name = value if isinstance(value, str) else name
+        if isinstance(value, torch.ScriptObject):
+            try:
+                return dist.ProcessGroup.unbox(value)
+            except RuntimeError:  # another object, such as the operation of a reduction
+                continue
+    group: dist.ProcessGroup = group_named(name)
+    return group
 
 
 def _flat(tensors: Any) -> Iterator[Any]:

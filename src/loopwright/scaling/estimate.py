@@ -100,9 +100,31 @@ class Estimate:
         return self.samples_per_second * self.model.tokens
 
     @property
+    def is_sensible(self) -> bool:
+        """Whether it fits, every rank has a sample, and at least half of the time is spent on the model."""
+        return self.fits and self.samples_per_rank >= 1 and self.efficiency >= LOW
+
+    @property
     def problems(self) -> tuple[str, ...]:
         """Why one would not train so, in words; empty where nothing is wrong."""
         return tuple(_problems(self))
+
+    @property
+    def program_lines(self) -> list[str]:
+        """The lines of a program that ask for it."""
+        sizes, training = self.sizes, self.training
+        settings = [sizes.runtime.removeprefix("runtime=")]
+        if sizes.shard > 1:
+            dtypes = {"param_dtype": training.param_dtype, "reduce_dtype": training.reduce_dtype}
+            settings += [f"{name}={dtype}" for name, dtype in dtypes.items() if dtype is not None]
+        if training.activation_checkpointing:
+            settings.append("activation_checkpointing=True")
+        runtime = f"DistributedRuntime({', '.join(settings)})" if len(settings) > 1 else settings[0]
+        accumulate = f", accumulate={training.accumulate}" if training.accumulate > 1 else ""
+        return [
+            f"Trainer(..., runtime={runtime}{accumulate})",
+            f"trainer.train(data, batch_size={training.batch // training.accumulate})",
+        ]
 
     def memory_on(self, rank: int) -> Memory:
         """Bytes on a rank."""
@@ -129,6 +151,7 @@ class Estimate:
             "efficiency": self.efficiency,
             "samples_per_second": self.samples_per_second,
             "tokens_per_second": self.tokens_per_second,
+            "is_sensible": self.is_sensible,
             "problems": list(self.problems),
         }
 

@@ -136,7 +136,7 @@ def transformer(
     Example:
         >>> from loopwright.scaling import transformer
         >>> transformer(32, 4096, sequence=4096, parameters=7e9).name
-        '7B'
+        '7.01B'
     """
     given = {"layers": layers, "width": width, "sequence": sequence, "vocabulary": vocabulary, "hidden": hidden}
     for key, value in (given | {"parameters": parameters}).items():
