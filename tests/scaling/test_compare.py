@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
+from torch import nn
 
 from loopwright import ConfigurationError
-from loopwright.scaling import Cluster, Comparison, compare, transformer
+from loopwright.scaling import Cluster, Comparison, compare, measure, transformer
 from tests.mistakes import Mistakes
 
 MODEL = transformer(24, 2048, sequence=2048)
@@ -84,5 +86,9 @@ def test_nothing_to_compare_is_refused(mistake: Mistakes) -> None:
         compare(MODEL, devices=[], batch=8)
     with mistake("Several processes", "an unknown strategy in `compare`", ConfigurationError, match="there is no 'pp'"):
         compare(MODEL, devices=[8], batch=8, strategies=["pp"])
+    bare = measure(nn.Linear(4, 2), torch.ones(3, 4))
+    assert {strategy for strategy, _ in compare(bare, devices=[16], batch=16).estimates} == {"ddp", "fsdp", "hsdp"}
+    with mistake("Several processes", "TP in `compare` without a plan", ConfigurationError, match="without a plan="):
+        compare(bare, devices=[8], batch=8, strategies=["tp"])
     with mistake("Several processes", "`compare(devices=[-8])`", ConfigurationError, match="1 or more"):
         compare(MODEL, devices=[-8], batch=8)

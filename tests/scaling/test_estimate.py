@@ -45,7 +45,7 @@ def test_a_transformer_of_numbers_is_the_module_of_those_numbers() -> None:
     measured = measure(module, torch.zeros(4, 5, dtype=torch.long), plan=models.PLAN)
     key = [(weight.shape, weight.block, weight.cut, weight.is_placed) for weight in shape.weights]
     assert sorted(key, key=str) == sorted([(w.shape, w.block, w.cut, w.is_placed) for w in measured.weights], key=str)
-    assert shape.flops == measured.flops
+    assert (shape.flops, shape.cut_flops) == (measured.flops, measured.cut_flops)
     assert set(shape.exchanges) == set(measured.exchanges)
     assert shape.num_parameters == sum(param.numel() for param in module.parameters())
 
@@ -134,7 +134,8 @@ def test_what_computation_hides_is_not_waited_for() -> None:
         assert 0 < hidden.timing.exposed <= shown.timing.exposed <= shown.timing.communication
         assert shown.timing.communication == hidden.timing.communication
     assert hidden.timing.step == hidden.timing.compute + hidden.timing.optimizer + hidden.timing.exposed
-    assert hidden.timing.compute == pytest.approx(model.flops * 64 / 2 / 4 / 0.5e12)  # 2 copies, 4 share a layer
+    operations = (model.flops - model.cut_flops * 3 / 4) * 32  # 2 copies, 4 share a layer
+    assert hidden.timing.compute == pytest.approx(operations / 0.5e12)
 
 
 def test_accumulated_shards_gather_in_every_step_and_keep_full_gradients() -> None:
@@ -234,7 +235,27 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     ),
     "a model that looks at values, measured": (
         lambda: measure(Peeks(), torch.ones(3, 4)),
-        "cannot be run on the meta device, where tensors have no values",
+        "on the meta device, where tensors have no values",
+    ),
+    "targets among the inputs of a model that is measured": (
+        lambda: measure(nn.Linear(4, 2), (torch.ones(3, 4), torch.ones(3, 2))),
+        "Pass the inputs as the model takes them, without targets",
+    ),
+    "a model with lazy layers, measured": (
+        lambda: measure(nn.LazyLinear(2), torch.ones(3, 4)),
+        "call it once with a batch, then measure it",
+    ),
+    "a plan for layers that are not there, measured": (
+        lambda: measure(nn.Linear(4, 2), torch.ones(2, 4), plan={"upp": models.PLAN["blocks.*.up"]}),
+        "names upp, which the model does not have",
+    ),
+    "a mesh with `tensor=2` for a model measured without a plan": (
+        lambda: estimate(measure(nn.Linear(4, 2), torch.ones(3, 4)), {"tensor": 2}, devices=2, batch=4),
+        "the model was measured without a plan",
+    ),
+    "`estimate(param_dtype=)` with copies": (
+        lambda: estimate(small(), devices=2, batch=4, param_dtype=torch.bfloat16),
+        "only for a model that is sharded",
     ),
     "a model measured without inputs": (lambda: measure(nn.Linear(2, 2), ()), "pass example inputs of the model"),
     "an optimizer that nobody knows, in `estimate`": (
@@ -253,6 +274,16 @@ def test_figures_that_cannot_be_are_refused(what: str, mistake: Mistakes) -> Non
     make, message = MISTAKES[what]
     with mistake("Several processes", what, ConfigurationError, match=message):
         make()
+
+
+def test_a_plan_whose_patterns_fit_no_layer_is_refused(mistake: Mistakes) -> None:
+    plan = {"blok.*.up": models.PLAN["blocks.*.up"]}
+    what = "a plan with patterns that fit no layer, measured"
+    with (
+        pytest.warns(UserWarning, match="could not be resolved"),  # torch's, for each pattern
+        mistake("Several processes", what, ConfigurationError, match="The plan cuts no layer of the model"),
+    ):
+        measure(models.text(), torch.zeros(2, 5, dtype=torch.long), plan=plan)
 
 
 def test_a_batch_smaller_than_the_devices_is_named_and_costs_what_idle_devices_cost() -> None:

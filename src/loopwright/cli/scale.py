@@ -132,7 +132,7 @@ def _compare_config(options: argparse.Namespace, given: dict[str, Any]) -> Compa
         optimizers = list(engine.optimizers.values())
         optimizer = options.optimizer or (optimizers[0] if optimizers else "adamw")
         batch = options.batch or engine.config.effective_batch_size
-        return compare(model, batch=batch, optimizer=optimizer, strategies=("ddp", "fsdp", "hsdp"), **given)
+        return compare(model, batch=batch, optimizer=optimizer, **given)
 
 
 def _print_table(table: Comparison, cluster: Cluster) -> None:

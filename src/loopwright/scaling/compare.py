@@ -135,7 +135,7 @@ def compare(
     devices: Sequence[int],
     batch: int,
     cluster: Cluster | str = "h100",
-    strategies: Sequence[str] = STRATEGIES,
+    strategies: Sequence[str] | None = None,
     optimizer: str | Optimizer | OptimizerState = "adamw",
     param_dtype: torch.dtype | None = torch.bfloat16,
     reduce_dtype: torch.dtype | None = torch.float32,
@@ -152,7 +152,8 @@ def compare(
         devices: The numbers of devices.
         batch: Samples of one update on all devices together, the same for every number of devices.
         cluster: A `Cluster`, or the name of its device.
-        strategies: Those to compare: "ddp", "fsdp", "hsdp", "tp", "fsdp+tp".
+        strategies: Those to compare, of "ddp", "fsdp", "hsdp", "tp" and "fsdp+tp"; by default all, with TP where the
+            model has a plan.
         optimizer: As `estimate` takes it.
         param_dtype: The dtype that FSDP2 gathers parameters in.
         reduce_dtype: The dtype that FSDP2 reduces gradients in.
@@ -170,9 +171,7 @@ def compare(
     """
     if not devices:
         raise ConfigurationError("compare(devices=[]): name at least one number of devices.")
-    unknown = [name for name in strategies if name not in STRATEGIES]
-    if unknown:
-        raise ConfigurationError(f"strategies: there is no {unknown[0]!r}; use {', '.join(STRATEGIES)}.")
+    strategies = _checked(model, strategies)
     cluster = cluster if isinstance(cluster, Cluster) else Cluster(cluster)
     base = Training(
         batch,
@@ -191,6 +190,18 @@ def compare(
             if one is not None:
                 found[strategy, number] = one
     return Comparison(model, cluster, counts, found)
+
+
+def _checked(model: ModelShape, strategies: Sequence[str] | None) -> Sequence[str]:
+    known = [name for name in STRATEGIES if model.has_plan or "tp" not in name]
+    for name in strategies or ():
+        if name not in STRATEGIES:
+            raise ConfigurationError(f"strategies: there is no {name!r}; use {', '.join(STRATEGIES)}.")
+        if name not in known:
+            raise ConfigurationError(
+                f"strategies: {name!r} cuts layers, and the model was measured without a plan= that says which."
+            )
+    return strategies or known
 
 
 def _meshes(strategy: str, devices: int, per_node: int) -> Iterator[Sizes]:

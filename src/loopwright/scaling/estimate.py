@@ -87,9 +87,9 @@ class Estimate:
 
     @property
     def efficiency(self) -> float:
-        """The share of an update in which all devices compute what one device would have to, each sample once."""
-        useful = min(1.0, self.samples_per_rank) * (self.timing.compute - self.timing.recompute)
-        return useful / self.timing.step
+        """The share of an update that all devices need for the model's operations, each computed once."""
+        speed = self.devices * self.cluster.device.flops * self.cluster.utilisation
+        return self.training.batch * self.model.flops / speed / self.timing.step
 
     @property
     def samples_per_second(self) -> float:
@@ -209,12 +209,21 @@ def estimate(
         )
     cluster = cluster if isinstance(cluster, Cluster) else Cluster(cluster)
     sizes = resolve(strategy, devices, cluster)
+    if sizes.tensor > 1 and not model.has_plan:
+        raise ConfigurationError(
+            f"tensor={sizes.tensor}, but the model was measured without a plan, so that no layer is cut: use "
+            "measure(module, batch, plan={...}), with the plan of your Mesh."
+        )
+    if sizes.shard == 1 and (param_dtype or reduce_dtype):
+        raise ConfigurationError(
+            "param_dtype=, reduce_dtype=: only for a model that is sharded. Use a mesh with shard > 1, or leave it out."
+        )
     training = Training(
         batch,
         accumulate,
         optimizer_state(optimizer),
-        param_dtype if sizes.shard > 1 else None,
-        reduce_dtype if sizes.shard > 1 else None,
+        param_dtype,
+        reduce_dtype,
         reshard_after_forward,
         activation_checkpointing,
         clip_norm,

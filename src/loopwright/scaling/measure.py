@@ -12,13 +12,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils.flop_counter import FlopCounterMode
 
 from .._torch_compat import storage_key, tree_leaves, tree_map
 from ..errors import ConfigurationError
 from ..runtime.dry_run import fake_group
-from ..runtime.dtensor import local_tensor
-from ..runtime.fsdp import blocks_of
+from ..runtime.dtensor import Mesh, local_tensor
+from ..runtime.fsdp import blocks_of, parallelize_layers
 from .counting import Collective, counted_collectives
 from .model import Exchange, ModelShape, Weight, count_text
 
@@ -58,6 +59,10 @@ def measure(
     """
     if not isinstance(module, nn.Module):
         raise ConfigurationError(f"measure({type(module).__name__}): use a module; `transformer` takes numbers.")
+    if any(is_lazy(tensor) for tensor in [*module.parameters(), *module.buffers()]):
+        raise ConfigurationError(
+            "The model has lazy layers without a size: call it once with a batch, then measure it."
+        )
     args, kwargs = _arguments(batch)
     samples = _num_samples((args, kwargs))
     if plan is not None and (isinstance(tensor, bool) or not isinstance(tensor, int) or tensor < 2):
@@ -67,12 +72,18 @@ def measure(
     with FlopCounterMode(display=False) as flops:
         saved, checkpointed = _run(own, args, kwargs)
     cut = _Rehearsal() if plan is None else _rehearse(module, plan, tensor, args, kwargs)
-    inside = 0.0 if plan is None else (saved - cut.saved) / (1 - 1 / tensor)
+    inside = between = 0.0
+    if plan is not None:
+        inside, between = (
+            (all_of - own) / (1 - 1 / tensor)
+            for all_of, own in ((saved, cut.saved), (flops.get_total_flops(), cut.flops))
+        )
     return ModelShape(
         name=name or count_text(sum(param.numel() for param in module.parameters())),
         weights=tuple(_weights(module, cut.dims)),
         buffers=_buffers(module),
         flops=flops.get_total_flops() / samples,
+        cut_flops=(between + _flops_of(flops, own, cut.dims)) / samples,
         activations=saved / samples,
         cut_activations=inside / samples,
         checkpointed=checkpointed / samples,
@@ -142,9 +153,9 @@ def _forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         outputs = module(*args, **kwargs)
     except Exception as error:
         raise ConfigurationError(
-            f"The model cannot be run on the meta device, where tensors have no values ({type(error).__name__}: "
-            f"{error}). A model that looks at values has no shape to measure: measure the part that does not, or "
-            "use transformer(layers, width, sequence=...)."
+            f"The model cannot be run with this batch on the meta device, where tensors have no values "
+            f"({type(error).__name__}: {error}). Pass the inputs as the model takes them, without targets. A model "
+            "that looks at values cannot be measured: measure the part that does not, or use transformer(...)."
         ) from error
     leaves = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.requires_grad]
     if not leaves:
@@ -204,11 +215,14 @@ def _kept(module: nn.Module) -> Iterator[_Kept]:
 
 
 class _Rehearsal:
-    """What a cut model does: the dimension of each weight that is cut, bytes kept, collectives by phase."""
+    """What a cut model does: the dimension of each weight that is cut, bytes kept, operations, collectives by phase.
+
+    Operations of a layer that the plan names are those of the whole layer; between such layers they are the rank's own.
+    """
 
     def __init__(self) -> None:
         self.dims: dict[str, int | None] = {}
-        self.saved = 0
+        self.saved = self.flops = 0
         self.sent: list[tuple[str, Collective]] = []
 
 
@@ -217,23 +231,34 @@ def _rehearse(module: nn.Module, plan: Mapping[str, Any], tensor: int, args: Any
     if dist.is_initialized():
         raise ConfigurationError("measure(plan=...) rehearses processes of its own: call it where none are running.")
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor.parallel import parallelize_module
 
     found = _Rehearsal()
     with fake_group(tensor):
         own = _on_meta(module)
-        parallelize_module(own, init_device_mesh("cpu", (tensor,), mesh_dim_names=("tensor",)), dict(plan))
+        device_mesh = init_device_mesh("cpu", (tensor,), mesh_dim_names=("tensor",))
+        parallelize_layers(own, Mesh(tensor=tensor, plan=plan), device_mesh)
         for name, param in own.named_parameters():
             for placement in getattr(param, "placements", ()):
                 found.dims[name] = getattr(placement, "dim", None)
-        with counted_collectives() as forward, _kept(own) as kept:
-            loss = _forward(own, args, kwargs)
-        with counted_collectives() as backward:
-            loss.backward()  # type: ignore[no-untyped-call]
+        if not found.dims:
+            raise ConfigurationError(f"The plan cuts no layer of the model: none fits {', '.join(plan) or 'it'}.")
+        with FlopCounterMode(display=False) as flops:
+            with counted_collectives() as forward, _kept(own) as kept:
+                loss = _forward(own, args, kwargs)
+            with counted_collectives() as backward:
+                loss.backward()  # type: ignore[no-untyped-call]
+    found.flops = flops.get_total_flops()
     found.saved = kept.total
     phases = (("forward", forward), ("backward", backward))
     found.sent = [(phase, each) for phase, counted in phases for each in counted.collectives]
     return found
+
+
+def _flops_of(flops: FlopCounterMode, module: nn.Module, dims: Mapping[str, int | None]) -> int:
+    """The operations of the layers that have a cut weight."""
+    layers = {name.rpartition(".")[0] for name, dim in dims.items() if dim is not None}
+    counts = flops.get_flop_counts()
+    return sum(sum(counts.get(f"{type(module).__name__}.{layer}", {}).values()) for layer in layers)
 
 
 def _per_sample(sent: list[tuple[str, Collective]], samples: int) -> Iterator[Exchange]:

@@ -61,6 +61,7 @@ class ModelShape:
         weights: The parameters.
         buffers: The bytes of the buffers that differ between ranks and are broadcast, one number for each dtype.
         flops: Operations of one sample in the forward and backward pass.
+        cut_flops: The part of them that tensor parallelism divides.
         activations: Bytes of one sample that the forward pass keeps for the backward pass.
         cut_activations: The part of them that tensor parallelism divides.
         checkpointed: Bytes of one sample that are kept if blocks are recomputed, and those of one block.
@@ -79,6 +80,7 @@ class ModelShape:
     weights: tuple[Weight, ...]
     buffers: tuple[int, ...]
     flops: float
+    cut_flops: float
     activations: float
     cut_activations: float
     checkpointed: float
@@ -91,6 +93,11 @@ class ModelShape:
         """The trained weights, by position, in the order in which the backward pass gives them gradients."""
         backwards = reversed(range(len(self.weights)))
         return self.order or tuple(index for index in backwards if self.weights[index].is_trained)
+
+    @property
+    def has_plan(self) -> bool:
+        """Whether tensor parallelism cuts some of the weights."""
+        return any(weight.cut is not None for weight in self.weights)
 
     @property
     def num_parameters(self) -> int:
@@ -155,7 +162,7 @@ def transformer(
             weights.append(Weight(place + second, shapes[second], block=block, cut=1, is_placed=True))
     weights += [Weight("norm", (width,)), Weight("head", (vocabulary, width))]
     size = compute_dtype.itemsize
-    matrices = layers * sum(map(prod, shapes.values())) + vocabulary * width
+    cut_flops = layers * (6.0 * sum(map(prod, shapes.values())) * sequence + 12.0 * width * sequence**2)
     inside, whole = 4 * width + 2 * hidden, 4 * width  # values that a block keeps of a token: cut, and not cut
     outside = vocabulary * (size + 4) + 2 * width * size  # logits, and their softmax in fp32
     reduced = sequence * width * size
@@ -165,7 +172,8 @@ def transformer(
         name=name or count_text(total),
         weights=tuple(weights),
         buffers=(),
-        flops=6.0 * matrices * sequence + 12.0 * layers * width * sequence**2,
+        flops=cut_flops + 6.0 * vocabulary * width * sequence,
+        cut_flops=cut_flops,
         activations=sequence * float(layers * (inside + whole) * size + outside),
         cut_activations=sequence * float(layers * inside * size),
         checkpointed=sequence * float((layers * width + inside + whole) * size + outside),

@@ -42,7 +42,7 @@ def time_of(
 ) -> Timing:
     """How long an update takes, given what it keeps in memory and what it sends."""
     samples = max(1.0, training.samples(sizes)) * training.accumulate
-    flops = model.flops * samples / sizes.tensor
+    flops = samples * (model.flops - model.cut_flops * (1 - 1 / sizes.tensor))
     speed = cluster.device.flops * cluster.utilisation
     recompute = flops / 3 / speed if training.activation_checkpointing else 0.0
     compute = flops / speed + recompute
