@@ -152,9 +152,6 @@ class Runtime:
     def finish_backward(self, *, is_complete: bool) -> None:
         """End a backward pass; not `is_complete` after an exception."""
 
-    def repeat_window(self) -> None:
-        """Begin a window's steps again on this rank alone, with the same gradients."""
-
     def gradient_order(self, params: Sequence[nn.Parameter]) -> list[int] | None:
         """The positions of the parameters in the order in which gradients are averaged; None where there is none."""
         return None

@@ -118,14 +118,12 @@ class Plan:
         self.params = params
         self.buckets: list[Bucket] = []
         self.works: list[Any] = []  # the all-reduces of the first buckets, in flight
-        self.is_repeated = False  # whether a pass that failed is taken again, with what was sent of it
         self.fired: dict[int, int] = {}  # how often each gradient was added to, in the order of the last times
         self._max_bytes = max_bytes
         self._counts: dict[int, int] = {}  # how often each gradient is added to in a backward pass
         self._place: dict[int, int] = {}  # the bucket of each parameter
         self._left: dict[int, int] = {}  # of `_counts`, in the pass under way
         self._missing: list[int] = []  # the number of gradients that each bucket waits for
-        self._num_before = 0  # buckets that were sent before the pass under way
         is_one = len({param.dtype for param in params}) <= 1 and (
             sum(map(num_bytes_of, params)) <= min(FIRST_BYTES, max_bytes)
         )
@@ -152,7 +150,6 @@ class Plan:
         self.fired = {}
         self._left = dict(self._counts)
         self._missing = [len(bucket.params) for bucket in self.buckets]
-        self._num_before = len(self.works)
 
     def count(self, param: nn.Parameter) -> bool:
         """Count a gradient that was added to. Returns whether the next bucket, which is not the last, is complete."""
@@ -167,7 +164,7 @@ class Plan:
         place = self._place[key]
         if left == 1:
             self._missing[place] -= 1
-        elif left < 1 and self._num_before <= place < len(self.works):
+        elif left < 1 and place < len(self.works):
             raise _added_late(param)
         return self.can_send()
 

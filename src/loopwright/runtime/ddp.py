@@ -10,8 +10,8 @@ under way   becoming complete          of the first buckets, as far as    `finis
                                        they are complete
 sent        complete, not averaged     of all buckets but the last        `average` -> idle; `start`, for more of them,
                                                                           drops what was sent
-failed      of no use                  of the first buckets               `start`, which drops what was sent, or after
-                                                                          `repeat` keeps it, -> under way
+failed      of no use                  of the first buckets               `start`, which drops what was sent,
+                                                                          -> under way
 
 All ranks send the buckets of a plan in the same order, in a group that nothing else uses; so it does not matter that a
 gradient is ready early on one rank and late, or never, on another. The last bucket waits for `average`, since it holds
@@ -88,12 +88,11 @@ class Averaging:
         plan = self._plan(params)
         if not plan.is_early:
             return
-        self._drop_failed(plan)
-        if plan.works and not plan.is_repeated:  # sent in an earlier pass, and now there is more to add
+        self._drop_failed()
+        if plan.works:  # sent in an earlier pass, and now there is more to add
             self._abandon(plan)
             plan.is_early = False
             return
-        plan.is_repeated = False
         plan.start()
         self._current, self._is_behind = plan, False
 
@@ -106,11 +105,6 @@ class Averaging:
             self._send_rest(plan)
         else:
             self._failed = plan
-
-    def repeat(self) -> None:
-        """Let the next pass take the place of one that failed on this rank alone: its gradients will be the same."""
-        if self._failed is not None:
-            self._failed.is_repeated = True
 
     def _on_gradient(self, param: nn.Parameter) -> None:
         """The hook of every parameter: its gradient was added to."""
@@ -141,11 +135,10 @@ class Averaging:
         self.num_sent += 1
         plan.sent = [*(plan.sent if number else ()), Sent(number, bucket.num_bytes, in_backward)]
 
-    def _drop_failed(self, plan: Plan) -> None:
-        """Drop what a failed pass has sent, unless the pass is repeated."""
+    def _drop_failed(self) -> None:
+        """Drop what a pass has sent that failed on all ranks, and that the program has left behind."""
         failed, self._failed = self._failed, None
-        if failed is not None and not (failed is plan and plan.is_repeated):
-            failed.is_repeated = False
+        if failed is not None:
             self._abandon(failed)
 
     def _abandon(self, plan: Plan) -> None:
@@ -185,7 +178,7 @@ class Averaging:
         return bucket.unpack(self._world)
 
     def _average_several(self, plan: Plan, message: Tensor | None) -> Tensor | None:
-        self._drop_failed(plan)
+        self._drop_failed()
         self._send_rest(plan)
         self._send(plan, message)
         works, plan.works, summed = plan.works, [], None
@@ -203,7 +196,8 @@ class Averaging:
             self._plans[key] = plan = Plan([param for param in params if param.requires_grad], self._max_bytes)
             for param in plan.params if plan.is_early else ():
                 if id(param) not in self._hooks:
-                    self._hooks[id(param)] = param.register_post_accumulate_grad_hook(self._on_gradient)
+                    watch: Any = param.register_post_accumulate_grad_hook  # which torch has given no types
+                    self._hooks[id(param)] = watch(self._on_gradient)
         return plan
 
     def _agree(self, plan: Plan) -> None:

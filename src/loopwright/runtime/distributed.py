@@ -20,7 +20,7 @@ from ..errors import ConfigurationError
 from .base import Runtime, move_to
 from .batch_norm import Part, SyncBatchNorm, convert
 from .consensus import HostConsensus, RequestConsensus
-from .ddp import Averaging
+from .ddp import BUCKET_BYTES, Averaging
 from .dtensor import Mesh, clip_norm, full_tensor, group_by_mesh
 from .environment import Launch
 from .fsdp import (
@@ -35,7 +35,7 @@ from .fsdp import (
     shard_module,
 )
 from .process_group import Group
-from .settings import check_settings
+from .settings import Sharding, check_bucket_size, check_settings
 from .watchdog import Heartbeat, watched
 
 
@@ -49,13 +49,17 @@ class DistributedRuntime(Runtime):
         param_dtype: The dtype that FSDP2 gathers parameters and computes in.
         reduce_dtype: The dtype that FSDP2 reduces gradients in.
         cpu_offload: Keep the shards in the host's memory (FSDP2).
+        reshard_after_forward: Whether a block's full parameters are freed after its forward pass and gathered again in
+            the backward pass (FSDP2); a number of ranks to keep them among instead. By default as torch does.
+        forward_prefetch: The number of blocks whose parameters are gathered ahead in the forward pass (FSDP2).
+        backward_prefetch: The same for the backward pass, where torch gathers one ahead by itself.
         find_unused_parameters: Let the ranks of a sharded model use different parameters.
         sync_batch_norm: Compute batch norms over the batch of all ranks.
         activation_checkpointing: Recompute the activations of repeated blocks in the backward pass.
         compile: Apply `torch.compile` to the "model" or to its repeated "blocks".
         timeout: The seconds that a collective waits for the slowest rank.
-        bucket_mb: The size in MiB of the parts in which gradients are averaged (with "ddp"), while the backward pass
-            computes the rest; the first part has 1 MiB at most.
+        bucket_mb: The size in MiB of the buckets in which gradients are averaged while the backward pass computes the
+            rest ("ddp"); 25 by default, and the first one 1 MiB at most.
 
     Example:
         >>> from functools import partial
@@ -72,24 +76,37 @@ class DistributedRuntime(Runtime):
         param_dtype: torch.dtype | None = None,
         reduce_dtype: torch.dtype | None = None,
         cpu_offload: bool = False,
+        reshard_after_forward: bool | int | None = None,
+        forward_prefetch: int | None = None,
+        backward_prefetch: int | None = None,
         find_unused_parameters: bool = False,
         sync_batch_norm: bool = False,
         activation_checkpointing: bool = False,
         compile: str | None = None,  # noqa: A002  (the name that users know)
         timeout: float | timedelta = 600.0,
-        bucket_mb: float = 25,
+        bucket_mb: float | None = None,
     ) -> None:
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
-        policy = {"param_dtype": param_dtype, "reduce_dtype": reduce_dtype, "cpu_offload": cpu_offload}
-        sharding = {**policy, "find_unused_parameters": find_unused_parameters}
-        check_settings(strategy, precision, [name for name, value in sharding.items() if value])
+        sharding = Sharding(
+            param_dtype=param_dtype,
+            reduce_dtype=reduce_dtype,
+            cpu_offload=cpu_offload,
+            reshard_after_forward=reshard_after_forward,
+            forward_prefetch=forward_prefetch,
+            backward_prefetch=backward_prefetch,
+            find_unused_parameters=find_unused_parameters,
+        )
+        check_settings(strategy, precision, sharding.given())
+        sharding.check()
+        check_bucket_size(strategy, bucket_mb)
         self.group = Group.join(device or _own_device(), timeout=seconds)
         super().__init__(
             self.group.device, precision, activation_checkpointing=activation_checkpointing, compile=compile
         )
         self.rank, self.world = self.group.rank, self.group.world
         self.mesh = self._resolve(strategy)
-        self._policy = policy
+        sharding.check_size(self.mesh.shard)
+        self._sharding = sharding
         self._device_mesh: Any = None
         self.num_shares = self.mesh.data_size
         self.forwards_together = self.mesh.is_sharded
@@ -105,7 +122,7 @@ class DistributedRuntime(Runtime):
         self.averaging = Averaging(
             self.data_group,
             self.mesh.data_size,
-            max_bytes=max(int(bucket_mb * (1 << 20)), 1),
+            max_bytes=BUCKET_BYTES if bucket_mb is None else max(int(bucket_mb * (1 << 20)), 1),
             gather=self.gather_objects,
             new_group=self._new_data_group,
         )
@@ -177,7 +194,7 @@ class DistributedRuntime(Runtime):
             replaced = {id(param): after[name] for name, param in before.items()}
         super().wrap(module)
         if self.mesh.shard > 1:
-            again = shard_module(module, self._data_mesh(), **self._shard_settings())
+            again = shard_module(module, self._data_mesh(), **self._sharding.arguments(self.is_host))
             replaced = again if not replaced else {old: again[id(new)] for old, new in replaced.items()}
             self._shards.add(module)
         if was_meta and self.mesh.is_sharded:
@@ -201,17 +218,6 @@ class DistributedRuntime(Runtime):
     def _data_mesh(self) -> Any:
         names = ("replicate", "shard") if self.mesh.replicate > 1 else ("shard",)
         return self.device_mesh[names]
-
-    def _shard_settings(self) -> dict[str, Any]:
-        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
-
-        dtypes: dict[str, Any] = {name: self._policy[name] for name in ("param_dtype", "reduce_dtype")}
-        settings: dict[str, Any] = {}
-        if any(dtypes.values()):
-            settings["mp_policy"] = MixedPrecisionPolicy(**dtypes)
-        if self._policy["cpu_offload"]:
-            settings["offload_policy"] = CPUOffloadPolicy(pin_memory=not self.is_host)
-        return settings
 
     @contextmanager
     def supervised(self) -> Iterator[None]:
@@ -260,9 +266,6 @@ class DistributedRuntime(Runtime):
 
     def finish_backward(self, *, is_complete: bool) -> None:
         self.averaging.finish(is_complete=is_complete)
-
-    def repeat_window(self) -> None:
-        self.averaging.repeat()
 
     def gradient_order(self, params: Sequence[nn.Parameter]) -> list[int] | None:
         return self.averaging.order_of(params)

@@ -134,16 +134,33 @@ def parallelize_layers(module: nn.Module, mesh: Mesh, device_mesh: Any) -> None:
     parallelize_module(module, device_mesh["tensor"], dict(mesh.plan or {}))
 
 
-def shard_module(module: nn.Module, device_mesh: Any, **settings: Any) -> dict[int, nn.Parameter]:
+def shard_module(
+    module: nn.Module, device_mesh: Any, *, forward_prefetch: int = 0, backward_prefetch: int = 0, **settings: Any
+) -> dict[int, nn.Parameter]:
     """Shard every repeated block, then the rest (FSDP2). Returns the new parameters under the ids of the old ones."""
     from torch.distributed.fsdp import fully_shard
 
-    before = dict(module.named_parameters())
-    for block in blocks_of(module):
+    before, blocks = dict(module.named_parameters()), blocks_of(module)
+    if not blocks and (forward_prefetch or backward_prefetch):
+        raise ConfigurationError(
+            "forward_prefetch= and backward_prefetch= found no repeated blocks in the model (modules of one class in a "
+            "ModuleList or Sequential), so that there is nothing to gather ahead: leave them out."
+        )
+    for block in blocks:
         fully_shard(block, mesh=device_mesh, **settings)
     fully_shard(module, mesh=device_mesh, **settings)
+    _prefetch(blocks, forward_prefetch, backward_prefetch)
     after = dict(module.named_parameters())
     return {id(param): after[name] for name, param in before.items()}
+
+
+def _prefetch(blocks: Sequence[Any], forward: int, backward: int) -> None:
+    """Let each sharded block gather the parameters of so many that come after it in a forward or backward pass."""
+    for at, block in enumerate(blocks):
+        if forward:
+            block.set_modules_to_forward_prefetch(list(blocks[at + 1 : at + 1 + forward]))
+        if backward:
+            block.set_modules_to_backward_prefetch(list(blocks[max(at - backward, 0) : at][::-1]))
 
 
 def checkpoint_activations(module: nn.Module) -> None:

@@ -128,7 +128,6 @@ def redo_window(run: TrainingRun, batches: Sequence[Batch], position: int, error
         traceback.clear_frames(error.__traceback__)  # they hold tensors, and memory is needed
         run.updates.check()
         run.updates.reset()
-        run.runtime.repeat_window()
         run.media.renumber()
         run.num_micro_batches *= 2
         try:
