@@ -31,7 +31,7 @@ class Case:
     clip_norm: float | None = None
     optimizer: Callable[..., Any] = torch.optim.AdamW
     runtime: dict[str, Any] = field(default_factory=dict)
-    reshard: bool | None = None
+    reshard: bool | int | None = None
     samples: int = 8
 
     @property
@@ -54,7 +54,7 @@ class Case:
             reshard_after_forward=self.reshard,
             clip_norm=self.clip_norm is not None,
             activation_checkpointing=self.runtime.get("activation_checkpointing", False),
-            bucket_mb=self.runtime.get("bucket_mb", 25),
+            bucket_mb=self.runtime.get("bucket_mb"),
             **policy,
         )
 
@@ -87,21 +87,11 @@ class CountUpdate(Callback):
         )
 
 
-class Resharding(DistributedRuntime):
-    """A runtime with FSDP2's setting of the same name."""
-
-    reshard: bool | None = None
-
-    def _shard_settings(self) -> dict[str, Any]:
-        return super()._shard_settings() | {"reshard_after_forward": self.reshard}
-
-
 def count(rank: int, cases: dict[str, Case]) -> dict[str, tuple[dict[Any, int], dict[str, int]]]:
     """For each case the table of counted collectives, and the bytes that this rank holds."""
     found = {}
     for name, case in cases.items():
-        runtime = Resharding(case.mesh, **case.runtime)
-        runtime.reshard = case.reshard
+        runtime = DistributedRuntime(case.mesh, reshard_after_forward=case.reshard, **case.runtime)
         model, counting = case.model(), CountUpdate()
         trainer = Trainer(
             model,

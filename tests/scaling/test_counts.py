@@ -33,6 +33,8 @@ CASES = {
     "FSDP2, recomputed": Case(models.text, Mesh(shard=2), runtime={"activation_checkpointing": True}),
     "TP": Case(models.text, Mesh(tensor=2, plan=models.PLAN), clip_norm=1.0, accumulate=2),
     "FSDP2, rows to fill up": Case(models.uneven_text, Mesh(shard=4), clip_norm=1.0),
+    "FSDP2, kept among two": Case(models.text, Mesh(shard=4), reshard=2),
+    "FSDP2, rows to fill up, kept among two": Case(models.uneven_text, Mesh(shard=4), reshard=2, accumulate=2),
     "HSDP": Case(models.text, Mesh(replicate=2, shard=2), clip_norm=1.0),
     "HSDP, accumulated, bf16": Case(models.uneven_text, Mesh(replicate=2, shard=2), accumulate=2, runtime=HALF),
     "DDP x TP": Case(models.text, Mesh(replicate=2, tensor=2, plan=models.PLAN), clip_norm=1.0),

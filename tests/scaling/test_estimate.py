@@ -257,6 +257,14 @@ MISTAKES: dict[str, tuple[Any, str]] = {
         lambda: estimate(small(), devices=2, batch=4, param_dtype=torch.bfloat16),
         "only for a model that is sharded",
     ),
+    "`estimate(reshard_after_forward=3)` with four shards": (
+        lambda: estimate(small(), "fsdp", devices=4, batch=4, reshard_after_forward=3),
+        "above 1 and below 4, that divides 4",
+    ),
+    "`estimate(bucket_mb=0)`": (
+        lambda: estimate(small(), devices=2, batch=4, bucket_mb=0),
+        "use a size in MiB above 0",
+    ),
     "a model measured without inputs": (lambda: measure(nn.Linear(2, 2), ()), "pass example inputs of the model"),
     "an optimizer that nobody knows, in `estimate`": (
         lambda: estimate(small(), devices=2, batch=4, optimizer="lamb"),

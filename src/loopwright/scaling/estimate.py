@@ -10,7 +10,9 @@ import torch
 from torch.optim import Optimizer
 
 from ..errors import ConfigurationError
+from ..runtime.ddp import BUCKET_BYTES
 from ..runtime.dtensor import Mesh
+from ..runtime.settings import Sharding, check_bucket_size
 from .counting import Collective
 from .hardware import Cluster
 from .layout import (
@@ -115,8 +117,9 @@ class Estimate:
         sizes, training = self.sizes, self.training
         settings = [sizes.runtime.removeprefix("runtime=")]
         if sizes.shard > 1:
-            dtypes = {"param_dtype": training.param_dtype, "reduce_dtype": training.reduce_dtype}
-            settings += [f"{name}={dtype}" for name, dtype in dtypes.items() if dtype is not None]
+            for name in ("param_dtype", "reduce_dtype", "reshard_after_forward"):
+                if (value := getattr(training, name)) is not None:
+                    settings.append(f"{name}={value}")
         if training.activation_checkpointing:
             settings.append("activation_checkpointing=True")
         runtime = f"DistributedRuntime({', '.join(settings)})" if len(settings) > 1 else settings[0]
@@ -167,11 +170,11 @@ def estimate(
     optimizer: str | Optimizer | OptimizerState = "adamw",
     param_dtype: torch.dtype | None = None,
     reduce_dtype: torch.dtype | None = None,
-    reshard_after_forward: bool | None = None,
+    reshard_after_forward: bool | int | None = None,
     activation_checkpointing: bool = False,
     clip_norm: bool = False,
     overlap: bool = True,
-    bucket_mb: float = 25,
+    bucket_mb: float | None = None,
 ) -> Estimate:
     """Memory, bytes on the wire and seconds of one update, for one rank of many.
 
@@ -186,11 +189,12 @@ def estimate(
         optimizer: "sgd", "momentum", "adam", "adamw", the optimizer itself, or an `OptimizerState`.
         param_dtype: The dtype that FSDP2 gathers parameters in.
         reduce_dtype: The dtype that FSDP2 reduces gradients in.
-        reshard_after_forward: Whether FSDP2 frees a block after its forward pass; by default all but the outermost.
+        reshard_after_forward: Whether FSDP2 frees parameters after the forward pass, or a number of ranks to keep them
+            among; by default it frees all but those outside of the blocks.
         activation_checkpointing: Whether blocks are recomputed in the backward pass.
         clip_norm: Whether gradients are clipped by their norm, which shards have to add up.
         overlap: Whether gradients and gathered parameters travel while the devices compute.
-        bucket_mb: The size in MiB of the parts in which gradients are averaged with "ddp".
+        bucket_mb: The size in MiB of the buckets in which gradients are averaged with "ddp"; 25 by default.
 
     Returns:
         The estimate.
@@ -214,10 +218,14 @@ def estimate(
             f"tensor={sizes.tensor}, but the model was measured without a plan, so that no layer is cut: use "
             "measure(module, batch, plan={...}), with the plan of your Mesh."
         )
-    if sizes.shard == 1 and (param_dtype or reduce_dtype):
+    sharding = Sharding(param_dtype, reduce_dtype, reshard_after_forward=reshard_after_forward)
+    if sizes.shard == 1 and sharding.given():
         raise ConfigurationError(
-            "param_dtype=, reduce_dtype=: only for a model that is sharded. Use a mesh with shard > 1, or leave it out."
+            f"{', '.join(sharding.given())}: only for a model that is sharded. Use a mesh with shard > 1, or leave it "
+            "out."
         )
+    sharding.check_size(sizes.shard)
+    check_bucket_size("fsdp" if sizes.shard > 1 else "ddp", bucket_mb)
     training = Training(
         batch,
         accumulate,
@@ -229,7 +237,7 @@ def estimate(
         clip_norm,
         cluster.device.is_host,
         overlap,
-        max(int(bucket_mb * (1 << 20)), 1),
+        BUCKET_BYTES if bucket_mb is None else max(int(bucket_mb * (1 << 20)), 1),
     )
     return estimate_sizes(model, sizes, training, cluster)
 

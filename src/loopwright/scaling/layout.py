@@ -175,7 +175,7 @@ class Training:
     optimizer: OptimizerState = OptimizerState(2, 4)
     param_dtype: torch.dtype | None = None
     reduce_dtype: torch.dtype | None = None
-    reshard_after_forward: bool | None = None
+    reshard_after_forward: bool | int | None = None
     activation_checkpointing: bool = False
     clips: bool = False
     is_host: bool = False
@@ -191,6 +191,12 @@ class Training:
             raise ConfigurationError(
                 f"batch={self.batch} samples of an update do not divide into accumulate={self.accumulate} steps."
             )
+
+    @property
+    def num_keepers(self) -> int | None:
+        """The number of ranks among which parameters are kept after the forward pass; None where they are freed."""
+        reshard = self.reshard_after_forward
+        return None if reshard is None or isinstance(reshard, bool) else reshard
 
     def samples(self, sizes: Sizes) -> float:
         """Samples of one rank in one step; below 1 where there are more ranks than samples."""
@@ -285,7 +291,8 @@ def _working(model: ModelShape, sizes: Sizes, training: Training) -> int:
     blocks = [size for block, size in full.items() if block is not None] or [(0, 0)]
     parameters, gradients = sum(size for size, _ in full.values()), sum(size for _, size in full.values())
     if training.reshard_after_forward is not False:  # a block computes, the next one is being gathered
-        parameters = min(parameters, outside[0] + 2 * max(size for size, _ in blocks))
+        kept = 0 if training.num_keepers is None else parameters // training.num_keepers
+        parameters = min(parameters, outside[0] + 2 * max(size for size, _ in blocks) + kept)
     if training.accumulate == 1:  # one is computed, one is being scattered; else FSDP2 keeps them all between steps
         gradients = min(gradients, outside[1] + 2 * max(size for _, size in blocks))
     return parameters + gradients

@@ -62,7 +62,7 @@ def seconds_of(sent: Collective, sizes: Sizes, cluster: Cluster) -> float:
 
     All groups along an axis are taken to send at the same time, so that they share the adapters of a node.
     """
-    n, stride = sizes.group(sent.axis)
+    n, (_, stride) = sent.group, sizes.group(sent.axis)
     inside = max(1, min(n, cluster.per_node // stride))  # ranks of a group on one node
     nodes = ceil(n / inside)
     bandwidth = cluster.within.bandwidth if inside > 1 else float("inf")

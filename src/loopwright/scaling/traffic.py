@@ -70,8 +70,10 @@ def _of_shards(model: ModelShape, sizes: Sizes, training: Training) -> Iterator[
     for (is_root, gathered, reduced), count in shard_payloads(model, sizes.shard, sizes.tensor, *dtypes).items():
         reshards = not is_root if training.reshard_after_forward is None else training.reshard_after_forward
         gathers = count * training.accumulate
-        for phase in ("forward", "backward") if reshards and reduced else ("forward",):
-            yield Collective("all-gather", gathered, sizes.shard, gathers, "shard", phase, "parameters")
+        yield Collective("all-gather", gathered, sizes.shard, gathers, "shard", "forward", "parameters")
+        if reshards and reduced:
+            keepers = training.num_keepers or sizes.shard
+            yield Collective("all-gather", gathered, keepers, gathers, "shard", "backward", "parameters")
         yield Collective("reduce-scatter", reduced, sizes.shard, count, "shard", "backward", "gradients")
         part = reduced // sizes.shard
         yield Collective("all-reduce", part, sizes.replicate, count, "replicate", "backward", "gradients")
