@@ -25,7 +25,7 @@ def test_table_advice_and_lines_to_change_are_printed(capsys: pytest.CaptureFixt
     assert [row[1] for row in rows] == ["DDP", "FSDP2", "TP", "FSDP2", "DDP", "FSDP2", "HSDP", "TP", "FSDP2"]
     assert "DDP: 8 to 64 devices, the most that was asked for." in printed
     assert "On 64 devices: " in printed
-    assert lines[-2] == '  Trainer(..., runtime="ddp")'
+    assert lines[-2] == '  Trainer(..., runtime="ddp", precision="bf16")'
     assert lines[-1] == "  trainer.train(data, batch_size=512)"
 
 

@@ -171,7 +171,11 @@ def test_lines_of_a_program_name_what_is_not_the_default() -> None:
         f"Trainer(..., runtime=DistributedRuntime({settings}), accumulate=2)",
         "trainer.train(data, batch_size=16)",
     ]
-    assert estimate(small(), devices=2, batch=4).program_lines[0] == 'Trainer(..., runtime="ddp")'
+    plain = estimate(small(), devices=2, batch=4)
+    assert plain.program_lines[0] == 'Trainer(..., runtime="ddp", precision="bf16")'
+    again = estimate(small(), devices=2, batch=4, activation_checkpointing=True)
+    settings = '"ddp", activation_checkpointing=True, precision="bf16"'
+    assert again.program_lines[0] == f"Trainer(..., runtime=DistributedRuntime({settings}))"
 
 
 class Peeks(nn.Module):

@@ -122,10 +122,12 @@ class Estimate:
                     settings.append(f"{name}={value}")
         if training.activation_checkpointing:
             settings.append("activation_checkpointing=True")
+        options = [] if training.accumulate == 1 else [f"accumulate={training.accumulate}"]
+        if training.param_dtype is None and not self.cluster.device.is_host:  # the peak of a device is that of bf16
+            (settings if len(settings) > 1 else options).append('precision="bf16"')
         runtime = f"DistributedRuntime({', '.join(settings)})" if len(settings) > 1 else settings[0]
-        accumulate = f", accumulate={training.accumulate}" if training.accumulate > 1 else ""
         return [
-            f"Trainer(..., runtime={runtime}{accumulate})",
+            f"Trainer({', '.join(['...', f'runtime={runtime}', *options])})",
             f"trainer.train(data, batch_size={training.batch // training.accumulate})",
         ]
 
