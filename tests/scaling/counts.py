@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import TensorDataset
 
 from loopwright import Callback, DistributedRuntime, Mesh, Trainer
+from loopwright._torch_compat import full_parameter, sharded_parameters
 from loopwright.runtime.dtensor import local_tensor
 from loopwright.scaling import Cluster, Counted, Device, Estimate, counted_collectives, estimate, measure
 from loopwright.scaling.counting import table_of
@@ -67,11 +69,16 @@ class CountUpdate(Callback):
         self.memory: dict[str, int] = {}
         self._counting = ExitStack()
         self._is_counting = False
+        self.full_gradients = 0  # bytes that FSDP2 keeps between two steps
 
     def on_train_step_start(self, trainer: Trainer, batch: Any) -> None:
         if trainer.progress.update == COUNTED_UPDATE and not self._is_counting:
             self._is_counting = True
             self.counted = self._counting.enter_context(counted_collectives())
+
+    def on_train_step_end(self, trainer: Trainer, batch: Any, result: Any) -> None:
+        if self._is_counting and not self.full_gradients:  # after the first step of the window
+            self.full_gradients = sum(local_tensor(grad).nbytes for grad in _full_gradients(trainer.model))
 
     def on_optimizer_start(self, trainer: Trainer, optimizer: str) -> None:
         grads = [param.grad for param in trainer.model.parameters() if param.grad is not None]
@@ -87,8 +94,18 @@ class CountUpdate(Callback):
         )
 
 
-def count(rank: int, cases: dict[str, Case]) -> dict[str, tuple[dict[Any, int], dict[str, int]]]:
-    """For each case the table of counted collectives, and the bytes that this rank holds."""
+def _full_gradients(model: nn.Module) -> Iterator[torch.Tensor]:
+    """The full gradients that FSDP2 keeps for the next step of a window."""
+    for module in model.modules():
+        for held in sharded_parameters(module) if isinstance(module, FSDPModule) else ():
+            full = full_parameter(held)
+            grad = held.unsharded_accumulated_grad if full is None or full.grad is None else full.grad
+            if grad is not None:
+                yield grad
+
+
+def count(rank: int, cases: dict[str, Case]) -> dict[str, tuple[dict[Any, int], dict[str, int], int]]:
+    """For each case the table of counted collectives, the bytes that this rank holds, and those of full gradients."""
     found = {}
     for name, case in cases.items():
         runtime = DistributedRuntime(case.mesh, reshard_after_forward=case.reshard, **case.runtime)
@@ -105,5 +122,5 @@ def count(rank: int, cases: dict[str, Case]) -> dict[str, tuple[dict[Any, int], 
         )
         data = TensorDataset(*models.example(model, (COUNTED_UPDATE + 1) * case.accumulate * case.samples))
         trainer.train(data, num_updates=COUNTED_UPDATE + 1, batch_size=case.samples)
-        found[name] = table_of(counting.counted.collectives), counting.memory
+        found[name] = table_of(counting.counted.collectives), counting.memory, counting.full_gradients
     return found

@@ -286,7 +286,7 @@ def _working(model: ModelShape, sizes: Sizes, training: Training) -> int:
         return 0
     if sizes.shard == 1:
         return _held(model, sizes, 0)[1]
-    full = _full_by_block(model, sizes.tensor, training.param_dtype, training.reduce_dtype)
+    full = full_by_block(model, sizes.tensor, training.param_dtype, training.reduce_dtype)
     outside = full.get(None, (0, 0))
     blocks = [size for block, size in full.items() if block is not None] or [(0, 0)]
     parameters, gradients = sum(size for size, _ in full.values()), sum(size for _, size in full.values())
@@ -299,7 +299,7 @@ def _working(model: ModelShape, sizes: Sizes, training: Training) -> int:
 
 
 @lru_cache(maxsize=256)
-def _full_by_block(
+def full_by_block(
     model: ModelShape, tensor: int, param_dtype: torch.dtype | None, reduce_dtype: torch.dtype | None
 ) -> dict[int | None, tuple[int, int]]:
     """Bytes of the full parameters of each block, and of their gradients, on a rank that has gathered them."""
