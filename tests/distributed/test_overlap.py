@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -17,6 +17,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from loopwright import DistributedRuntime, Mesh, StepResult, Trainer
 from loopwright.callbacks import Checkpoints
+from loopwright.runtime.ddp import Averaging
+from loopwright.runtime.process_group import Group
 from tests.distributed.ranks import run_ranks, start_ranks
 
 EACH = 1e-6  # MiB: a bucket for every parameter
@@ -493,3 +495,97 @@ def leave_no_hooks(rank: int) -> list[bool]:
 
 def test_a_model_of_one_bucket_has_no_hooks_and_others_have_none_after_training() -> None:
     assert run_ranks(leave_no_hooks, 2) == [[False] * 7] * 2
+
+
+def build_averaging(rank: int) -> tuple[Averaging, list[nn.Parameter], Callable[[float], Tensor]]:
+    """Averaging of three parameters in a bucket each; a loss of them, whose gradients are its factor."""
+    group = Group.join()
+    params = [nn.Parameter(torch.zeros(n)) for n in (2, 3, 4)]
+    averaging = Averaging(None, group.world, max_bytes=1, gather=group.gather_objects, new_group=group.new_host_group)
+    loss = lambda factor: sum((param.sum() * factor for param in params[rank:]), torch.zeros(()))  # noqa: E731
+    for _ in range(2):  # the first pass is only recorded
+        averaging.start(params)
+        loss(1.0).backward()
+        averaging.finish()
+        averaging.average(params)
+        for param in params:
+            param.grad = None
+    return averaging, params, loss
+
+
+def add_a_second_loss(rank: int) -> tuple[list[list[float]], list[int]]:
+    """Two backward passes before one `average`, as in a door whose steps call `backward` twice."""
+    averaging, params, loss = build_averaging(rank)
+    grads, numbers = [], []
+    for _ in range(2):
+        for factor in (1.0, 2.0):
+            before = averaging.num_sent
+            averaging.start(params)
+            loss(factor).backward()
+            averaging.finish()
+            numbers.append(averaging.num_sent - before)
+        averaging.average(params)
+        grads.append([float(param.grad.max()) for param in params])
+        for param in params:
+            param.grad = None
+    return grads, numbers
+
+
+def test_gradients_that_a_second_loss_adds_to_are_sent_again_and_later_only_once() -> None:
+    for grads, numbers in run_ranks(add_a_second_loss, 2):
+        assert grads == [[1.5, 3.0, 3.0]] * 2  # rank 1 does not use the first parameter
+        assert numbers == [2, 0, 0, 0]  # and the last bucket is sent by `average`
+
+
+def begin_again(rank: int) -> tuple[int, list[float]]:
+    """Both ranks leave a backward pass, one when it has sent a bucket and one before; then training begins anew."""
+    averaging, params, loss = build_averaging(rank)
+    averaging.start(params)
+    if rank == 0:
+        loss(5.0).backward()
+    averaging.finish(is_complete=False)
+    num_sent = averaging.num_sent
+    averaging.clear()
+    for param in params:
+        param.grad = None
+    averaging.start(params)
+    loss(2.0).backward()
+    averaging.finish()
+    averaging.average(params)
+    return num_sent - 6, [float(param.grad.max()) for param in params]
+
+
+def test_ranks_that_have_sent_different_numbers_of_buckets_begin_again_in_a_new_group() -> None:
+    assert run_ranks(begin_again, 2) == [(2, [1.0, 2.0, 2.0]), (0, [1.0, 2.0, 2.0])]
+
+
+class Statistics(nn.Module):
+    """Batch norms over all ranks, whose backward passes communicate too, between layers that one rank does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.first, self.other, self.last = (nn.Linear(5, 5) for _ in range(3))
+        self.norms = nn.ModuleList(nn.BatchNorm1d(5) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norms[0](self.first(x))
+        if dist.get_rank() == 0:
+            x = x + self.other(x)
+        return self.last(self.norms[1](x.tanh()))
+
+
+def normalise(rank: int) -> bool:
+    results = []
+    for bucket_mb in (EACH, 25):
+        model = Statistics()
+        runtime = DistributedRuntime("ddp", bucket_mb=bucket_mb, sync_batch_norm=True)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        results.append(
+            state_of(train(Trainer(model, optimizer, nn.MSELoss(), runtime=runtime, progress="silent")).model)
+        )
+    return equal(*results)
+
+
+def test_collectives_inside_the_backward_pass_are_not_mixed_up_with_those_of_gradients() -> None:
+    assert run_ranks(normalise, 2) == [True, True]

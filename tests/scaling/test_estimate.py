@@ -250,7 +250,7 @@ MISTAKES: dict[str, tuple[Any, str]] = {
         "call it once with a batch, then measure it",
     ),
     "a plan for layers that are not there, measured": (
-        lambda: measure(nn.Linear(4, 2), torch.ones(2, 4), plan={"upp": models.PLAN["blocks.*.up"]}),
+        lambda: measure(nn.Sequential(nn.Linear(4, 2)), torch.ones(2, 4), plan={"upp": models.PLAN["blocks.*.up"]}),
         "names upp, which the model does not have",
     ),
     "a mesh with `tensor=2` for a model measured without a plan": (

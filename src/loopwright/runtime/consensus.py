@@ -4,9 +4,9 @@ Which collectives an update takes, besides those of the gradients:
 
 | ranks | flag of the non-finite guard | requests and clock |
 |---|---|---|
-| CPU, DDP | in the first gradient bucket | in the same message; an all-reduce more in an update after a request |
+| CPU, DDP | in the last gradient bucket | in the same message; an all-reduce more in an update after a request |
 | CPU, other meshes | one all-reduce, started before the backward pass | in the same message |
-| GPU, DDP | in the first gradient bucket | one asynchronous all-reduce on the host |
+| GPU, DDP | in the last gradient bucket | one asynchronous all-reduce on the host |
 | GPU, other meshes | one all-reduce, started before the backward pass | one asynchronous all-reduce on the host |
 """
 

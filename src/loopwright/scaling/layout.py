@@ -92,7 +92,11 @@ def _named(strategy: str, devices: int, per_node: int) -> Sizes:
     if strategy not in STRATEGIES:
         raise ConfigurationError(f"strategy={strategy!r}: use one of {', '.join(STRATEGIES)}, or a Mesh.")
     if devices % per_node:
-        raise ConfigurationError(f"{strategy!r} needs whole nodes of {per_node} devices, which {devices} are not.")
+        near = max(devices // per_node, 1) * per_node
+        raise ConfigurationError(
+            f"{strategy!r} needs whole nodes of {per_node} devices, which {devices} are not: use {near} or "
+            f"{near + per_node}, or give the sizes of a mesh."
+        )
     if strategy == "hsdp":
         return Sizes(replicate=devices // per_node, shard=per_node)
     nodes = devices // per_node
@@ -189,7 +193,8 @@ class Training:
                 raise ConfigurationError(f"{name}={value!r}: use a whole number, 1 or more.")
         if self.batch % self.accumulate:
             raise ConfigurationError(
-                f"batch={self.batch} samples of an update do not divide into accumulate={self.accumulate} steps."
+                f"batch={self.batch} samples of an update do not divide into accumulate={self.accumulate} steps: use a "
+                f"multiple of {self.accumulate}, or other steps."
             )
 
     @property
