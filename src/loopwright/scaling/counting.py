@@ -90,7 +90,8 @@ def counted_collectives() -> Iterator[Counted]:
     """Count every collective that this process launches inside the context, with its bytes.
 
     Collectives of `torch.distributed`, of process groups directly, of FSDP2 and of DTensors are counted, of autograd's
-    threads as well; of other threads of the program they are not.
+    threads as well; of other threads of the program they are not. What `torch.compile` has compiled may run uncompiled
+    meanwhile.
 
     Yields:
         What has been counted so far.
