@@ -18,7 +18,7 @@ from loopwright.training.program import Words
 PACKAGES = (
     "loopwright",
     *(f"loopwright.{name}" for name in ("callbacks", "checkpoint", "config", "debug", "initializers", "losses")),
-    *(f"loopwright.{name}" for name in ("metrics", "run", "schedules", "tuning")),
+    *(f"loopwright.{name}" for name in ("metrics", "run", "scaling", "schedules", "tuning")),
 )
 DOORS = (
     "loopwright.doors.simple.Trainer",

@@ -93,6 +93,8 @@ def is_compiled(module: nn.Module) -> bool:
 def has_several_gradient_hooks(param: nn.Parameter) -> bool:
     """Whether a parameter has more than one `register_post_accumulate_grad_hook`. Since 2.1."""
     return len(param._post_accumulate_grad_hooks) > 1
+
+
 def compiled_call(module: nn.Module) -> Any:
     """What `module.compile()` has put in place of calling the module; None where it was not called. Since 2.2."""
     return module._compiled_call_impl
@@ -312,6 +314,32 @@ def start_fake_group(world: int) -> None:
 
     store = dist.HashStore()  # type: ignore[attr-defined]  # public, but not in torch's type hints
     dist.init_process_group("fake", rank=0, world_size=world, store=store)
+
+
+def group_named(name: str) -> Any:
+    """The process group that functional collectives call by a name. Since 2.1."""
+    from torch.distributed import distributed_c10d
+
+    torchs: Any = distributed_c10d  # which has another type for names
+    return torchs._resolve_process_group(name)
+
+
+@contextmanager
+def dispatching(see: Callable[[Any, Any, Any, Any], Any]) -> Iterator[None]:
+    """Meanwhile, call `see(operator, types, args, kwargs)` in place of every operator of torch. Since 1.13."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return see(func, types, args, kwargs or {})
+
+    with Mode():  # type: ignore[no-untyped-call]
+        yield
+
+
+def storage_key(tensor: Tensor) -> int:
+    """What the storage of a tensor is told from others by, also on the meta device. Since 2.0."""
+    return int(tensor.untyped_storage()._cdata)
 
 
 def checkpoint_activations(module: nn.Module) -> None:

@@ -25,6 +25,7 @@ from . import (
     query,
     report,
     runs,
+    scale,
     show,
     sweep,
     train,
@@ -38,7 +39,7 @@ from .output import printable
 
 # Each adds its commands to the parser; a command imports its dependencies when it runs.
 GROUPS = (
-    *(init, check, train, sweep, evaluate, config, finders, tune),
+    *(init, check, train, sweep, evaluate, config, finders, tune, scale),
     *(ui, watch, report, runs, show, diff, plot, query, export, checkpoint, doctor, completion),
 )
 

@@ -20,6 +20,8 @@ from torch import Tensor
 
 from .buckets import MESSAGE_SIZE
 
+NUM_REQUESTS = 4  # a signal, a stop, a resume point, the clock
+
 
 class RequestConsensus:
     """The maximum of all ranks' requests, one update late.
@@ -28,7 +30,7 @@ class RequestConsensus:
     all-reduce runs on the host while the next update is computed, so no rank waits for it.
     """
 
-    def __init__(self, host_group: dist.ProcessGroup, num_requests: int = 4) -> None:
+    def __init__(self, host_group: dist.ProcessGroup, num_requests: int = NUM_REQUESTS) -> None:
         self._group = host_group
         # The tensor of the all-reduce in flight must not be written to, so two take turns.
         self._tensors = [torch.zeros(num_requests, dtype=torch.int64) for _ in range(2)]
@@ -79,7 +81,7 @@ class HostConsensus(RequestConsensus):
     The requests are all-reduced in an update in which some rank has one, or in which there was no message.
     """
 
-    def __init__(self, host_group: dist.ProcessGroup, num_requests: int = 4) -> None:
+    def __init__(self, host_group: dist.ProcessGroup, num_requests: int = NUM_REQUESTS) -> None:
         super().__init__(host_group, num_requests)
         self._requests: tuple[int, ...] | None = None  # of the previous update
         self._summed: list[float] | None = None

@@ -199,7 +199,7 @@ class DistributedRuntime(Runtime):
             self._shards.add(module)
         if was_meta and self.mesh.is_sharded:
             self._materialise(module)
-        self._buffers[module] = _own_buffers(module)
+        self._buffers[module] = own_buffers(module)
         self._has_buffers |= bool(self._buffers[module])
         return replaced
 
@@ -371,7 +371,7 @@ class DistributedRuntime(Runtime):
         self._consensus.finish()
 
 
-def _own_buffers(module: nn.Module) -> list[Tensor]:
+def own_buffers(module: nn.Module) -> list[Tensor]:
     """Buffers that may come to differ between ranks: not counters, nor the statistics of synchronised batch norms."""
     return [
         buffer

@@ -109,6 +109,16 @@ class DryRun:
         FakeGroup.join("cpu")
 
 
+@contextmanager
+def fake_group(world: int) -> Iterator[None]:
+    """A fake process group of which this process is rank 0, for a rehearsal without a trainer."""
+    start_fake_group(world)
+    try:
+        yield
+    finally:
+        _stop()
+
+
 def _stop() -> None:
     import torch.distributed as dist
 

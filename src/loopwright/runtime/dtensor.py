@@ -19,6 +19,11 @@ from ..errors import ConfigurationError
 T = TypeVar("T", bound=Tensor)
 
 
+def dtensor_type() -> type[Any] | None:
+    """The class DTensor; None where nothing has imported it, so that there is no DTensor."""
+    return getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+
+
 def mesh_of(tensor: Tensor) -> Any:
     """The device mesh of a DTensor; None for a plain tensor."""
     module = sys.modules.get("torch.distributed.tensor")

@@ -1,0 +1,186 @@
+"""Figures of devices, links and clusters: vendors' peaks by name, and the user's own."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+from ..errors import ConfigurationError
+
+T = TypeVar("T")
+GB = 10**9
+MICRO = 1e-6
+
+
+def _check_figures(value: object, *names: str) -> None:
+    for name in names:
+        figure = getattr(value, name)
+        if isinstance(figure, bool) or not isinstance(figure, int | float) or not 0 < figure < math.inf:
+            raise ConfigurationError(f"{type(value).__name__}({name}={figure!r}): use a number above 0.")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device that computes, with its vendor's peak figures.
+
+    Args:
+        name: What it is called in tables.
+        flops: Operations per second at most, of dense matrix products in bf16.
+        memory: Bytes of its memory.
+        bandwidth: Bytes per second that it reads from its memory.
+        link: The name of the link to the other devices of its node, where none is given.
+        is_host: Whether it is a CPU, whose processes agree by other messages than those of GPUs.
+
+    Example:
+        >>> from loopwright.scaling import Device
+        >>> Device("my card", flops=100e12, memory=24 * 10**9, bandwidth=900e9).memory
+        24000000000
+    """
+
+    name: str
+    flops: float
+    memory: int
+    bandwidth: float
+    link: str = "pcie4"
+    is_host: bool = False
+
+    def __post_init__(self) -> None:
+        _check_figures(self, "flops", "memory", "bandwidth")
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A link of a device to others: of its node, or of other nodes.
+
+    Args:
+        name: What it is called in tables.
+        bandwidth: Bytes per second that one device, or one network adapter, sends at most.
+        latency: Seconds that a message takes from one device to the next.
+
+    Example:
+        >>> from loopwright.scaling import Link
+        >>> Link("slow", bandwidth=1e9, latency=50e-6).bandwidth
+        1000000000.0
+    """
+
+    name: str
+    bandwidth: float
+    latency: float
+
+    def __post_init__(self) -> None:
+        _check_figures(self, "bandwidth", "latency")
+
+
+# Vendors' peak figures: dense bf16 matrix products with fp32 sums (not the doubled figure for sparse matrices), memory,
+# memory bandwidth. Links: one direction of one device.
+DEVICES: Mapping[str, Device] = {
+    "a100": Device("A100 SXM 80 GB", 312e12, 80 * GB, 2.039e12, "nvlink3"),
+    "h100": Device("H100 SXM 80 GB", 989e12, 80 * GB, 3.35e12, "nvlink4"),
+    "h200": Device("H200 SXM 141 GB", 989e12, 141 * GB, 4.8e12, "nvlink4"),
+    "b200": Device("B200 180 GB", 2250e12, 180 * GB, 8e12, "nvlink5"),
+    "mi300x": Device("MI300X 192 GB", 1307.4e12, 192 * GB, 5.3e12, "infinity-fabric"),
+    "l40s": Device("L40S 48 GB", 362e12, 48 * GB, 864e9, "pcie4"),
+    "rtx4090": Device("RTX 4090 24 GB", 165.2e12, 24 * GB, 1008e9, "pcie4"),
+}
+# The latencies are no vendor's: they are what NCCL's own tuning tables assume for its bulk protocol.
+LINKS: Mapping[str, Link] = {
+    "nvlink3": Link("NVLink 3 (A100)", 300e9, 3.4 * MICRO),
+    "nvlink4": Link("NVLink 4 (H100, H200)", 450e9, 3.4 * MICRO),
+    "nvlink5": Link("NVLink 5 (B200)", 900e9, 3.4 * MICRO),
+    "infinity-fabric": Link("Infinity Fabric (MI300X)", 448e9, 5.7 * MICRO),
+    "pcie4": Link("PCIe 4.0 x16", 32e9, 5.7 * MICRO),
+    "pcie5": Link("PCIe 5.0 x16", 64e9, 5.7 * MICRO),
+    "hdr": Link("InfiniBand HDR 200 Gb/s", 25e9, 14 * MICRO),
+    "ndr": Link("InfiniBand NDR 400 Gb/s", 50e9, 14 * MICRO),
+    "ethernet100": Link("Ethernet 100 Gb/s", 12.5e9, 30 * MICRO),
+    "ethernet25": Link("Ethernet 25 Gb/s", 3.125e9, 30 * MICRO),
+    "ethernet10": Link("Ethernet 10 Gb/s", 1.25e9, 30 * MICRO),
+}
+
+
+@dataclass(frozen=True, init=False)
+class Cluster:
+    """Nodes of equal devices, the links inside and between them, and how much of the peaks is reached.
+
+    Args:
+        device: A `Device`, or the name of a known one.
+        per_node: The number of devices of a node.
+        within: The link of a device to the others of its node: a `Link` or a name; the device's own by default.
+        between: The link of a network adapter to other nodes: a `Link` or a name.
+        adapters: The number of network adapters of a node; one for each device by default.
+        utilisation: The share of the device's peak that matrix products reach in training.
+        link_utilisation: The share of the links' bandwidth that collectives reach.
+        usable_memory: The share of a device's memory that a program can fill before the allocator fails.
+
+    Example:
+        >>> from loopwright.scaling import Cluster
+        >>> cluster = Cluster("h100", between="hdr")
+        >>> cluster.within.name, cluster.num_nodes(64)
+        ('NVLink 4 (H100, H200)', 8)
+    """
+
+    device: Device
+    per_node: int
+    within: Link
+    between: Link
+    adapters: int
+    utilisation: float
+    link_utilisation: float
+    usable_memory: float
+
+    def __init__(
+        self,
+        device: Device | str = "h100",
+        per_node: int = 8,
+        within: Link | str | None = None,
+        between: Link | str = "ndr",
+        adapters: int | None = None,
+        *,
+        utilisation: float = 0.4,
+        link_utilisation: float = 0.8,
+        usable_memory: float = 0.92,
+    ) -> None:
+        device = find("device", device, DEVICES, Device)
+        values = {
+            "device": device,
+            "per_node": per_node,
+            "within": find("link", device.link if within is None else within, LINKS, Link),
+            "between": find("link", between, LINKS, Link),
+            "adapters": per_node if adapters is None else adapters,
+            "utilisation": utilisation,
+            "link_utilisation": link_utilisation,
+            "usable_memory": usable_memory,
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        _check_figures(self, "per_node", "adapters", "utilisation", "link_utilisation", "usable_memory")
+        for name in ("utilisation", "link_utilisation", "usable_memory"):
+            if getattr(self, name) > 1:
+                raise ConfigurationError(f"Cluster({name}={getattr(self, name)!r}): use a share, from above 0 to 1.")
+
+    def num_nodes(self, devices: int) -> int:
+        """The number of nodes that some devices take."""
+        return -(-devices // self.per_node)
+
+
+def find(what: str, given: Any, known: Mapping[str, T], kind: type[T]) -> T:
+    """A known device or link by its name, whatever its case and punctuation; the user's own as it is."""
+    if isinstance(given, kind):
+        return given
+    plain = {_plain(name): value for name, value in known.items()}
+    if isinstance(given, str) and _plain(given) in plain:
+        return plain[_plain(given)]
+    near = difflib.get_close_matches(_plain(str(given)), plain, n=1, cutoff=0.5)
+    hint = f"Did you mean {next(name for name in known if _plain(name) == near[0])!r}? " if near else ""
+    own = ", ".join(f"{each.name}=" for each in fields(kind)[:4])  # type: ignore[arg-type]
+    raise ConfigurationError(
+        f"There is no {what} {given!r}. {hint}Known are {', '.join(known)}; any other is, in Python, "
+        f"{kind.__name__}({own})."
+    )
+
+
+def _plain(name: str) -> str:
+    return "".join(c for c in name.lower() if c.isalnum())
