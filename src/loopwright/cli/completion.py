@@ -10,14 +10,14 @@ from .arguments import add_command
 from .exits import OK
 
 MORE = """\
-It completes commands, options and their choices, run directories below runs/, YAML files and paths.
+The script completes commands, options and their choices, runs below runs/, YAML files and paths. Write it to:
 
-  bash  loopwright completion bash > ~/.local/share/bash-completion/completions/loopwright
-  zsh   loopwright completion zsh > ~/.zfunc/_loopwright     (with fpath+=~/.zfunc before compinit in .zshrc)
-  fish  loopwright completion fish > ~/.config/fish/completions/loopwright.fish
-  tcsh  loopwright completion tcsh > ~/.loopwright.tcsh      (with source ~/.loopwright.tcsh in .tcshrc)
+  bash  ~/.local/share/bash-completion/completions/loopwright
+  zsh   ~/.zfunc/_loopwright, with fpath+=~/.zfunc before compinit in .zshrc
+  fish  ~/.config/fish/completions/loopwright.fish
+  tcsh  ~/.loopwright.tcsh, with source ~/.loopwright.tcsh in .tcshrc
 
-or, for this shell only, as in the example; in zsh: eval "$(loopwright completion zsh)"."""
+For the current zsh only: eval "$(loopwright completion zsh)"."""
 EXAMPLE = """\
 completion bash
 completion bash > loopwright.bash && source loopwright.bash"""
@@ -86,9 +86,9 @@ complete -F _loopwright loopwright
 
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     """Add the command."""
-    what = "Print a script that completes commands in a shell."
+    what = "Print a script for shell completion."
     parser = add_command(parsers, common, "completion", run=completion_command, what=what, more=MORE, example=EXAMPLE)
-    parser.add_argument("shell", choices=SHELLS, help="which shell")
+    parser.add_argument("shell", choices=SHELLS, help="the shell")
 
 
 def completion_command(options: argparse.Namespace) -> int:

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from .doctor_probes import Compilation, Device, Disk, Machine, Workers
 
 MORE = """\
-Versions, devices, the speed of each precision, whether torch.compile works, what workers have to live with, how fast
-the current folder is and what a checkpoint costs there, distributed backends, and the optional packages; then advice.
-Takes about 15 seconds, most of it for compiling. Exit code 1: nothing can be written to the folder."""
+Prints versions, devices, the speed of each precision, whether torch.compile works, the limits for data-loading workers,
+the speed of the disk and what a checkpoint costs on it, distributed backends and optional packages; then advice. This
+takes about 15 seconds, most of it for compiling.
+Exit code 1: the folder is not writable."""
 EXAMPLE = """\
 doctor
 doctor --quick --folder /scratch/runs"""
@@ -32,10 +33,10 @@ TYPICAL = 1_200_000_000  # bytes: 100 M parameters with Adam
 
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     """Add the command."""
-    what = "Show what this machine can do."
+    what = "Measure what this machine can do, and give advice."
     parser = add_command(parsers, common, "doctor", run=doctor_command, what=what, more=MORE, example=EXAMPLE)
-    parser.add_argument("--quick", action="store_true", help="do not try torch.compile, and measure less")
-    parser.add_argument("--folder", metavar="DIR", default=".", help="where runs would be written (default: here)")
+    parser.add_argument("--quick", action="store_true", help="skip torch.compile and measure less")
+    parser.add_argument("--folder", metavar="DIR", default=".", help="the folder for runs (default: the current one)")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -44,7 +45,7 @@ def doctor_command(options: argparse.Namespace) -> int:
     if not folder.is_dir():
         from ..errors import ConfigurationError
 
-        raise ConfigurationError(f"--folder {options.folder} is no folder: create it, or name another.")
+        raise ConfigurationError(f"--folder {options.folder}: there is no such folder. Create it, or name another.")
 
     found = examine(folder, quick=options.quick)
     advice = advise(found)
