@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = parser_for(parser, words)
     options, others = parser.parse_known_args(words)
     if unknown := take_overrides(options, others):
-        command.error(f"{command.prog} does not take {' '.join(map(repr, unknown))}.")
+        command.error(f"`{command.name}` does not take {' '.join(map(repr, unknown))}.")
     try:
         code = _run(options)
         sys.stdout.flush()

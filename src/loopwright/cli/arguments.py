@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigurationError
 from .parser import Parser
 
 Command = Callable[[argparse.Namespace], int]
@@ -71,7 +69,7 @@ def examples_text(example: str) -> str:
     lines = ["examples:"]
     for text in example.splitlines():
         line = "  loopwright"
-        for word in re.findall(r"'[^']*'|\"[^\"]*\"|\S+", text):
+        for word in re.findall(r"--?[a-z][\w-]* '[^']*'|--?[a-z][\w-]* [^-\s]\S*|'[^']*'|\"[^\"]*\"|\S+", text):
             if len(line) + len(word) + 3 > EXAMPLE_WIDTH:
                 lines.append(f"{line} \\")
                 line = "     "
@@ -84,39 +82,6 @@ def add_config(parser: argparse.ArgumentParser, *, what: str = "a run file (YAML
     """Add the arguments CONFIG and KEY=VALUE."""
     parser.add_argument("config", metavar="CONFIG", help=what, nargs=nargs)
     parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", default=[], help=OVERRIDES)
-
-
-def check_run_file(text: str, command: str) -> None:
-    """Raise an error that says what to do, where CONFIG is a program, a run, a folder, or not there at all."""
-    path = Path(text)
-    if path.suffix in PROGRAMS:
-        raise ConfigurationError(_about_program(path, command))
-    if (path / "run.json").is_file():
-        resume = f" To resume the run: loopwright train --resume {text}" if command == "train" else ""
-        raise ConfigurationError(f"{text} is a run, and `loopwright {command}` takes a run file (YAML).{resume}")
-    if path.is_dir():
-        files = sorted(file for pattern in ("*.yaml", "*.yml") for file in path.glob(pattern))
-        found = f": name a file in it, such as {files[0]}." if files else ", and there is no YAML file in it."
-        raise ConfigurationError(f"{text} is a folder, and `loopwright {command}` takes a run file (YAML){found}")
-    if not path.exists():
-        near = [str(file) for pattern in ("*.yaml", "*.yml") for file in sorted(Path().glob(pattern))]
-        found = f" This folder has: {', '.join(near[:6])}." if near else " `loopwright init` writes one to begin with."
-        raise ConfigurationError(f"There is no file {text}.{found}")
-
-
-def _about_program(path: Path, command: str) -> str:
-    head = f"{path} is a Python program, and `loopwright {command}` takes a run file (YAML)."
-    if path.suffix == ".ipynb":
-        return f"{head} Run the notebook itself."
-    in_python = {"lr-find": "trainer.find_learning_rate(...)", "batch-size-find": "trainer.find_batch_size(...)"}
-    if command in in_python:
-        return f"{head} In a program, call {in_python[command]}."
-    if command != "train":
-        return head
-    return (
-        f"{head} Start the program itself:\n  python {path}\nOn several processes:\n"
-        f"  torchrun --nproc-per-node 2 {path}\nTo train from run files instead, `loopwright init` writes an example."
-    )
 
 
 def take_overrides(options: argparse.Namespace, others: Sequence[str]) -> list[str]:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError, LoopwrightError
-from .arguments import OVERRIDES, add_command, add_config, add_group, check_run_file, is_override
+from .arguments import OVERRIDES, add_command, add_config, add_group, is_override
 from .exits import FOUND, OK
 from .output import RED, print_json, printable, styled
+from .selection import check_run_file
 
 if TYPE_CHECKING:
     import yaml

@@ -50,6 +50,7 @@ OPTION_SYNONYMS = {
     **dict.fromkeys(("--workers", "--parallel"), "--jobs"),
     **dict.fromkeys(("--verbose", "--traceback"), "--debug"),
 }
+RUN_DIRECTORY = ("--run-dir", "--output-dir", "--save-dir", "--log-dir", "--logdir", "--dir")
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -85,9 +86,18 @@ class Parser(argparse.ArgumentParser):
         self.usage = self.usage or short_usage(self)
         return super().format_help()
 
+    @property
+    def name(self) -> str:
+        """The command without the word `loopwright`."""
+        return self.prog.partition(" ")[2]
+
     def error(self, message: str) -> NoReturn:
+        self.fail(f"{message}\n{self.format_usage().rstrip()}\n`{self.prog} --help` has the details.")
+
+    def fail(self, message: str) -> NoReturn:
+        """Print what is wrong and exit; for a message that says itself what to do."""
         sys.stdout.flush()
-        self.exit(FAILED, f"loopwright: {message}\n{self.format_usage()}({self.prog} --help explains it.)\n")
+        self.exit(FAILED, f"loopwright: {message}\n")
 
 
 def short_usage(parser: argparse.ArgumentParser) -> str:
@@ -121,25 +131,23 @@ def parser_for(parser: Parser, words: Sequence[str]) -> Parser:
         if word is None:
             return parser
         if word not in commands:
-            parser.error(_unknown_command(parser, word, commands))
+            parser.fail(_unknown_command(parser, word, commands))
         parser = commands[word]
     if problem := _unknown_option(parser, list(rest)):
-        parser.error(problem)
+        parser.fail(problem)
     return parser
 
 
 def _unknown_command(parser: Parser, word: str, commands: Collection[str]) -> str:
-    if parser.prog == "loopwright" and (meant := _meant_file(word)):
+    if not parser.name and (meant := _meant_file(word)):
         return meant
-    head = (
-        f"There is no command {word!r}." if parser.prog == "loopwright" else f"{parser.prog} has no command {word!r}."
-    )
+    head = f"`{parser.name}` has no command {word!r}." if parser.name else f"There is no command {word!r}."
     plain = word.lower().replace("_", "-")
-    synonym = SYNONYMS.get(plain, "") if parser.prog == "loopwright" else ""
+    synonym = "" if parser.name else SYNONYMS.get(plain, "")
     near = [plain] if plain in commands else [synonym] if synonym else _near(plain, commands)
     if near:
         return f"{head} Did you mean {' or '.join(f'`{parser.prog} {name}`' for name in near)}?"
-    return f"{head} There are: {', '.join(commands)}."
+    return f"{head} The commands are: {', '.join(commands)}."
 
 
 def _meant_file(word: str) -> str | None:
@@ -165,7 +173,8 @@ def _unknown_option(parser: Parser, words: Sequence[str]) -> str | None:
     for word in _own_words(parser, words):
         name = word.partition("=")[0]
         if name.startswith("--") and not any(option.startswith(name) for option in known):
-            return f"{parser.prog} has no option {name}.{_option_hint(parser, word, known)}"
+            hint = _option_hint(parser, word, known) or f" `{parser.prog} --help` lists its options."
+            return f"`{parser.name}` has no option {name}.{hint}"
     return None
 
 
@@ -184,6 +193,8 @@ def _option_hint(parser: Parser, word: str, known: Collection[str]) -> str:
     near = [plain] if plain in known else [option for option in known if option == OPTION_SYNONYMS.get(plain)]
     near = near or difflib.get_close_matches(plain, [option for option in known if option.startswith("--")], n=1)
     takes_values = any(action.dest == "overrides" for action in parser._actions)
+    if takes_values and plain in RUN_DIRECTORY:
+        return " The run file names the run directory (output_path: DIR); here it is +output_path=DIR."
     if takes_values and ("." in name or not near):
         example = f"{name[2:]}={value or '...'}" if "." in name else "trainer.max_epochs=20"
         return f" Values of the run file are changed without dashes: {example}"

@@ -13,7 +13,7 @@ from ..run.querying import Answer, list_views, run_query
 from ..run.reading import METRICS
 from .arguments import LAST, add_command, add_run
 from .exits import OK
-from .output import number_text, print_json, print_table, printable
+from .output import number_text, print_fitted, print_json, print_table, printable
 from .selection import find_run
 
 MORE = """\
@@ -47,6 +47,9 @@ def query_command(options: argparse.Namespace) -> int:
             raise ConfigurationError(f"The run has not logged any metrics yet: there is no {path}.")
         views = [(name, ", ".join(columns), what) for name, columns, what in list_views(path)]
         answer = Answer(("table", "columns", "content"), list(views))
+        if not (options.json or options.csv):
+            print_fitted(answer.columns, views, fold="12")
+            return OK
     else:
         answer = run_query(path, sql)
     if options.json:

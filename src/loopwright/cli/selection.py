@@ -21,6 +21,11 @@ RECORDED = (
     "Runs are recorded by Trainer(..., run_dir='runs/first') and by `loopwright train run.yaml`. To look in another "
     "folder, "
 )
+IN_PYTHON = {
+    "sweep": " In Python, write a loop over the values, with a run_dir for each.",
+    "lr-find": " In Python, call loopwright.tuning.find_learning_rate(trainer, data).",
+    "batch-size-find": " In Python, call loopwright.tuning.find_batch_size(trainer, data).",
+}
 FILES_OF_WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
 
 
@@ -116,11 +121,11 @@ def _no_run(text: str, runs: list[RunView], root: str) -> str:
     if path.suffix in (".yaml", ".yml", *PROGRAMS):
         return f"{text} is not a run. A run is a directory that training has written, such as runs/first, or `last`."
     if path.exists() and (outer := _enclosing(path)):
-        return f"{text} is inside the run {outer}: name the run itself."
+        return f"{text} is inside the run {outer}: name the run itself, and a checkpoint with --checkpoint."
     if not runs:
         return f"There is no run {text!r}. {no_runs_text(root)}"
     if runs[0].path.exists() and text in _metric_names(runs[0]):
-        return f"There is no run {text!r}, but it is a metric: use --metric {text}."
+        return f"There is no run {text!r}. It is a metric, which `loopwright plot --metric {text}` draws."
     words = {word: run for run in reversed(runs) for word in _words(run, root)}
     near = difflib.get_close_matches(text, words, n=MAX_LISTED, cutoff=0.5)
     candidates = list({id(words[word]): words[word] for word in near}.values())
@@ -144,6 +149,58 @@ def _listed(runs: list[RunView], root: str) -> str:
     lines = [f"\n  {short_path(run, root)}  ({run.state}, id {run.id})" for run in runs[:MAX_LISTED]]
     more = len(runs) - len(lines)
     return "".join(lines) + (f"\n  and {more} more (`loopwright runs` lists them)" if more > 0 else "")
+
+
+# Run files
+
+
+def check_run_file(text: str, command: str) -> None:
+    """Raise an error that says what to do, where CONFIG is a program, a run, a folder, or not there at all."""
+    path = Path(text)
+    if path.suffix in PROGRAMS:
+        raise ConfigurationError(_about_program(path, command))
+    takes = f"`loopwright {command}` takes a run file (YAML)"
+    if (path / MANIFEST).is_file():
+        resumes = f" {resume_text(RunView(path))}" if command == "train" else ""
+        raise ConfigurationError(f"{text} is a run, and {takes}.{resumes}")
+    if path.is_dir():
+        files = _run_files(path)
+        found = f": name a file in it, such as {files[0]}." if files else ", and there is no YAML file in it."
+        raise ConfigurationError(f"{text} is a folder, and {takes}{found}")
+    if not path.exists():
+        near = _run_files(Path())
+        found = f"This folder has: {', '.join(near[:6])}." if near else "`loopwright init` writes an example."
+        raise ConfigurationError(f"There is no file {text}. {found}")
+
+
+def _run_files(folder: Path) -> list[str]:
+    return sorted(str(file) for pattern in ("*.yaml", "*.yml") for file in folder.glob(pattern))
+
+
+def _about_program(path: Path, command: str) -> str:
+    if path.suffix == ".ipynb":
+        return f"{path} is a notebook, and `loopwright {command}` takes a run file (YAML). Run the notebook itself."
+    head = f"{path} is a Python program, and `loopwright {command}` takes a run file (YAML)."
+    if command != "train":
+        return head + IN_PYTHON.get(command, "")
+    return (
+        f"{head} Start the program itself:\n  python {path}\nOn several processes:\n"
+        f"  torchrun --nproc-per-node 2 {path}\nTo train from run files instead, `loopwright init` writes an example."
+    )
+
+
+def name_run_file() -> str:
+    """What is said where neither a run file nor a run is named."""
+    example = next(iter(_run_files(Path())), "run.yaml")
+    return f"Name a run file, as in `loopwright train {example}`, or a run to resume: `loopwright train --resume last`."
+
+
+def resume_text(run: RunView) -> str:
+    """How to resume a run: by its config, or by the program that started it."""
+    if (run.path / CONFIG).is_file():
+        return f"To resume it: loopwright train --resume {run.path}"
+    command = program_of(run) or "(its command was not recorded)"
+    return f"It was started by a program. To resume it, run the program again:\n  {command}"
 
 
 # Checkpoints
@@ -239,9 +296,3 @@ def program_of(run: RunView) -> str | None:
     """The command line that started a run, as its manifest has it."""
     command = run.manifest.get("command")
     return shlex.join(map(str, command)) if isinstance(command, list) and command else None
-
-
-def resume_by_program(path: Path) -> str:
-    """How a run without a config is resumed: by the program that started it."""
-    command = program_of(RunView(path)) or "(its command was not recorded)"
-    return f"{path} was started by a program, not from a run file. To resume it, run the program again:\n  {command}"

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError, Interrupted, LoopwrightError
-from .arguments import add_command, add_config, add_root, check_run_file, is_override
+from ..run.reading import RunView
+from .arguments import add_command, add_config, add_root, is_override
 from .exits import FAILED, OK
-from .selection import find_run, resume_by_program
+from .selection import check_run_file, find_run, name_run_file, resume_text
 
 if TYPE_CHECKING:
     from ..doors.configured import Experiment
@@ -151,16 +152,10 @@ def _again(run: Path | None, overrides: list[str], progress: Display) -> Experim
     from ..doors.configured import Experiment
 
     if run is None:
-        raise ConfigurationError(_nothing_named())
+        raise ConfigurationError(name_run_file())
     config = run / "config.yaml"
     if not config.is_file():
-        raise ConfigurationError(resume_by_program(run))
+        raise ConfigurationError(f"{run} has no config.yaml. {resume_text(RunView(run))}")
     experiment = Experiment.from_config(load_config(config, overrides), progress=progress)
     experiment.run = run
     return experiment
-
-
-def _nothing_named() -> str:
-    files = sorted(str(file) for file in Path().glob("*.y*ml"))
-    example = f"loopwright train {files[0]}" if files else "loopwright train run.yaml"
-    return f"Name a run file, as in `{example}`, or a run to resume: `loopwright train --resume last`."

@@ -13,9 +13,10 @@ from ...checkpoint.manifest import local_path
 from ...errors import ConfigurationError
 from ...metrics.best import Mode, direction_of, ranked
 from ...run.changes import short_keys
-from ..arguments import add_command, add_config, check_run_file
+from ..arguments import add_command, add_config
 from ..exits import FOUND, INTERRUPTED, OK
 from ..output import RED, number_text, print_json, printable, progress_text, styled, time_text
+from ..selection import check_run_file
 
 if TYPE_CHECKING:
     from ...config import Config, Sweep
