@@ -16,7 +16,7 @@ from loopwright import ConfigurationError
 from loopwright.checkpoint import load_weights, write_checkpoint
 from loopwright.checkpoint.onnx import export_module
 from loopwright.cli import main
-from loopwright.cli.export import pick_checkpoint
+from loopwright.cli.selection import pick_checkpoint
 from loopwright.run import RunManifest, RunView, find_runs
 from tests.cli.helpers import flip
 

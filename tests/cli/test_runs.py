@@ -12,7 +12,7 @@ import pytest
 
 from loopwright import ConfigurationError
 from loopwright.cli import main
-from loopwright.cli.arguments import find_run
+from loopwright.cli.selection import find_run
 from loopwright.run import RunView
 from tests.cli.gallery import ROOT
 from tests.cli.helpers import run_on_terminal

@@ -50,7 +50,7 @@ def explained(run: Callable[[], Path | None] = lambda: None) -> Iterator[None]:
         raise
     except Exception as error:
         log = None if (directory := run()) is None else directory / LOG
-        kept = f", and {log} has it" if log is not None and log.is_file() else ""
+        kept = f"; it is also in {log}" if log is not None and log.is_file() else ""
         raise ProgramError("\n".join([*described(error), f"(--debug shows the traceback{kept}.)"])) from error
 
 

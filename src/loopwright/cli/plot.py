@@ -173,6 +173,7 @@ def draw_picture(path: Path, panels: dict[str, list[Curve]], *, is_log: bool) ->
     """Draw one panel beside the other, with a curve for each run and metric."""
     try:
         from matplotlib.figure import Figure
+        from matplotlib.ticker import FuncFormatter
     except ImportError as error:
         from ..errors import MissingExtraError
 
@@ -182,8 +183,16 @@ def draw_picture(path: Path, panels: dict[str, list[Curve]], *, is_log: bool) ->
     figure = Figure(figsize=(max(5.5 * len(panels), 7.0), 4.2), layout="constrained")
     for axis, (name, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
         _draw_panel(axis, name, curves)
-        axis.set_yscale("log" if is_log else "linear")
+        if is_log:
+            axis.set_yscale("log")
+            axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))  # 0.01, not a power of ten
+            axis.yaxis.set_minor_formatter(FuncFormatter(_minor_label))
     figure.savefig(path, dpi=120)
+
+
+def _minor_label(value: float, _: object) -> str:
+    """Labels between two powers of ten: at 2 and 5 only, so that they do not overlap."""
+    return f"{value:g}" if round(value / 10 ** math.floor(math.log10(value))) in (2, 5) else ""
 
 
 def _draw_panel(axis: Any, name: str, curves: Sequence[Curve]) -> None:
