@@ -123,15 +123,20 @@ def _no_run(text: str, runs: list[RunView], root: str) -> str:
     if path.exists() and (outer := _enclosing(path)):
         return f"{text} is inside the run {outer}: name the run itself, and a checkpoint with --checkpoint."
     if not runs:
-        return f"There is no run {text!r}. {no_runs_text(root)}"
+        return f"There is no {_what(text)}. {no_runs_text(root)}"
     if runs[0].path.exists() and text in _metric_names(runs[0]):
         return f"There is no run {text!r}. It is a metric, which `loopwright plot --metric {text}` draws."
     words = {word: run for run in reversed(runs) for word in _words(run, root)}
     near = difflib.get_close_matches(text, words, n=MAX_LISTED, cutoff=0.5)
     candidates = list({id(words[word]): words[word] for word in near}.values())
     if candidates:
-        return f"There is no run {text!r} in {root}/. Did you mean:{_listed(candidates, root)}"
-    return f"There is no run {text!r} in {root}/. The newest are:{_listed(runs, root)}"
+        return f"There is no {_what(text)} in {root}/. Did you mean:{_listed(candidates, root)}"
+    return f"There is no {_what(text)} in {root}/. The newest are:{_listed(runs, root)}"
+
+
+def _what(text: str) -> str:
+    """A name as it is quoted in a message: a path is a folder, another word a run."""
+    return f"folder {text}" if "/" in text and not Path(text).exists() else f"run {text!r}"
 
 
 def _enclosing(path: Path) -> Path | None:
