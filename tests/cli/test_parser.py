@@ -47,8 +47,8 @@ MISTYPED = {
         "The run file names the run directory (output_path: DIR); here it is +output_path=DIR.",
     ),
     "`loopwright show first second`": (
-        ["show", "a", "b"],
-        "`show` does not take 'b'.\nusage: loopwright show [RUN] [options]",
+        ["show", "first", "second"],
+        "`show` does not take 'second'.\nusage: loopwright show [RUN] [options]",
     ),
     "`loopwright predict` without `--data`": (
         ["predict"],

@@ -71,7 +71,7 @@ MISUNDERSTOOD = {
         "It was started by a program. To resume it, run the program again:\n  ",
     ),
     "`loopwright train train.py`": (["train", "train.py"], "Start the program itself:\n  python train.py\n"),
-    "`loopwright train runs/first`": (
+    "`loopwright train runs/finished`": (
         ["train", "runs/finished"],
         "runs/finished is a run, and `loopwright train` takes",
     ),
@@ -96,7 +96,7 @@ def test_what_is_not_meant_is_answered_with_what_to_do(
     assert message in shell.err
     assert shell.out == ""
     said = shell.err.replace(str(gallery), "...")
-    mistake.said("Command line", what, said, hide=r"id \S+\)|\(/\S.*?\)|(?<=\n  )/.*")
+    mistake.said("Command line", what, said, hide=r"id \S+\)|(?<=by a program )\(.*?\)(?=, not)|(?<=again:\n  ).*")
 
 
 def test_runs_of_an_empty_folder_says_what_to_do(tmp_path: Path, monkeypatch, shell: Shell) -> None:
