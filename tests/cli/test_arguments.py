@@ -23,4 +23,4 @@ def test_an_unknown_option_before_a_file_is_still_refused(project: Project, shel
     with pytest.raises(SystemExit) as left:
         shell("config", "validate", "run.yaml", "--jsn", "run.yaml")
     assert left.value.code == 2
-    assert "unrecognized arguments: --jsn" in capsys.readouterr().err
+    assert "`config validate` has no option --jsn. Did you mean --json?" in capsys.readouterr().err

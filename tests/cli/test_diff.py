@@ -130,7 +130,7 @@ def test_runs_before_their_first_metric_can_be_compared(gallery, tmp_path, capsy
         shutil.copytree(gallery / "runs/finished", tmp_path / name)
         (tmp_path / name / "metrics.sqlite").unlink()
     assert main(["diff", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
-    assert "metrics of steps: neither has any" in capsys.readouterr().out
+    assert "metrics per step: neither run has any" in capsys.readouterr().out
 
 
 def test_a_resumed_run_is_the_same_as_one_that_was_not_interrupted(tmp_path):

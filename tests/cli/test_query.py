@@ -137,7 +137,7 @@ def test_a_long_answer_says_how_many_rows_are_left_out(run, capsys):
     assert main(["query", str(run), "SELECT * FROM metrics"]) == 0
     printed = capsys.readouterr()
     assert len(printed.out.splitlines()) == 1001
-    assert printed.err == "and 500 more rows: --csv and --json print all, LIMIT in the query asks for fewer\n"
+    assert printed.err == "and 500 more rows: --csv and --json print all of them; LIMIT in the query returns fewer\n"
 
 
 def test_a_run_that_has_not_logged_says_so(tmp_path, capsys):
@@ -145,4 +145,4 @@ def test_a_run_that_has_not_logged_says_so(tmp_path, capsys):
     (tmp_path / "run" / "metrics.sqlite").unlink()
     for words in (["SELECT 1"], []):
         assert main(["query", str(tmp_path / "run"), *words]) == 2
-        assert "There are no metrics to ask" in capsys.readouterr().err
+        assert "The run has not logged any metrics yet" in capsys.readouterr().err

@@ -135,8 +135,8 @@ def test_text_of_a_run_cannot_control_the_terminal(tmp_path, capsys):
 
 def test_no_folder_is_an_error_that_says_what_to_do(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["runs"]) == 2
-    assert "There is no folder runs: name the one that runs are in" in capsys.readouterr().err
+    assert main(["runs", "nowhere"]) == 2
+    assert "There is no folder nowhere: name the folder that has the runs" in capsys.readouterr().err
 
 
 def test_an_empty_folder_is_none(tmp_path, capsys):

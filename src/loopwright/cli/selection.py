@@ -277,11 +277,12 @@ def find_folder(text: str, root: str) -> Path:
     from ..checkpoint import list_checkpoints
 
     path = Path(text)
-    try:
-        if path.is_dir() and ((path / MANIFEST).is_file() or list_checkpoints(path)):
-            return path
-    except CheckpointError:  # a folder without checkpoints: of runs, perhaps
-        pass
+    if path.is_dir():
+        try:
+            list_checkpoints(path)
+        except CheckpointError:  # a folder without checkpoints: of runs, perhaps
+            return find_run(text, root).path
+        return path
     return find_run(text, root).path
 
 

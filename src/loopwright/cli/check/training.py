@@ -123,8 +123,8 @@ def _check_inputs(report: ConfigReport, engine: Engine, probe: Probe) -> None:
         report.mistake(
             "model",
             f"the same batch evaluated twice gives different losses, {first:.6g} and {second:.6g}.\n-> The model or "
-            f"the loss changes its inputs in place{what}, is random in eval mode, or depends on the number of calls: work "
-            "on copies.",
+            f"the loss changes its inputs in place{what}, is random in eval mode, or depends on the number of calls: "
+            "work on copies.",
         )
     elif probe.changed_inputs:
         report.note(
