@@ -246,7 +246,7 @@ def test_help_says_how_to_stop_and_resume_and_how_to_use_several_processes(
     with pytest.raises(SystemExit) as left:
         shell("train", "--help")
     assert left.value.code == 0
-    text = capsys.readouterr().out
+    text = " ".join(capsys.readouterr().out.split())
     for words in ("Ctrl-C and SIGTERM finish", "the same command resumes", "torchrun", "python or"):
         assert words in text
 

@@ -27,6 +27,7 @@ KINDS = {  # what completes an argument, by its name in the help
     "CHECKPOINT": "run",
     "FIRST": "run",
     "SECOND": "run",
+    "WHICH": "which",
     "CONFIG": "yaml",
     "DIR": "folder",
     "FILE": "file",
@@ -67,6 +68,13 @@ RUNS: dict[str, Any] = {
     "tcsh": "d",  # has no functions: folders only
     "preamble": {"bash": BASH_RUNS, "zsh": ZSH_RUNS, "fish": FISH_RUNS},
 }
+CHECKPOINTS: dict[str, Any] = {
+    "bash": "_loopwright_which",
+    "zsh": "(best newest)",
+    "fish": "(printf '%s\\n' best newest)",
+    "tcsh": "d",
+    "preamble": {"bash": '\n_loopwright_which() { compgen -W "best newest" -- "$1"; }\n'},
+}
 BASH_EQUALS = r"""
 _loopwright() {  # bash makes three words of --option=value, of which shtab's function is to see two
   local -a words=()
@@ -97,7 +105,13 @@ def completion_command(options: argparse.Namespace) -> int:
     from .app import build_parser
 
     parser = build_parser()
-    completers = {"run": RUNS, "yaml": shtab.glob("*.yaml", "*.yml"), "folder": shtab.DIRECTORY, "file": shtab.FILE}
+    completers = {
+        "run": RUNS,
+        "which": CHECKPOINTS,
+        "yaml": shtab.glob("*.yaml", "*.yml"),
+        "folder": shtab.DIRECTORY,
+        "file": shtab.FILE,
+    }
     for _, action in actions_of(parser):
         if kind := kind_of(action):
             action.complete = completers[kind]  # type: ignore[attr-defined]  # where shtab looks for it

@@ -45,7 +45,7 @@ def run_query(path: Path, sql: str) -> Answer:
     import sqlite3
 
     if not path.is_file():
-        raise ConfigurationError(f"There are no metrics to ask: {path} is not there. The run has not logged yet.")
+        raise ConfigurationError(f"The run has not logged any metrics yet: there is no {path}.")
     try:
         connection = open_for_reading(path)
     except sqlite3.Error as error:
