@@ -33,7 +33,7 @@ def test_weights_of_the_best_model_are_written_to_a_file_called_as_the_run(
     expected = load_weights(run / "kept/update-00000012")
     assert written.keys() == expected.keys()
     assert all(torch.equal(written[name], expected[name]) for name in expected)
-    assert "2 tensors of kept/update-00000012, eval_loss " in capsys.readouterr().out
+    assert "2 tensors of kept/update-00000012 (eval_loss " in capsys.readouterr().out
 
 
 WHICH = {

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..metrics.progress import counted
 from .arguments import add_command
 from .exits import FOUND, OK
 from .output import BOLD, print_json, printable, size_text, styled
@@ -85,12 +86,17 @@ def _print_findings(found: Findings) -> None:
         _print_line(device.name, _device_text(device))
     _print_line("compile", _compilation_text(found.compilation))
     _print_line(
-        "workers", f"start by {workers.start_method}, {shared} of shared memory free, {workers.open_files} open files"
+        "workers", f"started by {workers.start_method}, {shared} of shared memory free, {workers.open_files} open files"
     )
     _print_line("disk", _disk_text(found.disk))
     for name, size in SIZES.items():
         _print_line("", _checkpoint_text(found.disk, name, size))
-    _print_line("processes", f"torch.distributed with {', '.join(found.backends)}" if found.backends else "one only")
+    _print_line(
+        "processes",
+        f"torch.distributed with {', '.join(found.backends)}"
+        if found.backends
+        else "torch.distributed is not available",
+    )
     for number, (extra, packages) in enumerate(found.extras.items()):
         missing = [name for name, version in packages.items() if version is None]
         has = ", ".join(f"{name} {version}" for name, version in packages.items() if version is not None)
@@ -134,9 +140,9 @@ def _disk_text(disk: Disk) -> str:
 
 def _checkpoint_text(disk: Disk, name: str, size: int) -> str:
     written = disk.write_seconds(size)
-    behind = "" if written is None else f", and {written:.2g} s behind it until it is on disk"
+    behind = "" if written is None else f"; it is on disk {written:.2g} s later"
     stall = disk.stall_seconds(size)
-    return f"checkpoint of {name} parameters with Adam ({size_text(size)}): a step waits {stall:.2g} s{behind}"
+    return f"checkpoint of {name} parameters with Adam ({size_text(size)}): training waits {stall:.2g} s{behind}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,14 +166,14 @@ def advise(found: Findings) -> list[str]:
 
 def _on_disk(disk: Disk) -> Iterator[str]:
     if disk.problem is not None:
-        yield f"Nothing can be written to {disk.folder} ({disk.problem}): give runs another folder with `run_dir`."
+        yield f"{disk.folder} is not writable ({disk.problem}): choose another folder with `run_dir`."
         return
     if disk.free < LITTLE_SPACE:
-        yield f"Only {size_text(disk.free)} are free in {disk.folder}: keep few checkpoints, or use another folder."
+        yield f"Only {size_text(disk.free)} are free in {disk.folder}: keep fewer checkpoints, or use another folder."
     if disk.write_speed is not None and disk.write_speed < SLOW_DISK:
         seconds = TYPICAL / disk.write_speed
         yield (
-            f"This disk is slow: 100 M parameters take {seconds:.0f} s to be written. Save by time, as "
+            f"This disk is slow: writing 100 M parameters takes {seconds:.0f} s. Save by time: "
             f"Checkpoints(every_epochs=None, every_minutes={max(round(seconds / 60) * 10, 5)})."
         )
     if disk.file_system in NETWORK:
@@ -181,7 +187,7 @@ def _on_disk(disk: Disk) -> Iterator[str]:
 
 def _on_devices(found: Findings) -> Iterator[str]:
     if all(device.name == "cpu" for device in found.devices):
-        yield f"There is no accelerator: training computes on {found.machine.threads} threads of the processor."
+        yield f"There is no accelerator: training runs on the CPU, with {counted(found.machine.threads, 'thread')}."
     for device in found.devices:
         speeds = {name: speed for name, speed in device.speeds.items() if speed is not None}
         if "fp32" not in speeds:
@@ -213,7 +219,7 @@ def _on_workers(found: Findings) -> Iterator[str]:
     if most == 0:
         yield "One processor: leave num_workers at 0."
     else:
-        yield f"Up to num_workers={most} makes sense for data that is slow to load; data in tensors needs none."
+        yield f"Use up to num_workers={most} for data that is slow to load; data in tensors needs none."
     shared = found.workers.shared_memory
     if most and shared is not None and shared < LITTLE_SHM:
         yield (
@@ -221,4 +227,4 @@ def _on_workers(found: Findings) -> Iterator[str]:
             "container with --shm-size=2g, or use num_workers=0."
         )
     if found.workers.open_files < FEW_FILES:
-        yield f"Only {found.workers.open_files} files may be open at once: raise that (ulimit -n 4096) for workers."
+        yield f"Only {found.workers.open_files} files may be open at once: raise the limit (ulimit -n 4096)."

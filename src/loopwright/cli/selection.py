@@ -257,7 +257,7 @@ def _named(folder: Path, found: list[CheckpointInfo], which: str) -> CheckpointI
 def checkpoint_name(run: RunView, info: CheckpointInfo) -> str:
     """The path of a checkpoint relative to its run, the full path of one elsewhere; with the metric it was kept by."""
     name = str(info.path.relative_to(run.path)) if info.path.is_relative_to(run.path) else str(info.path)
-    return name if info.metric is None else f"{name}, {info.metric[0]} {number_text(info.metric[1])}"
+    return name if info.metric is None else f"{name} ({info.metric[0]} {number_text(info.metric[1])})"
 
 
 def find_source(text: str, root: str, which: str | None = None) -> Path:
