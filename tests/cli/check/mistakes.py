@@ -100,7 +100,7 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str, str]] = {
     "weights that a fresh model does not have": (
         ("model.kind=checked.Growing",),
         "model",
-        "cannot be loaded into fresh objects",
+        "cannot be loaded into new objects",
     ),
     "a callback that forgets": (callback("checked.Forgetful"), "trainer", "Resuming after 3 updates is not exact"),
     "a model that forgets": (("model.kind=checked.Counting", "~model.width"), "trainer", r"models\.model\.calls"),
@@ -139,7 +139,7 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str, str]] = {
     "samples that are no dicts": (
         ("datasets.test.kind=checked.Pairs",),
         "datasets.test",
-        "let the data set give dicts",
+        "return dicts from the data set",
     ),
     "outputs that evaluation lacks": (
         ("model.kind=checked.OtherKeys", "trainer.kind=checked.Auxiliary"),
@@ -149,7 +149,7 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str, str]] = {
     "a loss that evaluation lacks": (
         ("model.kind=checked.OtherKeys", "trainer.kind=checked.Softer"),
         "model",
-        "and not auxiliary as training does",
+        "but not auxiliary as training does",
     ),
     "data that reading changes": (
         ("datasets.train.kind=checked.Spoiling",),

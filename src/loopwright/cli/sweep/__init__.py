@@ -161,7 +161,7 @@ class SweepJob:
         finished = [task for task, config in tasks if is_finished(task.path, config)]
         self.results += [read_result(task, self.metric, self.mode) for task in finished]
         if finished:
-            self._print_line(f"{len(finished)} of {len(tasks)} runs have finished before.")
+            self._print_line(f"{len(finished)} of {len(tasks)} runs are finished already.")
         return Listed([task for task, _ in tasks if task not in finished]), len(tasks)
 
     def _tasks(self) -> Sequence[tuple[Task, Config]]:
