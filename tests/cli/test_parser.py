@@ -50,6 +50,10 @@ MISTYPED = {
         ["show", "first", "second"],
         "`show` does not take 'second'.\nusage: loopwright show [RUN] [options]",
     ),
+    "`loopwright export first first.pt`": (
+        ["export", "first", "first.pt"],
+        "`export` does not take 'first.pt'. Did you mean -o first.pt?",
+    ),
     "`loopwright predict` without `--data`": (
         ["predict"],
         "the following arguments are required: --data, -o/--output\nusage: loopwright predict [RUN] --data KEY",

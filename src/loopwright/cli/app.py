@@ -35,7 +35,7 @@ from . import (
 from .arguments import print_help, take_overrides
 from .exits import EXIT_CODES, FAILED, INTERRUPTED, PIPE_CLOSED
 from .output import printable
-from .parser import Parser, parser_for
+from .parser import Parser, hint_for_file, parser_for
 
 # Each adds its commands to the parser; a command imports its dependencies when it runs.
 GROUPS = (
@@ -72,7 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = parser_for(parser, words)
     options, others = parser.parse_known_args(words)
     if unknown := take_overrides(options, others):
-        command.error(f"`{command.name}` does not take {' '.join(map(repr, unknown))}.")
+        command.error(
+            f"`{command.name}` does not take {' '.join(map(repr, unknown))}.{hint_for_file(command, unknown)}"
+        )
     try:
         code = _run(options)
         sys.stdout.flush()

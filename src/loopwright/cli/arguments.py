@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from .parser import Parser
@@ -95,7 +96,17 @@ def take_overrides(options: argparse.Namespace, others: Sequence[str]) -> list[s
         options.files = [*options.files, *(text for text in others if is_file(text))]
         others = [text for text in others if not is_file(text)]
     options.overrides = [*options.overrides, *(text for text in others if is_override(text))]
+    _put_first(options)
     return [text for text in others if not is_override(text)]
+
+
+def _put_first(options: argparse.Namespace) -> None:
+    """Let CONFIG be the file where KEY=VALUE was written before it."""
+    config = getattr(options, "config", None)
+    file = next((text for text in options.overrides if is_file(text)), None)
+    if config is not None and file is not None and is_override(config) and not Path(config).exists():
+        options.overrides.remove(file)
+        options.config, options.overrides = file, [config, *options.overrides]
 
 
 def is_file(text: str) -> bool:

@@ -199,3 +199,9 @@ def _option_hint(parser: Parser, word: str, known: Collection[str]) -> str:
         example = f"{name[2:]}={value or '...'}" if "." in name else "trainer.max_epochs=20"
         return f" Values of the run file are changed without dashes: {example}"
     return f" Did you mean {near[0]}?" if near else ""
+
+
+def hint_for_file(parser: Parser, words: Sequence[str]) -> str:
+    """A hint where a file was named without `-o`."""
+    is_file = len(words) == 1 and bool(Path(words[0]).suffix)
+    return f" Did you mean -o {words[0]}?" if is_file and "--output" in parser._option_string_actions else ""

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigurationError
 from ..run.querying import Answer, list_views, run_query
 from ..run.reading import METRICS
 from .arguments import LAST, add_command, add_run
@@ -39,12 +38,10 @@ def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
 
 def query_command(options: argparse.Namespace) -> int:
     name, sql = options.run_name, options.sql
-    if sql is None and len(name.split()) > 1 and not Path(name).exists():  # SQL alone: of the last run
-        name, sql = LAST, name
+    if len(name.split()) > 1 and not Path(name).exists():  # SQL alone, or SQL first
+        name, sql = sql or LAST, name
     path = find_run(name, options.root).path / METRICS
     if not (sql or "").strip():
-        if not path.is_file():
-            raise ConfigurationError(f"The run has not logged any metrics yet: there is no {path}.")
         views = [(name, ", ".join(columns), what) for name, columns, what in list_views(path)]
         answer = Answer(("table", "columns", "content"), list(views))
         if not (options.json or options.csv):

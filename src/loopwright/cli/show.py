@@ -140,7 +140,8 @@ def _print_facts(run: RunView, *, is_full: bool) -> None:
         "device": _text(manifest.get("device")),
         "door": _text(manifest.get("door")),
         "parameters": _size_text(manifest.get("num_parameters")),
-        "versions": ", ".join(f"{key} {manifest[key]}" for key in ("loopwright", "torch", "python") if key in manifest),
+        "versions": ", ".join(f"{key} {manifest[key]}" for key in ("loopwright", "torch", "python") if key in manifest)
+        or None,
         "platform": _text(manifest.get("platform")),
         "changes": _changes_text(manifest.get("changes")),
         "config": f"{CONFIG} (--config prints it)" if (run.path / CONFIG).is_file() else None,
