@@ -26,6 +26,7 @@ SECTIONS = (
     "Files",
     "Checkpoints and resuming",
     "Several processes",
+    "Command line",
     "Door: simple",
     "Door: lifecycle",
     "Door: configured",

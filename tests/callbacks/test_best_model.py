@@ -11,7 +11,7 @@ import torch
 from loopwright import Callback, ConfigurationError, Trainer
 from loopwright.callbacks import BestModel
 from loopwright.checkpoint import CheckpointStore, list_checkpoints, load_weights
-from loopwright.cli.export import pick_checkpoint
+from loopwright.cli.selection import pick_checkpoint
 from loopwright.optim.initialize import read_weights
 from loopwright.run import choose
 from loopwright.run.reading import RunView

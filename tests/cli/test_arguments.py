@@ -19,8 +19,15 @@ def test_a_file_may_come_after_an_option(project: Project, shell: Shell):
     ]
 
 
+def test_the_file_may_come_after_a_value(project: Project, shell: Shell):
+    assert shell("config", "show", "trainer.max_epochs=7", "run.yaml") == 0
+    assert "max_epochs: 7" in shell.out
+    assert shell("sweep", "model.width=4,8", "run.yaml", "--list") == 0
+    assert "width=8" in shell.out
+
+
 def test_an_unknown_option_before_a_file_is_still_refused(project: Project, shell: Shell, capsys: Any):
     with pytest.raises(SystemExit) as left:
         shell("config", "validate", "run.yaml", "--jsn", "run.yaml")
     assert left.value.code == 2
-    assert "unrecognized arguments: --jsn" in capsys.readouterr().err
+    assert "`config validate` has no option --jsn. Did you mean --json?" in capsys.readouterr().err

@@ -20,14 +20,14 @@ from tests.cli.helpers import LOOPWRIGHT, cut, flip, remove, run, run_on_termina
 
 NEWEST = "checkpoints/update-00000015"
 FILES = ("manifest.json", "state.json", "state.safetensors", "model.safetensors")
-COMMANDS = ("list", "verify", "show", "diff", "export")
+COMPLETE = ("--checkpoint", "newest")
 
 
 def test_list_prints_one_aligned_row_for_each_checkpoint(finished):
     result = run("list", finished / "first")
     header, *rows = result.stdout.splitlines()
     assert (result.returncode, result.stderr) == (0, "")
-    assert header.split() == ["KIND", "NAME", "EPOCH", "STEP", "UPDATE", "METRIC", "AGE", "SIZE", "STATE"]
+    assert header.split() == ["TYPE", "NAME", "EPOCH", "STEP", "UPDATE", "METRIC", "AGE", "SIZE", "STATE"]
     assert [row.split()[:5] for row in rows[:3]] == [
         ["resume", f"update-{5 * epoch:08d}", str(epoch), str(5 * epoch), str(5 * epoch)] for epoch in (1, 2, 3)
     ]
@@ -63,7 +63,7 @@ def test_list_on_a_terminal_marks_what_is_damaged_in_red(own_run):
     cut(own_run / NEWEST / "state.safetensors")
     code, shown = run_on_terminal("list", own_run)
     assert code == 0
-    assert shown.startswith("\x1b[1mKIND")
+    assert shown.startswith("\x1b[1mTYPE")
     assert "\x1b[31mupdate-00000015: state.safetensors has" in shown
 
 
@@ -77,7 +77,7 @@ def test_list_without_a_terminal_has_no_colours(own_run):
 def test_list_of_a_run_without_checkpoints_says_so(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     result = run("list", tmp_path)
-    assert (result.returncode, result.stdout) == (0, f"No checkpoints in {tmp_path} yet.\n")
+    assert (result.returncode, result.stdout) == (0, f"There are no checkpoints in {tmp_path} yet.\n")
 
 
 def test_verify_has_one_line_for_each_checkpoint_and_exits_with_0(finished):
@@ -132,9 +132,9 @@ def test_show_of_a_damaged_checkpoint_says_what_is_wrong(own_run, file, code):
 
 
 def test_show_prints_metadata_files_and_totals(finished):
-    result = run("show", finished / "first")
+    result = run("show", finished / "first" / NEWEST)
     assert result.returncode == 0
-    assert result.stdout.splitlines()[0].startswith(f"{finished / 'first' / NEWEST}: resume, ")
+    assert result.stdout.splitlines()[0].startswith(f"{finished / 'first' / NEWEST}: resume point, ")
     assert "  update: 15\n" in result.stdout
     assert {line.split()[0] for line in result.stdout.splitlines()} >= {"FILE", *FILES[1:]}
     assert "exp_avg" not in result.stdout
@@ -146,8 +146,8 @@ def test_show_tensors_gives_type_shape_and_bytes(finished):
 
 
 def test_show_as_json_has_the_tensors_only_when_asked(finished):
-    short = json.loads(run("show", finished / "first", "--json").stdout)
-    long = json.loads(run("show", finished / "first", "--json", "--tensors").stdout)
+    short = json.loads(run("show", finished / "first", "--checkpoint", "newest", "--json").stdout)
+    long = json.loads(run("show", finished / "first", "--checkpoint", "newest", "--json", "--tensors").stdout)
     assert short["meta"] == {"epoch": 3, "step": 15, "update": 15, "sample": 111}
     assert short["num_tensors"] == sum(map(len, long.pop("tensors").values()))
     assert short.keys() == long.keys()
@@ -155,11 +155,11 @@ def test_show_as_json_has_the_tensors_only_when_asked(finished):
 
 def test_diff_of_two_equal_runs_exits_with_0(finished, capsys):
     assert main(["checkpoint", "diff", str(finished / "first"), str(finished / "again")]) == 0
-    assert capsys.readouterr().out.endswith("They are the same.\n")
+    assert capsys.readouterr().out.endswith("The checkpoints are identical.\n")
 
 
 def test_diff_as_json_has_the_first_tensor_and_every_difference(finished, capsys):
-    assert main(["checkpoint", "diff", str(finished / "first"), str(finished / "other"), "--json"]) == 1
+    assert main(["checkpoint", "diff", str(finished / "first"), str(finished / "other"), *COMPLETE, "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert (report["equal"], report["first_tensor"], report["meta"]) == (False, "models/model/0.weight", [])
     assert report["state"][0]["path"] == "models/model/0.weight"
@@ -167,12 +167,12 @@ def test_diff_as_json_has_the_first_tensor_and_every_difference(finished, capsys
 
 
 def test_diff_of_different_runs_names_the_first_tensor_and_exits_with_1(finished):
-    result = run("diff", finished / "first", finished / "other")
+    result = run("diff", finished / "first", finished / "other", *COMPLETE)
     own, other = (load_weights(finished / name / NEWEST)["0.weight"] for name in ("first", "other"))
     largest = (own.double() - other.double()).abs().max().item()
     expected = f"models/model/0.weight: float32 [16, 6]: 96 of 96 values differ, max abs difference {largest:.6g}"
     assert result.returncode == 1
-    assert f"First tensor that differs: {expected}" in result.stdout.splitlines()
+    assert f"first different tensor: {expected}" in result.stdout.splitlines()
 
 
 @pytest.mark.parametrize("out", ["weights.safetensors", "weights.pt"])
@@ -220,9 +220,7 @@ def test_damaged_weights_are_neither_compared_nor_exported(own_run, finished, tm
 def test_an_error_is_a_line_on_stderr_and_exit_code_2(tmp_path):
     result = run("list", tmp_path / "nowhere")
     assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr == (
-        f"loopwright: {tmp_path / 'nowhere'} does not exist: name a run directory or a checkpoint.\n"
-    )
+    assert result.stderr.startswith(f"loopwright: There is no folder {tmp_path / 'nowhere'}. There are no runs in ")
 
 
 @pytest.mark.parametrize("place", [0, 3])
@@ -239,16 +237,6 @@ def test_a_reader_that_goes_away_is_no_error(finished):
     result = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, timeout=300, check=False)
     os.close(write)
     assert (result.returncode, result.stderr) == (141, b"")
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_has_an_example_and_the_exit_codes(command, capsys):
-    with pytest.raises(SystemExit) as leaving:
-        main(["checkpoint", command, "--help"])
-    text = capsys.readouterr().out
-    assert leaving.value.code == 0
-    assert f"example: loopwright checkpoint {command} " in text
-    assert "exit codes: 0 " in text
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["list", "RUN"], ["verify", "RUN"], ["show", "RUN", "--tensors"]])

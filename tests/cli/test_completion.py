@@ -66,6 +66,11 @@ def test_bash_offers_choices_of_an_option(bash):
     assert bash("completion", "") == ["bash", "fish", "tcsh", "zsh"]
 
 
+def test_bash_offers_the_words_for_a_checkpoint(bash):
+    assert bash("eval", "last", "--checkpoint", "") == ["best", "newest"]
+    assert bash("checkpoint", "diff", "a", "b", "--checkpoint", "n") == ["newest"]
+
+
 def test_bash_offers_run_directories(bash):
     assert bash("show", "runs/f") == ["runs/first"]
     assert bash("diff", "runs/first", "runs/group/s") == ["runs/group/second one"]

@@ -20,9 +20,9 @@ from tests.cli.gallery import train_run
 def test_two_runs_of_one_seed_are_the_same(in_gallery, capsys):
     assert main(["diff", "finished", "twin"]) == 0
     printed = capsys.readouterr().out
-    assert "metrics of steps: the same in 12 steps, bit for bit\n" in printed
-    assert "metrics of epochs: the same in 3 epochs, bit for bit\n" in printed
-    assert printed.endswith("They are the same.\n")
+    assert "metrics per step: 12 steps identical\n" in printed
+    assert "metrics per epoch: 3 epochs identical\n" in printed
+    assert printed.endswith("The runs are identical.\n")
 
 
 def test_two_seeds_part_where_their_metrics_first_differ(in_gallery, capsys):
@@ -54,8 +54,8 @@ def test_a_run_that_got_less_far_is_the_same_up_to_there(in_gallery, capsys):
     assert train_seed == RunView("runs/finished").manifest["seed"]
     assert main(["diff", "finished", "killed"]) == 1
     printed = capsys.readouterr().out
-    assert "metrics of steps: the same in 8 steps, bit for bit" in printed
-    assert "the first goes on to step 12, the second to 8" in printed
+    assert "metrics per step: 8 steps identical" in printed
+    assert "the first run ends at step 12, the second at step 8" in printed
 
 
 def test_configs_are_compared_by_their_keys(configured, capsys):
@@ -105,7 +105,7 @@ def test_a_metric_that_only_one_has_is_named(gallery, tmp_path, capsys):
         store.add_epoch(4, 16, values)
         store.close()
     assert main(["diff", str(tmp_path / "a"), str(tmp_path / "b")]) == 1
-    assert "only the second has f1" in capsys.readouterr().out
+    assert "only the second run has f1" in capsys.readouterr().out
 
 
 def test_steps_that_only_one_run_logged_are_passed_over(gallery, tmp_path):
@@ -130,7 +130,7 @@ def test_runs_before_their_first_metric_can_be_compared(gallery, tmp_path, capsy
         shutil.copytree(gallery / "runs/finished", tmp_path / name)
         (tmp_path / name / "metrics.sqlite").unlink()
     assert main(["diff", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
-    assert "metrics of steps: neither has any" in capsys.readouterr().out
+    assert "metrics per step: neither run has any" in capsys.readouterr().out
 
 
 def test_a_resumed_run_is_the_same_as_one_that_was_not_interrupted(tmp_path):

@@ -70,13 +70,13 @@ def test_text_names_what_is_missing_with_the_pip_command(tmp_path, monkeypatch, 
     assert main(["doctor", "--quick", "--folder", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert "onnx: no onnxscript: pip install 'loopwright[onnx]'" in printed
-    assert "checkpoint of 100 M parameters with Adam (1.2 GB): a step waits" in printed
+    assert "checkpoint of 100 M parameters with Adam (1.2 GB): training waits" in printed
     assert "\nadvice\n  - " in printed
 
 
 def test_a_folder_that_cannot_be_written_is_exit_code_1(tmp_path, capsys):
     assert main(["doctor", "--quick", "--folder", "/proc"]) == 1
-    assert "Nothing can be written to /proc" in capsys.readouterr().out
+    assert "/proc is not writable" in capsys.readouterr().out
     assert main(["doctor", "--quick", "--folder", str(tmp_path / "nowhere")]) == 2
 
 
@@ -134,7 +134,7 @@ def test_probing_the_disk_leaves_no_file(tmp_path):
 
 ADVICE = {
     "fp32 where nothing is faster": ({}, "On cpu use precision='fp32': no other is faster"),
-    "no accelerator": ({}, "There is no accelerator: training computes on 8 threads"),
+    "no accelerator": ({}, "There is no accelerator: training runs on the CPU, with 8 threads"),
     "bf16 where it is faster": (
         {"devices": [Device("cuda:0", "x", 1, {"fp32": 100.0, "bf16": 450.0, "fp16": 500.0})]},
         "On cuda:0 precision='bf16' makes large matrix products 4.5 times as fast.",
@@ -152,7 +152,7 @@ ADVICE = {
     "few files": ({"workers": Workers("fork", 8 << 30, 256)}, "Only 256 files may be open at once"),
     "slow disk": (
         {"disk": Disk("/here", "ext4", 1 << 40, 10e6, 0.1, 5e9)},
-        "100 M parameters take 120 s to be",
+        "writing 100 M parameters takes 120 s",
     ),
     "network disk": ({"disk": Disk("/here", "nfs4", 1 << 40, 500e6, 0.1, 5e9)}, "on a network file system (nfs4)"),
     "full disk": ({"disk": Disk("/here", "ext4", 1 << 30, 500e6, 0.1, 5e9)}, "Only 1.07 GB are free in /here"),

@@ -13,14 +13,16 @@ def test_eval_measures_once_what_the_callbacks_of_the_run_measure(trained: Proje
     assert shell("eval", "last") == 0
     head, *rows = shell.out.splitlines()
     run = RunView(trained.runs()[0])
-    assert head == f"points/{run.path.name}, checkpoints/update-00000006"
+    best = run.best_of("test_loss")
+    assert best is not None
+    assert head.startswith(f"points/{run.path.name}, kept/update-0000000{3 * best.epoch}")
     shown = dict(row.split() for row in rows[1:])
-    assert shown["test_loss"] == f"{run.metrics.epochs('test_loss')[-1].value:.6g}"
+    assert shown["test_loss"] == f"{best.value:.6g}"
 
 
 def test_eval_on_a_named_data_set_gives_its_losses_as_json(trained: Project, shell: Shell):
     (run,) = trained.runs()
-    found = shell.json("eval", run, "--data", "train", "--json")
+    found = shell.json("eval", run, "--data", "train", "--checkpoint", "newest", "--json")
     assert found["run"] == str(run)
     assert found["checkpoint"] == str(run / "checkpoints" / "update-00000006")
     assert found["metrics"] == Experiment.from_run(run, progress="silent").evaluate("train")
@@ -56,7 +58,7 @@ def test_an_unknown_data_set_is_answered_with_those_that_there_are(trained: Proj
 
 def test_a_run_that_was_not_started_from_a_config_cannot_be_evaluated(in_gallery: object, shell: Shell):
     assert shell("eval", "finished") == 2
-    assert "no config.yaml" in shell.err
+    assert "trainer.evaluate(data)" in shell.err
 
 
 def test_an_unknown_checkpoint_is_answered_with_those_that_there_are(trained: Project, shell: Shell):

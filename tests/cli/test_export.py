@@ -16,7 +16,7 @@ from loopwright import ConfigurationError
 from loopwright.checkpoint import load_weights, write_checkpoint
 from loopwright.checkpoint.onnx import export_module
 from loopwright.cli import main
-from loopwright.cli.export import pick_checkpoint
+from loopwright.cli.selection import pick_checkpoint
 from loopwright.run import RunManifest, RunView, find_runs
 from tests.cli.helpers import flip
 
@@ -33,7 +33,7 @@ def test_weights_of_the_best_model_are_written_to_a_file_called_as_the_run(
     expected = load_weights(run / "kept/update-00000012")
     assert written.keys() == expected.keys()
     assert all(torch.equal(written[name], expected[name]) for name in expected)
-    assert "2 tensors of kept/update-00000012, eval_loss " in capsys.readouterr().out
+    assert "2 tensors of kept/update-00000012 (eval_loss " in capsys.readouterr().out
 
 
 WHICH = {
@@ -70,10 +70,13 @@ def test_a_damaged_best_model_is_not_exported(gallery, tmp_path, capsys):
 
 
 MISTAKES = {
-    "an unknown checkpoint": (["--checkpoint", "update-3"], "it holds: checkpoints/update-00000008, "),
-    "another suffix": (["--output", "x.pt"], "a file of --format safetensors ends in .safetensors"),
+    "an unknown checkpoint": (["--checkpoint", "update-3"], "it has: checkpoints/update-00000008, "),
+    "another suffix": (["--output", "x.pt"], "the name must end in .safetensors for --format safetensors"),
     "no folder": (["--output", "nowhere/x.safetensors"], "there is no folder nowhere"),
-    "no config": (["--format", "onnx", "--output", "x.onnx"], "the run was not started from a config"),
+    "no config": (
+        ["--format", "onnx", "--output", "x.onnx"],
+        "not from a run file, so this command cannot build its model and data. In Python:",
+    ),
 }
 
 
@@ -100,8 +103,8 @@ def test_onnx_of_a_run_computes_what_its_model_does(configured, tmp_path, capsys
     out = tmp_path / "points.onnx"
     assert main(["export", str(path), "--format", "onnx", "--output", str(out)]) == 0
     printed = capsys.readouterr().out
-    assert "for any size of batch" in printed
-    assert "Its outputs are the same as those of torch: max difference " in printed
+    assert "for any batch size" in printed
+    assert "Its outputs agree with those of torch: the largest difference is " in printed
     weights = load_weights(RunView(path).checkpoints()[-1].path)
     width = weights["body.0.bias"].numel()
     model = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Identity(), nn.Linear(width, 1))  # no dropout

@@ -53,7 +53,7 @@ def test_sizes_are_shown_up_to_the_data_set(capsys):
     rows = [line.split() for line in printed.splitlines()[1:7]]
     assert [row[0] for row in rows] == ["1", "2", "4", "8", "16", "24"]
     assert all(row[1] == "yes" for row in rows)
-    assert "Largest: 24; the search ended at the data set, which has 24 samples." in printed
+    assert "Largest: 24 (limited by the data set, which has 24 samples)." in printed
 
 
 def test_sizes_as_json_end_at_the_memory_that_is_allowed(capsys):

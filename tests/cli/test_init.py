@@ -91,7 +91,7 @@ def test_the_commands_in_a_readme_are_accepted(door: str):
 def test_no_program_is_overwritten(folder: Path, shell: Shell):
     (folder / "train.py").write_text("mine")
     assert shell("init", "--door", "simple") == 2
-    assert "train.py already" in shell.err
+    assert "already has train.py" in shell.err
     assert [path.name for path in folder.iterdir()] == ["train.py"]
     assert (folder / "train.py").read_text() == "mine"
 

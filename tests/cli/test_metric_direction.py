@@ -102,7 +102,7 @@ def test_an_explicit_mode_reaches_every_report(here, capsys):
     assert main(["runs"]) == 0
     assert "foo 1 @2" in capsys.readouterr().out
     assert main(["export", "runs/one", "--output", "one.safetensors"]) == 0
-    assert "foo 1 written" in capsys.readouterr().out
+    assert "foo 1), written" in capsys.readouterr().out
     assert torch.equal(load_weights("one.safetensors")["weight"], weights[1])
 
 
@@ -159,7 +159,7 @@ def test_runs_that_note_opposite_modes_are_not_sorted_together(here, capsys, mis
     assert main(["runs", "--metric", "foo", "--sort", "metric"]) == 2
     said = capsys.readouterr().err
     mistake.said("Up or down", "`loopwright runs --metric foo --sort metric` over runs with opposite modes", said)
-    assert "some that larger ones are" in said
+    assert "others that larger values are" in said
 
 
 def test_one_rule_says_which_kept_model_is_the_best(here, capsys):
@@ -173,7 +173,7 @@ def test_one_rule_says_which_kept_model_is_the_best(here, capsys):
     assert load_for_use(loading, here / "runs/one", "best").name.endswith("test_loss")
     assert torch.equal(model.weight.detach(), weights[0])
     assert main(["export", "runs/one", "--output", "one.safetensors"]) == 0
-    assert "test_loss 1 written" in capsys.readouterr().out
+    assert "test_loss 1), written" in capsys.readouterr().out
     assert RunView(here / "runs/one").main_metric == "test_loss"
 
 

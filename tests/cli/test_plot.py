@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 
 import pytest
 
+from loopwright import ConfigurationError
 from loopwright.cli import main
 from loopwright.cli.plot import Curve, collect, draw_text
-from loopwright.run import RunView
+from loopwright.run import RunManifest, RunView
+from tests.cli.helpers import run_on_terminal
 
 
 def test_picture_of_several_runs_is_a_png(in_gallery, tmp_path, capsys):
     out = tmp_path / "curves.png"
     assert main(["plot", "finished", "stopped", "--metric", "loss", "--metric", "eval_loss", "--output", str(out)]) == 0
     assert out.read_bytes().startswith(b"\x89PNG")
-    assert capsys.readouterr().out == f"loss, eval_loss of 2 runs drawn to {out}.\n"
+    assert capsys.readouterr().out == f"loss, eval_loss of 2 runs: {out}\n"
 
 
 def test_svg_names_every_run(in_gallery, tmp_path):
@@ -23,7 +27,8 @@ def test_svg_names_every_run(in_gallery, tmp_path):
     assert main(["plot", "finished", "twin", "--metric", "loss", "--log", "--output", str(out)]) == 0
     drawn = out.read_text()
     assert drawn.lstrip().startswith("<?xml")
-    assert all(f"<!-- {text} -->" in drawn for text in ("finished", "deep/twin", "loss", "epochs"))
+    assert all(f"<!-- {text} -->" in drawn for text in ("loss", "epoch"))
+    assert all(re.search(rf"<!-- {text}  [\d.]+ -->", drawn) for text in ("finished", "deep/twin"))
 
 
 def test_picture_is_called_as_its_metric_where_nobody_names_it(gallery, tmp_path, monkeypatch):
@@ -34,22 +39,22 @@ def test_picture_is_called_as_its_metric_where_nobody_names_it(gallery, tmp_path
 
 def test_values_are_those_of_the_epochs_unless_steps_are_asked_for(in_gallery):
     run = RunView("runs/finished")
-    (epochs,) = collect([run], "loss", None, 1, "runs")
-    (steps,) = collect([run], "loss", "steps", 1, "runs")
-    (updates,) = collect([run], "loss", "updates", 1, "runs")
+    (epochs,) = collect([run], ["loss"], None, 1, "runs")
+    (steps,) = collect([run], ["loss"], "steps", 1, "runs")
+    (updates,) = collect([run], ["loss"], "updates", 1, "runs")
     assert epochs.values == tuple(point.value for point in run.metrics.epochs("loss"))
     assert steps.values == tuple(point.value for point in run.metrics.steps("loss"))
     assert (epochs.places, steps.places, updates.places) == ((1, 2, 3), tuple(range(1, 13)), tuple(range(1, 13)))
 
 
 def test_a_metric_of_epochs_can_be_drawn_over_updates(in_gallery):
-    (curve,) = collect([RunView("runs/finished")], "eval_loss", "updates", 1, "runs")
+    (curve,) = collect([RunView("runs/finished")], ["eval_loss"], "updates", 1, "runs")
     assert curve.places == (4, 8, 12)
 
 
 def test_smoothing_averages_the_last_values(in_gallery):
     run = RunView("runs/finished")
-    (plain,), (smooth,) = (collect([run], "loss", "steps", window, "runs") for window in (1, 3))
+    (plain,), (smooth,) = (collect([run], ["loss"], "steps", window, "runs") for window in (1, 3))
     assert smooth.values[0] == plain.values[0]
     assert smooth.values[5] == pytest.approx(sum(plain.values[3:6]) / 3)
 
@@ -59,32 +64,74 @@ def test_text_has_a_mark_for_each_run_and_the_scale(in_gallery, capsys):
     lines = capsys.readouterr().out.splitlines()
     runs = [RunView(f"runs/{name}") for name in ("finished", "stopped")]
     values = [point.value for run in runs for point in run.metrics.steps("loss")]
-    assert lines[0] == "loss over steps"
+    assert lines[0] == "loss"
     assert lines[1].split()[0] == f"{max(values):.4g}"
     assert lines[15].split()[0] == f"{min(values):.4g}"
-    assert lines[-3].split() == ["1", "12"]
+    assert lines[-3].split() == ["1", "step", "12"]
     assert [line.split(":")[0].strip() for line in lines[-2:]] == ["* finished", "o stopped"]
     assert max(map(len, lines)) <= 80
 
 
+def plain(curves, **options):
+    lines = draw_text(curves, 60, is_plain=True, **options)
+    return ["".join(text for text, _ in line).rstrip() for line in lines]
+
+
 def test_a_straight_line_is_drawn_straight():
-    lines = draw_text("x", [Curve("r", "steps", (0, 1, 2), (0.0, 1.0, 2.0))], width=40)
+    lines = plain([Curve("r", "x", "steps", (0, 1, 2), (0.0, 1.0, 2.0))])
     marks = [(row, line.index("*")) for row, line in enumerate(lines[1:16]) if "*" in line]
-    (top, right), (middle, centre), (bottom, left) = marks
-    assert (top, middle, bottom) == (0, 7, 14)
-    assert right - centre == pytest.approx(centre - left, abs=1)
+    assert [row for row, _ in marks] == list(range(15))
+    places = [column for _, column in marks]
+    assert places == sorted(places, reverse=True)
+    assert places[0] - places[7] == pytest.approx(places[7] - places[14], abs=3)
 
 
 def test_values_that_are_not_finite_are_counted_and_not_drawn():
     values = (1.0, float("nan"), float("inf"), 2.0)
-    lines = draw_text("x", [Curve("r", "steps", (1, 2, 3, 4), values)], width=60)
-    assert lines[-1] == "  * r: 2 (2 not drawn: not finite, or not above 0)"
+    assert plain([Curve("r", "x", "steps", (1, 2, 3, 4), values)])[-1] == "  * r: 2 (2 not drawn: not finite)"
+    with pytest.raises(ConfigurationError, match="No value of x can be drawn: none is finite and above 0"):
+        plain([Curve("r", "x", "steps", (1, 2), (0.0, -1.0))], is_log=True)
 
 
 def test_constant_and_single_values_can_be_drawn():
     for values in ((3.0,), (3.0, 3.0)):
-        lines = draw_text("x", [Curve("r", "steps", tuple(range(len(values))), values)], width=60)
-        assert sum(line.count("*") for line in lines[1:16]) == len(values)
+        lines = plain([Curve("r", "x", "steps", tuple(range(len(values))), values)])
+        assert sum("*" in line for line in lines[1:16]) == 1
+
+
+def test_without_names_the_losses_of_the_last_run_share_a_picture(in_gallery, tmp_path, capsys):
+    out = tmp_path / "x.svg"
+    assert main(["plot", "-o", str(out)]) == 0
+    assert capsys.readouterr().out == f"loss, eval_loss of killed: {out}\n"
+    drawn = out.read_text()
+    assert drawn.count('id="axes_') == 1
+    assert all(re.search(rf"<!-- {text}( .*)? -->", drawn) for text in ("loss", "eval_loss", "killed", "update"))
+    assert main(["plot", "finished", "--json"]) == 0
+    assert list(json.loads(capsys.readouterr().out)) == ["loss", "eval_loss"]
+
+
+def test_of_one_epoch_the_steps_are_drawn_and_evaluations_beside_them(in_gallery):
+    run = RunView("runs/killed")
+    loss, evaluated = collect([run], ["loss", "eval_loss"], None, 1, "runs")
+    assert (loss.along, evaluated.along) == ("updates", "updates")
+    assert (loss.places, evaluated.places) == (tuple(range(1, 9)), (4,))
+
+
+def test_several_curves_have_marks_in_a_pipe_and_lines_in_colours_on_a_terminal(in_gallery, capsys):
+    assert main(["plot", "finished", "--text"]) == 0
+    assert capsys.readouterr().out.isascii()
+    code, shown = run_on_terminal("plot", "finished", "--text", columns=80, group=(), folder=in_gallery)
+    assert code == 0
+    assert re.search("[\u2801-\u28ff]", shown)
+    assert "\x1b[36m" in shown
+
+
+def test_a_run_without_metrics_has_nothing_to_draw(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/new").mkdir(parents=True)
+    RunManifest.collect(name="new").changed(state="finished").write(tmp_path / "runs/new/run.json")
+    assert main(["plot"]) == 2
+    assert "There is nothing to draw yet: new has not logged any metrics." in capsys.readouterr().err
 
 
 MISTAKES = {
@@ -92,9 +139,12 @@ MISTAKES = {
         ["finished", "--metric", "los"],
         "finished has no metric 'los'; it has: eval_loss, loss. D",
     ),
-    "no such place": (["finished", "--metric", "loss", "--output", "x.gif"], "a picture is one of .png, .svg, .pdf"),
-    "nothing to average": (["finished", "--metric", "loss", "--smooth", "0"], "average over 1 value or more"),
-    "no steps": (["finished", "--metric", "eval_loss", "--by", "steps"], "no metric 'eval_loss' of steps"),
+    "no such place": (
+        ["finished", "--metric", "loss", "--output", "x.gif"],
+        "the name of a picture ends in .png, .svg, .pdf",
+    ),
+    "nothing to average": (["finished", "--metric", "loss", "--smooth", "0"], "--smooth 0: use 1 or more"),
+    "no steps": (["finished", "--metric", "eval_loss", "--by", "steps"], "no metric 'eval_loss' per step"),
 }
 
 

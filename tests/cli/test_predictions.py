@@ -37,7 +37,7 @@ def test_every_format_holds_the_outputs_of_all_samples(
     file = tmp_path / f"out{suffix}"
     assert shell("predict", "last", "--data", "test", "--output", file) == 0
     assert torch.equal(read(file), expected)
-    assert f"output 10 x 1 written to {file}" in shell.out
+    assert f"output 10 x 1, written to {file}" in shell.out
 
 
 def test_a_file_that_is_there_is_replaced_only_by_force(trained: Project, shell: Shell, tmp_path: Path):

@@ -137,7 +137,25 @@ def test_a_long_answer_says_how_many_rows_are_left_out(run, capsys):
     assert main(["query", str(run), "SELECT * FROM metrics"]) == 0
     printed = capsys.readouterr()
     assert len(printed.out.splitlines()) == 1001
-    assert printed.err == "and 500 more rows: --csv and --json print all, LIMIT in the query asks for fewer\n"
+    assert printed.err == "and 500 more rows: --csv and --json print all of them; LIMIT in the query returns fewer\n"
+
+
+def test_a_damaged_file_is_an_error_and_no_traceback(tmp_path, capsys):
+    make_demo_run(tmp_path / "run", steps=10, epochs=1, resumed=False, media=False)
+    for file in (tmp_path / "run").glob("metrics.sqlite*"):
+        file.unlink()
+    (tmp_path / "run" / "metrics.sqlite").write_bytes(b"\x00" * 5000)
+    for words in (["SELECT 1"], []):
+        assert main(["query", str(tmp_path / "run"), *words]) == 2
+        assert "metrics.sqlite cannot be read: file is not a database" in capsys.readouterr().err
+
+
+def test_sql_alone_is_about_the_last_run_and_may_come_first(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    make_demo_run(tmp_path / "runs/first", steps=10, epochs=1, resumed=False, media=False)
+    for words in (["SELECT 1 AS one"], ["SELECT 1 AS one", "first"], ["first", "SELECT 1 AS one"]):
+        assert main(["query", *words]) == 0
+        assert capsys.readouterr().out.split() == ["one", "1"]
 
 
 def test_a_run_that_has_not_logged_says_so(tmp_path, capsys):
@@ -145,4 +163,4 @@ def test_a_run_that_has_not_logged_says_so(tmp_path, capsys):
     (tmp_path / "run" / "metrics.sqlite").unlink()
     for words in (["SELECT 1"], []):
         assert main(["query", str(tmp_path / "run"), *words]) == 2
-        assert "There are no metrics to ask" in capsys.readouterr().err
+        assert "The run has not logged any metrics yet" in capsys.readouterr().err

@@ -12,7 +12,7 @@ import pytest
 
 from loopwright import ConfigurationError
 from loopwright.cli import main
-from loopwright.cli.arguments import find_run
+from loopwright.cli.selection import find_run
 from loopwright.run import RunView
 from tests.cli.gallery import ROOT
 from tests.cli.helpers import run_on_terminal
@@ -91,7 +91,7 @@ def test_tags_are_shown_and_filtered(configured, capsys):
     assert header.endswith("TAGS")
     assert [row.endswith("small demo") for row in rows] == [True, True]
     assert main(["runs", root, "--tag", "demo", "--tag", "large"]) == 0
-    assert capsys.readouterr().out == f"No runs in {root} that fit.\n"
+    assert capsys.readouterr().out == f"No runs in {root} match.\n"
 
 
 def test_json_says_everything_that_the_table_does(in_gallery, capsys):
@@ -135,13 +135,16 @@ def test_text_of_a_run_cannot_control_the_terminal(tmp_path, capsys):
 
 def test_no_folder_is_an_error_that_says_what_to_do(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["runs"]) == 2
-    assert "There is no folder runs: name the one that runs are in" in capsys.readouterr().err
+    assert main(["runs", "nowhere"]) == 2
+    assert "There is no folder nowhere: name the folder that has the runs" in capsys.readouterr().err
 
 
 def test_an_empty_folder_is_none(tmp_path, capsys):
     assert main(["runs", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == f"No runs in {tmp_path} yet.\n"
+    assert capsys.readouterr().out == (
+        f"There are no runs in {tmp_path}/ yet. Runs are recorded by Trainer(..., run_dir='runs/first') and by "
+        "`loopwright train run.yaml`. To look in another folder, use `loopwright runs DIR`.\n"
+    )
 
 
 MISTAKES = {
@@ -212,10 +215,10 @@ def test_a_run_here_that_is_called_last_has_a_path(in_gallery, tmp_path, monkeyp
 
 
 ERRORS = {
-    "stoped": "There is no run 'stoped' below runs/. Near it:\n  stopped  (stopped, id ",
-    "f": "'f' may be any of 2 runs:\n  failed  (failed, id ",
-    "qqqqqqqq": "There is no run 'qqqqqqqq' below runs/. The newest:\n  killed  (crashed, id ",
-    "-7": "There are 6 runs below runs/, so none is '-7'",
+    "stoped": "There is no run 'stoped' in runs/. Did you mean:\n  stopped  (stopped, id ",
+    "f": "'f' could be any of 2 runs:\n  failed  (failed, id ",
+    "qqqqqqqq": "There is no run 'qqqqqqqq' in runs/. The newest are:\n  killed  (crashed, id ",
+    "-7": "There is no run '-7': runs/ has only 6 runs.",
 }
 
 
@@ -228,10 +231,12 @@ def test_a_run_that_is_not_found_is_answered_with_candidates(in_gallery, text, m
 
 def test_without_any_runs_the_error_says_where_was_looked(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigurationError, match="There is no run 'x', and runs/ is no help"):
+    with pytest.raises(
+        ConfigurationError, match=r"There is no run 'x'\. There are no runs in runs/ \(there is no such folder\)"
+    ):
         find_run("x")
     os.mkdir("runs")
-    with pytest.raises(ConfigurationError, match="There is no run below runs/"):
+    with pytest.raises(ConfigurationError, match="There are no runs in runs/ yet"):
         find_run("last")
 
 

@@ -29,7 +29,7 @@ def test_show_prints_what_ran_and_how_it_ended(in_gallery, capsys):
         ("stopped", 0, "stopped: enough"),
         ("interrupted", 0, "interrupted: SIGTERM"),
         ("failed", 1, "failed: RuntimeError: boom"),
-        ("killed", 1, "crashed: its process is gone; the same program or command continues it"),
+        ("killed", 1, "crashed: its process ended without saying why; start the same program or command to resume it"),
     ],
 )
 def test_show_says_why_a_run_ended_and_exits_with_1_if_it_broke(in_gallery, capsys, run, code, state):
@@ -68,7 +68,7 @@ def test_show_prints_the_config_as_it_stands(configured, capsys):
 
 def test_show_says_that_there_is_no_config(in_gallery, capsys):
     assert main(["show", "finished", "--config"]) == 1
-    assert "has no config.yaml: the run was not started from one" in capsys.readouterr().out
+    assert "has no config.yaml: a program started this run, not a run file" in capsys.readouterr().out
 
 
 def test_show_all_lists_the_packages(configured, capsys):

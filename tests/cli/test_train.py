@@ -192,7 +192,7 @@ def test_resume_from_a_checkpoint_is_a_run_of_its_own(project: Project, shell: S
 
 def test_train_without_a_config_or_a_run_says_what_to_name(project: Project, shell: Shell):
     assert shell("train", "trainer.max_epochs=3") == 2
-    assert "--resume RUN" in shell.err
+    assert "--resume last" in shell.err
 
 
 # Mistakes
@@ -240,12 +240,14 @@ def test_a_missing_file_is_one_line(project: Project, shell: Shell):
     assert "Traceback" not in shell.err
 
 
-def test_help_has_an_example_and_the_exit_codes(shell: Shell, capsys: pytest.CaptureFixture[str]):
+def test_help_says_how_to_stop_and_resume_and_how_to_use_several_processes(
+    shell: Shell, capsys: pytest.CaptureFixture[str]
+):
     with pytest.raises(SystemExit) as left:
         shell("train", "--help")
     assert left.value.code == 0
-    text = capsys.readouterr().out
-    for words in ("example: loopwright train run.yaml", "exit codes:", "130 or 143", "torchrun"):
+    text = " ".join(capsys.readouterr().out.split())
+    for words in ("Ctrl-C and SIGTERM finish", "the same command resumes", "torchrun", "python or"):
         assert words in text
 
 

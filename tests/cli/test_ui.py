@@ -97,7 +97,7 @@ def test_a_folder_without_runs_says_what_to_do(tmp_path: Path):
 
 def test_another_host_has_a_token_in_its_address(tmp_path: Path):
     with ui(tmp_path, "--port", "0", "--host", "0.0.0.0") as lines:
-        assert lines[1] == "Whoever has this address can see the runs:"
+        assert lines[1] == "Everyone who has this address can see the runs:"
         token = re.fullmatch(r"http://[^/]+:(\d+)/\?token=([\w-]{32})", lines[2])
         assert token
         address = f"http://127.0.0.1:{token[1]}/"

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from rich.text import Text
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -62,7 +61,7 @@ def test_metrics_are_chosen_and_an_unknown_one_is_refused(runs, capsys, mistake)
     assert lines[3].startswith("lr ")
     assert main(["watch", "new", "--metric", "los"]) == 2
     said = capsys.readouterr().err
-    assert "There is no metric 'los' in this run; it has: " in said
+    assert "This run has no metric 'los'; it has: " in said
     assert said.endswith("Did you mean 'loss'?\n")
     mistake.said("Arguments", "`loopwright watch --metric los`", said)
 
@@ -83,7 +82,7 @@ def test_a_crashed_run_says_what_to_do(runs, capsys):
     make_demo_run(runs / "new", steps=500, state="running")
     lines = shown(capsys)
     assert lines[0].startswith("new  crashed  ")
-    assert lines[2].startswith("Its process ended without noting why;")
+    assert lines[2].startswith("Its process ended without saying why. ")
 
 
 @pytest.mark.parametrize("file", ["metrics.sqlite", "run.json", "config.yaml"])
@@ -115,7 +114,7 @@ def test_an_interval_is_a_positive_number(runs, mistake):
 
 def test_there_is_nothing_to_watch_in_an_empty_folder(runs, capsys):
     assert main(["watch"]) == 2
-    assert "There is no run below runs/" in capsys.readouterr().err
+    assert "There are no runs in runs/ " in capsys.readouterr().err
 
 
 # Live
@@ -182,7 +181,7 @@ def test_a_run_is_watched_while_it_trains(tmp_path, key):
 
 def test_the_table_of_runs_is_kept_up_to_date(tmp_path):
     watch = Program(lambda: main(["runs", ".", "--watch"]), tmp_path, columns=100)
-    watch.wait_for("No runs in . yet")
+    watch.wait_for("There are no runs in ./ yet")
     trainer = started(tmp_path)
     try:
         watch.wait_for(r"live +running +\d+ of 100000 epochs, 0% +eval_loss \S+ @\d+ .*\n1 run, 1 running")
@@ -214,8 +213,8 @@ def chart(
     values: list[float], lows: list[float] | None = None, highs: list[float] | None = None, **options: Any
 ) -> list[str]:
     drawn = Drawn("loss", list(range(len(values))), values, lows or values, highs or values)
-    lines = Chart(Text("loss"), [drawn], "update", **options).lines(30, 8)
-    return [line.plain.rstrip() for line in lines]
+    lines = Chart([("loss", "")], [drawn], "update", **options).lines(30, 8)
+    return ["".join(text for text, _ in line).rstrip() for line in lines]
 
 
 def test_a_line_goes_from_corner_to_corner():

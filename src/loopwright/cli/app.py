@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import textwrap
 import traceback
 from collections.abc import Sequence
 
@@ -33,15 +34,21 @@ from . import (
     ui,
     watch,
 )
-from .arguments import take_overrides
-from .exits import EXIT_CODES, FAILED, INTERRUPTED, OK, PIPE_CLOSED
+from .arguments import print_help, take_overrides
+from .exits import EXIT_CODES, FAILED, INTERRUPTED, PIPE_CLOSED
 from .output import printable
+from .parser import Parser, hint_for_file, parser_for
 
 # Each adds its commands to the parser; a command imports its dependencies when it runs.
 GROUPS = (
     *(init, check, train, sweep, evaluate, config, finders, tune, scale),
     *(ui, watch, report, runs, show, diff, plot, query, export, checkpoint, doctor, completion),
 )
+DESCRIPTION = """\
+Train models, and look at the runs that training has recorded.
+
+Commands that take a RUN use the last one if you name none. `loopwright COMMAND --help` has the details of a command."""
+GLOSSARY = "The words used here are explained in docs/cli.md, under Words."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: The words after `loopwright`; None takes them from `sys.argv`.
 
     Returns:
-        The exit code: 0 done, 1 done and the answer is no, 2 failed (the reason is on stderr), 130 interrupted.
+        The exit code: 0 success, 1 success but the answer is no, 2 error (stderr has the reason), 130 interrupted.
         Arguments that cannot be parsed raise SystemExit, as argparse does.
 
     >>> import io
@@ -62,10 +69,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     >>> code, "complete -F _loopwright loopwright" in printed.getvalue()
     (0, True)
     """
+    words = _words(sys.argv[1:] if arguments is None else arguments)
     parser = build_parser()
-    options, others = parser.parse_known_args(arguments)
+    command = parser_for(parser, words)
+    options, others = parser.parse_known_args(words)
     if unknown := take_overrides(options, others):
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        command.error(
+            f"`{command.name}` does not take {' '.join(map(repr, unknown))}.{hint_for_file(command, unknown)}"
+        )
     try:
         code = _run(options)
         sys.stdout.flush()
@@ -75,29 +86,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """The parser of all commands."""
-    parser = argparse.ArgumentParser(
-        prog="loopwright",
-        description="Train, look at and compare runs.",
-        epilog=EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action="version", version=f"loopwright {__version__}")
+    parser = Parser(prog="loopwright", description=DESCRIPTION, epilog=_epilog())
+    parser.add_argument("--version", action="version", version=f"loopwright {__version__}", help="print the version")
     common = argparse.ArgumentParser(add_help=False)
     for place, default in ((parser, False), (common, argparse.SUPPRESS)):  # accepted before and after the command
         place.add_argument("--debug", action="store_true", default=default, help="show the traceback of an error")
-    parser.set_defaults(run=lambda options: show_help(parser))
+    parser.set_defaults(run=lambda options: print_help(parser))
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for group in GROUPS:
         group.add_to(commands, common)
     return parser
 
 
-def show_help(parser: argparse.ArgumentParser) -> int:
-    """Print the help; used where no command is named."""
-    parser.print_help()
-    return OK
+def _epilog() -> str:
+    codes = [(str(code), textwrap.wrap(what, 70)) for code, what in EXIT_CODES.items()]
+    lines = [f"  {code if not at else '':<5}{line}" for code, wrapped in codes for at, line in enumerate(wrapped)]
+    return "\n".join(["exit codes:", *lines, "", GLOSSARY])
+
+
+def _words(arguments: Sequence[str]) -> list[str]:
+    """The words of a command; `help show` is `show --help`."""
+    return [*arguments[1:], "--help"] if arguments[:1] == ["help"] else list(arguments)
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-if TYPE_CHECKING:
-    from rich.text import Text
+from ..metrics.best import by_importance
 
 Point: TypeAlias = tuple[float, float, float, float]  # place, value, smallest and largest value
+Line: TypeAlias = list[tuple[str, str]]  # pieces of text, each with its style in the words of rich
 
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a braille character, by row and column
 BRAILLE = 0x2800
 STYLES = ("cyan", "yellow", "magenta", "green", "red", "blue")
+MARKS = "*o+x#@%&"  # of curves in ASCII
 LEAST_WIDE = 12  # columns of the drawing itself
 
 
@@ -36,28 +37,28 @@ class Canvas:
     columns: int
     rows: int
     bits: dict[tuple[int, int], int] = field(default_factory=dict)
-    styles: dict[tuple[int, int], str] = field(default_factory=dict)
+    pens: dict[tuple[int, int], tuple[str, str]] = field(default_factory=dict)
 
-    def dot(self, x: int, y: int, style: str) -> None:
-        """Set a dot; y goes down."""
+    def dot(self, x: int, y: int, pen: tuple[str, str]) -> None:
+        """Set a dot with a pen, which is a style and a character for ASCII; y goes down."""
         cell = (y // 4, x // 2)
         self.bits[cell] = self.bits.get(cell, 0) | DOTS[y % 4][x % 2]
-        self.styles[cell] = style
+        self.pens[cell] = pen
 
-    def line(self, start: tuple[int, int], end: tuple[int, int], style: str) -> None:
+    def line(self, start: tuple[int, int], end: tuple[int, int], pen: tuple[str, str]) -> None:
         """Set the dots between two places."""
         steps = max(abs(end[0] - start[0]), abs(end[1] - start[1]), 1)
         for at in range(steps + 1):
             x = start[0] + round((end[0] - start[0]) * at / steps)
             y = start[1] + round((end[1] - start[1]) * at / steps)
-            self.dot(x, y, style)
+            self.dot(x, y, pen)
 
     def row(self, number: int, *, is_plain: bool) -> Iterator[tuple[str, str]]:
         """The characters of a row with their styles."""
         for column in range(self.columns):
             bits = self.bits.get((number, column), 0)
-            mark = " " if not bits else "*" if is_plain else chr(BRAILLE + bits)
-            yield mark, self.styles.get((number, column), "")
+            style, mark = self.pens.get((number, column), ("", " "))
+            yield mark if is_plain or not bits else chr(BRAILLE + bits), style
 
 
 class Chart:
@@ -68,24 +69,22 @@ class Chart:
         curves: The curves; the last one lies on top.
         along: The name of the axis.
         is_log: Whether values are drawn on a logarithmic scale; those that are not above 0 are left out.
-        is_plain: Whether to use ASCII characters only.
+        is_plain: Whether to use ASCII characters only, with another one for each curve.
     """
 
     def __init__(
-        self, title: Text, curves: Sequence[Drawn], along: str, *, is_log: bool = False, is_plain: bool = False
+        self, title: Line, curves: Sequence[Drawn], along: str, *, is_log: bool = False, is_plain: bool = False
     ) -> None:
         self.title, self.curves, self.along = title, curves, along
         self.is_log, self.is_plain = is_log, is_plain
 
-    def lines(self, width: int, height: int) -> list[Text]:
+    def lines(self, width: int, height: int) -> list[Line]:
         """The lines of the chart: the title, the drawing with its scale, and the ends of the axis."""
-        from rich.text import Text
-
         found = [self._heights(curve) for curve in self.curves]
         heights = [height for points in found for point in points if point is not None for height in point[1:]]
         if not heights:
             is_empty = not any(curve.places for curve in self.curves)
-            return [self.title, *([] if is_empty else [Text("no value that can be drawn", style="dim")])]
+            return [self.title, *([] if is_empty else [[("no value that can be drawn", "dim")]])]
         low, high = min(heights), max(heights)
         places = [place for curve in self.curves for place in curve.places]
         rows = max(height - 3, 1)
@@ -93,16 +92,14 @@ class Chart:
         gutter = max(map(len, labels.values()))
         canvas = Canvas(max(width - gutter - 2, LEAST_WIDE), rows)
         for number, points in enumerate(found):
-            self._draw(canvas, points, (min(places), max(places)), (low, high), STYLES[number % len(STYLES)])
+            self._draw(canvas, points, (min(places), max(places)), (low, high), pen_of(number))
         corner, side = ("+", "|") if self.is_plain else ("└", "┤")
-        drawn = []
-        for number in range(rows):
-            line = Text(f"{labels.get(number, ''):>{gutter}} {side}", style="dim", no_wrap=True)
-            for mark, style in canvas.row(number, is_plain=self.is_plain):
-                line.append(mark, style=f"not dim {style}" if style else "")
-            drawn.append(line)
+        drawn = [
+            [(f"{labels.get(number, ''):>{gutter}} {side}", "dim"), *canvas.row(number, is_plain=self.is_plain)]
+            for number in range(rows)
+        ]
         dash = "-" if self.is_plain else "─"
-        axis = Text(f"{'':>{gutter}} {corner}{dash * canvas.columns}", style="dim", no_wrap=True)
+        axis = [(f"{'':>{gutter}} {corner}{dash * canvas.columns}", "dim")]
         return [self.title, *drawn, axis, self._ends(gutter, canvas.columns, min(places), max(places))]
 
     def _heights(self, curve: Drawn) -> list[Point | None]:
@@ -129,7 +126,7 @@ class Chart:
         points: Sequence[Point | None],
         places: tuple[float, float],
         heights: tuple[float, float],
-        style: str,
+        pen: tuple[str, str],
     ) -> None:
         """Draw the range of each point, then a line through the values."""
         (first, last), (low, high) = places, heights
@@ -144,16 +141,30 @@ class Chart:
 
         for place, _, lowest, highest in filter(None, points):
             if lowest < highest:
-                canvas.line((across(place), down(highest)), (across(place), down(lowest)), f"dim {style}")
+                canvas.line((across(place), down(highest)), (across(place), down(lowest)), (f"dim {pen[0]}", pen[1]))
         drawn = [None if point is None else (across(point[0]), down(point[1])) for point in points]
         for at, end in enumerate(drawn):
             start = drawn[at - 1] if at else None
             if end is not None:
-                canvas.line(start or end, end, style)
+                canvas.line(start or end, end, pen)
 
-    def _ends(self, gutter: int, columns: int, first: float, last: float) -> Text:
-        from rich.text import Text
-
+    def _ends(self, gutter: int, columns: int, first: float, last: float) -> Line:
         left, right = f"{first:,.0f}", f"{last:,.0f}"
         middle = self.along.center(max(columns - len(left) - len(right), 0))[: max(columns - len(left) - len(right), 0)]
-        return Text(f"{'':>{gutter}}  {left}{middle}{right}", style="dim", no_wrap=True)
+        return [(f"{'':>{gutter}}  {left}{middle}{right}", "dim")]
+
+
+def pen_of(number: int) -> tuple[str, str]:
+    """The style and the ASCII character of a curve, by its number."""
+    return STYLES[number % len(STYLES)], MARKS[number % len(MARKS)]
+
+
+def metric_groups(names: Iterable[str], eval_keys: Sequence[str]) -> list[list[str]]:
+    """The metrics that share a chart: one, with its values in evaluations; the most important group first."""
+    known = list(names)
+    prefixes = [f"{key}_" for key in ("eval", *eval_keys)]
+    groups: dict[str, list[str]] = {}
+    for name in by_importance(known, eval_keys):
+        stem = next((name[len(p) :] for p in prefixes if name.startswith(p) and name[len(p) :] in known), name)
+        groups.setdefault(stem, []).append(name)
+    return [sorted(group, key=lambda name: name != stem) for stem, group in groups.items()]

@@ -8,148 +8,129 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError
-from .exits import EXIT_CODES, FOUND, OK
+from .arguments import LAST, add_checkpoint, add_command, add_group, add_root, add_run
+from .exits import FOUND, OK
 from .output import RED, age_text, number_text, print_json, print_table, printable, size_text, styled
+from .selection import find_folder, find_source
 
 if TYPE_CHECKING:
     from ..checkpoint import CheckpointContent, CheckpointDiff, CheckpointInfo, Difference
 
 
-RUN = "a run directory, a folder of checkpoints, or one checkpoint"
-ONE = "a checkpoint, or a run: then its newest sound resume point"
+MORE = """\
+A run saves two sorts of checkpoints. Resume points hold the complete state of training. Kept models hold the weights of
+the best epochs. Nothing in a checkpoint is ever executed."""
+RUN = "a run (its path, the beginning of its name or id, or `last`), a folder of checkpoints, or one checkpoint"
+ONE = "a checkpoint, or a run (its path, the beginning of its name or id, or `last`)"
+SORTS = {"resume": "resume point", "kept": "kept model"}
+WEIGHTS = ".safetensors or .pt file of weights"
 
 
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     """Add the group and its commands."""
-    group = parsers.add_parser(
-        "checkpoint",
-        help="list, verify, show, compare and export checkpoints",
-        description="Look at checkpoints and export their weights. Nothing in a checkpoint is ever executed.",
-        epilog=f"example: loopwright checkpoint verify runs/digits\n\n{EXIT_CODES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    members = group.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    what = "List, verify, show, compare and export checkpoints."
+    example = "checkpoint list\ncheckpoint verify runs/digits\ncheckpoint export last digits.safetensors"
+    members = add_group(parsers, "checkpoint", what=what, more=MORE, example=example)
     for add in (_add_list, _add_verify, _add_show, _add_diff, _add_export):
-        add(_Group(members, common))
+        add(members, common)
 
 
-class _Group:
-    """Adds commands to the group, each with an example and the shared options."""
-
-    def __init__(self, members: Any, common: argparse.ArgumentParser) -> None:
-        self._members = members
-        self._common = common
-
-    def add(self, name: str, run: Any, *, what: str, more: str, example: str) -> argparse.ArgumentParser:
-        parser: argparse.ArgumentParser = self._members.add_parser(
-            name,
-            help=what[0].lower() + what[1:].rstrip("."),
-            description=f"{what}\n{more}",
-            epilog=f"example: loopwright checkpoint {example}\n\n{EXIT_CODES}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            parents=[self._common],
-        )
-        parser.set_defaults(run=run)
-        return parser
-
-
-def _add_list(group: _Group) -> None:
-    parser = group.add(
-        "list",
-        list_command,
-        what="List the resume points and kept models of a run.",
-        more="Each with its epoch, step, update and metric, its age, its size and whether it is sound.",
-        example="list runs/digits",
-    )
-    parser.add_argument("run_directory", metavar="RUN", help=RUN)
+def _add_list(members: Any, common: argparse.ArgumentParser) -> None:
+    what = "List the resume points and kept models of a run."
+    more = "The table has epoch, step, update and metric of each, its age, its size and whether it is intact."
+    example = "checkpoint list\ncheckpoint list runs/digits --verify"
+    parser = add_command(members, common, "list", run=list_command, what=what, more=more, example=example)
+    add_run(parser, "run_directory", what=RUN)
     parser.add_argument("--verify", action="store_true", help="compare hashes too, not only sizes")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-
-
-def _add_verify(group: _Group) -> None:
-    parser = group.add(
-        "verify",
-        verify_command,
-        what="Compare every file of every checkpoint with its hash.",
-        more="Exit code 1: something is damaged, or there is nothing to verify.",
-        example="verify runs/digits",
-    )
-    parser.add_argument("run_directory", metavar="RUN", help=RUN)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def _add_show(group: _Group) -> None:
-    parser = group.add(
-        "show",
-        show_command,
-        what="Show what a checkpoint holds.",
-        more="Its metadata, files, models and, on request, tensors. Exit code 1: a file is missing or damaged.",
-        example="show runs/digits/checkpoints/update-00000690 --tensors",
-    )
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help=ONE)
-    parser.add_argument("--tensors", action="store_true", help="name every tensor, with type, shape and bytes")
+def _add_verify(members: Any, common: argparse.ArgumentParser) -> None:
+    what = "Compare every file of every checkpoint with its hash."
+    more = "Exit code 1: a checkpoint is damaged, or there is none."
+    example = "checkpoint verify\ncheckpoint verify runs/digits"
+    parser = add_command(members, common, "verify", run=verify_command, what=what, more=more, example=example)
+    add_run(parser, "run_directory", what=RUN)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def _add_diff(group: _Group) -> None:
-    parser = group.add(
-        "diff",
-        diff_command,
-        what="Show where two checkpoints differ, bit for bit.",
-        more="First the metadata, then every tensor and value; the time that training took is not compared.\n"
-        "Exit code 1: they differ.",
-        example="diff runs/first runs/second",
+def _add_show(members: Any, common: argparse.ArgumentParser) -> None:
+    what = "Show what a checkpoint contains."
+    more = (
+        "Prints its metadata, files, models and, with --tensors, tensors.\nExit code 1: a file is missing or damaged."
     )
-    for name in ("first", "second"):
-        parser.add_argument(name, metavar=name.upper(), help=f"{ONE}; or a .safetensors or .pt file of weights")
+    example = "checkpoint show\ncheckpoint show digits --checkpoint newest --tensors"
+    parser = add_command(members, common, "show", run=show_command, what=what, more=more, example=example)
+    parser.add_argument("source", metavar="CHECKPOINT", nargs="?", default=LAST, help=f"{ONE} (default: last)")
+    add_root(parser)
+    add_checkpoint(parser)
+    parser.add_argument("--tensors", action="store_true", help="list every tensor with dtype, shape and size")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_diff(members: Any, common: argparse.ArgumentParser) -> None:
+    what = "Compare two checkpoints bit for bit."
+    more = (
+        "Without arguments those of the last two runs are compared. First come the metadata, then every tensor and "
+        "value; the time that training took is not compared. Use --checkpoint newest to compare the complete state of "
+        "training, not only weights.\nExit code 1: they differ."
+    )
+    example = "checkpoint diff\ncheckpoint diff runs/first runs/second --checkpoint newest"
+    parser = add_command(members, common, "diff", run=diff_command, what=what, more=more, example=example)
+    for name, default in (("first", "last~1"), ("second", LAST)):
+        what = f"{ONE}; or a {WEIGHTS} (default: {default})"
+        parser.add_argument(name, metavar=name.upper(), nargs="?", default=default, help=what)
+    add_root(parser)
+    add_checkpoint(parser)
     parser.add_argument("--model", metavar="NAME", help="compare only the weights of this model")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def _add_export(group: _Group) -> None:
-    parser = group.add(
-        "export",
-        export_command,
-        what="Write a model's weights to a file of their own.",
-        more="As plain safetensors, or as torch writes them where OUT ends in .pt, .pth or .bin.",
-        example="export runs/digits/kept/update-00000690 digits.safetensors",
-    )
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help=f"{ONE}; or a file of weights to convert")
+def _add_export(members: Any, common: argparse.ArgumentParser) -> None:
+    what = "Write the weights of a model to a file of their own."
+    more = "The file is a torch file if OUT ends in .pt, .pth or .bin, and safetensors otherwise."
+    example = "checkpoint export last digits.safetensors\ncheckpoint export weights.pt weights.safetensors"
+    parser = add_command(members, common, "export", run=export_command, what=what, more=more, example=example)
+    parser.add_argument("source", metavar="CHECKPOINT", help=f"{ONE}; or a {WEIGHTS} to convert")
     parser.add_argument("out", metavar="OUT", help="the file to write")
-    parser.add_argument("--model", metavar="NAME", help="which model, where the checkpoint holds several")
-    parser.add_argument("--force", action="store_true", help="replace OUT if it is there")
+    add_root(parser)
+    add_checkpoint(parser)
+    parser.add_argument("--model", metavar="NAME", help="the model to export, if the checkpoint has several")
+    parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
 
 
 def list_command(options: argparse.Namespace) -> int:
     from ..checkpoint import list_checkpoints
 
-    found = list_checkpoints(options.run_directory, verify=options.verify)
+    folder = find_folder(options.run_directory, options.root)
+    found = list_checkpoints(folder, verify=options.verify)
     if options.json:
         print_json([_as_json(info) for info in found])
     elif found:
         _print_list(found)
     else:
-        print(f"No checkpoints in {printable(options.run_directory)} yet.")
+        print(printable(f"There are no checkpoints in {folder} yet."))
     return OK
 
 
 def verify_command(options: argparse.Namespace) -> int:
     from ..checkpoint import list_checkpoints
 
-    found = list_checkpoints(options.run_directory, verify=True)
+    folder = find_folder(options.run_directory, options.root)
+    found = list_checkpoints(folder, verify=True)
     if options.json:
         print_json([_as_json(info) for info in found])
     for info in found if not options.json else ():
         _print_verdict(info)
     if not found and not options.json:
-        print(f"No checkpoints in {printable(options.run_directory)}.")
+        print(printable(f"There are no checkpoints in {folder}."))
     return OK if found and all(info.is_sound for info in found) else FOUND
 
 
 def show_command(options: argparse.Namespace) -> int:
     from ..checkpoint import describe_checkpoint
 
-    content = describe_checkpoint(options.checkpoint)
+    content = describe_checkpoint(find_source(options.source, options.root, options.checkpoint))
     if options.json:
         print_json(_content_as_json(content, with_tensors=options.tensors))
     else:
@@ -160,31 +141,28 @@ def show_command(options: argparse.Namespace) -> int:
 def diff_command(options: argparse.Namespace) -> int:
     from ..checkpoint import diff_checkpoints
 
-    diff = diff_checkpoints(options.first, options.second, model=options.model)
+    first, second = (find_source(text, options.root, options.checkpoint) for text in (options.first, options.second))
+    diff = diff_checkpoints(first, second, model=options.model)
     if options.json:
         parts = {"meta": diff.meta, "state": diff.state}
         tables = {name: [_difference_as_json(d) for d in part] for name, part in parts.items()}
-        first = None if diff.first_tensor is None else diff.first_tensor.path
-        print_json(
-            {"first": diff.first, "second": diff.second, "equal": diff.is_equal, "first_tensor": first, **tables}
-        )
+        tensor = None if diff.first_tensor is None else diff.first_tensor.path
+        print_json({"first": first, "second": second, "equal": diff.is_equal, "first_tensor": tensor, **tables})
     else:
         _print_diff(diff)
     return OK if diff.is_equal else FOUND
 
 
 def export_command(options: argparse.Namespace) -> int:
-    source, out = Path(options.checkpoint), Path(options.out)
+    out = Path(options.out)
     if out.exists() and not options.force:
-        raise ConfigurationError(f"{out} is there already: choose another name, or pass --force to replace it.")
-    from ..checkpoint import find_checkpoint, load_weights, save_weights
-    from ..checkpoint.inspect import is_checkpoint
+        raise ConfigurationError(f"{out} exists: choose another name, or add --force to replace it.")
+    from ..checkpoint import load_weights, save_weights
 
-    if source.is_dir() and not is_checkpoint(source):
-        source = find_checkpoint(source)
+    source = find_source(options.source, options.root, options.checkpoint)
     weights = load_weights(source, model=options.model)  # verifies what it loads
     save_weights(out, weights, force=options.force)
-    print(printable(f"{len(weights)} tensors from {source} written to {out} ({size_text(out.stat().st_size)})."))
+    print(printable(f"{len(weights)} tensors of {source}, written to {out} ({size_text(out.stat().st_size)})."))
     return OK
 
 
@@ -199,7 +177,7 @@ def _verdict(info: CheckpointInfo) -> str:
 
 
 def _print_list(found: list[CheckpointInfo]) -> None:
-    header = ["KIND", "NAME", "EPOCH", "STEP", "UPDATE", "METRIC", "AGE", "SIZE", "STATE"]
+    header = ["TYPE", "NAME", "EPOCH", "STEP", "UPDATE", "METRIC", "AGE", "SIZE", "STATE"]
     rows = []
     for info in found:
         counts = [number_text(info.meta.get(name)) for name in ("epoch", "step", "update")]
@@ -220,7 +198,9 @@ def _print_verdict(info: CheckpointInfo) -> None:
 def _print_content(content: CheckpointContent, *, with_tensors: bool) -> None:
     info, manifest = content.info, content.manifest
     print(
-        printable(f"{info.path}: {info.kind}, {age_text(_age(info))} old, written by loopwright {manifest.loopwright}")
+        printable(
+            f"{info.path}: {SORTS[info.kind]}, {age_text(_age(info))} old, written by loopwright {manifest.loopwright}"
+        )
     )
     for name, value in manifest.meta.items():
         print("  " + printable(f"{name}: {value}"))
@@ -255,11 +235,11 @@ def _print_diff(diff: CheckpointDiff) -> None:
     print(printable(f"first:  {diff.first}"))
     print(printable(f"second: {diff.second}"))
     if diff.is_equal:
-        print("They are the same.")
+        print("The checkpoints are identical.")
         return
     for title, part in (("meta", diff.meta), ("state", diff.state)):
         if title == "state" and diff.first_tensor is not None:
-            print(printable(f"First tensor that differs: {diff.first_tensor.path}: {diff.first_tensor.what}"))
+            print(printable(f"first different tensor: {diff.first_tensor.path}: {diff.first_tensor.what}"))
         if part:
             print(f"{title}: {len(part)} {'difference' if len(part) == 1 else 'differences'}")
         for difference in part:

@@ -10,14 +10,14 @@ from .arguments import add_command
 from .exits import OK
 
 MORE = """\
-It completes commands, options and their choices, run directories below runs/, YAML files and paths.
+The script completes commands, options and their choices, runs below runs/, YAML files and paths. Write it to:
 
-  bash  loopwright completion bash > ~/.local/share/bash-completion/completions/loopwright
-  zsh   loopwright completion zsh > ~/.zfunc/_loopwright     (with fpath+=~/.zfunc before compinit in .zshrc)
-  fish  loopwright completion fish > ~/.config/fish/completions/loopwright.fish
-  tcsh  loopwright completion tcsh > ~/.loopwright.tcsh      (with source ~/.loopwright.tcsh in .tcshrc)
+  bash  ~/.local/share/bash-completion/completions/loopwright
+  zsh   ~/.zfunc/_loopwright, with fpath+=~/.zfunc before compinit in .zshrc
+  fish  ~/.config/fish/completions/loopwright.fish
+  tcsh  ~/.loopwright.tcsh, with source ~/.loopwright.tcsh in .tcshrc
 
-or, for this shell only, as in the example; in zsh: eval "$(loopwright completion zsh)"."""
+For the current zsh only: eval "$(loopwright completion zsh)"."""
 EXAMPLE = """\
 completion bash
 completion bash > loopwright.bash && source loopwright.bash"""
@@ -27,6 +27,7 @@ KINDS = {  # what completes an argument, by its name in the help
     "CHECKPOINT": "run",
     "FIRST": "run",
     "SECOND": "run",
+    "WHICH": "which",
     "CONFIG": "yaml",
     "DIR": "folder",
     "FILE": "file",
@@ -67,6 +68,13 @@ RUNS: dict[str, Any] = {
     "tcsh": "d",  # has no functions: folders only
     "preamble": {"bash": BASH_RUNS, "zsh": ZSH_RUNS, "fish": FISH_RUNS},
 }
+CHECKPOINTS: dict[str, Any] = {
+    "bash": "_loopwright_which",
+    "zsh": "(best newest)",
+    "fish": "(printf '%s\\n' best newest)",
+    "tcsh": "d",
+    "preamble": {"bash": '\n_loopwright_which() { compgen -W "best newest" -- "$1"; }\n'},
+}
 BASH_EQUALS = r"""
 _loopwright() {  # bash makes three words of --option=value, of which shtab's function is to see two
   local -a words=()
@@ -86,9 +94,9 @@ complete -F _loopwright loopwright
 
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     """Add the command."""
-    what = "Print a script that completes commands in a shell."
+    what = "Print a script for shell completion."
     parser = add_command(parsers, common, "completion", run=completion_command, what=what, more=MORE, example=EXAMPLE)
-    parser.add_argument("shell", choices=SHELLS, help="which shell")
+    parser.add_argument("shell", choices=SHELLS, help="the shell")
 
 
 def completion_command(options: argparse.Namespace) -> int:
@@ -97,7 +105,13 @@ def completion_command(options: argparse.Namespace) -> int:
     from .app import build_parser
 
     parser = build_parser()
-    completers = {"run": RUNS, "yaml": shtab.glob("*.yaml", "*.yml"), "folder": shtab.DIRECTORY, "file": shtab.FILE}
+    completers = {
+        "run": RUNS,
+        "which": CHECKPOINTS,
+        "yaml": shtab.glob("*.yaml", "*.yml"),
+        "folder": shtab.DIRECTORY,
+        "file": shtab.FILE,
+    }
     for _, action in actions_of(parser):
         if kind := kind_of(action):
             action.complete = completers[kind]  # type: ignore[attr-defined]  # where shtab looks for it

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError, LoopwrightError
-from .arguments import OVERRIDES, add_command, add_config, is_override
-from .exits import EXIT_CODES, FOUND, OK
+from .arguments import OVERRIDES, add_command, add_config, add_group, is_override
+from .exits import FOUND, OK
 from .output import RED, print_json, printable, styled
+from .selection import check_run_file
 
 if TYPE_CHECKING:
     import yaml
@@ -19,66 +20,65 @@ if TYPE_CHECKING:
 
 
 SHOW_MORE = """\
-Includes (`defaults:`), variables and KEY=VALUE are worked in; what comes from the environment stays ${env:NAME}. What
-is printed is a run file itself. It is not checked further: `config validate` does that."""
+Includes (`defaults:`), variables and KEY=VALUE are resolved; values from the environment stay ${env:NAME}. The output
+is a run file itself. `config validate` checks it."""
 SCHEMA_MORE = """\
-With CONFIG the classes that it names are described too, your own among them. To tell an editor:
+With CONFIG the schema also describes the classes that this file names, your own included. To use it in an editor:
 
-  VS Code (with the YAML extension), Vim, Emacs, Helix and others with yaml-language-server: as the first line of the
-  run file                # yaml-language-server: $schema=run.schema.json
-  or, in VS Code's settings.json, for all of them
-                          "yaml.schemas": {"run.schema.json": ["run*.yaml"]}
-  PyCharm                 Settings, Languages & Frameworks, Schemas and DTDs, JSON Schema Mappings: add the file"""
+  VS Code (with the YAML extension), Vim, Emacs, Helix and other editors with
+  yaml-language-server, as the first line of the run file:
+    # yaml-language-server: $schema=run.schema.json
+  VS Code, in settings.json, for all run files:
+    "yaml.schemas": {"run.schema.json": ["run*.yaml"]}
+  PyCharm: Settings > Languages & Frameworks > Schemas and DTDs >
+    JSON Schema Mappings"""
 VALIDATE_MORE = """\
-Every mistake in every file: unknown keys with the nearest known ones, wrong types, missing arguments, kinds that cannot
-be used; also in the runs of a sweep. Modules that a file names are imported, and nothing is built.
-Exit code 1: there are mistakes."""
+Reports every mistake in every file, also in the runs of a sweep: unknown keys with the nearest known ones, wrong types,
+missing arguments, classes that cannot be used. Modules that a file names are imported; nothing is built.
+Exit code 1: a file has mistakes."""
 MAX_RUNS = 500
 MAX_COLUMN = 60
 
 
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     """Add the commands."""
-    group = parsers.add_parser(
-        "config",
-        help="show, describe and check run files",
-        description="Run files: what one comes to, what they may hold, and every mistake in them.",
-        epilog=f"example: loopwright config validate run.yaml\n\n{EXIT_CODES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    commands = group.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    what = "Show, validate and describe run files."
+    more = "A run file describes a run in YAML: model, data, optimizer and trainer."
+    commands = add_group(parsers, "config", what=what, more=more, example="config validate run.yaml")
     add_show(commands, common)
     add_schema(commands, common)
     add_validate(commands, common)
 
 
 def add_show(commands: Any, common: argparse.ArgumentParser) -> None:
-    what = "Print a run file as it is after all that it refers to was worked in."
+    what = "Print a run file with includes, variables and overrides resolved."
     example = "config show run.yaml model.width=64\nconfig show run.yaml --origins"
     parser = add_command(commands, common, "show", run=show_command, what=what, more=SHOW_MORE, example=example)
     add_config(parser)
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--origins", action="store_true", help="say behind each value which file and line it is from")
+    form.add_argument("--origins", action="store_true", help="add the file and line that each value comes from")
     form.add_argument("--json", action="store_true", help="print JSON instead of YAML")
 
 
 def add_schema(commands: Any, common: argparse.ArgumentParser) -> None:
-    what = "Print a JSON schema of run files, with which editors complete and check them."
+    what = "Print a JSON schema, for editors that complete and check run files."
     example = "config schema run.yaml --output run.schema.json\nconfig schema > run.schema.json"
     parser = add_command(commands, common, "schema", run=schema_command, what=what, more=SCHEMA_MORE, example=example)
-    parser.add_argument("config", metavar="CONFIG", nargs="?", help="a run file whose kinds are to be described too")
-    parser.add_argument("-o", "--output", metavar="FILE", help="write it here; a file that is there is replaced")
+    parser.add_argument("config", metavar="CONFIG", nargs="?", help="a run file whose classes are described too")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="write the schema to this file; an existing one is replaced"
+    )
 
 
 def add_validate(commands: Any, common: argparse.ArgumentParser) -> None:
-    what = "Check run files, without building anything."
+    what = "Check run files without building anything."
     example = "config validate run.yaml\nconfig validate configs/*.yaml trainer.max_epochs=1"
     parser = add_command(
         commands, common, "validate", run=validate_command, what=what, more=VALIDATE_MORE, example=example
     )
-    parser.add_argument("files", metavar="CONFIG", nargs="+", help="run files, and KEY=VALUE for all of them")
+    parser.add_argument("files", metavar="CONFIG", nargs="+", help="run files; KEY=VALUE applies to all of them")
     parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", default=[], help=OVERRIDES)
-    parser.add_argument("--json", action="store_true", help="print JSON: the mistakes of each file")
+    parser.add_argument("--json", action="store_true", help="print the mistakes of each file as JSON")
 
 
 def show_command(options: argparse.Namespace) -> int:
@@ -86,6 +86,7 @@ def show_command(options: argparse.Namespace) -> int:
 
     from ..config import load_config
 
+    check_run_file(options.config, "config show")
     config = load_config(options.config, options.overrides)
     if options.json:
         print_json(yaml.safe_load(config.to_yaml()))  # in which values of the environment are not
@@ -109,7 +110,7 @@ def schema_command(options: argparse.Namespace) -> int:
         return OK
     with staged_file(Path(options.output)) as staging:
         write_bytes(staging, f"{text}\n".encode())
-    print(printable(f"{options.output} written. `loopwright config schema --help` says how to tell an editor."))
+    print(printable(f"{options.output} written. `loopwright config schema --help` says how to use it in an editor."))
     return OK
 
 
@@ -133,6 +134,7 @@ def mistakes_in(file: str, overrides: list[str]) -> list[Problem]:
     from ..doors.configured import Experiment
 
     try:
+        check_run_file(file, "config validate")
         configs = _configs_of(file, overrides)
     except ConfigError as error:
         return list(error.problems)

@@ -1,4 +1,4 @@
-"""`loopwright diff RUN RUN`: differences in config, code, packages and data, and the first metric that differs."""
+"""`loopwright diff [RUN] [RUN]`: differences in config, code, packages and data, and the first metric that differs."""
 
 from __future__ import annotations
 
@@ -7,37 +7,38 @@ from typing import Any
 
 from ..run.changes import Change, values_text
 from ..run.compare import Divergence, RunDiff, compare_runs
-from .arguments import RUN, add_command, add_root, find_run
+from .arguments import add_command, add_two_runs
 from .exits import FOUND, OK
 from .output import BOLD, print_json, printable, styled
+from .selection import find_two_runs
 
 MORE = """\
-Config, code, packages, seed, hardware and data are compared value by value (not what names a run: its name, tags and
-folder), then the metrics of every step and epoch bit for bit, up to the first that differs. Metrics of time and
-memory are left out, since they never agree. Exit code 1: something differs."""
+Without arguments the last two runs are compared; with one RUN, that run and the last one. First come config, code,
+packages, seed, hardware and data, then the metrics of every step and epoch, bit for bit, up to the first that differs.
+Names, tags and folders are not compared, and neither are metrics of time and memory.
+Exit code 1: the runs differ."""
 EXAMPLE = """\
+diff
 diff runs/first runs/second
-diff -2 last --ignore 'lr*'"""
+diff last~1 last --ignore 'lr*'"""
 MAX_LISTED = 20
 
 
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     """Add the command."""
-    what = "Show where two runs differ."
+    what = "Compare two runs: the last two, or those named."
     parser = add_command(parsers, common, "diff", run=diff_command, what=what, more=MORE, example=EXAMPLE)
-    for name in ("first", "second"):
-        parser.add_argument(name, metavar="RUN", help=RUN)
-    add_root(parser)
+    add_two_runs(parser)
     parser.add_argument(
-        "--ignore", metavar="NAME", action="append", default=[], help="leave out this metric (*, ?; repeat)"
+        "--ignore", metavar="NAME", action="append", default=[], help="skip this metric; * and ? match, may be repeated"
     )
-    parser.add_argument("--strict", action="store_true", help="compare metrics of time and memory too")
-    parser.add_argument("--all", action="store_true", help=f"list every difference, not only {MAX_LISTED} of a kind")
+    parser.add_argument("--strict", action="store_true", help="also compare metrics of time and memory")
+    parser.add_argument("--all", action="store_true", help=f"list every difference, not only the first {MAX_LISTED}")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def diff_command(options: argparse.Namespace) -> int:
-    first, second = (find_run(name, options.root) for name in (options.first, options.second))
+    first, second = find_two_runs(options.first, options.second, options.root)
     diff = compare_runs(first, second, ignore=tuple(options.ignore), strict=options.strict)
     if options.json:
         paths = {"first": str(first.path), "second": str(second.path)}
@@ -56,12 +57,12 @@ def _print_diff(diff: RunDiff, most: int | None) -> None:
         _print_divergence(divergence)
     if diff.ignored:
         print(printable(f"not compared: {', '.join(diff.ignored)}"))
-    print(styled("They are the same." if diff.is_same else "They differ.", BOLD))
+    print(styled("The runs are identical." if diff.is_same else "The runs differ.", BOLD))
 
 
 def _print_part(name: str, changes: list[Change] | None, most: int | None) -> None:
     if changes is None:
-        print(f"{name}: not known of either")
+        print(f"{name}: neither run recorded it")
     elif not changes:
         print(f"{name}: same")
     elif len(changes) == 1 and changes[0].key == name:
@@ -77,31 +78,31 @@ def _print_part(name: str, changes: list[Change] | None, most: int | None) -> No
 def _print_divergence(divergence: Divergence) -> None:
     what = {"steps": "step", "epochs": "epoch"}[divergence.level]
     if divergence.at is not None:
-        before = _count(divergence.num_same, what) if divergence.num_same else "the first that both have"
-        print(styled(f"metrics of {divergence.level}: they part at {what} {divergence.at}", BOLD) + f" ({before})")
+        before = f"{_count(divergence.num_same, what)} before" if divergence.num_same else f"the first common {what}"
+        print(styled(f"metrics per {what}: first difference at {what} {divergence.at}", BOLD) + f" ({before})")
         for change in divergence.changes:
             print("  " + printable(f"{change.key}: {values_text(change)}{_distance(change)}"))
     elif divergence.ends == (None, None):
-        print(f"metrics of {divergence.level}: neither has any")
+        print(f"metrics per {what}: neither run has any")
     elif None in divergence.ends or divergence.num_same == 0:
-        print(f"metrics of {divergence.level}: nothing that both have")
+        print(f"metrics per {what}: the runs have none in common")
     else:
-        print(f"metrics of {divergence.level}: {_count(divergence.num_same, what)}")
+        print(f"metrics per {what}: {_count(divergence.num_same, what)}")
     if divergence.at is None and divergence.ends[0] != divergence.ends[1] and None not in divergence.ends:
-        print(f"  the first goes on to {what} {divergence.ends[0]}, the second to {divergence.ends[1]}")
+        print(f"  the first run ends at {what} {divergence.ends[0]}, the second at {what} {divergence.ends[1]}")
     for which, names in (("first", divergence.only_first), ("second", divergence.only_second)):
         if names:
-            print("  " + printable(f"only the {which} has {', '.join(names)}"))
+            print("  " + printable(f"only the {which} run has {', '.join(names)}"))
 
 
 def _count(number: int, what: str) -> str:
-    return f"the same in {number} {what}{'' if number == 1 else 's'}, bit for bit"
+    return f"{number} {what}{'' if number == 1 else 's'} identical"
 
 
 def _distance(change: Change) -> str:
     if not isinstance(change.first, float) or not isinstance(change.second, float):
         return ""
-    return f"  (by {abs(change.second - change.first):.3g})"
+    return f"  (difference {abs(change.second - change.first):.3g})"
 
 
 def _as_json(diff: RunDiff) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..metrics.progress import counted
 from .arguments import add_command
 from .exits import FOUND, OK
 from .output import BOLD, print_json, printable, size_text, styled
@@ -16,9 +17,10 @@ if TYPE_CHECKING:
     from .doctor_probes import Compilation, Device, Disk, Machine, Workers
 
 MORE = """\
-Versions, devices, the speed of each precision, whether torch.compile works, what workers have to live with, how fast
-the current folder is and what a checkpoint costs there, distributed backends, and the optional packages; then advice.
-Takes about 15 seconds, most of it for compiling. Exit code 1: nothing can be written to the folder."""
+Prints versions, devices, the speed of each precision, whether torch.compile works, the limits for data-loading workers,
+the speed of the disk and what a checkpoint costs on it, distributed backends and optional packages; then advice. This
+takes about 15 seconds, most of it for compiling.
+Exit code 1: the folder is not writable."""
 EXAMPLE = """\
 doctor
 doctor --quick --folder /scratch/runs"""
@@ -32,10 +34,10 @@ TYPICAL = 1_200_000_000  # bytes: 100 M parameters with Adam
 
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     """Add the command."""
-    what = "Show what this machine can do."
+    what = "Measure what this machine can do, and give advice."
     parser = add_command(parsers, common, "doctor", run=doctor_command, what=what, more=MORE, example=EXAMPLE)
-    parser.add_argument("--quick", action="store_true", help="do not try torch.compile, and measure less")
-    parser.add_argument("--folder", metavar="DIR", default=".", help="where runs would be written (default: here)")
+    parser.add_argument("--quick", action="store_true", help="skip torch.compile and measure less")
+    parser.add_argument("--folder", metavar="DIR", default=".", help="the folder for runs (default: the current one)")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -44,7 +46,7 @@ def doctor_command(options: argparse.Namespace) -> int:
     if not folder.is_dir():
         from ..errors import ConfigurationError
 
-        raise ConfigurationError(f"--folder {options.folder} is no folder: create it, or name another.")
+        raise ConfigurationError(f"--folder {options.folder}: there is no such folder. Create it, or name another.")
 
     found = examine(folder, quick=options.quick)
     advice = advise(found)
@@ -84,12 +86,17 @@ def _print_findings(found: Findings) -> None:
         _print_line(device.name, _device_text(device))
     _print_line("compile", _compilation_text(found.compilation))
     _print_line(
-        "workers", f"start by {workers.start_method}, {shared} of shared memory free, {workers.open_files} open files"
+        "workers", f"started by {workers.start_method}, {shared} of shared memory free, {workers.open_files} open files"
     )
     _print_line("disk", _disk_text(found.disk))
     for name, size in SIZES.items():
         _print_line("", _checkpoint_text(found.disk, name, size))
-    _print_line("processes", f"torch.distributed with {', '.join(found.backends)}" if found.backends else "one only")
+    _print_line(
+        "processes",
+        f"torch.distributed with {', '.join(found.backends)}"
+        if found.backends
+        else "torch.distributed is not available",
+    )
     for number, (extra, packages) in enumerate(found.extras.items()):
         missing = [name for name, version in packages.items() if version is None]
         has = ", ".join(f"{name} {version}" for name, version in packages.items() if version is not None)
@@ -133,9 +140,9 @@ def _disk_text(disk: Disk) -> str:
 
 def _checkpoint_text(disk: Disk, name: str, size: int) -> str:
     written = disk.write_seconds(size)
-    behind = "" if written is None else f", and {written:.2g} s behind it until it is on disk"
+    behind = "" if written is None else f"; it is on disk {written:.2g} s later"
     stall = disk.stall_seconds(size)
-    return f"checkpoint of {name} parameters with Adam ({size_text(size)}): a step waits {stall:.2g} s{behind}"
+    return f"checkpoint of {name} parameters with Adam ({size_text(size)}): training waits {stall:.2g} s{behind}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,14 +166,14 @@ def advise(found: Findings) -> list[str]:
 
 def _on_disk(disk: Disk) -> Iterator[str]:
     if disk.problem is not None:
-        yield f"Nothing can be written to {disk.folder} ({disk.problem}): give runs another folder with `run_dir`."
+        yield f"{disk.folder} is not writable ({disk.problem}): choose another folder with `run_dir`."
         return
     if disk.free < LITTLE_SPACE:
-        yield f"Only {size_text(disk.free)} are free in {disk.folder}: keep few checkpoints, or use another folder."
+        yield f"Only {size_text(disk.free)} are free in {disk.folder}: keep fewer checkpoints, or use another folder."
     if disk.write_speed is not None and disk.write_speed < SLOW_DISK:
         seconds = TYPICAL / disk.write_speed
         yield (
-            f"This disk is slow: 100 M parameters take {seconds:.0f} s to be written. Save by time, as "
+            f"This disk is slow: writing 100 M parameters takes {seconds:.0f} s. Save by time: "
             f"Checkpoints(every_epochs=None, every_minutes={max(round(seconds / 60) * 10, 5)})."
         )
     if disk.file_system in NETWORK:
@@ -180,7 +187,7 @@ def _on_disk(disk: Disk) -> Iterator[str]:
 
 def _on_devices(found: Findings) -> Iterator[str]:
     if all(device.name == "cpu" for device in found.devices):
-        yield f"There is no accelerator: training computes on {found.machine.threads} threads of the processor."
+        yield f"There is no accelerator: training runs on the CPU, with {counted(found.machine.threads, 'thread')}."
     for device in found.devices:
         speeds = {name: speed for name, speed in device.speeds.items() if speed is not None}
         if "fp32" not in speeds:
@@ -212,7 +219,7 @@ def _on_workers(found: Findings) -> Iterator[str]:
     if most == 0:
         yield "One processor: leave num_workers at 0."
     else:
-        yield f"Up to num_workers={most} makes sense for data that is slow to load; data in tensors needs none."
+        yield f"Use up to num_workers={most} for data that is slow to load; data in tensors needs none."
     shared = found.workers.shared_memory
     if most and shared is not None and shared < LITTLE_SHM:
         yield (
@@ -220,4 +227,4 @@ def _on_workers(found: Findings) -> Iterator[str]:
             "container with --shm-size=2g, or use num_workers=0."
         )
     if found.workers.open_files < FEW_FILES:
-        yield f"Only {found.workers.open_files} files may be open at once: raise that (ulimit -n 4096) for workers."
+        yield f"Only {found.workers.open_files} files may be open at once: raise the limit (ulimit -n 4096)."

@@ -1,4 +1,4 @@
-"""`loopwright eval RUN` and `loopwright predict RUN`: metrics or outputs of a run's model on a data set."""
+"""`loopwright eval [RUN]` and `loopwright predict [RUN]`: metrics or outputs of a run's model on a data set."""
 
 from __future__ import annotations
 
@@ -11,34 +11,38 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError
 from ..run.reading import RunView
-from .arguments import RUN, add_command, add_root, find_run, short_path
+from .arguments import add_checkpoint, add_command, add_run
 from .exits import OK
 from .output import number_text, print_json, print_table, printable, size_text
+from .selection import checkpoint_name, find_run, pick_checkpoint, require_config, short_path
 
 if TYPE_CHECKING:
+    from ..checkpoint import CheckpointInfo
     from ..data.open import Stream
     from ..doors.configured import BaseTrainer
 
 
 EVAL_MORE = """\
-The model, the data and the trainer are built from the config and the code that were kept in the run directory. Without
---data the evaluation callbacks of the run measure what they measure, once; where it has none, the losses on every data
-set but `train` are computed. With --data, the losses on that data set of its config. Nothing of the run is changed."""
+The model and the data are built from the config and the code that the run directory contains, so the run must have been
+started from a run file. With --data KEY the losses on that data set are computed. Without it, the evaluation callbacks
+of the run measure once; a run without such callbacks is evaluated on every data set except `train`. The run itself is
+not changed."""
 EVAL_EXAMPLE = """\
-eval last
-eval digits --data test --checkpoint best
+eval
+eval digits --data test --checkpoint newest
 eval runs/digits/20260102T030405-a1b2c3 --json"""
-CHECKPOINT = "newest (the default), best, the number of an update, the name of a checkpoint of the run, or a path"
 PREDICT_MORE = """\
-The model and the data are built from the config and the code that were kept in the run directory. The first dimension
-of what is written is the samples of the data set, in its order; the name of the file says how it is written:
+The model and the data are built from the config and the code that the run directory contains, so the run must have been
+started from a run file. Outputs are written for every sample of the data set, in its order. The name of FILE chooses
+the format:
 
-  .safetensors  tensors under their names: `output`, the keys of a dict of outputs, `output.0`, `output.1` of a tuple
-  .npy          numpy, for a model with one output
-  .npz          numpy, for a model with several
-  .json         lists of numbers; also what is no tensor"""
+  .safetensors  tensors by name: `output`; for a dict its keys; for a tuple
+                `output.0`, `output.1` and so on
+  .npy          NumPy, for a model with one output
+  .npz          NumPy, for a model with several outputs
+  .json         lists of numbers; also for outputs that are not tensors"""
 PREDICT_EXAMPLE = """\
-predict last --data test --output predictions.safetensors
+predict --data test --output predictions.safetensors
 predict digits --data test --checkpoint best -o digits.npy"""
 
 
@@ -49,13 +53,12 @@ def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
 
 
 def add_eval(parsers: Any, common: argparse.ArgumentParser) -> None:
-    what = "Evaluate the model of a run."
+    what = "Evaluate the model of a run that a run file started."
     parser = add_command(parsers, common, "eval", run=eval_command, what=what, more=EVAL_MORE, example=EVAL_EXAMPLE)
-    parser.add_argument("name", metavar="RUN", help=RUN)
-    parser.add_argument("--data", metavar="KEY", help="a data set of the run's config, such as test")
-    parser.add_argument("--checkpoint", metavar="WHICH", default="newest", help=CHECKPOINT)
-    parser.add_argument("--json", action="store_true", help="print JSON: run, checkpoint and metrics")
-    add_root(parser)
+    add_run(parser)
+    parser.add_argument("--data", metavar="KEY", help="a data set of the run file, such as test")
+    add_checkpoint(parser)
+    parser.add_argument("--json", action="store_true", help="print run, checkpoint and metrics as JSON")
 
 
 def eval_command(options: argparse.Namespace) -> int:
@@ -63,41 +66,26 @@ def eval_command(options: argparse.Namespace) -> int:
     from .exits import explained
 
     run = find_run(options.name, options.root)
-    checkpoint = choose_checkpoint(run, options.checkpoint)
+    require_config(run, f"trainer.load_weights({str(run.path)!r})", "trainer.evaluate(data)")
+    checkpoint = pick_checkpoint(run, options.checkpoint)
     with explained():
         experiment = Experiment.from_run(run.path, progress="silent")
-        metrics = experiment.evaluate(options.data, checkpoint=checkpoint)
+        metrics = experiment.evaluate(options.data, checkpoint=checkpoint.path)
     if not metrics:
         raise ConfigurationError(
-            f"{run.path} has no evaluation callbacks and no data set besides `train`: name what to evaluate on with "
-            "--data KEY."
+            f"{run.path} has no evaluation callbacks and no data set except `train`: name a data set with --data KEY."
         )
     _print(run, checkpoint, metrics, options)
     return OK
 
 
-def choose_checkpoint(run: RunView, which: str) -> Path:
-    """The path of a checkpoint that is named by path, name, update, `best` or `newest`."""
-    from .export import pick_checkpoint
-
-    is_path = which not in ("best", "newest") and not which.isdecimal() and Path(which).is_dir()
-    return Path(which).absolute() if is_path else pick_checkpoint(run, which).path
-
-
-def checkpoint_name(run: RunView, checkpoint: Path) -> str:
-    """The path of a checkpoint relative to its run, the full path of one elsewhere; with the metric it was kept by."""
-    name = str(checkpoint.relative_to(run.path)) if checkpoint.is_relative_to(run.path) else str(checkpoint)
-    metric = next((info.metric for info in run.checkpoints() if info.path == checkpoint), None)
-    return name if metric is None else f"{name}, {metric[0]} {number_text(metric[1])}"
-
-
-def _print(run: RunView, checkpoint: Path, metrics: dict[str, float], options: argparse.Namespace) -> None:
+def _print(run: RunView, checkpoint: CheckpointInfo, metrics: dict[str, float], options: argparse.Namespace) -> None:
     from .train import is_first_process
 
     if not is_first_process():
         return
     if options.json:
-        print_json({"run": str(run.path), "checkpoint": str(checkpoint), "metrics": metrics})
+        print_json({"run": str(run.path), "checkpoint": str(checkpoint.path), "metrics": metrics})
         return
     print(printable(f"{short_path(run, options.root)}, {checkpoint_name(run, checkpoint)}"))
     print_table(["METRIC", "VALUE"], [[name, number_text(value)] for name, value in metrics.items()], right="1")
@@ -105,16 +93,15 @@ def _print(run: RunView, checkpoint: Path, metrics: dict[str, float], options: a
 
 def add_predict(parsers: Any, common: argparse.ArgumentParser) -> None:
     """Add the command."""
-    what = "Write the outputs of a run's model for a data set."
+    what = "Write the outputs of a model for a data set to a file."
     parser = add_command(
         parsers, common, "predict", run=predict_command, what=what, more=PREDICT_MORE, example=PREDICT_EXAMPLE
     )
-    parser.add_argument("name", metavar="RUN", help=RUN)
-    parser.add_argument("--data", metavar="KEY", required=True, help="a data set of the run's config, such as test")
+    add_run(parser)
+    parser.add_argument("--data", metavar="KEY", required=True, help="a data set of the run file, such as test")
     parser.add_argument("-o", "--output", metavar="FILE", required=True, help="the file to write")
-    parser.add_argument("--checkpoint", metavar="WHICH", default="newest", help=CHECKPOINT)
-    parser.add_argument("--force", action="store_true", help="replace FILE if it is there")
-    add_root(parser)
+    add_checkpoint(parser)
+    parser.add_argument("--force", action="store_true", help="replace FILE if it exists")
 
 
 def predict_command(options: argparse.Namespace) -> int:
@@ -125,18 +112,20 @@ def predict_command(options: argparse.Namespace) -> int:
 
     output = _destination(Path(options.output), options.force)
     run = find_run(options.name, options.root)
-    checkpoint = choose_checkpoint(run, options.checkpoint)
+    require_config(run, f"trainer.load_weights({str(run.path)!r})", "trainer.predict(data)")
+    checkpoint = pick_checkpoint(run, options.checkpoint)
     with explained():
         experiment = Experiment.from_run(run.path, progress="silent")
-        with _watched(experiment.ready(checkpoint)):
-            batches = experiment.predict(options.data, checkpoint=checkpoint)
+        with _watched(experiment.ready(checkpoint.path)):
+            batches = experiment.predict(options.data, checkpoint=checkpoint.path)
     if not is_first_process():
         return OK
     outputs = joined(batches)
     write_predictions(output, outputs)
     shapes = ", ".join(f"{name} {_shape(value)}" for name, value in outputs.items())
     source = checkpoint_name(run, checkpoint)
-    print(printable(f"{source} on {options.data}: {shapes} written to {output} ({size_text(output.stat().st_size)})."))
+    size = size_text(output.stat().st_size)
+    print(printable(f"Outputs of {source} on {options.data}: {shapes}, written to {output} ({size})."))
     return OK
 
 
@@ -145,9 +134,9 @@ def _destination(output: Path, force: bool) -> Path:
     from .predictions import SUFFIXES
 
     if output.suffix not in SUFFIXES:
-        raise ConfigurationError(f"--output {output}: the name of the file ends in {', '.join(SUFFIXES)}.")
+        raise ConfigurationError(f"--output {output}: the name must end in {', '.join(SUFFIXES)}.")
     if output.exists() and not force:
-        raise ConfigurationError(f"{output} is there already: choose another --output, or pass --force to replace it.")
+        raise ConfigurationError(f"{output} exists: choose another --output, or add --force to replace it.")
     if not output.absolute().parent.is_dir():
         raise ConfigurationError(f"--output {output}: there is no folder {output.parent}.")
     return output

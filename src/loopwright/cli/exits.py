@@ -15,11 +15,17 @@ FOUND = 1
 FAILED = 2
 INTERRUPTED = 130
 PIPE_CLOSED = 141
+TERMINATED = 143
 
-EXIT_CODES = """\
-exit codes: 0 done and all well; 1 done, and the answer is no (each command says what that means);
-2 not done, the reason is on stderr; 130 interrupted (Ctrl-C); 141 the reader of the output went away;
-143 ended by SIGTERM (130 and 143 of `train`: saved, and the same command continues)"""
+# The only list of exit codes: `loopwright --help` and docs/cli.md print it.
+EXIT_CODES = {
+    OK: "success",
+    FOUND: "success, but the answer is no: runs differ, a check found mistakes (the help of each command says which)",
+    FAILED: "error; stderr says what went wrong",
+    INTERRUPTED: "interrupted by Ctrl-C; `train` saves first, and the same command resumes the run",
+    PIPE_CLOSED: "the reader of the output closed it, as `head` does",
+    TERMINATED: "ended by SIGTERM; `train` saves first, and the same command resumes the run",
+}
 LOG = "log.txt"
 PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -44,7 +50,7 @@ def explained(run: Callable[[], Path | None] = lambda: None) -> Iterator[None]:
         raise
     except Exception as error:
         log = None if (directory := run()) is None else directory / LOG
-        kept = f", and {log} has it" if log is not None and log.is_file() else ""
+        kept = f"; it is also in {log}" if log is not None and log.is_file() else ""
         raise ProgramError("\n".join([*described(error), f"(--debug shows the traceback{kept}.)"])) from error
 
 

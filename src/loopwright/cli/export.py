@@ -1,4 +1,4 @@
-"""`loopwright export RUN --format safetensors|onnx|torch`: the model of a run in a format for other programs."""
+"""`loopwright export [RUN] --format safetensors|onnx|torch`: the model of a run in a format for other programs."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError
-from ..run.reading import CONFIG, RunView
-from .arguments import RUN, add_command, add_root, find_run
+from ..run.reading import RunView
+from .arguments import add_checkpoint, add_command, add_run
 from .exits import FOUND, OK
-from .output import number_text, printable, size_text
+from .output import printable, size_text
+from .selection import checkpoint_name, find_run, pick_checkpoint, require_config
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from ..checkpoint import CheckpointInfo
     from ..trainer import Trainer
 
 
 MORE = """\
-The weights come from the best kept model of the run, or from its newest resume point if it kept none; whatever is
-taken is verified first. For ONNX the model itself is built from the run's config, and what the file computes is
-compared with what torch computes, on samples of the run's own data, with two sizes of batch where it allows both.
-Exit code 1: the ONNX file was written, but its outputs are not those of torch."""
+Checkpoints are verified before their weights are written. ONNX needs the model as well, so the run must have been
+started from a run file: the model is built from its config, and the outputs of the ONNX file are compared with those of
+torch on samples of the training data.
+Exit code 1: the ONNX file was written, but its outputs differ from those of torch."""
 EXAMPLE = """\
-export last --format safetensors
+export
 export runs/digits --format onnx --checkpoint newest --output digits.onnx"""
 SUFFIXES = {"safetensors": (".safetensors",), "torch": (".pt", ".pth", ".bin"), "onnx": (".onnx",)}
 BATCH_SIZE = 4
@@ -35,67 +35,38 @@ BATCH_SIZE = 4
 
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     """Add the command."""
-    what = "Export the model of a run."
+    what = "Export the model of a run as safetensors, torch file or ONNX."
     parser = add_command(parsers, common, "export", run=export_command, what=what, more=MORE, example=EXAMPLE)
-    parser.add_argument("name", metavar="RUN", help=RUN)
-    parser.add_argument("--format", choices=tuple(SUFFIXES), default="safetensors", help="(default: safetensors)")
+    add_run(parser)
     parser.add_argument(
-        "--checkpoint", metavar="WHICH", help="best, newest, the name of one, or the number of an update"
+        "--format", choices=tuple(SUFFIXES), default="safetensors", help="the format of the file (default: safetensors)"
     )
-    parser.add_argument("--model", metavar="NAME", help="which model, where the run trains several")
-    parser.add_argument("-o", "--output", metavar="FILE", help="the file to write (default: the run's name, here)")
-    parser.add_argument("--force", action="store_true", help="replace FILE if it is there")
-    parser.add_argument("--opset", metavar="N", type=int, help="the version of ONNX's operators (default: torch's)")
-    add_root(parser)
+    add_checkpoint(parser)
+    parser.add_argument("--model", metavar="NAME", help="the model to export, if the run trains several")
+    parser.add_argument("-o", "--output", metavar="FILE", help="the file to write (default: named after the run)")
+    parser.add_argument("--force", action="store_true", help="replace FILE if it exists")
+    parser.add_argument("--opset", metavar="N", type=int, help="the ONNX opset version (default: torch's)")
 
 
 def export_command(options: argparse.Namespace) -> int:
     run = find_run(options.name, options.root)
     out = _destination(run, options)
+    if options.format == "onnx":
+        require_config(
+            run,
+            f"model.load_state_dict(loopwright.load_weights({str(run.path)!r}))",
+            f"loopwright.checkpoint.onnx.export_module(model, inputs, {str(out)!r})",
+        )
     info = pick_checkpoint(run, options.checkpoint)
     from ..checkpoint import load_weights, save_weights
 
     weights = load_weights(info.path, model=options.model)
-    metric = "" if info.metric is None else f", {info.metric[0]} {number_text(info.metric[1])}"
-    source = f"{info.path.parent.name}/{info.name}{metric}"
+    source = checkpoint_name(run, info)
     if options.format == "onnx":
         return _export_onnx(run, weights, out, options, source)
     save_weights(out, weights, force=options.force)
-    print(printable(f"{len(weights)} tensors of {source} written to {out} ({size_text(out.stat().st_size)})."))
+    print(printable(f"{len(weights)} tensors of {source}, written to {out} ({size_text(out.stat().st_size)})."))
     return OK
-
-
-def pick_checkpoint(run: RunView, which: str | None) -> CheckpointInfo:
-    """Choose a checkpoint: the best kept model, the newest resume point, or one by name."""
-    found = run.checkpoints()
-    sound = [info for info in found if info.is_sound]
-    kept = [info for info in sound if info.kind == "kept"]
-    resume = [info for info in sound if info.kind == "resume"]
-    if which == "best" or (which is None and kept):
-        return _best(run)
-    if which in (None, "newest"):
-        if resume or kept:
-            return (resume or kept)[-1]
-        raise ConfigurationError(f"{run.path} holds no sound checkpoint yet; `loopwright checkpoint list` shows them.")
-    return _named(run, found, str(which))
-
-
-def _best(run: RunView) -> CheckpointInfo:
-    from ..run.best import choose
-
-    info = choose(run)
-    if info is None:
-        raise ConfigurationError(f"{run.path} kept no best model: use --checkpoint newest.")
-    return info
-
-
-def _named(run: RunView, found: list[CheckpointInfo], which: str) -> CheckpointInfo:
-    name = f"update-{int(which):08d}" if which.isdecimal() else which
-    fits = [info for info in found if name in (info.name, f"{info.path.parent.name}/{info.name}")]
-    if not fits:
-        names = ", ".join(f"{info.path.parent.name}/{info.name}" for info in found) or "none"
-        raise ConfigurationError(f"{run.path} holds no checkpoint {which!r}; it holds: {names}.")
-    return fits[-1]  # a resume point and a kept model of one update hold the same weights
 
 
 def _destination(run: RunView, options: argparse.Namespace) -> Path:
@@ -104,10 +75,10 @@ def _destination(run: RunView, options: argparse.Namespace) -> Path:
     out = Path(options.output or f"{plain}{suffixes[0]}")
     if out.suffix not in suffixes:
         raise ConfigurationError(
-            f"--output {out}: a file of --format {options.format} ends in {' or '.join(suffixes)}."
+            f"--output {out}: the name must end in {' or '.join(suffixes)} for --format {options.format}."
         )
     if out.exists() and not options.force:
-        raise ConfigurationError(f"{out} is there already: choose another --output, or pass --force to replace it.")
+        raise ConfigurationError(f"{out} exists: choose another --output, or add --force to replace it.")
     if not out.absolute().parent.is_dir():
         raise ConfigurationError(f"--output {out}: there is no folder {out.parent}.")
     return out
@@ -119,24 +90,18 @@ def _export_onnx(run: RunView, weights: Any, out: Path, options: argparse.Namesp
     check_onnx_packages()
     module, inputs = model_and_inputs(run, weights, options.model)
     report = export_module(module, inputs, out, opset=options.opset)
-    sizes = "any size of batch" if report.is_dynamic else f"batches of {report.batch_size} only: {report.why_fixed}"
-    print(printable(f"{source} written to {out} ({size_text(report.size)}), for {sizes}."))
-    verdict = "the same as" if report.is_close else "NOT the same as"
+    sizes = "any batch size" if report.is_dynamic else f"batches of {report.batch_size} only: {report.why_fixed}"
+    print(printable(f"{source}, written to {out} ({size_text(report.size)}), for {sizes}."))
+    verdict = "agree with" if report.is_close else "DIFFER from"
     print(
-        f"Its outputs are {verdict} those of torch: max difference {report.max_difference:.3g}, of up to "
-        f"{report.largest:.3g}."
+        f"Its outputs {verdict} those of torch: the largest difference is {report.max_difference:.3g}, the largest "
+        f"output {report.largest:.3g}."
     )
     return OK if report.is_close else FOUND
 
 
 def model_and_inputs(run: RunView, weights: Mapping[str, Tensor], name: str | None) -> tuple[nn.Module, Any]:
     """The model with these weights, and inputs from the run's own data."""
-    if run.config is None:
-        raise ConfigurationError(
-            f"{run.path} has no {CONFIG}, and weights alone do not say how they are computed with: the run was not "
-            "started from a config. Build the model in Python, load the weights with "
-            "loopwright.checkpoint.load_weights, and call torch.onnx.export."
-        )
     from ..config import beside
     from ..doors.configured.experiment import Experiment
 
@@ -165,18 +130,20 @@ def example_inputs(trainer: Trainer, data: Any) -> Any:
             inputs, _ = trainer.split_batch(trainer.prepare_batch(batch))
             if isinstance(inputs, Mapping) and not inputs:
                 raise ConfigurationError(
-                    "trainer.forward_properties is empty, so it is not known what the model is called with: name the "
-                    "keys of a batch that it gets, or override `_split_batch`."
+                    "trainer.forward_properties is empty, so the inputs of the model are not known: name the keys of a "
+                    "batch that it takes, or override `_split_batch`."
                 )
             return tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf, inputs)
     finally:
         stream.close()
-    raise ConfigurationError("The training data of the run is empty, so there is nothing to try the model on.")
+    raise ConfigurationError("The training data of the run is empty, so there are no inputs to try the model with.")
 
 
 def _module(models: Mapping[str, nn.Module], name: str | None) -> nn.Module:
     if name is None and len(models) == 1:
         return next(iter(models.values()))
     if name is None or name not in models:
-        raise ConfigurationError(f"The run trains the models {', '.join(models)}: say which with --model.")
+        raise ConfigurationError(
+            f"The run trains several models: choose one with --model {' or --model '.join(models)}."
+        )
     return models[name]

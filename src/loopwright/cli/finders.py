@@ -18,17 +18,18 @@ if TYPE_CHECKING:
     from ..tuning import BatchSizeScan, LearningRateScan, Trial
 
 RATES = """\
-The run of the config is trained for --updates while the learning rate grows exponentially from --low to --high, until
-the loss explodes. Suggested is the rate at which the smoothed loss falls fastest. No run directory is touched.
-Exit code 1: the loss never fell, so nothing is suggested."""
+Trains for --updates updates while the learning rate grows exponentially from --low to --high, or until the loss
+explodes. The suggestion is the rate at which the smoothed loss falls fastest. No run directory is written.
+Exit code 1: the loss never fell, so there is no suggestion."""
 RATES_EXAMPLE = """\
 lr-find run.yaml
 lr-find run.yaml model.width=64 --low 1e-6 --high 10 --updates 200 --plot lr.png"""
 SIZES = """\
-Batches of one sample, two, four and so on are trained for a few updates each, until memory runs out, --max is reached
-or the data set is a single batch; then the largest that fits is found by bisecting. Suggested is the smallest size that
-is about as fast as the fastest. On the CPU a size is not tried that would need more than 80 % of the free memory, or
-more than --memory. No run directory is touched. Exit code 1: not even the smallest size fits."""
+Trains a few updates with batches of 1, 2, 4, ... samples, until memory runs out, --max is reached or one batch holds
+the whole data set; bisection then finds the largest size that fits. The suggestion is the smallest size that is about
+as fast as the fastest. On the CPU, sizes that would need more than 80 % of the free memory, or more than --memory, are
+skipped. No run directory is written.
+Exit code 1: not even the smallest size fits."""
 SIZES_EXAMPLE = """\
 batch-size-find run.yaml
 batch-size-find run.yaml --max 512 --json"""
@@ -38,25 +39,31 @@ SUFFIXES = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     """Add both commands."""
-    what = "Find a learning rate to begin with."
+    what = "Suggest a learning rate."
     rates = add_command(parsers, common, "lr-find", run=lr_command, what=what, more=RATES, example=RATES_EXAMPLE)
+    rates.set_defaults(command="lr-find")
     add_config(rates)
     rates.add_argument("--low", metavar="RATE", type=float, default=1e-7, help="the first rate (default: 1e-7)")
     rates.add_argument("--high", metavar="RATE", type=float, default=1.0, help="the last rate (default: 1)")
-    rates.add_argument("--updates", metavar="N", type=int, default=100, help="how many rates (default: 100)")
-    rates.add_argument("--optimizer", metavar="NAME", help="whose rate, where there are several")
-    rates.add_argument("--plot", metavar="FILE", help="draw the curve to this file (png, svg, pdf)")
-    rates.add_argument("--json", action="store_true", help="print JSON: all rates and losses, and what is suggested")
-    what = "Find the largest batch that fits, and a fast one."
+    rates.add_argument(
+        "--updates", metavar="N", type=int, default=100, help="the number of rates to try (default: 100)"
+    )
+    rates.add_argument("--optimizer", metavar="NAME", help="the optimizer to vary, if there are several")
+    rates.add_argument("--plot", metavar="FILE", help="draw the curve to this file (.png, .svg, .pdf)")
+    rates.add_argument("--json", action="store_true", help="print all rates, losses and the suggestion as JSON")
+    what = "Suggest a batch size: the largest that fits, and a fast one."
     sizes = add_command(
         parsers, common, "batch-size-find", run=batch_size_command, what=what, more=SIZES, example=SIZES_EXAMPLE
     )
+    sizes.set_defaults(command="batch-size-find")
     add_config(sizes)
     sizes.add_argument("--start", metavar="N", type=int, default=1, help="the smallest size (default: 1)")
     sizes.add_argument("--max", metavar="N", type=int, default=4096, help="the largest size (default: 4096)")
-    sizes.add_argument("--updates", metavar="N", type=int, default=4, help="updates with each size (default: 4)")
-    sizes.add_argument("--memory", metavar="BYTES", type=parse_bytes, help="what a step may keep, as in 800M or 4G")
-    sizes.add_argument("--json", action="store_true", help="print JSON: all sizes, and what is suggested")
+    sizes.add_argument("--updates", metavar="N", type=int, default=4, help="updates per size (default: 4)")
+    sizes.add_argument(
+        "--memory", metavar="BYTES", type=parse_bytes, help="the memory that a step may use, such as 800M or 4G"
+    )
+    sizes.add_argument("--json", action="store_true", help="print all sizes and the suggestion as JSON")
 
 
 def parse_bytes(text: str) -> int:
@@ -65,7 +72,7 @@ def parse_bytes(text: str) -> int:
     try:
         return int(float(text[:-1] if text[-1:] in SUFFIXES else text) * factor)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes: write it as 800M or 4G") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes: write 800M or 4G, for example") from None
 
 
 @contextmanager
@@ -76,7 +83,7 @@ def built(options: argparse.Namespace) -> Iterator[Engine]:
     from .exits import explained
     from .train import load_single
 
-    config = load_single(options.config, options.overrides)
+    config = load_single(options.config, options.overrides, options.command)
     experiment = Experiment.from_config(config, progress="silent")
     with explained(), beside(config.folder):
         experiment.build()
@@ -114,11 +121,11 @@ def _print_rates(scan: LearningRateScan) -> None:
     )
     rows = [[f"{scan.rates[n]:.3g}", number_text(scan.losses[n]), number_text(scan.smoothed[n])] for n in shown]
     print_fitted(["RATE", "LOSS", "SMOOTHED"], rows, right="012")
-    print(printable(f"Ended after {counted(count, 'update')}: {scan.reason}."))
+    print(printable(f"Stopped after {counted(count, 'update')}: {scan.reason}."))
     if scan.suggestion is None:
-        print("The loss never fell, so nothing is suggested: try a larger --high, or look at the data and the loss.")
+        print("The loss never fell, so there is no suggestion: try a larger --high, or look at the data and the loss.")
         return
-    print(f"Suggestion: {scan.suggestion:.3g}, where the loss falls fastest (half-way down it is {scan.valley:.3g}).")
+    print(f"Suggestion: {scan.suggestion:.3g}, where the loss falls fastest (halfway down: {scan.valley:.3g}).")
 
 
 def batch_size_command(options: argparse.Namespace) -> int:
@@ -146,10 +153,10 @@ def _print_sizes(scan: BatchSizeScan) -> None:
     rows = [_row(trial) for trial in sorted(scan.trials, key=lambda trial: trial.size)]
     print_fitted(["SIZE", "FITS", "SAMPLES/S", "MEMORY", "WHY NOT"], rows, right="023", fold="4")
     if scan.largest is None:
-        print("Not even the smallest size fits: use a smaller model, or another precision.")
+        print("Not even the smallest size fits: use a smaller model or a lower precision.")
         return
-    print(printable(f"Largest: {scan.largest}; the search ended at {scan.bound}."))
-    print(f"Suggestion: {scan.suggestion}, which is about as fast as the fastest (trainer.max_batch_size).")
+    print(printable(f"Largest: {scan.largest} (limited by {scan.bound})."))
+    print(f"Suggestion: {scan.suggestion}, about as fast as the fastest (trainer.max_batch_size={scan.suggestion}).")
 
 
 def _row(trial: Trial) -> list[str]:

@@ -15,19 +15,20 @@ from .exits import OK
 from .output import printable
 
 DOORS = {
-    "configured": "the run is described in YAML, and you write the model, the data and the loss",
+    "configured": "YAML describes the run; you write model, data and loss",
     "native": "`loopwright.Trainer`, with methods to override",
     "simple": "a model, an optimizer, a loss and loaders",
-    "lifecycle": "data sets are handed over, named stages overridden",
-    "modular": "several models and optimizers, a step of your own, many devices",
+    "lifecycle": "you pass data sets and override named stages",
+    "modular": "several models and optimizers, your own step, many devices",
     "adversarial": "paired image translation with a GAN",
 }
 EXTRAS = {"adversarial": ("PIL", "images")}  # the optional package that a door's program imports, and its extra
 START = {"configured": "loopwright train run.yaml"}
 MORE = """\
-A small program on data that it makes itself, a README with the commands, and a .gitignore. No file that is there is
-ever overwritten: a README.md or .gitignore stays as it is, and if any other would be, nothing is written. The doors
-are ways to say the same thing:
+Writes a small program with synthetic data, a README with the commands, and a .gitignore. Existing files are never
+overwritten: README.md and .gitignore stay as they are; if any other file exists, nothing is written.
+
+A door is a style of writing a training program. All doors use the same trainer inside:
 
 """ + "\n".join(f"  {door:<12} {words}" for door, words in DOORS.items())
 EXAMPLE = """\
@@ -39,27 +40,31 @@ OPTIONAL = ("README.md", ".gitignore")
 
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     """Add the command."""
-    what = "Start a project that trains at once."
+    what = "Write a small project that trains right away."
     parser = add_command(parsers, common, "init", run=init_command, what=what, more=MORE, example=EXAMPLE)
-    parser.add_argument("folder", metavar="DIR", nargs="?", default=".", help="where to (default: the current folder)")
-    parser.add_argument("--door", choices=tuple(DOORS), default="configured", help="(default: configured)")
+    parser.add_argument(
+        "folder", metavar="DIR", nargs="?", default=".", help="the folder of the project (default: the current one)"
+    )
+    parser.add_argument(
+        "--door", choices=tuple(DOORS), default="configured", help="the style of the program (default: configured)"
+    )
 
 
 def init_command(options: argparse.Namespace) -> int:
     folder = Path(options.folder)
     files = {name: source for name, source in template_files(options.door).items() if not _is_kept(folder / name)}
     if folder.exists() and not folder.is_dir():
-        raise ConfigurationError(f"{folder} is a file: name a folder, or one that is to be made.")
+        raise ConfigurationError(f"{folder} is a file: name a folder, existing or new.")
     there = [name for name in files if _is_there(folder / name)]
     if there:
         raise ConfigurationError(
-            f"{folder.resolve()} has {' and '.join(there)} already, and nothing is overwritten: name another folder."
+            f"{folder.resolve()} already has {' and '.join(there)}, and nothing is overwritten: name another folder."
         )
     folder.mkdir(parents=True, exist_ok=True)
     for name, source in files.items():
         with (folder / name).open("xb") as file:
             file.write(source.read_bytes())
-    print(printable(f"{', '.join(files)} written to {folder.resolve()}. To train:\n", keep="\n"))
+    print(printable(f"Wrote {', '.join(files)} to {folder.resolve()}. To train:\n", keep="\n"))
     first = "" if folder.resolve() == Path.cwd() else f"cd {folder} && "
     if missing := _missing_extra(options.door):
         print(f"    {missing}")

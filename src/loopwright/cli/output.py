@@ -66,8 +66,7 @@ def print_json(value: Any) -> None:
 
 def styled(text: str, style: str) -> str:
     """Add a terminal style to a text, if stdout is a terminal."""
-    shows = sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
-    return f"{style}{text}{PLAIN}" if shows else text
+    return f"{style}{text}{PLAIN}" if has_colours() else text
 
 
 def size_text(size: int) -> str:
@@ -172,10 +171,20 @@ def time_text(seconds: float | None) -> str:
 
 def left_text(run: RunView) -> str:
     """The time that a run still takes; "-" where that is not known."""
+    return time_text(seconds_left(run))
+
+
+def seconds_left(run: RunView) -> float | None:
+    """The time that a run still takes, in seconds; None where that is not known."""
     try:
-        return time_text(run.eta)
+        return run.eta
     except CheckpointError:  # of the metrics, which `problems` is about
-        return "-"
+        return None
+
+
+def has_colours() -> bool:
+    """Whether stdout is a terminal that shows colours, and the user has not turned them off."""
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
 
 
 def run_as_json(run: RunView, *, metric: str | None = None, mode: Mode | None = None) -> dict[str, Any]:

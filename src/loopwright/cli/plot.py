@@ -1,4 +1,4 @@
-"""`loopwright plot RUN... --metric NAME`: curves of one or several runs in one picture, or in the terminal."""
+"""`loopwright plot [RUN ...]`: curves of one or several runs in a picture, or in the terminal."""
 
 from __future__ import annotations
 
@@ -7,93 +7,131 @@ import difflib
 import math
 import re
 import shutil
+import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigurationError
 from ..run.reading import RunView
-from .arguments import RUN, add_command, add_root, find_run, short_path
+from .arguments import LAST, RUN, add_command, add_root
+from .charts import Chart, Drawn, Line, metric_groups, pen_of
 from .exits import OK
-from .output import number_text, print_json, printable
+from .output import has_colours, number_text, print_json, printable
+from .selection import find_run, short_path
 
 MORE = """\
-Of several metrics, each has a panel of its own, with a curve for every run. A metric that is measured both in steps
-and in epochs is drawn over the epochs, unless --by says steps or updates. A picture that is there is replaced."""
+Without --metric the training loss and the evaluation loss share one picture. Each --metric has a panel of its own, with
+a curve for every run. Curves are drawn over epochs once a run has two of them, before that over steps or updates; --by
+chooses. An existing picture is replaced."""
 EXAMPLE = """\
-plot last --metric loss --text
-plot runs/first runs/second --metric eval_loss --metric loss --by steps --log --output curves.svg"""
+plot
+plot --text
+plot runs/first runs/second --metric eval_loss --by updates -o curves.svg"""
 FORMATS = (".png", ".svg", ".pdf")
-MARKS = "*o+x#@%&"
-HEIGHT = 15
-MOST_WIDE, LEAST_WIDE = 120, 30
+HEIGHT = 18  # lines of a chart in characters
+MOST_WIDE = 120
+FEW = 50  # points that are marked one by one
 
 
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     """Add the command."""
-    what = "Draw metrics of runs."
+    what = "Draw the loss or other metrics of runs."
     parser = add_command(parsers, common, "plot", run=plot_command, what=what, more=MORE, example=EXAMPLE)
-    parser.add_argument("names", metavar="RUN", nargs="+", help=RUN)
+    parser.add_argument("names", metavar="RUN", nargs="*", default=[LAST], help=f"{RUN} (default: last)")
     parser.add_argument(
-        "--metric", metavar="NAME", action="append", required=True, help="what to draw (repeat for several panels)"
+        "--metric", metavar="NAME", action="append", help="draw this metric; may be repeated (default: the loss)"
     )
     add_root(parser)
-    parser.add_argument("--by", choices=("epochs", "steps", "updates"), help="what the curves go along")
+    parser.add_argument("--by", choices=("epochs", "steps", "updates"), help="the horizontal axis")
     parser.add_argument("--smooth", metavar="N", type=int, default=1, help="average over the last N values")
-    parser.add_argument("--log", action="store_true", help="a logarithmic scale")
+    parser.add_argument("--log", action="store_true", help="draw on a logarithmic scale")
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
-        "-o", "--output", metavar="FILE", help=f"a {', '.join(FORMATS)} file (default: the metric's name, .png)"
+        "-o", "--output", metavar="FILE", help=f"a {', '.join(FORMATS)} file (default: the metric's name and .png)"
     )
     where.add_argument("--text", action="store_true", help="draw in the terminal instead")
     where.add_argument("--json", action="store_true", help="print the curves as JSON instead")
 
 
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Values of a metric of one run along its epochs, steps or updates."""
+
+    label: str
+    metric: str
+    along: str
+    places: tuple[int, ...]
+    values: tuple[float, ...]
+
+
 def plot_command(options: argparse.Namespace) -> int:
     if options.smooth < 1:
-        raise ConfigurationError(f"--smooth {options.smooth}: average over 1 value or more.")
-    runs = {run.path: run for run in (find_run(name, options.root) for name in options.names)}
+        raise ConfigurationError(f"--smooth {options.smooth}: use 1 or more.")
+    found = {run.path: run for run in (find_run(name, options.root) for name in options.names)}
+    runs = list(found.values())
+    groups = [[name] for name in dict.fromkeys(options.metric)] if options.metric else [main_metrics(runs, options)]
     panels = {
-        name: collect(list(runs.values()), name, options.by, options.smooth, options.root)
-        for name in dict.fromkeys(options.metric)
+        names[0]: collect(runs, names, options.by, options.smooth, options.root, is_chosen=bool(options.metric))
+        for names in groups
     }
     if options.json:
-        print_json({name: [asdict(curve) for curve in curves] for name, curves in panels.items()})
-        return OK
-    if options.text:
-        for name, curves in panels.items():
-            print("\n".join(map(printable, draw_text(name, curves, is_log=options.log))))
-        return OK
-    path = Path(options.output or re.sub(r"[^\w.-]+", "-", "+".join(panels)).strip("-.") + ".png")
-    if path.suffix.lower() not in FORMATS:
-        raise ConfigurationError(f"--output {path}: a picture is one of {', '.join(FORMATS)}.")
-    draw_picture(path, panels, is_log=options.log)
-    print(printable(f"{', '.join(panels)} of {len(runs)} {'run' if len(runs) == 1 else 'runs'} drawn to {path}."))
+        every = [curve for curves in panels.values() for curve in curves]
+        print_json({name: [_as_json(c) for c in every if c.metric == name] for name in {c.metric: 0 for c in every}})
+    elif options.text:
+        for curves in panels.values():
+            print_chart(curves, is_log=options.log)
+    else:
+        _write_picture(panels, runs, options)
     return OK
 
 
-def collect(runs: Sequence[RunView], name: str, by: str | None, smooth: int, root: str) -> list[Curve]:
-    """The values of a metric of each run, over epochs if all runs have some; an error lists the known metrics."""
-    along = by or ("epochs" if all(run.metrics.epochs(name) for run in runs) else "steps")
+def main_metrics(runs: Sequence[RunView], options: argparse.Namespace) -> list[str]:
+    """The loss and its evaluations; of runs without a loss, the group of their most important metric."""
+    names = dict.fromkeys(name for run in runs for name in run.metrics.names())
+    if not names:
+        listed = ", ".join(short_path(run, options.root) for run in runs)
+        raise ConfigurationError(f"There is nothing to draw yet: {listed} has not logged any metrics.")
+    groups = metric_groups(names, [key for run in runs for key in run.eval_keys])
+    return next((group for group in groups if group[0] == "loss"), groups[0])
+
+
+def collect(
+    runs: Sequence[RunView], names: Sequence[str], by: str | None, smooth: int, root: str, *, is_chosen: bool = True
+) -> list[Curve]:
+    """The curves of a panel, all along one axis; a metric that was chosen and is missing is an error."""
+    pairs = [(run, name) for run in runs for name in names if is_chosen or name in run.metrics.names()]
+    along = by or _axis(pairs)
     curves = []
-    for run in runs:
+    for run, name in pairs:
         points = run.metrics.epochs(name) if along == "epochs" else run.metrics.steps(name)
         if along == "updates" and not points:
             points = run.metrics.epochs(name)
-        if not points:
+        if not points and is_chosen:
             raise ConfigurationError(_missing(run, name, by, root))
         places = tuple(point.update if along == "updates" else point.at for point in points)
         values = tuple(_smoothed([point.value for point in points], smooth))
-        curves.append(Curve(short_path(run, root), along, places, values))
+        curves += [Curve(short_path(run, root), name, along, places, values)] if points else []
+    if not curves:
+        raise ConfigurationError(f"There is nothing to draw over {along}: use another --by.")
     return curves
+
+
+def _axis(pairs: Sequence[tuple[RunView, str]]) -> str:
+    """Epochs, once every curve has two; before that steps, or updates where some metrics are of epochs only."""
+    epochs = [len(run.metrics.epochs(name)) for run, name in pairs]
+    steps = [len(run.metrics.steps(name)) for run, name in pairs]
+    if min(epochs) >= 2 or not any(steps):
+        return "epochs"
+    return "steps" if all(steps) else "updates"
 
 
 def _missing(run: RunView, name: str, by: str | None, root: str) -> str:
     known = run.metrics.epoch_names if by == "epochs" else run.metrics.names()
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f" Did you mean {near[0]!r}?" if near and near[0] != name else ""
-    where = f" of {by}" if by else ""
+    where = f" per {by.removesuffix('s')}" if by else ""
     return f"{short_path(run, root)} has no metric {name!r}{where}; it has: {', '.join(known) or 'none yet'}.{hint}"
 
 
@@ -104,28 +142,80 @@ def _smoothed(values: Sequence[float], window: int) -> list[float]:
     return [sum(part) / len(part) for end in range(1, len(values) + 1) if (part := values[max(end - window, 0) : end])]
 
 
+def _as_json(curve: Curve) -> dict[str, Any]:
+    return {"label": curve.label, "along": curve.along, "places": curve.places, "values": curve.values}
+
+
+def curve_names(curves: Sequence[Curve]) -> list[str]:
+    """What tells the curves of a panel apart: the run, the metric, or both."""
+    has_runs, has_metrics = (len({getattr(curve, key) for curve in curves}) > 1 for key in ("label", "metric"))
+    if has_runs and has_metrics:
+        return [f"{curve.label} {curve.metric}" for curve in curves]
+    return [curve.metric if has_metrics else curve.label for curve in curves]
+
+
+# Pictures
+
+
+def _write_picture(panels: dict[str, list[Curve]], runs: Sequence[RunView], options: argparse.Namespace) -> None:
+    path = Path(options.output or re.sub(r"[^\w.-]+", "-", "+".join(panels)).strip("-.") + ".png")
+    if path.suffix.lower() not in FORMATS:
+        raise ConfigurationError(f"--output {path}: the name of a picture ends in {', '.join(FORMATS)}.")
+    if not path.absolute().parent.is_dir():
+        raise ConfigurationError(f"--output {path}: there is no folder {path.parent}.")
+    draw_picture(path, panels, is_log=options.log)
+    names = dict.fromkeys(curve.metric for curves in panels.values() for curve in curves)
+    whose = short_path(runs[0], options.root) if len(runs) == 1 else f"{len(runs)} runs"
+    print(printable(f"{', '.join(names)} of {whose}: {path}"))
+
+
 def draw_picture(path: Path, panels: dict[str, list[Curve]], *, is_log: bool) -> None:
-    """One panel for each metric, one curve for each run."""
+    """Draw one panel beside the other, with a curve for each run and metric."""
     try:
         from matplotlib.figure import Figure
+        from matplotlib.ticker import FuncFormatter
     except ImportError as error:
         from ..errors import MissingExtraError
 
         raise MissingExtraError(
-            "A picture needs matplotlib: pip install 'loopwright[plots]'. (--text draws without.)"
+            "A picture needs matplotlib: pip install 'loopwright[plots]'. (--text draws without it.)"
         ) from error
-    figure = Figure(figsize=(max(5.0 * len(panels), 6.0), 4), layout="constrained")
+    figure = Figure(figsize=(max(5.5 * len(panels), 7.0), 4.2), layout="constrained")
     for axis, (name, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
-        for curve in curves:
-            marker = "o" if len(curve.values) <= 50 else None
-            axis.plot(curve.places, curve.values, marker=marker, ms=3, lw=1.2, label=_plain(curve.label))
-        last = number_text(curves[0].values[-1]) if len(curves) == 1 else ""
-        axis.set(title=_plain(f"{name} {last}".rstrip()), xlabel=curves[0].along)
-        axis.set_yscale("log" if is_log else "linear")
-        axis.xaxis.get_major_locator().set_params(integer=True)
-        axis.grid(alpha=0.3)
-        axis.legend(frameon=False, fontsize="small")
+        _draw_panel(axis, name, curves)
+        if is_log:
+            axis.set_yscale("log")
+            axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))  # 0.01, not a power of ten
+            axis.yaxis.set_minor_formatter(FuncFormatter(_minor_label))
     figure.savefig(path, dpi=120)
+
+
+def _minor_label(value: float, _: object) -> str:
+    """Labels between two powers of ten: at 2 and 5 only, so that they do not overlap."""
+    return f"{value:g}" if round(value / 10 ** math.floor(math.log10(value))) in (2, 5) else ""
+
+
+def _draw_panel(axis: Any, name: str, curves: Sequence[Curve]) -> None:
+    """Runs have colours, and metrics of several runs have line styles; the axes are named."""
+    runs, metrics = list(dict.fromkeys(c.label for c in curves)), list(dict.fromkeys(c.metric for c in curves))
+    for curve, label in zip(curves, curve_names(curves), strict=True):
+        colour = runs.index(curve.label) if len(runs) > 1 else metrics.index(curve.metric)
+        axis.plot(
+            curve.places,
+            curve.values,
+            color=f"C{colour % 10}",
+            linestyle=("-", "--", ":", "-.")[metrics.index(curve.metric) % 4] if len(runs) > 1 else "-",
+            marker="o" if len(curve.values) <= FEW else None,
+            markersize=3,
+            linewidth=1.4,
+            label=_plain(f"{label}  {number_text(curve.values[-1])}"),
+        )
+    axis.set(title=_plain(runs[0] if len(runs) == 1 else name), xlabel=curves[0].along.removesuffix("s"))
+    axis.set_ylabel(_plain(name))
+    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(alpha=0.3)
+    axis.legend(frameon=False, fontsize="small")
 
 
 def _plain(text: str) -> str:
@@ -133,62 +223,48 @@ def _plain(text: str) -> str:
     return printable(text).replace("$", r"\$").removeprefix("_")
 
 
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """Values of one run along its epochs, steps or updates."""
-
-    label: str
-    along: str
-    places: tuple[int, ...]
-    values: tuple[float, ...]
+# Text
 
 
-def draw_text(title: str, curves: Sequence[Curve], *, is_log: bool = False, width: int | None = None) -> list[str]:
-    """The lines of a chart as wide as the terminal."""
-    shown = [_shown(curve, is_log=is_log) for curve in curves]
-    every = [point for points in shown for point in points]
-    if not every:
-        raise ConfigurationError(f"No value of {title} can be drawn: none is finite{' and above 0' if is_log else ''}.")
-    low, high = min(value for _, value in every), max(value for _, value in every)
-    first, last = min(place for place, _ in every), max(place for place, _ in every)
-    labels = [_label(value, is_log) for value in (high, (low + high) / 2, low)]
-    gutter = max(map(len, labels))
-    columns = max(min(width or shutil.get_terminal_size().columns, MOST_WIDE) - gutter - 3, LEAST_WIDE)
-    grid = [[" "] * columns for _ in range(HEIGHT)]
-    for points, mark in reversed(list(zip(shown, _marks(), strict=False))):  # the first run lies on top
-        for place, value in points:
-            row = round((high - value) / (high - low) * (HEIGHT - 1)) if high > low else HEIGHT // 2
-            column = round((place - first) / (last - first) * (columns - 1)) if last > first else columns // 2
-            grid[row][column] = mark
-    beside = {0: labels[0], HEIGHT // 2: labels[1], HEIGHT - 1: labels[2]}
-    lines = [f"{beside.get(at, ''):>{gutter}} | {''.join(row).rstrip()}" for at, row in enumerate(grid)]
-    return [
-        f"{title} over {curves[0].along}{', logarithmic' if is_log else ''}",
-        *(line.rstrip() for line in lines),
-        f"{'':>{gutter}} +{'-' * (columns + 1)}",
-        f"{'':>{gutter}}   {first}{last:>{columns - len(str(first))}}",
-        *_legend(curves, shown),
-    ]
+def print_chart(curves: Sequence[Curve], *, is_log: bool) -> None:
+    """Print a chart as wide as the terminal, in colours where it has some."""
+    width = min(shutil.get_terminal_size().columns, MOST_WIDE)
+    lines = draw_text(curves, width, is_log=is_log, is_plain=_is_plain(len(curves)))
+    if not has_colours():
+        print("\n".join("".join(text for text, _ in line).rstrip() for line in lines))
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    Console(highlight=False).print(*(Text.assemble(*line, no_wrap=True) for line in lines), sep="\n")
 
 
-def _legend(curves: Sequence[Curve], shown: Sequence[Sequence[object]]) -> Iterator[str]:
-    for curve, points, mark in zip(curves, shown, _marks(), strict=False):
-        left_out = len(curve.values) - len(points)
-        more = f" ({left_out} not drawn: not finite, or not above 0)" if left_out else ""
-        yield f"  {mark} {curve.label}: {curve.values[-1]:.6g}{more}"
+def _is_plain(num_curves: int) -> bool:
+    """Whether to draw in ASCII: where a terminal has nothing else, or only characters tell curves apart."""
+    is_unicode = (sys.stdout.encoding or "").lower().startswith("utf")
+    return not is_unicode or (num_curves > 1 and not has_colours())
 
 
-def _marks() -> Iterator[str]:
-    while True:
-        yield from MARKS
+def draw_text(curves: Sequence[Curve], width: int, *, is_log: bool = False, is_plain: bool = False) -> list[Line]:
+    """The lines of a chart with its legend; an error where no value can be drawn."""
+    metrics = list(dict.fromkeys(curve.metric for curve in curves))
+    if not any(_is_drawn(value, is_log) for curve in curves for value in curve.values):
+        which = "finite and above 0" if is_log else "finite"
+        raise ConfigurationError(f"No value of {', '.join(metrics)} can be drawn: none is {which}.")
+    drawn = [Drawn(curve.metric, curve.places, curve.values, curve.values, curve.values) for curve in curves]
+    title: Line = [(printable(", ".join(metrics)), "bold"), (", logarithmic" if is_log else "", "")]
+    along = curves[0].along.removesuffix("s")
+    chart = Chart(title, drawn, along, is_log=is_log, is_plain=is_plain)
+    return [*chart.lines(width, HEIGHT), *_legend(curves, is_log=is_log, is_plain=is_plain)]
 
 
-def _shown(curve: Curve, *, is_log: bool) -> list[tuple[int, float]]:
-    points = zip(curve.places, curve.values, strict=True)
-    if is_log:
-        return [(place, math.log10(value)) for place, value in points if math.isfinite(value) and value > 0]
-    return [(place, value) for place, value in points if math.isfinite(value)]
+def _legend(curves: Sequence[Curve], *, is_log: bool, is_plain: bool) -> Iterator[Line]:
+    for number, (curve, name) in enumerate(zip(curves, curve_names(curves), strict=True)):
+        style, mark = pen_of(number)
+        left_out = sum(not _is_drawn(value, is_log) for value in curve.values)
+        more = f" ({left_out} not drawn: not finite{' or not above 0' if is_log else ''})" if left_out else ""
+        yield [(f"  {mark if is_plain else '─'} ", style), (printable(f"{name}: {curve.values[-1]:.6g}{more}"), "")]
 
 
-def _label(value: float, is_log: bool) -> str:
-    return f"{10**value if is_log else value:.4g}"
+def _is_drawn(value: float, is_log: bool) -> bool:
+    return math.isfinite(value) and (value > 0 or not is_log)

@@ -5,47 +5,50 @@ from __future__ import annotations
 import argparse
 import csv
 import sys
+from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigurationError
 from ..run.querying import Answer, list_views, run_query
 from ..run.reading import METRICS
-from .arguments import RUN, add_command, add_root, find_run
+from .arguments import LAST, add_command, add_run
 from .exits import OK
-from .output import number_text, print_json, print_table, printable
+from .output import number_text, print_fitted, print_json, print_table, printable
+from .selection import find_run
 
 MORE = """\
-The views are metrics(name, step, update, epoch, samples, seconds, wall, value), epochs, events, media, log_lines and
-clock; without a query they are listed with their columns. NaN is NULL. Nothing is written, and the run may go on
-meanwhile."""
+Without SQL the tables are listed with their columns: metrics, epochs, events, media, log_lines, clock and others.
+NaN is NULL. Queries only read, also while the run is training."""
 EXAMPLE = """\
-query last
-query last "SELECT step, value FROM metrics WHERE name = 'loss' ORDER BY value DESC LIMIT 5"
-query runs/first "SELECT * FROM epochs WHERE name LIKE 'eval_%'" --csv"""
+query
+query "SELECT name, min(value) FROM epochs GROUP BY name"
+query runs/first "SELECT * FROM epochs WHERE name = 'loss'" --csv"""
 MOST_ROWS = 1000  # of a table for people
 
 
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     """Add the command."""
-    what = "Ask a run's metrics by SQL."
+    what = "Query the metrics of a run with SQL."
     parser = add_command(parsers, common, "query", run=query_command, what=what, more=MORE, example=EXAMPLE)
-    parser.add_argument("run_name", metavar="RUN", help=RUN)
-    parser.add_argument("sql", metavar="SQL", nargs="?", help="one SELECT statement (default: list the views)")
-    add_root(parser)
+    add_run(parser, "run_name")
+    parser.add_argument("sql", metavar="SQL", nargs="?", help="one SELECT statement (default: list the tables)")
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print JSON: a list of objects")
-    form.add_argument("--csv", action="store_true", help="print CSV, with a line of names first")
+    form.add_argument("--json", action="store_true", help="print a JSON list with one object per row")
+    form.add_argument("--csv", action="store_true", help="print CSV, with the column names first")
 
 
 def query_command(options: argparse.Namespace) -> int:
-    path = find_run(options.run_name, options.root).path / METRICS
-    if not (options.sql or "").strip():
-        if not path.is_file():
-            raise ConfigurationError(f"There are no metrics to ask: {path} is not there. The run has not logged yet.")
+    name, sql = options.run_name, options.sql
+    if len(name.split()) > 1 and not Path(name).exists():  # SQL alone, or SQL first
+        name, sql = sql or LAST, name
+    path = find_run(name, options.root).path / METRICS
+    if not (sql or "").strip():
         views = [(name, ", ".join(columns), what) for name, columns, what in list_views(path)]
-        answer = Answer(("view", "columns", "what"), list(views))
+        answer = Answer(("table", "columns", "content"), list(views))
+        if not (options.json or options.csv):
+            print_fitted(answer.columns, views, fold="12")
+            return OK
     else:
-        answer = run_query(path, options.sql)
+        answer = run_query(path, sql)
     if options.json:
         print_json([dict(zip(answer.columns, map(_plain, row), strict=True)) for row in answer.rows])
     elif options.csv:
@@ -63,7 +66,8 @@ def _print_rows(answer: Answer) -> None:
     print_table(answer.columns, rows, right=right if answer.rows else "")
     if (left_out := len(answer.rows) - MOST_ROWS) > 0:
         print(
-            f"and {left_out} more rows: --csv and --json print all, LIMIT in the query asks for fewer", file=sys.stderr
+            f"and {left_out} more rows: --csv and --json print all of them; LIMIT in the query returns fewer",
+            file=sys.stderr,
         )
 
 

@@ -1,4 +1,4 @@
-"""`loopwright report RUN...`: runs as one HTML file to keep or to send, which needs no server."""
+"""`loopwright report [RUN ...]`: runs as one HTML file to keep or to send, which needs no server."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from typing import Any
 
 from ..errors import ConfigurationError
 from ..run.reading import RunView
-from .arguments import RUN, add_command, add_root, all_runs, find_run
+from .arguments import LAST, RUN, add_command, add_root
 from .exits import OK
 from .output import printable, size_text
+from .selection import all_runs, find_run
 
 MORE = """\
-The page of `loopwright ui` with the runs in it: table, curves, images, config, log. It opens from the disk and loads
-nothing. Curves with very many points are thinned (mean, smallest and largest value stay), and the file says so. It
-holds config, log and what is known of the machine: look at it before you send it."""
+The file is the page of `loopwright ui` with the runs in it: table, curves, images, config and log. It opens in any
+browser without a server or network. Curves with very many points are thinned (mean, minimum and maximum are kept), and
+the page says so. It contains config, log and details of the machine: look at it before you send it."""
 EXAMPLE = """\
-report last
+report
 report runs/digits runs/digits-2 -o digits.html
 report runs/digits/sweep --points 500"""
 OUTPUT = "report.html"
@@ -25,12 +26,16 @@ OUTPUT = "report.html"
 
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     """Add the command."""
-    what = "Write runs into one HTML file."
+    what = "Write runs to one HTML file that needs no server."
     parser = add_command(parsers, common, "report", run=report_command, what=what, more=MORE, example=EXAMPLE)
-    parser.add_argument("names", metavar="RUN", nargs="+", help=f"{RUN}; or a folder of runs")
+    parser.add_argument(
+        "names", metavar="RUN", nargs="*", default=[LAST], help=f"{RUN}; or a folder of runs (default: last)"
+    )
     add_root(parser)
-    parser.add_argument("-o", "--output", metavar="FILE", default=OUTPUT, help=f"the file (default: {OUTPUT})")
-    parser.add_argument("--points", metavar="N", type=int, help="the most points of a curve (default: by size)")
+    parser.add_argument("-o", "--output", metavar="FILE", default=OUTPUT, help=f"the file to write (default: {OUTPUT})")
+    parser.add_argument(
+        "--points", metavar="N", type=int, help="the most points per curve (default: depends on the size)"
+    )
 
 
 def report_command(options: argparse.Namespace) -> int:
@@ -47,7 +52,7 @@ def report_command(options: argparse.Namespace) -> int:
     for note in notes:
         print(note)
     count = "1 run" if len(entries) == 1 else f"{len(entries)} runs"
-    print(printable(f"{output}: {count}, {size_text(len(data))}. Open it in a browser; it needs nothing else."))
+    print(printable(f"{output}: {count}, {size_text(len(data))}. Open it in a browser."))
     return OK
 
 
@@ -57,7 +62,7 @@ def _check(output: Path, points: int | None) -> None:
     if points is not None and points < 2:
         raise ConfigurationError(f"--points {points}: use 2 or more.")
     if not output.absolute().parent.is_dir():
-        raise ConfigurationError(f"There is no folder {output.parent} to write {output.name} to.")
+        raise ConfigurationError(f"There is no folder {output.parent}: create it, or name another file with -o.")
     if output.is_dir():
         raise ConfigurationError(f"{output} is a folder: name a file, as in -o {output / OUTPUT}.")
     if output.exists():

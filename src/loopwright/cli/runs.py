@@ -17,7 +17,7 @@ from ..metrics.best import Mode, ranked
 from ..metrics.progress import counted
 from ..run.metrics_view import BestValue
 from ..run.reading import STATES, RunView
-from .arguments import ROOT, add_command, all_runs, short_path
+from .arguments import ROOT, add_command
 from .exits import OK
 from .live import HINT, is_terminal, show_live
 from .output import (
@@ -33,15 +33,24 @@ from .output import (
     run_as_json,
     time_text,
 )
+from .selection import all_runs, no_runs_text, short_path
 
 if TYPE_CHECKING:
     from rich.console import Group
 
 MORE = """\
-The folder is searched with all folders in it. A run is running (its process holds its lock), crashed (no process holds
-it and no end was noted), finished, stopped (by a callback or by the program), interrupted (by a signal) or failed.
-The metric is the best of all epochs. Whether that is the smallest or the largest is what the run noted (a callback's
-mode, a loss), or what the metric's name says; --best says otherwise. Where neither does, the last value is shown."""
+The folder is searched with all folders in it. The states of a run:
+
+  running      its process is alive
+  crashed      its process is gone and recorded no end
+  finished     it reached its limit
+  stopped      a callback or the program ended it early
+  interrupted  a signal ended it, after it had saved
+  failed       it ended with an error
+  unreadable   its run.json is damaged
+
+The metric shown is the best value of all epochs. The run records whether smaller or larger is better, or the name of
+the metric says so; --best overrides it. If neither is known, the last value is shown."""
 EXAMPLE = """\
 runs
 runs --watch
@@ -54,35 +63,45 @@ CONDITION = re.compile(r"\s*(.+?)\s*(<=|>=|<|>)\s*([-+\w.]+)\s*")
 
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     """Add the command."""
-    parser = add_command(parsers, common, "runs", run=runs_command, what="List runs.", more=MORE, example=EXAMPLE)
-    parser.add_argument("root", metavar="DIR", nargs="?", default=ROOT, help=f"the folder (default: {ROOT})")
-    choose = parser.add_argument_group("which")
-    choose.add_argument("--state", metavar="STATE,...", help=f"only runs that are {', '.join(STATES)}")
-    choose.add_argument("--name", metavar="TEXT", help="only runs whose name or path holds this, or fits it (*, ?)")
-    choose.add_argument("--tag", metavar="TAG", action="append", default=[], help="only runs with this tag (repeat)")
+    parser = add_command(
+        parsers, common, "runs", run=runs_command, what="List runs in a table.", more=MORE, example=EXAMPLE
+    )
+    parser.add_argument(
+        "root", metavar="DIR", nargs="?", default=ROOT, help=f"the folder to look for runs in (default: {ROOT})"
+    )
+    choose = parser.add_argument_group("filters")
+    choose.add_argument("--state", metavar="STATE,...", help="only runs in these states: --state failed,crashed")
+    choose.add_argument("--name", metavar="TEXT", help="only runs whose name or path contains this; * and ? match")
+    choose.add_argument(
+        "--tag", metavar="TAG", action="append", default=[], help="only runs with this tag; may be repeated"
+    )
     choose.add_argument(
         "--where",
         metavar="CONDITION",
         action="append",
         default=[],
-        help="only runs whose best value fits, as in 'eval_loss<0.5' (repeat)",
+        help="only runs whose best value satisfies this: 'eval_loss<0.5'; may be repeated",
     )
-    choose.add_argument("--limit", metavar="N", type=int, help="only the first N")
-    parser.add_argument("--metric", metavar="NAME", help="the metric to show (default: each run's evaluation loss)")
-    parser.add_argument("--best", choices=("min", "max"), help="which values are better, where names do not say it")
-    parser.add_argument("--sort", choices=tuple(ORDERS), default="age", help="what comes first (default: the newest)")
-    parser.add_argument("--reverse", action="store_true", help="turn the order round")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    choose.add_argument("--limit", metavar="N", type=int, help="only the first N runs")
+    parser.add_argument("--metric", metavar="NAME", help="the metric to show (default: the main metric of each run)")
     parser.add_argument(
-        "--watch", action="store_true", help="on a terminal, keep the table up to date until q is pressed"
+        "--best", choices=("min", "max"), help="whether smaller or larger values of the metric are better"
     )
+    parser.add_argument(
+        "--sort", choices=tuple(ORDERS), default="age", help="the order of the table (default: age, the newest first)"
+    )
+    parser.add_argument("--reverse", action="store_true", help="reverse the order")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--watch", action="store_true", help="keep the table up to date until you press q")
 
 
 def runs_command(options: argparse.Namespace) -> int:
     root = Path(options.root)
     if not root.is_dir():
+        if options.root == ROOT and not options.watch:
+            return _print_nothing(options)
         raise ConfigurationError(
-            f"There is no folder {options.root}: name the one that runs are in, as in `loopwright runs DIR`."
+            f"There is no folder {options.root}: name the folder that has the runs, as in `loopwright runs DIR`."
         )
     if options.watch and not options.json and is_terminal():
         show_live(lambda console: _screen(root, options, console.size.height), WATCH_SECONDS)
@@ -96,7 +115,12 @@ def runs_command(options: argparse.Namespace) -> int:
         for problem in problems:
             print(printable(problem))
     else:
-        print(_nothing(options))
+        return _print_nothing(options)
+    return OK
+
+
+def _print_nothing(options: argparse.Namespace) -> int:
+    print("[]" if options.json else printable(_nothing(options)))
     return OK
 
 
@@ -106,7 +130,11 @@ def _ordered(root: Path, options: argparse.Namespace) -> list[RunView]:
 
 
 def _nothing(options: argparse.Namespace) -> str:
-    return f"No runs in {printable(options.root)}{' that fit' if _is_filtered(options) else ' yet'}."
+    return (
+        f"No runs in {options.root} match."
+        if _is_filtered(options)
+        else no_runs_text(options.root, "use `loopwright runs DIR`")
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +153,9 @@ class Condition:
         except ValueError:
             number = math.nan
         if match is None or math.isnan(number):
-            raise ConfigurationError(f"--where {text!r}: write a metric, one of < > <= >=, and a number.")
+            raise ConfigurationError(
+                f"--where {text!r}: write a metric, one of < > <= >=, and a number, as in 'eval_loss<0.5'."
+            )
         return cls(match[1], COMPARISONS[match[2]], number)
 
     def fits(self, run: RunView, mode: Mode | None) -> bool:
@@ -138,7 +168,7 @@ def best_to_compare(run: RunView, name: str, mode: Mode | None, option: str) -> 
     if mode is None and name in run.epoch_names and run.mode_of(name) is None:
         raise ConfigurationError(
             f"{option} compares the best values of {name!r}, and neither its name nor the run {run.name!r} says "
-            "whether smaller or larger ones are better: add --best min or --best max."
+            "whether smaller or larger values are better: add --best min or --best max."
         )
     return run.best_of(name, mode)
 
@@ -174,8 +204,8 @@ def _by_metric(runs: list[RunView], options: argparse.Namespace) -> list[RunView
     modes = {run.mode_of(options.metric) for run in runs if options.metric in run.epoch_names}
     if options.best is None and {"min", "max"} <= modes:
         raise ConfigurationError(
-            f"--sort metric: some of these runs note that smaller values of {options.metric!r} are better, some that "
-            "larger ones are: add --best min or --best max."
+            f"--sort metric: some of these runs record that smaller values of {options.metric!r} are better, and "
+            "others that larger values are: add --best min or --best max."
         )
 
     chosen = [(run, options.metric or run.main_metric) for run in runs]
@@ -232,5 +262,5 @@ def _screen(root: Path, options: argparse.Namespace, height: int) -> Group:
     rows = [[*row, left_text(run)] for row, run in zip(rows, shown, strict=True)]
     table = fitted_table(header, rows, right=f"45{len(header) - 1}", fold="0236")
     running = sum(run.state == "running" for run in runs)
-    more = f", {len(shown)} of them here (--limit, --state, --name choose)" if len(shown) < len(runs) else ""
+    more = f", {len(shown)} of them shown (choose with --limit, --state or --name)" if len(shown) < len(runs) else ""
     return Group(table, Text(f"{counted(len(runs), 'run')}, {running} running{more}  {HINT}", style="dim"))

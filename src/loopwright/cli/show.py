@@ -1,4 +1,4 @@
-"""`loopwright show RUN`: the facts, metrics and checkpoints of a run."""
+"""`loopwright show [RUN]`: the facts, metrics and checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from ..run.reading import CONFIG, RunView
-from .arguments import RUN, add_command, add_root, find_run
+from .arguments import add_command, add_run
 from .exits import FOUND, OK
 from .output import (
     BOLD,
@@ -24,12 +24,13 @@ from .output import (
     styled,
     time_text,
 )
+from .selection import find_run
 
 MORE = """\
-What ran, on what, from which code, how far it got, its metrics, and what it saved. Exit code 1: the run failed or
-crashed, or something of it cannot be read."""
+Prints what ran, on which machine, from which code, how far it got, its metrics and its checkpoints.
+Exit code 1: the run failed or crashed, or part of it cannot be read."""
 EXAMPLE = """\
-show last
+show
 show runs/digits --config
 show digits --json"""
 FACTS = {  # entries of the manifest that have a line of their own
@@ -55,12 +56,19 @@ LOG = "log.txt"
 
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     """Add the command."""
-    parser = add_command(parsers, common, "show", run=show_command, what="Show a run.", more=MORE, example=EXAMPLE)
-    parser.add_argument("name", metavar="RUN", help=RUN)
-    add_root(parser)
-    parser.add_argument("--config", action="store_true", help="print its resolved config, which is a config that runs")
-    parser.add_argument("--all", action="store_true", help="list every entry of its manifest, at full length")
-    parser.add_argument("--json", action="store_true", help="print JSON: all of it, with manifest and config")
+    parser = add_command(
+        parsers,
+        common,
+        "show",
+        run=show_command,
+        what="Show what a run did, its metrics and its checkpoints.",
+        more=MORE,
+        example=EXAMPLE,
+    )
+    add_run(parser)
+    parser.add_argument("--config", action="store_true", help="print its config, which you can train from again")
+    parser.add_argument("--all", action="store_true", help="print everything that run.json holds, at full length")
+    parser.add_argument("--json", action="store_true", help="print all of it as JSON, with run.json and the config")
 
 
 def show_command(options: argparse.Namespace) -> int:
@@ -85,7 +93,7 @@ def show_command(options: argparse.Namespace) -> int:
 def _print_config(run: RunView) -> int:
     path = run.path / CONFIG
     if not path.is_file():
-        print(printable(f"{run.path} has no {CONFIG}: the run was not started from one."))
+        print(printable(f"{run.path} has no {CONFIG}: a program started this run, not a run file."))
         return FOUND
     print(printable(path.read_text(errors="replace"), keep="\n"), end="")
     return OK
@@ -112,7 +120,11 @@ def _print_overview(run: RunView) -> None:
 def _print_facts(run: RunView, *, is_full: bool) -> None:
     manifest = run.manifest
     because = f": {run.reason}" if run.reason else ""
-    hint = ": its process is gone; the same program or command continues it" if run.state == "crashed" else because
+    hint = (
+        ": its process ended without saying why; start the same program or command to resume it"
+        if run.state == "crashed"
+        else because
+    )
     facts: dict[str, str | None] = {
         "name": run.name,
         "id": run.id,
@@ -128,7 +140,8 @@ def _print_facts(run: RunView, *, is_full: bool) -> None:
         "device": _text(manifest.get("device")),
         "door": _text(manifest.get("door")),
         "parameters": _size_text(manifest.get("num_parameters")),
-        "versions": ", ".join(f"{key} {manifest[key]}" for key in ("loopwright", "torch", "python") if key in manifest),
+        "versions": ", ".join(f"{key} {manifest[key]}" for key in ("loopwright", "torch", "python") if key in manifest)
+        or None,
         "platform": _text(manifest.get("platform")),
         "changes": _changes_text(manifest.get("changes")),
         "config": f"{CONFIG} (--config prints it)" if (run.path / CONFIG).is_file() else None,
@@ -167,7 +180,7 @@ def _print_metrics(run: RunView) -> None:
         print_fitted(["METRIC", "LAST", "BEST", "AT EPOCH", "EPOCHS"], rows, right="1234")
     if unknown:
         names = ", ".join(unknown)
-        print(printable(f"No best of {names}: it is not known whether smaller or larger values are better."))
+        print(printable(f"No best value of {names}: their names do not say whether smaller or larger is better."))
 
 
 def _print_checkpoints(run: RunView) -> None:
@@ -231,7 +244,7 @@ def _code_text(manifest: Mapping[str, Any]) -> str | None:
     commit = manifest.get("git_commit")
     if commit is None:
         return None
-    dirty = {"True": ", with changes that are not committed", "False": ""}
+    dirty = {"True": ", with uncommitted changes", "False": ""}
     return f"{commit}{dirty.get(str(manifest.get('git_dirty')), ', maybe changed')}"
 
 

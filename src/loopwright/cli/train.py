@@ -11,23 +11,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError, Interrupted, LoopwrightError
-from .arguments import add_command, add_config, add_root, find_run, is_override
+from ..run.reading import RunView
+from .arguments import add_command, add_config, add_root, is_override
 from .exits import FAILED, OK
+from .selection import check_run_file, find_run, name_run_file, resume_text
 
 if TYPE_CHECKING:
     from ..doors.configured import Experiment
     from ..training.program import Display
 
 MORE = """\
-Everything is checked before anything is built. The run goes to runs/<name>/<id>, or where `output_path` says. If there
-is an unfinished run of the same name and config it goes on exactly where it was left; a finished one stays as it is,
-and a new one is started. So it is where the config is another one, unless --accept-changes asks to go on with it. Where
-the config is the same and model, optimizer, loss or data are not, that is an error that lists what has changed.
+The run file is checked before anything is built. The run directory is runs/<name>/<id>, or the `output_path` of the run
+file.
 
-Ctrl-C or SIGTERM: the update under way is finished and saved, and the command leaves with 130 or 143. The same command
-continues. Ctrl-C twice ends it at once. SIGUSR1 saves without stopping.
-On a terminal there is a bar, elsewhere a line for each epoch. On several processes:
-torchrun --nproc-per-node 4 -m loopwright train run.yaml"""
+An unfinished run with the same name and config is resumed exactly where it stopped. A finished run is left alone, and a
+new one starts. A new run also starts if the config has changed; --accept-changes resumes the old run with the new
+config. If the config is the same but model, optimizer, loss or data have changed, that is an error.
+
+Ctrl-C and SIGTERM finish the current update, save and exit; the same command resumes the run. Ctrl-C twice exits at
+once. SIGUSR1 saves without stopping.
+
+On several processes:
+
+  torchrun --nproc-per-node 4 -m loopwright train run.yaml
+
+A Python program is not started with this command but with python or torchrun."""
 EXAMPLE = """\
 train run.yaml
 train run.yaml trainer.max_epochs=20 model.width=64 name=wide
@@ -38,23 +46,28 @@ STYLES = ("auto", "bar", "lines", "silent")
 
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     """Add the command."""
-    what = "Train what a run file describes, or go on with it."
+    what = "Train from a run file, or resume a run."
     parser = add_command(parsers, common, "train", run=train_command, what=what, more=MORE, example=EXAMPLE)
-    add_config(parser, what="a run file (YAML); may be left out with --resume RUN, which has its own", nargs="?")
+    add_config(parser, what="a run file (YAML); with --resume the default is that of the run", nargs="?")
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--new", action="store_true", help="start a new run, also if there is an unfinished one")
+    how.add_argument("--new", action="store_true", help="start a new run even if there is an unfinished one")
     how.add_argument(
         "--resume",
         metavar="RUN",
-        help="go on with this run (its path, the beginning of its id or name, or `last`), or from this checkpoint in a "
-        "new run",
+        help="resume this run (its path, the beginning of its name or id, or `last`), or start a new run from this "
+        "checkpoint",
     )
     parser.add_argument(
         "--accept-changes",
         action="store_true",
-        help="go on with a run although its config, code or data have changed since; what changed is noted in run.json",
+        help="resume a run even if its config, code or data have changed; run.json records what changed",
     )
-    parser.add_argument("--progress", choices=STYLES, default="auto", help="what is shown meanwhile (default: auto)")
+    parser.add_argument(
+        "--progress",
+        choices=STYLES,
+        default="auto",
+        help="how progress is shown (default: a bar on a terminal, otherwise lines)",
+    )
     add_root(parser)
 
 
@@ -75,15 +88,16 @@ def train_command(options: argparse.Namespace) -> int:
     return OK
 
 
-def load_single(path: str, overrides: list[str]) -> Any:
+def load_single(path: str, overrides: list[str], command: str = "train") -> Any:
     """Load the config of one run; a config of several runs is refused."""
     from ..config import load_config, read_sweep
 
+    check_run_file(path, command)
     space = read_sweep(path, overrides).space
     if space:
         raise ConfigurationError(
-            f"{path} describes several runs, over {', '.join(space)}: use `loopwright sweep`, or give each of them one "
-            "value (and remove a block with ~sweep)."
+            f"{path} describes several runs, with several values of {', '.join(space)}: use `loopwright sweep`, or "
+            "give each of them one value (~sweep removes the `sweep:` block)."
         )
     return load_config(path, overrides)
 
@@ -138,10 +152,10 @@ def _again(run: Path | None, overrides: list[str], progress: Display) -> Experim
     from ..doors.configured import Experiment
 
     if run is None:
-        raise ConfigurationError("Name the run file to train from (CONFIG), or a run to go on with (--resume RUN).")
+        raise ConfigurationError(name_run_file())
     config = run / "config.yaml"
     if not config.is_file():
-        raise ConfigurationError(f"{run} has no config.yaml of its own: name the run file as well (CONFIG).")
+        raise ConfigurationError(f"{run} has no config.yaml. {resume_text(RunView(run))}")
     experiment = Experiment.from_config(load_config(config, overrides), progress=progress)
     experiment.run = run
     return experiment

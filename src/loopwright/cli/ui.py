@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     from ..dashboard.serve import Address
 
 MORE = """\
-A table of runs, their curves while they train, and all that was recorded of each. Nothing is written and no run is ever
-in the way of the page, nor the page of a run. It needs no account and nothing in the training program but `run_dir`.
+The page has a table of runs, their curves while they train, and everything that was recorded. It only reads files, so
+it never disturbs a run. It needs no account, and nothing in your program except `run_dir`.
 
-Only this machine can open it. With --host it can be opened from elsewhere by those who have the token in the address
-that is printed. From another machine without that: ssh -L 6060:localhost:6060 MACHINE, and open the printed address."""
+Only this machine can open the page. With --host, other machines can open it too, with the token in the printed address.
+To open it through ssh instead, run this on your own machine and open the printed address:
+
+  ssh -L 6060:localhost:6060 MACHINE"""
 EXAMPLE = """\
 ui
 ui runs/digits --port 6070
@@ -32,13 +34,15 @@ FIRST = "Runs appear here as they start: Trainer(..., run_dir='runs/first'), or 
 
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     """Add the command."""
-    what = "Show runs in the browser, live."
+    what = "Show runs in the browser while they train."
     parser = add_command(parsers, common, "ui", run=ui_command, what=what, more=MORE, example=EXAMPLE)
     parser.add_argument(
         "root", metavar="DIR", nargs="?", default=ROOT, help=f"the folder of runs, or one run (default: {ROOT})"
     )
-    parser.add_argument("--port", metavar="N", type=int, default=PORT, help=f"default: {PORT}, or the next free one")
-    parser.add_argument("--host", metavar="ADDRESS", default=HOST, help=f"where to listen (default: {HOST})")
+    parser.add_argument(
+        "--port", metavar="N", type=int, default=PORT, help=f"the port (default: {PORT}, or the next free one)"
+    )
+    parser.add_argument("--host", metavar="ADDRESS", default=HOST, help=f"the address to listen on (default: {HOST})")
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
 
 
@@ -61,8 +65,8 @@ def _started(folder: RunsFolder, address: Address, options: argparse.Namespace) 
         print(f"Port {options.port} is in use: {address.port} is the next free one.")
     print(printable(_found(folder)))
     if address.token is not None:
-        print("Whoever has this address can see the runs:")
-    print(f"{address.url}\nCtrl-C ends it.", flush=True)
+        print("Everyone who has this address can see the runs:")
+    print(f"{address.url}\nCtrl-C stops it.", flush=True)
     if options.open:
         import webbrowser
 

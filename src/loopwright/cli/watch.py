@@ -11,25 +11,25 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckpointError, ConfigurationError
-from ..metrics.best import by_importance
 from ..run.curves import Curve
 from ..run.reading import RunView
-from .arguments import ROOT, RUN, add_command, add_root, find_run
-from .charts import STYLES, Chart, Drawn
+from .arguments import add_command, add_run
+from .charts import Chart, Drawn, Line, metric_groups, pen_of
 from .exits import OK
 from .live import HINT, is_terminal, show_live
 from .output import STYLES as STATE_STYLES
-from .output import best_text, left_text, printable, progress_text, time_text
+from .output import best_text, left_text, print_json, printable, progress_text, run_as_json, seconds_left, time_text
+from .selection import find_run
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
 MORE = """\
-State, progress, the time that is left, and a curve for each metric; a metric and its evaluation share a chart. It only
-reads, so it can be started and left at any time, for a run that trains, has ended or has crashed. Where a column
-stands for several steps, the range of their values is drawn, so no spike is lost. q, Escape or Ctrl-C leaves. Without a
-terminal one picture is printed."""
+Shows the state, the progress, the time left and the curves of the metrics; a metric and its evaluation share a chart.
+It only reads files, so you can start and leave it at any time, also for a run that has ended or crashed. A column that
+covers several steps shows the range of their values, so no spike is lost. q, Escape or Ctrl-C leaves. Without a
+terminal, one picture is printed."""
 EXAMPLE = """\
 watch
 watch digits --metric loss --metric eval_accuracy --log
@@ -41,13 +41,19 @@ PRINTED = 30  # lines of a picture that is printed
 
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     """Add the command."""
-    parser = add_command(parsers, common, "watch", run=watch_command, what="Watch a run.", more=MORE, example=EXAMPLE)
-    parser.add_argument("name", metavar="RUN", nargs="?", default="last", help=f"{RUN}; default: the newest in {ROOT}/")
-    add_root(parser)
-    parser.add_argument("--metric", metavar="NAME", action="append", help="what to draw (repeat; default: what fits)")
-    parser.add_argument("--log", action="store_true", help="a logarithmic scale")
-    parser.add_argument("--once", action="store_true", help="print one picture and end")
-    parser.add_argument("--interval", metavar="SECONDS", type=float, default=1.0, help="how often to look (default: 1)")
+    parser = add_command(
+        parsers, common, "watch", run=watch_command, what="Watch a run while it trains.", more=MORE, example=EXAMPLE
+    )
+    add_run(parser)
+    parser.add_argument(
+        "--metric", metavar="NAME", action="append", help="draw this metric; may be repeated (default: what fits)"
+    )
+    parser.add_argument("--log", action="store_true", help="draw on a logarithmic scale")
+    parser.add_argument("--once", action="store_true", help="print one picture and exit")
+    parser.add_argument("--json", action="store_true", help="print state, progress and last values as JSON and exit")
+    parser.add_argument(
+        "--interval", metavar="SECONDS", type=float, default=1.0, help="time between two pictures (default: 1)"
+    )
 
 
 def watch_command(options: argparse.Namespace) -> int:
@@ -55,6 +61,9 @@ def watch_command(options: argparse.Namespace) -> int:
         raise ConfigurationError(f"--interval {options.interval:g}: use a number of seconds above 0.")
     run = find_run(options.name, options.root)
     _check_metrics(run, options.metric or ())
+    if options.json:
+        print_json(_as_json(run))
+        return OK
     if options.once or not is_terminal():
         _print_once(run, options)
         return OK
@@ -75,7 +84,16 @@ def _check_metrics(run: RunView, wanted: Sequence[str]) -> None:
         if names and name not in names:
             near = difflib.get_close_matches(name, names, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ConfigurationError(f"There is no metric {name!r} in this run; it has: {', '.join(names)}.{hint}")
+            raise ConfigurationError(f"This run has no metric {name!r}; it has: {', '.join(names)}.{hint}")
+
+
+def _as_json(run: RunView) -> dict[str, Any]:
+    """What the picture shows, without the curves."""
+    try:
+        values = run.metrics.latest()
+    except CheckpointError:  # among the problems
+        values = {}
+    return {**run_as_json(run), "seconds_left": seconds_left(run), "last": values}
 
 
 def summary_text(run: RunView) -> str:
@@ -131,7 +149,7 @@ def _heading(run: RunView, width: int) -> list[Text]:
     _ = run.epoch_names  # what cannot be read of them is a problem
     lines += [Text(printable(problem), style="red") for problem in run.problems]
     if run.state == "crashed":
-        lines.append(Text("Its process ended without noting why; the same program started again continues the run."))
+        lines.append(Text("Its process ended without saying why. Start the same program to resume the run."))
     return lines
 
 
@@ -159,36 +177,26 @@ def _charts(run: RunView, options: argparse.Namespace, width: int, height: int, 
     metrics = run.metrics
     names = dict.fromkeys((*run.epoch_names, *metrics.step_names()))
     if not names:
-        waiting = "No metrics yet: the first come with the first steps." if run.state == "running" else "No metrics."
+        waiting = "No metrics yet: they appear with the first steps." if run.state == "running" else "No metrics."
         return [Text(waiting)]
-    panels = [[name] for name in options.metric] if options.metric else _panels(run, list(names))
+    panels = [[name] for name in options.metric] if options.metric else metric_groups(names, run.eval_keys)
     across = max(min(width // WIDTH, len(panels), 3), 1)
     down = max(min(-(-len(panels) // across), max(height - 1, HEIGHT) // HEIGHT), 1)
     shown, left_out = panels[: across * down], panels[across * down :]
     each = (width - 2 * (across - 1)) // across
     high = max((height - (1 if left_out else 0)) // down, 4)
-    charts = [_chart(run, panel, each, options.log, is_plain).lines(each, high) for panel in shown]
+    drawn = [_chart(run, panel, each, options.log, is_plain).lines(each, high) for panel in shown]
+    charts = [[Text.assemble(*line, no_wrap=True) for line in chart] for chart in drawn]
     lines = [line for at in range(0, len(charts), across) for line in _beside(charts[at : at + across], each)]
     if left_out:
         more = printable(", ".join(name for panel in left_out for name in panel))
-        lines.append(Text(f"no space for: {more} (--metric NAME)", style="dim", no_wrap=True))
+        lines.append(Text(f"no space for: {more} (choose with --metric NAME)", style="dim", no_wrap=True))
     return lines
 
 
-def _panels(run: RunView, names: list[str]) -> list[list[str]]:
-    """The metrics of each chart: one, with those of evaluations that are named after it; the important ones first."""
-    prefixes = [f"{key}_" for key in ("eval", *run.eval_keys)]
-    panels: dict[str, list[str]] = {}
-    for name in by_importance(names, run.eval_keys):
-        stem = next((name[len(p) :] for p in prefixes if name.startswith(p) and name[len(p) :] in names), name)
-        panels.setdefault(stem, []).append(name)
-    return [sorted(group, key=lambda name: name != stem) for stem, group in panels.items()]
-
-
 def _chart(run: RunView, names: Sequence[str], width: int, is_log: bool, is_plain: bool) -> Chart:
-    from rich.text import Text
-
-    title, curves = Text(no_wrap=True), []
+    title: Line = []
+    curves = []
     of_steps = run.metrics.step_names()
     for number, name in enumerate(names):
         curve = (
@@ -197,8 +205,9 @@ def _chart(run: RunView, names: Sequence[str], width: int, is_log: bool, is_plai
             else run.metrics.epoch_curve(name, x="update")
         )
         curves.append(Drawn(name, curve.places, curve.mean, curve.min, curve.max))
-        title.append("  " if number else "").append(printable(name), style=f"bold {STYLES[number % len(STYLES)]}")
-        title.append(_note(run, curve))
+        style, mark = pen_of(number)
+        label = f"{printable(name)} {mark}" if is_plain and len(names) > 1 else printable(name)
+        title += [("  " if number else "", ""), (label, f"bold {style}"), (_note(run, curve), "")]
     return Chart(title, curves, "update", is_log=is_log, is_plain=is_plain)
 
 

@@ -44,13 +44,7 @@ def run_query(path: Path, sql: str) -> Answer:
     """
     import sqlite3
 
-    if not path.is_file():
-        raise ConfigurationError(f"There are no metrics to ask: {path} is not there. The run has not logged yet.")
-    try:
-        connection = open_for_reading(path)
-    except sqlite3.Error as error:
-        raise CheckpointError(f"The metrics in {path} cannot be read: {error}. Restore the file.") from error
-    with closing(connection):
+    with closing(_opened(path)) as connection:
         _prepare(connection)
         try:
             cursor = connection.execute(sql)
@@ -105,6 +99,17 @@ def described(connection: sqlite3.Connection) -> Iterator[tuple[str, list[str], 
 
 def list_views(path: Path) -> list[tuple[str, list[str], str]]:
     """The views of a file of metrics: name, columns, and what they hold."""
-    with closing(open_for_reading(path)) as connection:
+    with closing(_opened(path)) as connection:
         _prepare(connection)
         return list(described(connection))
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    import sqlite3
+
+    if not path.is_file():
+        raise ConfigurationError(f"The run has not logged any metrics yet: there is no {path}.")
+    try:
+        return open_for_reading(path)
+    except sqlite3.Error as error:
+        raise CheckpointError(f"The metrics in {path} cannot be read: {error}. Restore the file.") from error

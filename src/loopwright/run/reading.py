@@ -115,7 +115,7 @@ class RunView:
         named = self.manifest.get("name") or (self.config or {}).get("name")
         if isinstance(named, str) and named:
             return named
-        return self.path.parent.name if self.path.name == self.id else self.path.name
+        return self.path.parent.name if self.path.name == self.manifest.get("id") else self.path.name
 
     @cached_property
     def tags(self) -> tuple[str, ...]:

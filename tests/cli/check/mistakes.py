@@ -69,12 +69,12 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str, str]] = {
     "a warm-up longer than the run": (
         scheduler("WarmupCosine", "warmup_updates=500"),
         "model.scheduler",
-        "a warm-up of 500 updates, and the run has 40: it never ends",
+        "the warm-up takes 500 updates, but the run has only 40: it never ends",
     ),
     "a schedule longer than the run": (
         scheduler("CosineAnnealingLR", "T_max=1000", "every=update"),
         "model.scheduler",
-        r"CosineAnnealingLR\(T_max=1000\) counts updates, and the run has 40",
+        r"CosineAnnealingLR\(T_max=1000\) counts updates, but the run has only 40",
     ),
     "a schedule shorter than the run": (
         scheduler("OneCycleLR", "max_lr=0.1", "total_steps=30"),
@@ -89,18 +89,18 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str, str]] = {
     "an interval longer than the run": (
         ("trainer.callbacks.0.every_n_updates=1000",),
         "trainer.callbacks.0",
-        "acts every 1000 updates, and the run has 40: it would never act",
+        "acts every 1000 updates, but the run has only 40: it would never act",
     ),
     "state that cannot be saved": (callback("checked.Unsavable"), "trainer.callbacks.1", "cannot be saved"),
     "state that cannot be taken back": (
         callback("checked.OneWay"),
         "trainer.callbacks.1",
-        "cannot take back its state",
+        "cannot load its state",
     ),
     "weights that a fresh model does not have": (
         ("model.kind=checked.Growing",),
         "model",
-        "cannot be loaded into fresh objects",
+        "cannot be loaded into new objects",
     ),
     "a callback that forgets": (callback("checked.Forgetful"), "trainer", "Resuming after 3 updates is not exact"),
     "a model that forgets": (("model.kind=checked.Counting", "~model.width"), "trainer", r"models\.model\.calls"),
@@ -139,7 +139,7 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str, str]] = {
     "samples that are no dicts": (
         ("datasets.test.kind=checked.Pairs",),
         "datasets.test",
-        "let the data set give dicts",
+        "return dicts from the data set",
     ),
     "outputs that evaluation lacks": (
         ("model.kind=checked.OtherKeys", "trainer.kind=checked.Auxiliary"),
@@ -149,17 +149,17 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str, str]] = {
     "a loss that evaluation lacks": (
         ("model.kind=checked.OtherKeys", "trainer.kind=checked.Softer"),
         "model",
-        "and not auxiliary as training does",
+        "but not auxiliary as training does",
     ),
     "data that reading changes": (
         ("datasets.train.kind=checked.Spoiling",),
         "datasets.train",
-        "is another when it is read",
+        "differs when it is read",
     ),
     "inputs that the model changes": (
         ("model.kind=checked.Greedy",),
         "model",
-        r"gives the losses .*\n.*in place \(x\)",
+        r"gives different losses, .*\n.*in place \(x\)",
     ),
     "a model that cannot be built": (("model.kind=checked.Failing", "~model.width"), "model", "weights are nowhere"),
     "a file where the runs go": (("output_path=checked.py/out",), "output_path", "is a file, so"),

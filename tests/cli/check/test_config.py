@@ -57,7 +57,7 @@ def test_nothing_is_found_where_all_is_well(overrides):
 def test_without_a_seed_runs_are_not_compared():
     report = check_config("run.yaml", ["seed=null"])
     assert report.mistakes == []
-    assert "resuming was not compared" in report.notes[0].message
+    assert "resuming was not checked" in report.notes[0].message
     assert "resuming" not in report.checked
 
 

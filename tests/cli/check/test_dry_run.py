@@ -90,7 +90,7 @@ def test_bytes_of_shards_are_listed_for_groups_of_equal_ranks(check):
 
 def test_batch_is_divided_among_the_processes(check):
     _, printed = check("build(accumulate=2).train(data, batch_size=16)", "--processes", "3")
-    assert "A batch of 16 samples: 5 or 6 samples for each of 3 processes" in printed
+    assert "A batch of 16 samples: 5 or 6 samples for each of 3 data-parallel processes" in printed
     assert "An epoch: 3 steps, 2 updates" in printed
     assert "note: 16 samples do not divide by 3" in printed
 
@@ -200,7 +200,7 @@ def test_json_says_that_an_error_of_the_program_is_a_mistake(check):
 MISTAKES = {
     "a batch smaller than the processes": (
         "build().train(data, batch_size=3)",
-        "A batch has 3 samples for 4 processes",
+        "A batch has 3 samples for 4 data-parallel processes",
     ),
     "a mesh of another size": ("build(runtime=Mesh(shard=3))", "is for 3 processes, but there are 4"),
     "a plan for layers that are not there": (
@@ -224,7 +224,7 @@ MISTAKES = {
     ),
     "fewer ready batches than processes": (
         "build().train([(torch.randn(4, 8), torch.randint(3, (4,)))] * 3)",
-        "it has fewer than 4",
+        "there are fewer than 4",
     ),
 }
 
@@ -248,10 +248,10 @@ def test_an_error_of_the_program_is_shown_with_its_traceback_after_what_is_known
 
 
 NOT_DONE = {
-    "no training": ("print('hello')", (), "ended without a call of `train`"),
-    "left early": ("sys.exit(3)", (), "ended with exit code 3 before it trained"),
+    "no training": ("print('hello')", (), "ended without calling `train`"),
+    "left early": ("sys.exit(3)", (), "exited with code 3 before it trained"),
     "one process": ("build().train(data)", ("--processes", "1"), "a dry run is for several"),
-    "an unknown axis": ("build().train(data)", ("--mesh", "pipe=2"), "'pipe=2' is none of replicate=N"),
+    "an unknown axis": ("build().train(data)", ("--mesh", "pipe=2"), "'pipe=2' is not one of replicate=N"),
 }
 
 
@@ -265,7 +265,7 @@ def test_what_cannot_be_checked_has_exit_code_2_and_a_reason(check, lines, optio
 
 def test_a_missing_program_has_exit_code_2(capsys):
     assert main(["check", "nowhere.py"]) == 2
-    assert "nowhere.py is no file" in capsys.readouterr().err
+    assert "nowhere.py does not exist" in capsys.readouterr().err
 
 
 def test_afterwards_everything_is_as_it_was(check):
@@ -282,7 +282,7 @@ def test_command_works_as_a_process_of_its_own(tmp_path):
     command = [sys.executable, "-m", "loopwright", "check", "--processes", "8", str(program)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (result.returncode, result.stderr) == (1, "")
-    assert "mistake: A batch has 3 samples for 8 processes" in result.stdout
+    assert "mistake: A batch has 3 samples for 8 data-parallel processes" in result.stdout
 
 
 def test_shape_of_a_plain_tensor_is_the_same_on_every_rank():

@@ -70,7 +70,7 @@ def _check_finished_runs_stay(capsys, own: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in own.rglob("*")}
     assert main(["sweep", "run.yaml", "++sweep={model.width: [4]}"]) == 0
     printed = capsys.readouterr().out
-    assert "1 of 1 finished before." in printed
+    assert "1 of 1 runs are finished already." in printed
     assert "9 of 9 updates, 100%" in printed
     assert {path: path.stat().st_mtime_ns for path in own.rglob("*")} == before
 
@@ -195,11 +195,11 @@ def test_a_random_sweep_has_the_same_runs_every_time(project, capsys):
 
 
 MISTAKES = {
-    "nothing to vary": (["model.width=8"], "has nothing to vary"),
+    "nothing to vary": (["model.width=8"], "has no values to try"),
     "a value that does not fit": (["model.width=8,wide"], "expected a whole number"),
     "a key that is not there": (["model.depth=1,2"], "model.depth"),
     "no job": (["model.width=4,8", "--jobs", "0"], "--jobs 0: use 1 or more"),
-    "a list of what is not known": (["model.width=4,8", "--optuna", "--list"], "no list beforehand"),
+    "a list of what is not known": (["model.width=4,8", "--optuna", "--list"], "no list of runs beforehand"),
 }
 
 

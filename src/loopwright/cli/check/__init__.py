@@ -17,17 +17,17 @@ from ..exits import FOUND, OK, described
 
 __all__ = ["add_to"]
 MORE = """\
-CONFIG (.yaml, .yml, .json): everything that `train` would do is done once on a few samples of the real data, in a
-temporary folder and in seconds: the config is checked, all objects are built, updates are taken with accumulation,
-every data set is evaluated and predicted, every callback is called for every event, a checkpoint is saved, loaded into
-fresh objects and compared, a resumed run is compared with one in one piece, and the schedule is followed to the end.
-All mistakes are reported at once, then what the run will need. KEY=VALUE changes the config; --json prints JSON.
+A run file (.yaml, .yml, .json): does everything that `train` would do, once, on a few samples of the real data, in a
+temporary folder. It checks the config, builds all objects, trains a few updates with accumulation, evaluates and
+predicts on every data set, calls every callback, saves and loads a checkpoint, compares a resumed run with an
+uninterrupted one, and follows the schedule to the end. It reports all mistakes at once, then the time and memory that
+the run will need. KEY=VALUE changes the config.
 
-PROGRAM (.py): the program is run as the first of several processes, the others simulated, up to and with the
-first update of its first `train` call, on the CPU and with few samples. Its callbacks are not called and its run
-directory is not touched. Then the mesh is printed, which process holds which parameters, bytes per process, and
-how a batch is divided.
-Exit code 1: a mistake was found, or the program failed before its first update was over."""
+A program (.py): runs it on the CPU as the first of several processes, with the others simulated, up to the first update
+of its first `train` call. Callbacks are not called, and the run directory is not written. It prints the device mesh,
+which process holds which parameters, bytes per process, and how a batch is divided.
+
+Exit code 1: a mistake was found, or the program failed before the end of its first update."""
 EXAMPLE = """\
 check run.yaml trainer.max_updates=500
 check run.yaml --json
@@ -37,24 +37,24 @@ SUFFIXES = (".yaml", ".yml", ".json")
 
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     """Add the command."""
-    what = "Try out a run file on a few samples, or a program for several processes on one."
+    what = "Try a run file on a few samples, or a program for several processes on one."
     parser = add_command(parsers, common, "check", run=check_command, what=what, more=MORE, example=EXAMPLE)
     parser.add_argument(
-        "--processes", type=int, metavar="N", help="how many (default: as the mesh or `launch` say, or 2)"
+        "--processes", type=int, metavar="N", help="the number of processes (default: as the program says, or 2)"
     )
     instead = parser.add_mutually_exclusive_group()
-    instead.add_argument("--runtime", choices=("ddp", "fsdp"), help="instead of what the program says")
-    instead.add_argument("--mesh", metavar="AXES", help="the same as a mesh: replicate=2,shard=4 (tensor=2)")
-    parser.add_argument("--all", action="store_true", help="list every parameter, and every process by itself")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument(
-        "program", metavar="PROGRAM", help="a run file, or a Python program as for torchrun (CONFIG | PROGRAM)"
+    instead.add_argument("--runtime", choices=("ddp", "fsdp"), help="replace the runtime of the program")
+    instead.add_argument(
+        "--mesh", metavar="AXES", help="replace the device mesh of the program: replicate=2,shard=4,tensor=2"
     )
+    parser.add_argument("--all", action="store_true", help="list every parameter, and every process separately")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("program", metavar="PROGRAM", help="a run file, or a Python program that torchrun could start")
     parser.add_argument(
         "arguments",
         nargs=argparse.REMAINDER,
         metavar="...",
-        help="KEY=VALUE and --json, or the arguments of the program",
+        help="KEY=VALUE for a run file; arguments for a program",
     )
 
 
@@ -73,7 +73,7 @@ def _check_program(program: Path, options: argparse.Namespace) -> int:
     from .report import Report, print_report
 
     if not program.is_file():
-        raise ConfigurationError(f"{program} is no file: name the Python program that trains.")
+        raise ConfigurationError(_not_a_file(program))
     report = Report("program", str(program))
     probe = DryRunProbe(report)
     strategy = parse_mesh(options.mesh) if options.mesh else options.runtime
@@ -90,6 +90,11 @@ def _check_program(program: Path, options: argparse.Namespace) -> int:
     return FOUND if report.mistakes else OK
 
 
+def _not_a_file(program: Path) -> str:
+    what = "is a folder" if program.is_dir() else "does not exist"
+    return f"{program} {what}: name a run file (YAML), or the Python program that trains."
+
+
 def parse_mesh(text: str) -> dict[str, int]:
     """The sizes that `replicate=2,shard=4` names."""
     from ...runtime.dry_run import AXES
@@ -98,7 +103,7 @@ def parse_mesh(text: str) -> dict[str, int]:
     for part in text.split(","):
         name, _, number = part.partition("=")
         if name.strip() not in AXES or not number.strip().isdecimal() or name.strip() in sizes:
-            raise ConfigurationError(f"--mesh {text}: {part!r} is none of {'=N, '.join(AXES)}=N, each at most once.")
+            raise ConfigurationError(f"--mesh {text}: {part!r} is not one of {'=N, '.join(AXES)}=N, each at most once.")
         sizes[name.strip()] = int(number)
     return sizes
 
@@ -114,11 +119,11 @@ def _run_dry(program: Path, arguments: Sequence[str]) -> Exception | None:
         return None
     except SystemExit as left:
         raise ConfigurationError(
-            f"{program} ended with exit code {left.code} before it trained: its arguments come after its name."
+            f"{program} exited with code {left.code} before it trained: put its arguments after its name."
         ) from None
     except Exception as error:
         return error
-    raise ConfigurationError(f"{program} ended without a call of `train`: there was nothing to check.")
+    raise ConfigurationError(f"{program} ended without calling `train`, so there was nothing to check.")
 
 
 @contextmanager

@@ -149,7 +149,9 @@ class ConfigCheck:
         if not place.is_dir():
             self.report.mistake(key, f"{place} is a file, so {path} cannot be a folder for the run: choose another.")
         elif not os.access(place, os.W_OK | os.X_OK):
-            self.report.mistake(key, f"{place} cannot be written to, so {path} cannot hold the run: choose another.")
+            self.report.mistake(
+                key, f"{place} is not writable, so the run cannot be recorded in {path}: choose another folder."
+            )
         else:
             self.report.checked.append("the place for the run")
 
@@ -199,7 +201,7 @@ class ConfigCheck:
         if self.checkpoint_bytes is not None:
             self._check_room()
             if experiment.seed is None:
-                report.note("seed", "seed is null, so no run is like another: resuming was not compared.")
+                report.note("seed", "seed is null, so every run is different: resuming was not checked.")
             else:
                 check_resuming(report, factory, dropped, self.folder, 1 if self.is_late else 3)
         if length is not None:

@@ -81,9 +81,9 @@ def _check_again(report: ConfigReport, place: str, dataset: Any, first: Any) -> 
         return
     report.mistake(
         place,
-        "sample 0 is another when it is read again with the same seed, so a resumed run would not be the same run.\n-> "
-        "Look for operations in place (x -= mean changes what the data set keeps), and draw from the global generators "
-        "of torch, numpy or random, which are seeded for every sample.",
+        "sample 0 differs when it is read twice with the same seed, so a resumed run would differ from an "
+        "uninterrupted one.\n-> Look for in-place operations (x -= mean changes the data set itself), and use the "
+        "global generators of torch, numpy or random, which are seeded for every sample.",
     )
 
 
@@ -104,8 +104,8 @@ def check_properties(report: ConfigReport, trainer: BaseTrainer, key: str, sampl
     if not isinstance(sample, Mapping):
         report.mistake(
             f"datasets.{key}",
-            f"a sample is {describe(sample)}, and forward_properties are keys of a dict: let the data set give dicts, "
-            "or override `_split_batch` in the trainer.",
+            f"a sample is {describe(sample)}, but forward_properties are keys of a dict: return dicts from the data "
+            "set, or override `_split_batch` in the trainer.",
         )
         return
     names = list(map(str, sample))

@@ -135,9 +135,8 @@ class DryRunProbe(Callback):
         elif total < shares:
             self.report.mistake(
                 "",
-                f"A batch has {total} samples for {shares} processes that work on different ones, so "
-                f"{shares - total} of them would have nothing to do: use a batch_size of {shares} or more (it is that "
-                "of all processes together).",
+                f"A batch has {total} samples for {shares} data-parallel processes, so {shares - total} of them would "
+                f"be idle: use a batch_size of {shares} or more (it counts the samples of all processes together).",
             )
         elif total % shares:
             message = f"{total} samples do not divide by {shares}: some processes wait for others."
@@ -145,8 +144,8 @@ class DryRunProbe(Callback):
         if how == "ready batches" and total < batch.size * shares:
             self.report.mistake(
                 "",
-                f"The data makes its own batches, of which each of {shares} processes takes one, and it has fewer than "
-                f"{shares}: pass the data set itself, whose batches can be cut.",
+                f"The data comes in batches, one for each of {shares} processes, and there are fewer than {shares}: "
+                "pass the data set itself, so that batches can be divided.",
             )
         self.layout.split = Split(total, sizes, how, stream.num_batches)
 
@@ -173,7 +172,7 @@ class DryRunProbe(Callback):
         unused = [name for name, param in named if id(param) not in self._gradients]
         if unused and self._stepped:
             listed = ", ".join(unused[:5]) + (f" and {len(unused) - 5} more" if len(unused) > 5 else "")
-            self.report.note("", f"No gradient in the first update: {listed}. That is allowed, if it is meant.")
+            self.report.note("", f"No gradient in the first update: {listed}. Is that intended?")
         raise DryRunDone
 
     def _memory(self, trainer: Trainer, mesh: Mesh) -> list[Memory]:
@@ -274,7 +273,7 @@ def _split_lines(layout: Layout, split: Split) -> Iterator[str]:
     each = counted(few, "sample") if few == many else f"{few} or {many} samples"
     shares = len(split.sizes)
     if split.how == "cut":
-        yield f"A batch of {split.total} samples: {each} for each of {shares} processes that work on different ones"
+        yield f"A batch of {split.total} samples: {each} for each of {shares} data-parallel processes"
     else:
         what = "takes a ready batch" if split.how == "ready batches" else "has data of its own, with batches"
         yield f"Each of {shares} processes {what} of {each}: {split.total} in a step"

@@ -98,7 +98,7 @@ class Report:
             count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
             yield from ("", *(styled(text, RED) for text in (printable(f"{count} in {self.path}:"), *mistakes)))
         else:
-            yield printable(f"No mistakes found in {self.path}: nothing keeps it from being trained.")
+            yield printable(f"No mistakes found in {self.path}: it is ready to train.")
 
     def _text(self, problem: Problem) -> str:
         return problem.message if self.kind == "program" else str(problem)

@@ -75,7 +75,7 @@ def check_intervals(report: ConfigReport, callbacks: Sequence[Callback], length:
             continue
         key = key_of_callback(report.config, callbacks, number)
         message = (
-            f"{type(callback).__name__} acts every {interval.n} {interval.unit}s, and the run has {whole:.4g}: it "
+            f"{type(callback).__name__} acts every {interval.n} {interval.unit}s, but the run has only {whole:.4g}: it "
             f"would never act.\n-> Use a smaller interval{_smaller(length, interval)}."
         )
         (report.note if key == "trainer" else report.mistake)(key, message)
@@ -111,13 +111,18 @@ def _check_curve(report: ConfigReport, key: str, curve: Curve, length: Length) -
         for unit, amount in counted.items():
             whole = length.of(unit)
             if amount is not None and whole is not None and amount >= whole:
-                report.mistake(key, f"a warm-up of {amount} {unit}s, and the run has {whole:.4g}: it never ends.")
+                report.mistake(
+                    key, f"the warm-up takes {amount} {unit}s, but the run has only {whole:.4g}: it never ends."
+                )
     if isinstance(curve, MultiStep):
         for unit, points in (("epoch", curve.at_epochs), ("update", curve.at_updates)):
             whole = length.of(unit)
             late = [point for point in points if whole is not None and point > whole]
             if late:
-                report.mistake(key, f"steps at {unit} {', '.join(map(str, late))}, and the run has {whole:.4g}.")
+                report.mistake(
+                    key,
+                    f"the schedule changes at {unit} {', '.join(map(str, late))}, but the run has only {whole:.4g}.",
+                )
     resolved = curve.resolve(length.extent)
     for point in range(POINTS):
         value = resolved.value(point / (POINTS - 1))
@@ -141,7 +146,7 @@ def check_schedulers(report: ConfigReport, engine: Engine, length: Length) -> No
         key, unit = schedule_key(report, name), schedule.interval
         whole = length.of(unit)
         if whole is None:
-            report.note(key, f"how many {unit}s the run has is not known, so the schedule was not followed to its end.")
+            report.note(key, f"the number of {unit}s is not known, so the schedule was not followed to its end.")
             continue
         steps = math.floor(whole)
         if steps == 0:
@@ -163,8 +168,9 @@ def _check_length(report: ConfigReport, key: str, schedule: Schedule, steps: int
         if isinstance(amount, int | float) and amount > steps:
             report.mistake(
                 key,
-                f"{name}({option}={amount}) counts {unit}s, and the run has {steps}: it is longer than the run.\n-> "
-                f"Use {option}: {steps}, or `every: {'update' if unit == 'epoch' else 'epoch'}` if it counts those.",
+                f"{name}({option}={amount}) counts {unit}s, but the run has only {steps}: it is longer than the "
+                f"run.\n-> Use {option}: {steps}, or `every: {'update' if unit == 'epoch' else 'epoch'}` if it counts "
+                "those.",
             )
         elif option == "T_max" and isinstance(amount, int | float) and amount < steps:
             report.note(key, f"{name}(T_max={amount}) is stepped {steps} times: after {amount} it rises again.")

@@ -69,7 +69,7 @@ def _judge(report: ConfigReport, probe: Probe, *, has_schedule: bool) -> None:
     if probe.without_gradient and probe.has_learned:
         names = probe.without_gradient
         listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-        report.note("model", f"no gradient reaches {listed}. That is allowed, if it is meant.")
+        report.note("model", f"no gradient reaches {listed}. Is that intended?")
 
 
 def _check_evaluation(report: ConfigReport, engine: Engine, probe: Probe) -> bool:
@@ -85,8 +85,8 @@ def _check_evaluation(report: ConfigReport, engine: Engine, probe: Probe) -> boo
         if missing and measured is not None:
             report.mistake(
                 "model",
-                f"an evaluation measures {', '.join(sorted(measured))}, and not {', '.join(missing)} as training does."
-                "\n-> Let the model and the loss give the same in eval mode as in train mode.",
+                f"evaluation measures {', '.join(sorted(measured))}, but not {', '.join(missing)} as training does."
+                "\n-> Return the same outputs and losses in eval mode as in train mode.",
             )
         if engine.can_predict:
             with report.collecting(place, f"the outputs for data set {key!r} cannot be computed"):
@@ -104,7 +104,7 @@ def _evaluated(report: ConfigReport, engine: Engine, dataset: Any, place: str) -
     try:
         return engine.evaluate(dataset)
     except UpdateInEvaluationError as error:
-        report.note(place, f"this cannot be evaluated. That is allowed, if nothing does. {error}")
+        report.note(place, f"this data set cannot be evaluated, which is fine if nothing evaluates it. {error}")
         return None
 
 
@@ -122,9 +122,9 @@ def _check_inputs(report: ConfigReport, engine: Engine, probe: Probe) -> None:
         what = f" ({', '.join(probe.changed_inputs)})" if probe.changed_inputs else ""
         report.mistake(
             "model",
-            f"the same batch evaluated twice gives the losses {first:.6g} and {second:.6g}.\n-> The model or the loss "
-            f"changes its inputs in place{what}, draws where it should not in eval mode, or counts calls: work on "
-            "copies.",
+            f"the same batch evaluated twice gives different losses, {first:.6g} and {second:.6g}.\n-> The model or "
+            f"the loss changes its inputs in place{what}, is random in eval mode, or depends on the number of calls: "
+            "work on copies.",
         )
     elif probe.changed_inputs:
         report.note(
@@ -177,7 +177,7 @@ def _check_watched(report: ConfigReport, engine: Engine, callbacks: list[Callbac
             hint = f" Did you mean {near[0]!r}?" if near else ""
             report.mistake(
                 key,
-                f"{type(callback).__name__} watches {name!r}, which this run does not measure; there is: "
+                f"{type(callback).__name__} watches {name!r}, which this run does not measure; it measures: "
                 f"{', '.join(sorted(measured))}.{hint}",
             )
 
@@ -214,11 +214,11 @@ def check_saving(report: ConfigReport, factory: Factory, engine: Engine, dropped
         except Exception as error:
             at = culprit(error, own)
             if at is None:
-                report.failed("model", "what was saved cannot be loaded into fresh objects", error)
+                report.failed("model", "the saved state cannot be loaded into new objects", error)
                 return None
             dropped.add(places[at])
             key = key_of_callback(report.config, callbacks, places[at])
-            report.failed(key, f"{type(own[at]).__name__} cannot take back its state", error)
+            report.failed(key, f"{type(own[at]).__name__} cannot load its state", error)
             continue
         _compare(report, engine, fresh)
         report.checked.append("saving and loading")
@@ -237,9 +237,7 @@ def _compare(report: ConfigReport, engine: Engine, fresh: Engine) -> None:
     if found:
         lines = [f"  - {d.path.replace('/', '.')}: {d.what}" for d in found[:MAX_LISTED]]
         more = [f"  - and {len(found) - MAX_LISTED} more"] if len(found) > MAX_LISTED else []
-        report.mistake(
-            "trainer", "\n".join(["the state that was loaded is not the one that was saved:", *lines, *more])
-        )
+        report.mistake("trainer", "\n".join(["the loaded state differs from the saved one:", *lines, *more]))
 
 
 def check_resuming(

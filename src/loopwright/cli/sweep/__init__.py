@@ -16,6 +16,7 @@ from ...run.changes import short_keys
 from ..arguments import add_command, add_config
 from ..exits import FOUND, INTERRUPTED, OK
 from ..output import RED, number_text, print_json, printable, progress_text, styled, time_text
+from ..selection import check_run_file
 
 if TYPE_CHECKING:
     from ...config import Config, Sweep
@@ -24,13 +25,14 @@ if TYPE_CHECKING:
 
 __all__ = ["add_to"]
 MORE = """\
-What is varied is said in the file, under `sweep:`, or here with several values: model.width=8,16,32 or n=range(1,5).
-Methods: grid (all combinations), random (`num` of them), optuna (which chooses by the results of earlier runs and ends
-runs that do worse than others at the same update). Each run is a process of its own, with a run directory of its own
-in runs/<name>/sweep, or in the folder that `output_path` or --output names.
+The values to try are in the run file under `sweep:`, or on the command line: model.width=8,16,32 or n=range(1,5). The
+methods are grid (all combinations), random (`num` of them) and optuna (which chooses values by the results so far, and
+stops runs that do worse than others at the same update). Each run is a separate process with a run directory in
+runs/<name>/sweep, or in the folder that `output_path` or --output names.
 
-The same command again continues: finished runs are not trained again, unfinished ones go on where they were left,
-failed ones are tried again. Ctrl-C lets the runs save and end. Exit code 1: at least one run failed."""
+The same command continues a sweep: finished runs are not trained again, unfinished runs are resumed, and failed runs
+are tried again. Ctrl-C lets the runs save and exit.
+Exit code 1: at least one run failed."""
 EXAMPLE = """\
 sweep run.yaml model.width=8,16,32 model.optimizer.lr=0.1,0.01 --jobs 2
 sweep run.yaml --metric test_loss --json
@@ -44,16 +46,18 @@ def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     what = "Train one run for each combination of values, and compare them."
     parser = add_command(parsers, common, "sweep", run=sweep_command, what=what, more=MORE, example=EXAMPLE)
     add_config(parser)
-    parser.add_argument("--jobs", metavar="N", type=int, default=1, help="how many run at a time (default: 1)")
+    parser.add_argument("--jobs", metavar="N", type=int, default=1, help="the number of runs at a time (default: 1)")
     parser.add_argument(
-        "--metric", metavar="NAME", help="what is compared (default: the loss of an evaluation, or loss)"
+        "--metric", metavar="NAME", help="the metric to compare (default: the evaluation loss, or the loss)"
     )
-    parser.add_argument("--direction", choices=tuple(MODES), help="which values are better, where names do not say it")
+    parser.add_argument(
+        "--direction", choices=tuple(MODES), help="whether smaller or larger values of the metric are better"
+    )
     parser.add_argument("--optuna", action="store_true", help="let Optuna choose the values")
-    parser.add_argument("--num", metavar="N", type=int, help=f"runs that Optuna may have (default: {DEFAULT_NUM})")
-    parser.add_argument("--no-pruning", action="store_true", help="let Optuna end no run early")
+    parser.add_argument("--num", metavar="N", type=int, help=f"the number of runs with Optuna (default: {DEFAULT_NUM})")
+    parser.add_argument("--no-pruning", action="store_true", help="do not let Optuna stop runs early")
     parser.add_argument("-o", "--output", metavar="DIR", help="the folder of the runs")
-    parser.add_argument("--list", action="store_true", help="only list the runs of a grid or random sweep")
+    parser.add_argument("--list", action="store_true", help="list the runs of a grid or random sweep without training")
     parser.add_argument("--json", action="store_true", help="print JSON; progress goes to stderr")
 
 
@@ -62,10 +66,11 @@ def sweep_command(options: argparse.Namespace) -> int:
 
     if options.jobs < 1:
         raise ConfigurationError(f"--jobs {options.jobs}: use 1 or more.")
+    check_run_file(options.config, "sweep")
     sweep = read_sweep(options.config, options.overrides)
     if not sweep.space:
         raise ConfigurationError(
-            f"{options.config} has nothing to vary: give several values, as in model.width=8,16, or a `sweep:` block."
+            f"{options.config} has no values to try: give several, as in model.width=8,16, or add a `sweep:` block."
         )
     fixed = [text for text in options.overrides if text.lstrip("+").partition("=")[0] not in sweep.space]
     config = load_config(options.config, fixed)
@@ -87,7 +92,9 @@ class SweepJob:
 
     def list(self) -> int:
         if self.method == "optuna":
-            raise ConfigurationError("Optuna chooses values while it runs: there is no list beforehand.")
+            raise ConfigurationError(
+                "Optuna chooses values while the sweep runs, so there is no list of runs beforehand."
+            )
         print_tasks([task for task, _ in self._tasks()], as_json=self.options.json)
         return OK
 
@@ -103,7 +110,7 @@ class SweepJob:
         is_interrupted = self._train(search, total)
         print_results(self.results, self.metric, self.mode, self.folder, as_json=self.options.json)
         if is_interrupted:
-            self._print_line("Interrupted: the same command continues.")
+            self._print_line("Interrupted. The same command continues the sweep.")
             return INTERRUPTED
         return OK if all(result.is_done for result in self.results) else FOUND
 
@@ -135,9 +142,9 @@ class SweepJob:
         if noted != self.mode:
             better = "smaller" if noted == "min" else "larger"
             raise ConfigurationError(
-                f"{result.task.path} notes that {better} values of {self.metric!r} are better, and this sweep goes by "
-                "its name, which says the opposite: add --direction minimize or --direction maximize. Runs that are "
-                "finished are not trained again."
+                f"{result.task.path} records that {better} values of {self.metric!r} are better, but the name of the "
+                "metric says the opposite: add --direction minimize or --direction maximize. Finished runs are not "
+                "trained again."
             )
 
     def _search(self) -> tuple[Search, int]:
@@ -154,7 +161,7 @@ class SweepJob:
         finished = [task for task, config in tasks if is_finished(task.path, config)]
         self.results += [read_result(task, self.metric, self.mode) for task in finished]
         if finished:
-            self._print_line(f"{len(finished)} of {len(tasks)} finished before.")
+            self._print_line(f"{len(finished)} of {len(tasks)} runs are finished already.")
         return Listed([task for task, _ in tasks if task not in finished]), len(tasks)
 
     def _tasks(self) -> Sequence[tuple[Task, Config]]:
@@ -190,8 +197,8 @@ def mode_of(metric: str, direction: str | None, config: Config) -> Mode:
     mode: Mode | None = next((mode for mode in said if mode in ("min", "max")), None) or direction_of(metric)
     if mode is None:
         raise ConfigurationError(
-            f"The sweep compares {metric!r}, a name that does not say whether smaller or larger values are better: add "
-            "--direction minimize or --direction maximize (or `direction:` under `sweep:`)."
+            f"The sweep compares {metric!r}, and this name does not say whether smaller or larger values are better: "
+            "add --direction minimize or --direction maximize (or `direction:` under `sweep:`)."
         )
     return mode
 
