@@ -27,8 +27,8 @@ from torch.utils.data import (
     default_convert,
 )
 
-from .._torch_compat import pin_memory
-from .order import COLLATE, SAMPLE, derive_seed
+from .._torch_compat import collates_as_torch, pin_memory
+from .order import COLLATE, SAMPLE, derive_seed, derive_seeds
 from .random import RngTracker, numpy_random
 from .stream import Batch, batch_size_of
 
@@ -49,6 +49,7 @@ class Fetcher:
         self.dataset = dataset
         self.seed = seed
         self._collate = collate
+        self._put_together = _fast_collate(collate)
         self._index_is_batch = index_is_batch
         self._by_batch = not index_is_batch and fetches_batches(dataset)
         self._is_random = not is_deterministic(dataset)
@@ -79,15 +80,19 @@ class Fetcher:
         samples = self._rng.run(lambda: self._fetch(request)) if self._is_random else self._fetch(request)
         if self._collate_rng:
             self._collate_rng.seed(self._seed_of(request.epoch, COLLATE, request.indices[0]))
-        return self._collate(samples)
+        return self._put_together(samples)
 
     def _fetch(self, request: Request) -> Any:
         if self._by_batch:
             return self._fetch_together(request)
+        dataset, indices = self.dataset, request.indices
         if self._is_random and self._rng:
-            samples = [self._sample(request.epoch, index) for index in request.indices]
+            seed, samples = self._rng.seed, []
+            for index, number in zip(indices, self._seeds_of(request.epoch, indices), strict=True):
+                seed(number)
+                samples.append(dataset[index])
         else:
-            samples = [self.dataset[index] for index in request.indices]
+            samples = [dataset[index] for index in indices]
         return samples[0] if self._index_is_batch else samples
 
     def _fetch_together(self, request: Request) -> Any:
@@ -102,12 +107,11 @@ class Fetcher:
         self._rng.seed(self._seed_of(epoch, SAMPLE, indices[0]))
         return self.dataset.__getitems__(indices)
 
-    def _sample(self, epoch: int, index: Any) -> Any:
-        self._rng.seed(self._seed_of(epoch, SAMPLE, index))
-        return self.dataset[index]
+    def _seeds_of(self, epoch: int, indices: list[Any]) -> list[int]:
+        return derive_seeds(self.seed, SAMPLE, epoch, last=[as_number(index) for index in indices])
 
     def _seed_of(self, epoch: int, purpose: int, index: Any) -> int:
-        return derive_seed(self.seed, purpose, epoch, _number(index))
+        return derive_seed(self.seed, purpose, epoch, as_number(index))
 
     def _size_of(self, value: Any, request: Request) -> int:
         if not self._index_is_batch:
@@ -181,12 +185,24 @@ def pin(value: Any) -> Any:
     return pin_memory(value)
 
 
+def _fast_collate(collate: Collate) -> Collate:
+    """Return a function with the results of `collate`: torch's default has a faster one."""
+    if collate is not default_collate or not collates_as_torch():
+        return collate
+    from .collate import collate_samples
+
+    return collate_samples
+
+
 def _stacked(dataset: Any) -> list[Any]:
     datasets = dataset.datasets
     return list(datasets.values() if isinstance(datasets, dict) else datasets)
 
 
-def _number(index: Any) -> int:
+def as_number(index: Any) -> int:
+    """Return the number that stands for an index in derived seeds."""
+    if type(index) is int:
+        return index
     try:
         return as_int(index)
     except TypeError:  # a key or a tuple: equal text means the same sample
