@@ -2,7 +2,7 @@
 
     python benchmarks/data.py [--rounds 11] [--workloads plain augmented]
 
-A sample is 3×16×16, a batch has 64 of them, the model is a small MLP with the user's own SGD in both loops. Measured is
+A sample is 3x16x16, a batch has 64 of them, the model is a small MLP with the user's own SGD in both loops. Measured is
 CPU time per step, of the training process and of it together with its workers; only ratios within one run mean
 anything. `bar` is the trainer as a new user runs it (progress bar, run directory, guard), `bare` has all of it off.
 """
@@ -23,17 +23,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from interleaved import Contender, ratio
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-NUM_STEPS = {0: 1024, 2: 256}  # of a round, by number of workers
+from interleaved import Contender, ratio
+
+NUM_STEPS = {0: 1024, 2: 128}  # of a round, by number of workers
 BATCH_SIZE = 64
 TARGET = 1.00
 
 
 class Plain(Dataset[Any]):
-    """Samples of 3×16×16 with a class each, in memory."""
+    """Samples of 3x16x16 with a class each, in memory."""
 
     def __init__(self) -> None:
         self.inputs, self.targets = torch.randn(4096, 3, 16, 16), torch.randint(10, (4096,))
@@ -169,10 +170,14 @@ def report(workload: str, num_rounds: int) -> None:
         contender.close()
     print(f"\nW4 {workload} workers: {num_rounds} interleaved rounds, median (middle half)")
     for name in contenders:
-        cost = f"{statistics.median(main[name]) * 1e6:6.0f} µs, with workers {statistics.median(total[name]) * 1e6:6.0f}"
+        cost = (
+            f"{statistics.median(main[name]) * 1e6:6.0f} µs, with workers {statistics.median(total[name]) * 1e6:6.0f}"
+        )
         print(f"  {name:6s} {cost}", end="")
         if name != "naive":
-            print(f"   main {ratio(main, name, 'naive')}  total {ratio(total, name, 'naive')}  target <= {TARGET}", end="")
+            print(
+                f"   main {ratio(main, name, 'naive')}  total {ratio(total, name, 'naive')}  target <= {TARGET}", end=""
+            )
         print(flush=True)
 
 

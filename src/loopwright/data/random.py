@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ctypes import memmove, string_at
-from functools import cache
+from functools import cache, partial
 from struct import unpack
 from types import ModuleType
 from typing import Any, Protocol, TypeVar
@@ -134,6 +134,7 @@ def _set_python_state(state: dict[str, Any]) -> None:
 
 Result = TypeVar("Result")
 
+_PythonState: Any = random.Random.__base__  # written in C, with the state
 _MT19937_BYTES = 625 * 4  # the state words of a Mersenne Twister and the position in them
 
 
@@ -171,7 +172,7 @@ class PythonGenerator:
 
     def __init__(self) -> None:
         self._generator: Any = random.seed.__self__  # type: ignore[attr-defined]
-        self._set_words = super(random.Random, self._generator).seed
+        self._set_words = partial(_PythonState.seed, self._generator)
         self._address = _python_address(self._generator)
 
     def state(self) -> Any:
@@ -198,7 +199,7 @@ def _python_address(generator: random.Random) -> int:
     """Return where the state of python's generator is in memory; 0 where it is not found there."""
     address = id(generator) + object.__basicsize__
     is_known = sys.implementation.name == "cpython" and type(generator) is random.Random
-    if not is_known or random.Random.__base__.__basicsize__ < object.__basicsize__ + _MT19937_BYTES:
+    if not is_known or _PythonState.__basicsize__ < object.__basicsize__ + _MT19937_BYTES:
         return 0
     position, *words = unpack("625I", string_at(address, _MT19937_BYTES))
     return address if (*words, position) == generator.getstate()[1] else 0

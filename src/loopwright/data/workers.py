@@ -29,11 +29,11 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from .._torch_compat import persistent_iterator, shut_down_workers, worker_signal_handlers, workers_of
 from ..errors import DataError
-from .collate import MAX_BY_VALUE
 from .fetch import Fetcher, Request, can_pin
 from .order import WORKER, derive_seed
 from .stream import Batch
 
+MAX_BY_VALUE = 1 << 19  # bytes of a tensor: at 1 MB shared memory is as fast, at 3 MB it is twice as fast
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _IS_POSIX = os.name == "posix"
 
@@ -152,11 +152,10 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
     Only a tensor that is all of its memory: others may share it, and torch keeps that.
     """
     storage = tensor.untyped_storage()
-    is_small = tensor.layout is torch.strided and storage.nbytes() == tensor.nbytes <= MAX_BY_VALUE
-    if not is_small or not tensor.is_contiguous() or not tensor.is_cpu or tensor.requires_grad or not tensor.numel():
-        return reduce_tensor(tensor)
-    if tensor.is_conj() or tensor.is_neg():
-        return reduce_tensor(tensor)
+    is_small = tensor.layout is torch.strided and 0 < storage.nbytes() == tensor.nbytes <= MAX_BY_VALUE
+    is_plain = tensor.is_cpu and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg())
+    if not is_small or not is_plain or not tensor.is_contiguous():
+        return reduce_tensor(tensor)  # type: ignore[no-untyped-call]
     return _rebuild_tensor, (string_at(tensor.data_ptr(), tensor.nbytes), tensor.dtype, tuple(tensor.shape))
 
 
