@@ -6,7 +6,7 @@ import os
 import pty
 import statistics
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -50,11 +50,14 @@ def serve(connection: Connection, terminal: str, name: str, workload: str) -> No
 class Contender:
     """A process that trains when told to; what it draws on its terminal is read and dropped."""
 
-    def __init__(self, name: str, workload: str) -> None:
+    def __init__(
+        self, name: str, workload: str, serve: Callable[..., None] = serve, has_children: bool = False
+    ) -> None:
         master, slave = pty.openpty()
         context = get_context("spawn")
         self.connection, other = context.Pipe()
-        self.process = context.Process(target=serve, args=(other, os.ttyname(slave), name, workload), daemon=True)
+        arguments = (other, os.ttyname(slave), name, workload)
+        self.process = context.Process(target=serve, args=arguments, daemon=not has_children)
         threading.Thread(target=_drain, args=(master,), daemon=True).start()
         self.process.start()
         other.close()  # so that a process that dies is heard of

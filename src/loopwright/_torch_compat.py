@@ -190,6 +190,14 @@ def has_default_tensor_collate() -> bool:
     return default_collate_fn_map.get(Tensor) is collate_tensor_fn
 
 
+def collates_as_torch() -> bool:
+    """Whether `default_collate` handles tensors and Python's containers as torch does. Since 2.0."""
+    from torch.utils.data._utils.collate import default_collate_fn_map
+
+    extended = any(isinstance(container, kind) for kind in default_collate_fn_map for container in ((), [], {}))
+    return has_default_tensor_collate() and not extended
+
+
 def pin_memory(batch: Any) -> Any:
     """Copy the tensors of a nested batch into pinned memory, as a DataLoader does. Since 1.0."""
     from torch.utils.data._utils.pin_memory import pin_memory as pin

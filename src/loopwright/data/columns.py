@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import mmap
 import os
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, StackDataset, TensorDataset, default_collate
 
 from ..errors import DataError
 
@@ -30,9 +32,54 @@ class NamedColumns(Dataset[dict[str, Tensor]]):
         return {name: column[index] for name, column in self.columns.items()}
 
 
+class BatchTransform(Dataset[Any]):
+    """Data whose batches go through a function: `transform(batch)` gets a whole batch and returns the new one.
+
+    One call for each batch, in place of one for each sample. The random numbers that it draws (from torch, numpy or
+    `random`) depend on the seed, the epoch and the first index of the batch; a resumed run draws the same.
+
+    Args:
+        data: Tensors or arrays, alone, as a tuple or as a dict, or a data set with indices.
+        transform: Gets a batch as the model would get it without this class, and returns the batch for the model.
+
+    >>> import torch
+    >>> from loopwright.data import BatchTransform, open_stream
+    >>> data = BatchTransform((torch.arange(4.0)[:, None], torch.zeros(4)), lambda batch: [batch[0] * 10, batch[1]])
+    >>> open_stream(data, batch_size=2, seed=0, shuffle=False).take(1)[0].value[0].tolist()
+    [[0.0], [10.0]]
+    """
+
+    def __init__(self, data: Any, transform: Callable[[Any], Any]) -> None:
+        is_columns = isinstance(data, (Tensor, np.ndarray, tuple, Mapping)) and not isinstance(data, Dataset)
+        self.data = from_columns(data) if is_columns else data
+        if not hasattr(self.data, "__getitem__") or not hasattr(self.data, "__len__"):
+            raise DataError(
+                f"BatchTransform was given a {type(data).__name__}, which has no samples by index: pass tensors, "
+                "arrays or a data set with `__getitem__` and `__len__`. A DataLoader takes a BatchTransform as its data set."
+            )
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> Any:
+        """Return one sample: the only one of a batch of one."""
+        return _first(self.transform(default_collate([self.data[index]])))
+
+
+def _first(batch: Any) -> Any:
+    if isinstance(batch, dict):
+        return {name: _first(part) for name, part in batch.items()}
+    if isinstance(batch, (list, tuple)):
+        return tuple(map(_first, batch))
+    return batch[0]
+
+
 def from_columns(data: Any) -> Any:
     """Return a data set of the rows of a tensor, or of a tuple or dict of tensors; any other tuple unchanged."""
     if isinstance(data, Mapping):
+        if _has_lists(list(data.values())):
+            return StackDataset(**dict(zip(data, _stacked(data.values()), strict=True)))
         _check_names(data)
         return NamedColumns(dict(zip(data, _columns(data.values(), "a dict", list(data)), strict=True)))
     if not isinstance(data, tuple):
@@ -48,6 +95,8 @@ def from_columns(data: Any) -> Any:
         )
     if data and all(_is_column(part) for part in data):
         return TensorDataset(*_columns(data, "a tuple", [f"entry {n}" for n in range(len(data))]))
+    if _has_lists(data):
+        return StackDataset(*_stacked(data))
     if any(_is_column(part) or is_frame(part) for part in data):
         raise DataError(
             f"Data is a tuple of {_kinds(data)}: for inputs and targets make all of them tensors or arrays, with a row "
@@ -127,12 +176,63 @@ def _columns(parts: Any, what: str, names: list[str]) -> list[Tensor]:
 
 
 def _tensor(array: Any, name: str) -> Tensor:
+    if is_mapped_array(array):  # stays in its file: only the rows of a batch are read
+        return _mapped_tensor(array, name)
+    array = np.ascontiguousarray(array)
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
     try:
-        return torch.from_numpy(np.ascontiguousarray(array))
+        return as_tensor(array)
     except TypeError as error:
         raise DataError(
             f"The array {name or 'given as data'} is of {array.dtype}, of which torch knows none: {error}"
         ) from None
+
+
+def _mapped_tensor(array: Any, name: str) -> Tensor:
+    what = f"The memory-mapped array {name or 'given as data'}"
+    if not array.dtype.isnative or any(stride < 0 for stride in array.strides):
+        kind = (
+            f"of {array.dtype} with the bytes in another order" if not array.dtype.isnative else "a view from its end"
+        )
+        raise DataError(
+            f"{what} is {kind}, which torch cannot read in place: copy it into memory with `np.array(...)`, in this "
+            "machine's byte order, or pass a data set that converts each sample in `__getitem__`."
+        )
+    try:
+        return as_tensor(array)
+    except TypeError as error:
+        raise DataError(f"{what} is of {array.dtype}, of which torch knows none: {error}") from None
+
+
+def is_mapped_array(array: Any) -> bool:
+    """Whether the memory of an array is that of a file."""
+    while isinstance(array, np.ndarray):
+        if isinstance(array, np.memmap):
+            return True
+        array = array.base
+    return isinstance(array, mmap.mmap)
+
+
+def as_tensor(array: np.ndarray[Any, Any]) -> Tensor:
+    """Return a tensor in the memory of an array, which may be read-only: batches are copies."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(array)
+
+
+def _has_lists(parts: Any) -> bool:
+    """Whether these are columns of equal length, some of them lists and some tensors or arrays."""
+    if not all(_is_column(part) or isinstance(part, list) for part in parts):
+        return False
+    columns = [part for part in parts if _is_column(part)]
+    is_mixed = 0 < len(columns) < len(parts) and all(part.ndim for part in columns)
+    return is_mixed and len(set(map(len, parts))) == 1
+
+
+def _stacked(parts: Any) -> list[Any]:
+    """Return the columns with arrays as tensors."""
+    return [_tensor(part, "") if isinstance(part, np.ndarray) else part for part in parts]
 
 
 def _is_column(part: Any) -> bool:

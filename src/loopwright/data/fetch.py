@@ -16,6 +16,7 @@ from operator import index as as_int
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch.utils.data import (
     ConcatDataset,
@@ -27,8 +28,9 @@ from torch.utils.data import (
     default_convert,
 )
 
-from .._torch_compat import pin_memory
-from .order import COLLATE, SAMPLE, derive_seed
+from .._torch_compat import collates_as_torch, pin_memory
+from .columns import BatchTransform, NamedColumns
+from .order import COLLATE, SAMPLE, derive_seed, derive_seeds
 from .random import RngTracker, numpy_random
 from .stream import Batch, batch_size_of
 
@@ -48,18 +50,28 @@ class Fetcher:
     def __init__(self, dataset: Any, collate: Collate, seed: int, index_is_batch: bool = False) -> None:
         self.dataset = dataset
         self.seed = seed
+        is_transformed = type(dataset) is BatchTransform
+        self._data = dataset.data if is_transformed else dataset
+        self._transform = dataset.transform if is_transformed else None
         self._collate = collate
+        self._put_together = _fast_collate(collate)
         self._index_is_batch = index_is_batch
-        self._by_batch = not index_is_batch and fetches_batches(dataset)
-        self._is_random = not is_deterministic(dataset)
-        self._is_random_collate = collate is not default_collate and collate is not default_convert
+        self._by_batch = not index_is_batch and fetches_batches(self._data)
+        self._is_random = not is_deterministic(self._data)
+        is_own_collate = collate is not default_collate and collate is not default_convert
+        self._is_random_collate = is_own_collate or self._transform is not None
+        is_default = not index_is_batch and self._put_together is not collate
+        self._selects = is_default and not self._is_random  # where the data set has columns
+        self._is_arrow = is_default and is_arrow(self._data)
+        self._select: tuple[int, Callable[[Any], Any] | None] | None = None  # of an epoch
         self._rng, self._collate_rng = RngTracker(), RngTracker()
         self._can_split = True  # until `__getitems__` turns out to return something else than a list of samples
 
     def describe(self) -> dict[str, Any]:
         """Return the length of the data set, where it has one, and the collate function if it is not torch's."""
         length = len(self.dataset) if isinstance(self.dataset, Sized) else None
-        return {"length": length} | ({"collate": self._collate} if self._is_random_collate else {})
+        own = self._transform or self._collate
+        return {"length": length} | ({"collate": own} if self._is_random_collate else {})
 
     def with_dataset(self, dataset: Any) -> Fetcher:
         """Return a fetcher over another data set with seed 0, to read samples independently of the run's seed."""
@@ -76,18 +88,36 @@ class Fetcher:
 
     def _build(self, request: Request) -> Any:
         """Fetch and collate together: the collate function may change samples, so a second attempt needs new ones."""
-        samples = self._rng.run(lambda: self._fetch(request)) if self._is_random else self._fetch(request)
+        if self._selects and (select := self._columns(request.epoch)) and _are_numbers(request.indices):
+            samples, put_together = torch.tensor(request.indices), select
+        else:
+            samples = self._rng.run(lambda: self._fetch(request)) if self._is_random else self._fetch(request)
+            put_together = self._put_together
         if self._collate_rng:
             self._collate_rng.seed(self._seed_of(request.epoch, COLLATE, request.indices[0]))
-        return self._collate(samples)
+        batch = put_together(samples)
+        return batch if self._transform is None else self._transform(batch)
+
+    def _columns(self, epoch: int) -> Callable[[Any], Any] | None:
+        """Return the function that selects batches from columns, looked up anew for each epoch; None without."""
+        if self._select is None or self._select[0] != epoch:
+            self._select = epoch, _select_of(self._data)
+        return self._select[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_select": None}  # functions, which a spawned worker makes for itself
 
     def _fetch(self, request: Request) -> Any:
         if self._by_batch:
             return self._fetch_together(request)
+        dataset, indices = self._data, request.indices
         if self._is_random and self._rng:
-            samples = [self._sample(request.epoch, index) for index in request.indices]
+            seed, samples = self._rng.seed, []
+            for index, number in zip(indices, self._seeds_of(request.epoch, indices), strict=True):
+                seed(number)
+                samples.append(dataset[index])
         else:
-            samples = [self.dataset[index] for index in request.indices]
+            samples = [dataset[index] for index in indices]
         return samples[0] if self._index_is_batch else samples
 
     def _fetch_together(self, request: Request) -> Any:
@@ -100,14 +130,15 @@ class Fetcher:
 
     def _getitems(self, epoch: int, indices: list[Any]) -> Any:
         self._rng.seed(self._seed_of(epoch, SAMPLE, indices[0]))
-        return self.dataset.__getitems__(indices)
+        if self._is_arrow and not self._rng:
+            return self._data[indices]  # whole columns, which `__getitems__` would cut into samples
+        return self._data.__getitems__(indices)
 
-    def _sample(self, epoch: int, index: Any) -> Any:
-        self._rng.seed(self._seed_of(epoch, SAMPLE, index))
-        return self.dataset[index]
+    def _seeds_of(self, epoch: int, indices: list[Any]) -> list[int]:
+        return derive_seeds(self.seed, SAMPLE, epoch, last=[as_number(index) for index in indices])
 
     def _seed_of(self, epoch: int, purpose: int, index: Any) -> int:
-        return derive_seed(self.seed, purpose, epoch, _number(index))
+        return derive_seed(self.seed, purpose, epoch, as_number(index))
 
     def _size_of(self, value: Any, request: Request) -> int:
         if not self._index_is_batch:
@@ -157,7 +188,7 @@ def is_deterministic(dataset: Any) -> bool:
         return all(map(is_deterministic, dataset.datasets))
     if kind is StackDataset:
         return all(map(is_deterministic, _stacked(dataset)))
-    return kind in (TensorDataset, list, tuple, range)
+    return kind in (TensorDataset, NamedColumns, torch.Tensor, np.ndarray, np.memmap, list, tuple, range)
 
 
 def fetches_batches(dataset: Any) -> bool:
@@ -181,12 +212,41 @@ def pin(value: Any) -> Any:
     return pin_memory(value)
 
 
+def _fast_collate(collate: Collate) -> Collate:
+    """Return a function with the results of `collate`: torch's default has a faster one."""
+    if collate is not default_collate or not collates_as_torch():
+        return collate
+    from .collate import collate_samples
+
+    return collate_samples
+
+
+def is_arrow(dataset: Any) -> bool:
+    """Whether it is a `datasets.Dataset`, of which an index of a list of rows gives a dict of columns."""
+    kind = type(dataset)
+    return kind.__name__ == "Dataset" and kind.__module__.partition(".")[0] == "datasets"
+
+
+def _select_of(dataset: Any) -> Callable[[Any], Any] | None:
+    from .columnar import columns_of
+
+    columns = columns_of(dataset)
+    return None if columns is None else columns.select
+
+
+def _are_numbers(indices: list[Any]) -> bool:
+    return set(map(type, indices)) == {int} and min(indices) >= 0
+
+
 def _stacked(dataset: Any) -> list[Any]:
     datasets = dataset.datasets
     return list(datasets.values() if isinstance(datasets, dict) else datasets)
 
 
-def _number(index: Any) -> int:
+def as_number(index: Any) -> int:
+    """Return the number that stands for an index in derived seeds."""
+    if type(index) is int:
+        return index
     try:
         return as_int(index)
     except TypeError:  # a key or a tuple: equal text means the same sample

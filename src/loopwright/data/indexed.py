@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import deepcopy
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset, default_collate
 
-from .._torch_compat import has_default_tensor_collate
+from .._torch_compat import collates_as_torch
 from ..errors import DataError
 from .fetch import BatchSource, Request, can_pin, pin
 from .order import BatchPlan, EpochPlan, EvenBatches, spans_from
@@ -204,7 +205,7 @@ _DTYPES = frozenset(_FLOATS + _INTEGERS)
 
 
 class TensorStream(Stream):
-    """Batches of a `TensorDataset`, selected from the tensors directly: no samples, no collation."""
+    """Batches selected from tensors, arrays and lists directly: no samples, no collation."""
 
     def __init__(self, position: Position, dataset: Any, pin_memory: bool = False) -> None:
         self._position = position
@@ -251,8 +252,10 @@ class TensorStream(Stream):
         return {"length": len(self._dataset)} | self._position.batch_plan.describe()
 
     def peek(self) -> list[Any] | None:
-        from .fetch import NUM_ROWS, spread_indices
+        from .fetch import NUM_ROWS, Fetcher, peek_samples, spread_indices
 
+        if not is_tensors(self._dataset):
+            return peek_samples(Fetcher(self._dataset, default_collate, 0))
         return [self._dataset[index] for index in spread_indices(len(self._dataset), NUM_ROWS)]
 
     def close(self) -> None:
@@ -279,31 +282,59 @@ class TensorStream(Stream):
         return self._batches
 
     def _blocks(self, plan: EvenBatches, position: int, limit: int | None) -> Iterator[Iterator[Batch]]:
-        tensors, order = _resolve(self._dataset, plan.order)
-        cut = _copies if isinstance(order, range) else _selections
+        cut = self._cutter(plan.order)
         while position < plan.num_samples:  # the rest of a batch first, then blocks of whole batches
             start, stop = plan.span(position)
             if limit is not None:
                 stop, limit = min(stop, start + limit), None
             if stop % plan.batch_size == 0 and start % plan.batch_size == 0:
                 stop = min(start + _BLOCK * plan.batch_size, plan.num_samples)
-            yield cut(tensors, order, (start, stop), plan.batch_size, self._position.shard)
+            yield cut((start, stop), plan.batch_size, self._position.shard)
             position = stop
 
+    def _cutter(self, order: Any) -> Callable[[tuple[int, int], int, Shard | None], Iterator[Batch]]:
+        """Return the function that yields the batches of a span of the order."""
+        if is_tensors(self._dataset):
+            tensors, order = _resolve(self._dataset, order)
+            select = [tensor.index_select for tensor in tensors]
+            if isinstance(order, range):
+                return partial(_copies, tensors)
+            return partial(_selections, lambda indices: [of(0, indices) for of in select], order)
+        from .columnar import columns_of
 
-def is_tensor_data(dataset: Any, collate: Any) -> bool:
-    """Whether indexing the tensors of a data set gives exactly the batches of fetching and collating samples."""
+        columns = columns_of(self._dataset)
+        assert columns is not None  # as `is_tensor_data` found
+        return partial(_selections, columns.select, _not_negative(order, columns.length))
+
+
+def is_tensor_data(dataset: Any, collate: Any, num_workers: int = 0) -> bool:
+    """Whether selecting from the columns of a data set gives exactly the batches of fetching and collating samples.
+
+    Tensors in memory need no workers; memory-mapped files and lists are read by the workers that the user asked for.
+    """
+    if collate is not default_collate or not collates_as_torch():
+        return False
+    if is_tensors(dataset):
+        return True
+    from .columnar import columns_of, is_mapped
+
+    columns = columns_of(dataset)
+    if columns is None or not num_workers:
+        return columns is not None
+    return columns.is_known and not is_mapped(dataset)
+
+
+def is_tensors(dataset: Any) -> bool:
+    """Whether it is a `TensorDataset`, or subsets around one, of plain tensors on one device."""
     while type(dataset) is Subset:
         dataset = dataset.dataset
-    if type(dataset) is not TensorDataset or collate is not default_collate:
+    if type(dataset) is not TensorDataset:
         return False
-    if not has_default_tensor_collate():  # user code replaced the default
-        return False
-    tensors = dataset.tensors
-    return all(map(_is_plain, tensors)) and len({tensor.device for tensor in tensors}) == 1
+    return all(map(is_plain_tensor, dataset.tensors)) and len({tensor.device for tensor in dataset.tensors}) == 1
 
 
-def _is_plain(tensor: Tensor) -> bool:
+def is_plain_tensor(tensor: Tensor) -> bool:
+    """Whether selected rows of a tensor are what stacked rows are."""
     if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.is_nested:
         return False
     if tensor.dtype not in _DTYPES or tensor.requires_grad or tensor.is_conj() or tensor.is_neg():
@@ -320,27 +351,30 @@ def _resolve(dataset: Any, order: Any) -> tuple[tuple[Tensor, ...], Any]:
         dataset = dataset.dataset
     if isinstance(order, range):
         return dataset.tensors, order
-    order = torch.as_tensor(order, dtype=torch.int64)
-    if len(order) and order.min() < 0:  # counted from the end
-        order = torch.where(order < 0, order + len(dataset), order)
-    return dataset.tensors, order.to(dataset.tensors[0].device)
+    return dataset.tensors, _not_negative(order, len(dataset)).to(dataset.tensors[0].device)
+
+
+def _not_negative(order: Any, length: int) -> Tensor:
+    indices = torch.as_tensor(order, dtype=torch.int64)
+    if len(indices) and indices.min() < 0:  # counted from the end
+        indices = torch.where(indices < 0, indices + length, indices)
+    return indices
 
 
 def _selections(
-    tensors: tuple[Tensor, ...], order: Tensor, span: tuple[int, int], batch_size: int, shard: Shard | None
+    select: Callable[[Tensor], Any], order: Tensor, span: tuple[int, int], batch_size: int, shard: Shard | None
 ) -> Iterator[Batch]:
-    select = [tensor.index_select for tensor in tensors]
     for indices in _split(order, span, batch_size):
         if shard is None:
-            yield Batch([of(0, indices) for of in select], indices.shape[0])
+            yield Batch(select(indices), indices.shape[0])
         else:
             total = indices.shape[0]
             first, last = shard.part(0, total)
-            yield Batch([of(0, indices[first:last]) for of in select], shard.size(total), total)
+            yield Batch(select(indices[first:last]), shard.size(total), total)
 
 
 def _copies(
-    tensors: tuple[Tensor, ...], order: range, span: tuple[int, int], batch_size: int, shard: Shard | None
+    tensors: tuple[Tensor, ...], span: tuple[int, int], batch_size: int, shard: Shard | None
 ) -> Iterator[Batch]:
     parts = [_split(tensor, span, batch_size) for tensor in tensors]
     for views in zip(*parts, strict=True):  # views of the data set's memory: batches are copies

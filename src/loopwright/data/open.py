@@ -224,7 +224,8 @@ def _open_position(
     dataset: Any, position: Position, collate: Collate, *, seed: int, settings: WorkerSettings
 ) -> Stream:
     batch_plan = position.batch_plan
-    if batch_plan.is_even and settings.worker_init_fn is None and is_tensor_data(dataset, collate):
+    is_columns = batch_plan.is_even and settings.worker_init_fn is None
+    if is_columns and is_tensor_data(dataset, collate, settings.num_workers):
         return TensorStream(position, dataset, settings.pin_memory)
     fetcher = Fetcher(dataset, collate, seed, batch_plan.index_is_batch)
     if settings.num_workers == 0:

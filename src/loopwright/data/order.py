@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any, Protocol, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import (
@@ -27,6 +28,10 @@ from .stream import HasEpochs, Stateful
 _MASK = (1 << 64) - 1
 _STRIDE = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio: consecutive inputs land far with_dataset
 
+_FEW = 16  # numbers, up to which Python is faster than an array
+_S1, _S27, _S30, _S31 = map(np.uint64, (1, 27, 30, 31))
+_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
 # Purposes of derived seeds; each has its own number, so that no two sequences of random numbers are the same.
 ORDER, SAMPLE, COLLATE, SAMPLER, WORKER = 1, 2, 3, 4, 5
 
@@ -41,6 +46,29 @@ def derive_seed(seed: int, *parts: int) -> int:
     for part in parts:
         state = _mix((state + part + _STRIDE) & _MASK)
     return state >> 1
+
+
+def derive_seeds(seed: int, *parts: int, last: Sequence[int]) -> list[int]:
+    """Return `derive_seed(seed, *parts, number)` for every number in `last`, all of them mixed at once.
+
+    >>> derive_seeds(0, 1, last=[2, -3]) == [derive_seed(0, 1, 2), derive_seed(0, 1, -3)]
+    True
+    """
+    state = _mix((seed + _STRIDE) & _MASK)
+    for part in parts:
+        state = _mix((state + part + _STRIDE) & _MASK)
+    state += _STRIDE
+    if len(last) < _FEW or set(map(type, last)) != {int}:
+        return [_mix((state + part) & _MASK) >> 1 for part in last]
+    numbers = np.array(last, dtype=np.int64).view(np.uint64)  # arrays of this type wrap at 64 bits, as the mask does
+    numbers += np.uint64(state & _MASK)
+    numbers ^= numbers >> _S30
+    numbers *= _FIRST
+    numbers ^= numbers >> _S27
+    numbers *= _SECOND
+    numbers ^= numbers >> _S31
+    seeds: list[int] = (numbers >> _S1).tolist()
+    return seeds
 
 
 def permutation(seed: int, epoch: int, length: int) -> Tensor:

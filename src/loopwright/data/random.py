@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import pickle
 import random
-from collections.abc import Callable, Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from ctypes import memmove, string_at
+from functools import cache, partial
+from struct import unpack
 from types import ModuleType
 from typing import Any, Protocol, TypeVar
 
@@ -132,117 +134,171 @@ def _set_python_state(state: dict[str, Any]) -> None:
 
 Result = TypeVar("Result")
 
-_MT19937_BYTES = 625 * 4  # the state words of numpy's default generator and its position in them
+_PythonState: Any = random.Random.__base__  # written in C, with the state
+_MT19937_BYTES = 625 * 4  # the state words of a Mersenne Twister and the position in them
 
 
 class GlobalGenerator(Protocol):
-    """One of the global random generators."""
+    """One of the global random generators.
+
+    Its state is read for every batch, so its memory is read where possible: the functions of the libraries convert each
+    of 624 words.
+    """
 
     def state(self) -> Any: ...
     def has_moved(self, state: Any) -> bool: ...
     def restore(self, state: Any) -> None: ...
-    def seed(self, seed: int) -> None: ...
+    def seed(self, seed: int) -> Any: ...
 
 
 class TorchGenerator:
+    """torch's generator of the CPU."""
+
+    seed = staticmethod(_default.manual_seed)
+
     def state(self) -> Any:
-        return torch.default_generator.get_state()
+        return _default.get_state()
 
     def has_moved(self, state: Any) -> bool:
-        return not torch.equal(state, torch.default_generator.get_state())
+        now = _default.get_state()
+        return string_at(state.data_ptr(), state.nbytes) != string_at(now.data_ptr(), now.nbytes)
 
     def restore(self, state: Any) -> None:
-        torch.default_generator.set_state(state)
-
-    def seed(self, seed: int) -> None:
-        torch.default_generator.manual_seed(seed)
+        _default.set_state(state)
 
 
 class PythonGenerator:
+    """Python's generator, the hidden object behind the functions of `random`."""
+
+    def __init__(self) -> None:
+        self._generator: Any = random.seed.__self__  # type: ignore[attr-defined]
+        self._set_words = partial(_PythonState.seed, self._generator)
+        self._address = _python_address(self._generator)
+
     def state(self) -> Any:
-        return random.getstate()
+        if not self._address:
+            return random.getstate()
+        return string_at(self._address, _MT19937_BYTES), self._generator.gauss_next
 
     def has_moved(self, state: Any) -> bool:
-        return bool(state != random.getstate())
+        return bool(state != self.state())
 
     def restore(self, state: Any) -> None:
+        if self._address:
+            position, *words = unpack("625I", state[0])
+            state = (random.Random.VERSION, (*words, position), state[1])
         random.setstate(state)
 
     def seed(self, seed: int) -> None:
-        random.seed(seed)
+        """Do what `random.seed` does with an integer, without its checks of other types."""
+        self._set_words(seed)
+        self._generator.gauss_next = None
+
+
+def _python_address(generator: random.Random) -> int:
+    """Return where the state of python's generator is in memory; 0 where it is not found there."""
+    address = id(generator) + object.__basicsize__
+    is_known = sys.implementation.name == "cpython" and type(generator) is random.Random
+    if not is_known or _PythonState.__basicsize__ < object.__basicsize__ + _MT19937_BYTES:
+        return 0
+    position, *words = unpack("625I", string_at(address, _MT19937_BYTES))
+    return address if (*words, position) == generator.getstate()[1] else 0
 
 
 class NumpyGenerator:
-    """numpy's global generator. Reading its state takes 40 µs, so its memory is compared where possible."""
+    """numpy's global generator. Its functions take 40 µs to read or set the state."""
 
     def __init__(self) -> None:
         self._state: Any = None
         self._memory = b""
+        self._generator: Any = None  # whose memory is at `_address`
+        self._address = 0
 
     def state(self) -> Any:
-        memory = _numpy_memory()
+        memory = self._read()
         if not memory or memory != self._memory or self._state["has_gauss"]:
             self._state, self._memory = numpy_random().get_state(legacy=False), memory
         return self._state
 
     def has_moved(self, state: Any) -> bool:
         if self._memory and not state["has_gauss"]:  # the second gaussian of a pair is in other memory
-            return _numpy_memory() != self._memory
+            return self._read() != self._memory
         return pickle.dumps(numpy_random().get_state(legacy=False)) != pickle.dumps(state)
 
     def restore(self, state: Any) -> None:
-        numpy_random().set_state(state)
+        if state is not self._state or state["has_gauss"] or not self._memory or not self._read():
+            numpy_random().set_state(state)
+        else:
+            numpy_random().seed(0)  # drops the second gaussian of a pair
+            memmove(self._address, self._memory, _MT19937_BYTES)
 
     def seed(self, seed: int) -> None:
-        numpy_random().seed(seed & 0xFFFFFFFF)
+        numpy_random().seed(seed & _NUMPY_MASK)
+
+    def _read(self) -> bytes:
+        """Return the memory of the state, at the address that numpy publishes; nothing for another generator."""
+        generator = numpy_random().get_bit_generator()
+        if generator is not self._generator:
+            is_known = type(generator) is numpy_random().MT19937  # user code may have replaced it
+            self._generator, self._address = generator, generator.ctypes.state_address if is_known else 0
+        return string_at(self._address, _MT19937_BYTES) if self._address else b""
 
 
-def _numpy_memory() -> bytes:
-    generator = numpy_random().get_bit_generator()
-    if type(generator) is not numpy_random().MT19937:  # user code replaced it
-        return b""
-    return ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
-
-
-_GENERATORS: tuple[GlobalGenerator, ...] = (TorchGenerator(), PythonGenerator(), NumpyGenerator())
+@cache
+def generators() -> tuple[GlobalGenerator, ...]:
+    """Return the global generators that a data set may draw from."""
+    return TorchGenerator(), PythonGenerator(), NumpyGenerator()
 
 
 class RngTracker:
     """Tracks which global generators some code draws from, seeds only these, and restores all of them.
 
     Seeding a generator costs more than fetching a small sample, and most data sets use none or one of the three.
+    `seed` is the function that seeds the generators drawn from so far.
     """
 
     def __init__(self) -> None:
-        self._drawn: list[int] = []
+        self._drawn: list[GlobalGenerator] = []
+        self.seed: Callable[[int], Any] = _seed_nothing
 
     def __bool__(self) -> bool:
         """Whether any generator has been drawn from so far."""
         return bool(self._drawn)
 
-    def seed(self, seed: int) -> None:
-        for number in self._drawn:
-            _GENERATORS[number].seed(seed)
+    def __reduce__(self) -> Any:
+        return RngTracker, ()  # in another process there are other generators
 
     def run(self, build: Callable[[], Result]) -> Result:
         """Return the result of `build`, which is called again if it drew from a generator that was not seeded."""
-        states = [generator.state() for generator in _GENERATORS]
+        states = [(generator, generator.state()) for generator in generators()]
         try:
             result = build()
             while self._find_drawn(states):
                 result = build()
         except BaseException:
-            self._restore(states, range(len(_GENERATORS)))
+            _restore(states)
             raise
-        self._restore(states, self._drawn)
+        if self._drawn:
+            _restore([(generator, state) for generator, state in states if generator in self._drawn])
         return result
 
-    def _find_drawn(self, states: list[Any]) -> bool:
-        watched = [number for number in range(len(_GENERATORS)) if number not in self._drawn]
-        moved = [number for number in watched if _GENERATORS[number].has_moved(states[number])]
-        self._drawn += moved
+    def _find_drawn(self, states: list[tuple[GlobalGenerator, Any]]) -> bool:
+        drawn = self._drawn
+        moved = [generator for generator, state in states if generator not in drawn and generator.has_moved(state)]
+        if moved:
+            self._drawn = drawn + moved
+            self.seed = self._drawn[0].seed if len(self._drawn) == 1 else self._seed_drawn
         return bool(moved)
 
-    def _restore(self, states: list[Any], numbers: Iterable[int]) -> None:
-        for number in numbers:
-            _GENERATORS[number].restore(states[number])
+    def _seed_drawn(self, seed: int) -> None:
+        for generator in self._drawn:
+            generator.seed(seed)
+
+
+def _restore(states: list[tuple[GlobalGenerator, Any]]) -> None:
+    for generator, state in states:
+        generator.restore(state)
+
+
+def _seed_nothing(seed: int) -> None:
+    pass

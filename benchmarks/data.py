@@ -1,0 +1,196 @@
+"""What data costs: W4, a Python data set, against a hand-written loop with a `DataLoader`, with 0 and 2 workers.
+
+    python benchmarks/data.py [--rounds 11] [--workloads plain augmented]
+
+A sample is 3x16x16, a batch has 64 of them, the model is a small MLP with the user's own SGD in both loops. Measured is
+CPU time per step, of the training process and of it together with its workers; only ratios within one run mean
+anything. `bar` is the trainer as a new user runs it (progress bar, run directory, guard), `bare` has all of it off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import resource
+import statistics
+import tempfile
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from interleaved import Contender, ratio
+
+NUM_STEPS = {0: 1024, 2: 128}  # of a round, by number of workers
+BATCH_SIZE = 64
+TARGET = 1.00
+
+
+class Plain(Dataset[Any]):
+    """Samples of 3x16x16 with a class each, in memory."""
+
+    def __init__(self) -> None:
+        self.inputs, self.targets = torch.randn(4096, 3, 16, 16), torch.randint(10, (4096,))
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Any]:
+        return self.inputs[index], self.targets[index]
+
+
+class Augmented(Plain):
+    """Flips and noise drawn from torch's generator."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Any]:
+        image = self.inputs[index]
+        if torch.rand(()) < 0.5:
+            image = image.flip(-1)
+        return image + 0.1 * torch.randn(3, 16, 16), self.targets[index]
+
+
+class AugmentedByNumpy(Plain):
+    """Flips and a shift drawn from numpy's generator."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Any]:
+        image = self.inputs[index]
+        if np.random.rand() < 0.5:
+            image = image.flip(-1)
+        return image.roll(int(np.random.randint(-2, 3)), -1), self.targets[index]
+
+
+class AugmentedByPython(Plain):
+    """Flips and a shift drawn from python's generator."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Any]:
+        image = self.inputs[index]
+        if random.random() < 0.5:
+            image = image.flip(-1)
+        return image.roll(random.randint(-2, 2), -1), self.targets[index]
+
+
+class Labelled(Plain):
+    """Samples as a dict of an image and a number, as image data sets have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.labels = self.targets.tolist()
+
+    def __getitem__(self, index: int) -> Any:
+        return self.inputs[index], self.labels[index]
+
+
+DATA = {
+    "plain": Plain,
+    "augmented": Augmented,
+    "augmented-numpy": AugmentedByNumpy,
+    "augmented-python": AugmentedByPython,
+    "labelled": Labelled,
+}
+DEFAULT = ["plain", "augmented"]
+
+
+def build() -> tuple[nn.Module, torch.optim.Optimizer, nn.Module]:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(768, 64), nn.ReLU(), nn.Linear(64, 10))
+    return model, torch.optim.SGD(model.parameters(), lr=0.01), nn.CrossEntropyLoss()
+
+
+def naive(loader: DataLoader[Any]) -> Callable[[int], None]:
+    model, optimizer, loss_fn = build()
+
+    def run(num_steps: int) -> None:
+        done, total = 0, 0.0
+        while done < num_steps:
+            for inputs, targets in loader:
+                optimizer.zero_grad()
+                loss = loss_fn(model(inputs), targets)
+                loss.backward()
+                optimizer.step()
+                total += loss.item()
+                done += 1
+
+    return run
+
+
+def ours(loader: DataLoader[Any], is_bare: bool) -> Callable[[int], None]:
+    from loopwright import Trainer
+    from loopwright.callbacks import NonFiniteGuard
+
+    trainer = Trainer(
+        *build(),
+        callbacks=[NonFiniteGuard("off")] if is_bare else [],
+        progress="silent" if is_bare else "bar",
+        run_dir=None if is_bare else Path(tempfile.mkdtemp()) / "run",
+    )
+    return lambda num_steps: trainer.train(loader, num_updates=num_steps) and None
+
+
+def times() -> tuple[float, float]:
+    """CPU seconds of this process, and of its ended children as well."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    own = process_time()
+    return own, own + children.ru_utime + children.ru_stime
+
+
+def serve(connection: Connection, terminal: str, name: str, workload: str) -> None:
+    descriptor = os.open(terminal, os.O_RDWR | os.O_NOCTTY)
+    os.dup2(descriptor, 1)
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    kind, workers = workload.split("/")
+    loader = DataLoader(DATA[kind](), batch_size=BATCH_SIZE, shuffle=True, num_workers=int(workers))
+    run = naive(loader) if name == "naive" else ours(loader, is_bare=name == "bare")
+    num_steps = NUM_STEPS[int(workers)]
+    run(num_steps)
+    connection.send("ready")
+    while connection.recv():
+        before = times()
+        run(num_steps)
+        connection.send([(now - then) / num_steps for now, then in zip(times(), before, strict=True)])
+
+
+def report(workload: str, num_rounds: int) -> None:
+    contenders = {name: Contender(name, workload, serve, has_children=True) for name in ("naive", "bar", "bare")}
+    main: dict[str, list[float]] = {name: [] for name in contenders}
+    total: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(num_rounds):
+        for name, contender in contenders.items():
+            contender.connection.send(True)
+            own, everything = contender.connection.recv()
+            main[name].append(own)
+            total[name].append(everything)
+    for contender in contenders.values():
+        contender.close()
+    print(f"\nW4 {workload} workers: {num_rounds} interleaved rounds, median (middle half)")
+    for name in contenders:
+        cost = (
+            f"{statistics.median(main[name]) * 1e6:6.0f} µs, with workers {statistics.median(total[name]) * 1e6:6.0f}"
+        )
+        print(f"  {name:6s} {cost}", end="")
+        if name != "naive":
+            print(
+                f"   main {ratio(main, name, 'naive')}  total {ratio(total, name, 'naive')}  target <= {TARGET}", end=""
+            )
+        print(flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--workloads", nargs="*", default=DEFAULT, choices=list(DATA))
+    parser.add_argument("--workers", nargs="*", type=int, default=[0, 2], choices=[0, 2])
+    options = parser.parse_args()
+    for kind in options.workloads:
+        for workers in options.workers:
+            report(f"{kind}/{workers}", options.rounds)
+
+
+if __name__ == "__main__":
+    main()

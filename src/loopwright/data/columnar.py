@@ -1,0 +1,155 @@
+"""Batches selected from whole columns, with the values of fetching and collating samples.
+
+A column is a tensor, an array or a list, alone or inside torch's containers. Only exact types count: a subclass may
+have its own `__getitem__`, and takes the general path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
+
+from .collate import collate_samples
+from .columns import NamedColumns, as_tensor, is_mapped_array
+from .indexed import is_plain_tensor
+
+Select = Callable[[Tensor], Any]
+
+
+class Columns(NamedTuple):
+    """Selects batches by indices of 0 or more; `form` is the nested structure of dtypes and shapes of rows."""
+
+    select: Select
+    length: int
+    form: Any  # None for a list, whose entries may be anything
+
+    @property
+    def is_known(self) -> bool:
+        """Whether all columns are tensors or arrays."""
+        return _is_known(self.form)
+
+
+def columns_of(dataset: Any) -> Columns | None:
+    """Return the columns of a data set; None where samples have to be fetched one by one."""
+    build = _KINDS.get(type(dataset))
+    return None if build is None else build(dataset)
+
+
+def is_mapped(dataset: Any) -> bool:
+    """Whether a data set, or a part of it, is an array in a memory-mapped file."""
+    if isinstance(dataset, np.ndarray):
+        return is_mapped_array(dataset)
+    if isinstance(dataset, Subset):
+        return is_mapped(dataset.dataset)
+    if isinstance(dataset, (StackDataset, ConcatDataset)):
+        datasets: Any = dataset.datasets
+        return any(map(is_mapped, datasets.values() if isinstance(datasets, dict) else datasets))
+    return False
+
+
+def _of_tensor(tensor: Tensor) -> Columns | None:
+    if tensor.dim() == 0 or not is_plain_tensor(tensor) or not tensor.is_cpu:
+        return None
+    select = tensor.index_select
+    return Columns(lambda indices: select(0, indices), len(tensor), (tensor.dtype, tensor.shape[1:]))
+
+
+def _of_array(array: np.ndarray[Any, Any]) -> Columns | None:
+    if array.ndim == 0 or any(stride < 0 for stride in array.strides) or not array.dtype.isnative:
+        return None
+    try:
+        return _of_tensor(as_tensor(array))
+    except TypeError:  # a type that torch does not know
+        return None
+
+
+def _of_list(samples: list[Any]) -> Columns:
+    return Columns(lambda indices: collate_samples([samples[index] for index in indices.tolist()]), len(samples), None)
+
+
+def _of_parts(parts: Sequence[Any]) -> Columns | None:
+    columns = [columns_of(part) for part in parts]
+    known = [column for column in columns if column is not None]
+    if not columns or len(known) < len(columns):
+        return None
+    selects = [column.select for column in known]
+    form = [column.form for column in known]
+    return Columns(lambda indices: [select(indices) for select in selects], known[0].length, form)
+
+
+def _of_named(parts: dict[str, Any]) -> Columns | None:
+    columns = _of_parts(list(parts.values()))
+    if columns is None:
+        return None
+    select, names = columns.select, list(parts)
+    form = dict(zip(names, columns.form, strict=True))
+    return Columns(lambda indices: dict(zip(names, select(indices), strict=True)), columns.length, form)
+
+
+def _of_stack(dataset: StackDataset[Any]) -> Columns | None:
+    datasets: Any = dataset.datasets
+    return _of_named(datasets) if isinstance(datasets, dict) else _of_parts(datasets)
+
+
+def _of_subset(dataset: Subset[Any]) -> Columns | None:
+    inner, chosen = columns_of(dataset.dataset), dataset.indices
+    if inner is None:
+        return None
+    every = torch.as_tensor(chosen, dtype=torch.int64)
+    every = torch.where(every < 0, every + inner.length, every)  # counted from the end
+    return Columns(lambda indices: inner.select(every[indices]), len(every), inner.form)
+
+
+def _of_concatenation(dataset: ConcatDataset[Any]) -> Columns | None:
+    parts = [columns_of(part) for part in dataset.datasets]
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts) or not known[0].is_known or any(part.form != known[0].form for part in known):
+        return None
+    ends = torch.tensor(dataset.cumulative_sizes)
+    starts = [0, *dataset.cumulative_sizes]
+
+    def select(indices: Tensor) -> Any:
+        numbers = torch.bucketize(indices, ends, right=True)
+        found = sorted(set(numbers.tolist()))
+        places = [(numbers == number).nonzero().flatten() for number in found]
+        batches = [known[n].select(indices[at] - starts[n]) for n, at in zip(found, places, strict=True)]
+        return _merged(batches, places) if len(found) > 1 else batches[0]
+
+    return Columns(select, starts[-1], known[0].form)
+
+
+def _is_known(form: Any) -> bool:
+    if isinstance(form, dict):
+        form = list(form.values())
+    return all(map(_is_known, form)) if isinstance(form, list) else form is not None
+
+
+def _merged(batches: Sequence[Any], places: Sequence[Tensor]) -> Any:
+    """Return one batch of several; `places` are the places of their samples in it."""
+    first = batches[0]
+    if isinstance(first, dict):
+        return {name: _merged([batch[name] for batch in batches], places) for name in first}
+    if isinstance(first, list):
+        return [_merged(column, places) for column in zip(*batches, strict=True)]
+    merged = first.new_empty((sum(map(len, places)), *first.shape[1:]))
+    for batch, at in zip(batches, places, strict=True):
+        merged.index_copy_(0, at, batch)
+    return merged
+
+
+_KINDS: dict[type, Callable[[Any], Columns | None]] = {
+    Tensor: _of_tensor,
+    np.ndarray: _of_array,
+    np.memmap: _of_array,
+    list: _of_list,
+    TensorDataset: lambda dataset: _of_parts(dataset.tensors),
+    NamedColumns: lambda dataset: _of_named(dataset.columns),
+    StackDataset: _of_stack,
+    Subset: _of_subset,
+    ConcatDataset: _of_concatenation,
+}
