@@ -209,6 +209,10 @@ class SequenceStream(Stream):
         self._position = position
         return batches
 
+    def upcoming(self, max_samples: int | None = None) -> Any:
+        is_plain = type(self._batches) in (list, tuple)
+        return self._batches[self._position] if is_plain and self._position < len(self._batches) else None
+
     def state_dict(self) -> dict[str, Any]:
         return {"kind": _SEQUENCE_KIND, "epoch": self._epoch, "position": self._position}
 

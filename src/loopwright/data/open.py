@@ -24,7 +24,7 @@ from torch.utils.data import (
 from .._torch_compat import iterates_as_torch
 from ..errors import ConfigurationError, DataError
 from .columns import is_frame
-from .fetch import Collate, Fetcher, LocalSource
+from .fetch import Collate, Fetcher, LocalSource, is_deterministic
 from .indexed import IndexedStream, Position, TensorStream, is_tensor_data
 from .iterated import Batching, Cursor, IteratedStream, Randomness, SequenceStream
 from .order import BatchPlan, Order, SequentialOrder, ShuffledOrder, order_of
@@ -81,6 +81,8 @@ def open_stream(
     _check_batch_size(batch_size)
     data = as_dataset(data)
     stream = _open(data, batch_size, collate_fn, seed=seed, shuffle=shuffle, shard=shard)
+    if isinstance(data, DataLoader):
+        stream.pin_memory = bool(data.pin_memory)
     return stream if shard is None or stream.is_shared else ShardedBatches(stream, shard)
 
 
@@ -228,8 +230,9 @@ def _open_position(
         return TensorStream(position, dataset, settings.pin_memory)
     fetcher = Fetcher(dataset, collate, seed, batch_plan.index_is_batch)
     if settings.num_workers == 0:
-        return IndexedStream(position, LocalSource(fetcher, settings.pin_memory))
-    return IndexedStream(position, WorkerSource(fetcher, settings), settings.in_order)
+        is_plain = collate is default_collate and is_deterministic(dataset)
+        return IndexedStream(position, LocalSource(fetcher, settings.pin_memory), reads_ahead=is_plain)
+    return IndexedStream(position, WorkerSource(fetcher, settings), settings.in_order, reads_ahead=True)
 
 
 def open_items(dataset: Iterable[Any], batching: Batching, seed: int, shard: Shard | None = None) -> Stream:

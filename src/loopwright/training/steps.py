@@ -150,7 +150,8 @@ def open_steps(run: TrainingRun, stream: Stream | None = None, limits: Limits | 
     stream = run.opened_stream if stream is None else stream
     limits = run.limits if limits is None else limits
     step_starts, step_ends = run.hooks["on_train_step_start"], run.hooks["on_train_step_end"]
-    update_ends, prepare_batch = run.hooks["on_update_end"], run.program.prepare_batch
+    update_ends, feed = run.hooks["on_update_end"], run.program._open_feed(stream)
+    prepare_batch = run.program.prepare_batch if feed is None else feed.get
     started, seconds, flushed = monotonic() - run.eval_seconds, progress.seconds, progress.seconds
     num_shares, consensus = run.runtime.num_shares, run.consensus
     if run.is_done(limits):
@@ -169,6 +170,8 @@ def open_steps(run: TrainingRun, stream: Stream | None = None, limits: Limits | 
             step = Step(prepare_batch(value), size, batches, position)
             for hook in step_starts:
                 hook(step.batch)
+            if feed is not None:
+                feed.start(_value_after(run, batches, position, stream, limits))
             yield step
             window.stage = "update"
             progress.next_step(size if total is None else total)
@@ -207,6 +210,18 @@ def take_windows(run: TrainingRun, stream: Stream, limits: Limits) -> Iterator[l
         yield batches
     _check_length(progress, stream)
     progress.is_exhausted = True
+
+
+def _value_after(run: TrainingRun, batches: list[Batch], position: int, stream: Stream, limits: Limits) -> Any:
+    """Return the batch after this one, as far as it is known before this step; None where none will be trained."""
+    if position < len(batches):
+        return batches[position].value
+    progress, (_, size, total) = run.progress, batches[-1]
+    left = limits.samples_left(progress)
+    if left is not None:
+        left -= size if total is None else total
+    is_last = (limits.updates is not None and progress.update + 1 >= limits.updates) or (left is not None and left <= 0)
+    return None if is_last or run.is_done(limits) else stream.upcoming(left)
 
 
 def shares(batches: list[Batch], num_shares: int) -> list[float]:
