@@ -60,6 +60,11 @@ class Stream(ABC):
         stops after the batch that reaches this number.
         """
 
+    @property
+    def remark(self) -> str | None:
+        """What is to be printed about the way in which a position was restored."""
+        return None
+
     def upcoming(self, max_samples: int | None = None) -> Any:
         """Return the value of the batch that `take(..., max_samples)` returns next, without any effect on the position.
 
@@ -125,6 +130,10 @@ class StreamWrapper(Stream):
     @property
     def spans_epochs(self) -> bool:
         return self._stream.spans_epochs
+
+    @property
+    def remark(self) -> str | None:
+        return self._stream.remark
 
     def check_resumable(self) -> None:
         self._stream.check_resumable()
