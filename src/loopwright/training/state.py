@@ -238,7 +238,9 @@ def _is_iterated(state: Mapping[str, Any]) -> bool:
 
 def wrong_positions(run: TrainingRun, small: Mapping[str, Any]) -> list[str]:
     """Return what is wrong with positions that each process had of its own."""
-    found = [len(part["ranks"]) for part in (small["data"], small["eval_data"]) if part is not None and "ranks" in part]
+    found = [
+        len(part["ranks"]) for part in (small["data"], small.get("eval_data")) if part is not None and "ranks" in part
+    ]
     return [
         f"data: each of {world} processes had read a part of its own of the data, and there are "
         f"{run.runtime.num_shares} now; start {world} processes"
