@@ -68,6 +68,14 @@ class ByBytes(Counter):
         self.position = json.loads(state)["next"]
 
 
+class Drawing(ByGetState):
+    """Batches with noise from the global generator, which is that of training."""
+
+    def __next__(self) -> Any:
+        inputs, targets = super().__next__()
+        return inputs + torch.rand(1), targets
+
+
 class Opening(Source):
     """An iterable whose iterators have the state."""
 
@@ -160,6 +168,7 @@ class Restarting(Source):
 SOURCES: dict[str, Callable[[], Any]] = {
     "iterators with state_dict": lambda: Opening(ByStateDict),
     "iterators with get_state": lambda: Opening(ByGetState),
+    "iterators with noise": lambda: Opening(Drawing),
     "iterators with bytes": lambda: Opening(ByBytes),
     "a data set's iterators": lambda: DataLoader(OpeningSet(ByStateDict), batch_size=None),
     "an endless iterator": Endless,
@@ -246,6 +255,12 @@ def hugging_face(buffer_size: int | None = None, seed: int | None = 3) -> Any:
     return DataLoader(stream.map(as_row), batch_size=SIZE)
 
 
+def hugging_face_in_stateful_loader() -> Any:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    return StatefulDataLoader(hugging_face().dataset, batch_size=SIZE)
+
+
 def as_row(row: dict[str, Any]) -> dict[str, Any]:
     Drawn.count += 1
     return {"x": row["x"], "y": [2 * row["x"][0]]}
@@ -283,6 +298,7 @@ PACKAGED: dict[str, tuple[str, Callable[[], Any]]] = {
     "torchdata StatefulDataLoader": ("torchdata", stateful_loader),
     "torchdata StatefulDataLoader with a worker": ("torchdata", lambda: stateful_loader(1)),
     "datasets": ("datasets", hugging_face),
+    "datasets in torchdata's loader": ("datasets", hugging_face_in_stateful_loader),
     "grain DataLoader": ("grain", grain_loader),
     "grain IterDataset": ("grain", grain_dataset),
 }

@@ -245,11 +245,12 @@ def _has_given_all(progress: Progress, stream: Stream) -> bool:
 def _check_length(progress: Progress, stream: Stream) -> None:
     """Raise if an epoch had no batches, or fewer than its length: this is an error and not the end of training."""
     if progress.epoch_step == 0:
-        reason = "is empty" if progress.epoch == 0 else "gave nothing in this epoch; an iterator can be used only once"
-        raise DataError(
-            f"The training data {reason} (epoch {progress.epoch + 1}): pass a data set or loader with at least one "
-            "batch (is `drop_last` on with fewer samples than a batch?)."
-        )
+        reason = "gave nothing in this epoch; an iterator can be used only once"
+        remedy = "an object that can be iterated in each epoch: a data set, a list, one whose `__iter__` starts anew"
+        if progress.epoch == 0:
+            reason, remedy = "is empty", "a data set or loader with at least one batch"
+            remedy += " (is `drop_last` on with fewer samples than a batch?)"
+        raise DataError(f"The training data {reason} (epoch {progress.epoch + 1}): pass {remedy}.")
     if stream.num_batches is not None and progress.epoch_step < stream.num_batches:
         raise DataError(
             f"The training data ended early: {progress.epoch_step} batches in epoch {progress.epoch + 1}, but its "
