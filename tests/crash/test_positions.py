@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from loopwright import Callback, DataError, Trainer
-from loopwright.callbacks import Checkpoints, EarlyStopping
+from loopwright.callbacks import Checkpoints
 
 from ..data.sources import INSTALLED, LENGTH, SOURCES, Opening, hugging_face
 from ..forked import call_forked
@@ -46,10 +46,16 @@ def train(data: Any, run_dir: Path | None, *killed_at: int, progress: str = "sil
     KILLED_AT[:] = killed_at
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(1, 4), nn.Dropout(0.2), nn.Linear(4, 1))
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    callbacks = [EarlyStopping("loss", patience=9)]  # which has a batch looked at before training
-    callbacks += [Checkpoints(every_updates=1), Killed()] if run_dir else []
-    trainer = Rows(model, optimizer, loss_of, seed=4, run_dir=run_dir, callbacks=callbacks, progress=progress)
+    callbacks = [Checkpoints(every_updates=1), Killed()] if run_dir else []
+    trainer = Rows(
+        model,
+        partial(torch.optim.Adam, lr=0.01),
+        loss_of,
+        seed=4,
+        run_dir=run_dir,
+        callbacks=callbacks,
+        progress=progress,
+    )
     trainer.train(data, 3)
     return trainer
 
