@@ -155,10 +155,6 @@ class Trainer(DefaultProgram):
 
     # One step, in its parts
 
-    def prepare_batch(self, batch: Any) -> Any:
-        """Return the batch for `train_step` and `eval_step`. Default: its tensors moved to the device."""
-        return self.runtime.move(batch)
-
     def split_batch(self, batch: Any) -> tuple[Any, Any]:
         """Return (inputs, targets) of a batch; targets may be None."""
         return split_supervised(batch, self.loss_fn is not None)

@@ -12,6 +12,8 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from loopwright import Callback, ConfigurationError, Schedule, Trainer
 from loopwright.callbacks.stopping import EarlyStopping
 from loopwright.data.random import rng_state
+from loopwright.training.required_metrics import peek
+from tests.data.sources import SIZE, Drawing, Opening
 from tests.loops import assert_same_model, build_linear, build_net
 
 cross_entropy = nn.functional.cross_entropy
@@ -136,3 +138,19 @@ def test_data_that_can_be_read_once_is_not_used_up_by_looking(points):
     trainer = Trainer(net, sgd, named_losses, callbacks=[Watch("fit")], progress="silent")
     trainer.train(data)
     assert trainer.progress.step == 2
+
+
+def test_looking_at_a_batch_leaves_the_generators_and_the_data_as_they_were():
+    seen = []
+
+    class Looking(Trainer):
+        def on_update_end(self):
+            before, state = torch.get_rng_state(), self.run.train_stream.state_dict()
+            (batch,) = peek(self.run)
+            seen.append(torch.equal(before, torch.get_rng_state()) and state == self.run.train_stream.state_dict())
+            assert batch.size == SIZE
+
+    model = nn.Linear(1, 1)
+    trainer = Looking(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.MSELoss(), progress="silent")
+    trainer.train(Opening(Drawing), num_updates=3)
+    assert seen == [True] * 3

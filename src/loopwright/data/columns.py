@@ -6,6 +6,7 @@ import mmap
 import os
 import warnings
 from collections.abc import Callable, Mapping
+from inspect import isgeneratorfunction
 from typing import Any
 
 import numpy as np
@@ -140,6 +141,11 @@ def refuse(data: Any) -> None:
         hint = f"nothing is read from a path; {ACCEPTED}"
     elif isinstance(data, type):
         kind, hint = f"class {data.__name__}", f"make an object of it, `{data.__name__}(...)`"
+    elif isgeneratorfunction(data):
+        hint = (
+            f"call it, `{data.__name__}()`; a generator gives one epoch only, so for several epochs pass an object "
+            "whose `__iter__` starts a new one"
+        )
     elif hasattr(data, "__getitem__") and not hasattr(data, "__len__"):
         hint = "give it `__len__`, and it is a data set"
     else:

@@ -17,7 +17,7 @@ from ..errors import DataError
 from .fetch import BatchSource, Request, can_pin, pin
 from .order import BatchPlan, EpochPlan, EvenBatches, spans_from
 from .sharding import Shard
-from .stream import Batch, Stateful, Stream, check_kind
+from .stream import Batch, ReadAhead, Stateful, Stream, check_kind
 
 _KIND = "a map-style data set"
 
@@ -108,10 +108,14 @@ class Position:
 class IndexedStream(Stream):
     """Batches of a map-style data set, fetched by a batch source: this process or workers."""
 
-    def __init__(self, position: Position, source: BatchSource, in_order: bool = True) -> None:
+    def __init__(
+        self, position: Position, source: BatchSource, in_order: bool = True, *, reads_ahead: bool = False
+    ) -> None:
         self._position = position
         self._source = source
         self._in_order = in_order
+        self._reads_ahead = reads_ahead  # whether reading a batch in advance cannot be noticed
+        self._ahead: ReadAhead | None = None
         self._is_started = False
         self.is_shared = position.shard is not None
         self.num_batches, self.num_samples = position.batch_plan.sizes()
@@ -135,6 +139,15 @@ class IndexedStream(Stream):
             left = None if left is None else left - total
         self._position.offset = position  # only now: after an exception no batch counts as taken
         return batches
+
+    def upcoming(self, max_samples: int | None = None) -> Any:
+        if not (self._reads_ahead and self._is_started):
+            return None
+        start, stop = self._position.epoch_plan.span(self._position.offset)
+        if start == stop or (max_samples is not None and stop - start > max_samples):
+            return None
+        self._ahead = self._ahead or ReadAhead(self._source.next)
+        return None if (batch := self._ahead.peek()) is None else batch.value
 
     def state_dict(self) -> dict[str, Any]:
         return self._position.state_dict()
@@ -168,23 +181,27 @@ class IndexedStream(Stream):
 
     def close(self) -> None:
         self._source.close()
-        self._is_started = False
+        self._is_started, self._ahead = False, None
 
     def _start(self) -> None:
         plan = self._position.epoch_plan
         self.num_batches = plan.num_batches
         self.num_samples = None if self._position.batch_plan.index_is_batch else plan.num_samples
-        self._source.start(self._position.epoch, self._requests(self._position.offset))
+        self._restart(self._requests(self._position.offset))
         self._is_started = True
+
+    def _restart(self, requests: Iterator[Request]) -> None:
+        self._ahead = None
+        self._source.start(self._position.epoch, requests)
 
     def _next(self, position: int, limit: int | None) -> Batch | None:
         start, stop = self._position.epoch_plan.span(position)
         if start == stop:  # end of the epoch: its workers end
-            self._source.start(self._position.epoch, iter(()))
+            self._restart(iter(()))
             return None
         if limit is not None and stop - start > limit:  # a shorter batch than the source was asked for
-            self._source.start(self._position.epoch, self._requests(position, limit))
-        batch = self._source.next()
+            self._restart(self._requests(position, limit))
+        batch = self._source.next() if self._ahead is None else next(self._ahead)
         if (shard := self._position.shard) is None:
             return batch
         total = min(stop - start, stop - start if limit is None else limit)
@@ -231,6 +248,14 @@ class TensorStream(Stream):
         for batch in batches:
             self._position.offset += batch.size if batch.total is None else batch.total
         return batches
+
+    def upcoming(self, max_samples: int | None = None) -> Any:
+        start, stop = self._position.epoch_plan.span(self._position.offset)
+        if self._batches is None or start == stop or (max_samples is not None and stop - start > max_samples):
+            return None
+        if not isinstance(self._batches, ReadAhead):
+            self._batches = ReadAhead(self._batches.__next__)
+        return None if (batch := self._batches.peek()) is None else batch.value
 
     def state_dict(self) -> dict[str, Any]:
         return self._position.state_dict()

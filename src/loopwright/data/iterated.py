@@ -1,28 +1,21 @@
 """Streams over data that is iterated: iterable data sets, stateful loaders, iterables and lists of batches."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from copy import deepcopy
+from __future__ import annotations
+
+from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import DataError
 from .fetch import Collate, can_pin, pin
-from .order import SAMPLE, WORKER, derive_seed
-from .random import preserved_rng, seed_sample
+from .random import preserved_rng
 from .sharding import Shard
-from .stream import Batch, HasEpochs, Stateful, Stream, batch_size_of, check_kind
+from .stream import Batch, Stream, batch_size_of, check_kind
 
-_KIND = "an iterable"
+if TYPE_CHECKING:
+    from .cursor import Cursor
 
-
-class Randomness(Enum):
-    """How the global generators are seeded while an iterable is iterated."""
-
-    PER_ITEM = "seeded from (seed, epoch, number of the item)"
-    PER_EPOCH = "seeded from (seed, epoch) when iteration starts"
-    UNSEEDED = "not seeded"
+KIND = "an iterable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,70 +26,6 @@ class Batching:
     drop_last: bool
     collate: Collate
     pin_memory: bool = False
-
-
-class Cursor:
-    """Reads items one by one, never in advance."""
-
-    def __init__(self, source: Iterable[Any], seed: int, randomness: Randomness) -> None:
-        self.source = source
-        self.is_exhausted = False
-        self._seed = seed
-        self._randomness = randomness
-        self._epoch = 0
-        self._items: Iterator[Any] | None = None
-        self._may_be_exhausted = False
-
-    def start(self, epoch: int) -> None:
-        self._epoch, self._items, self.is_exhausted = epoch, None, False
-        self._may_be_exhausted = isinstance(self.source, Stateful)
-        if isinstance(self.source, HasEpochs):
-            self.source.set_epoch(epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        source = deepcopy(self.source.state_dict()) if isinstance(self.source, Stateful) else None
-        return {"is_exhausted": self.is_exhausted, "source": source}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        if isinstance(self.source, Stateful) and state["source"] is not None:
-            self.source.load_state_dict(state["source"])
-        self.is_exhausted = state["is_exhausted"]
-        self._may_be_exhausted = self.is_exhausted or not state["position"]
-
-    def read(self, number: int) -> list[Any]:
-        """Return a list of the item with this number in the epoch; an empty list at the end."""
-        if self.is_exhausted:
-            return []
-        items = self._next(number)
-        if not items and self._may_be_exhausted:  # a source saved at its end may give one empty iteration first
-            self._items = None
-            items = self._next(number)
-        self._may_be_exhausted, self.is_exhausted = False, not items
-        return items
-
-    def close(self) -> None:
-        self._items = None
-
-    def preserved_generators(self) -> AbstractContextManager[None]:
-        """Context for reading: restores the global generators afterwards where items are seeded."""
-        return preserved_rng() if self._randomness is Randomness.PER_ITEM else nullcontext()
-
-    def _next(self, number: int) -> list[Any]:
-        if self._items is None:
-            self._items = self._open()
-        if self._randomness is Randomness.PER_ITEM:
-            seed_sample(derive_seed(self._seed, SAMPLE, self._epoch, number))
-        try:
-            return [next(self._items)]
-        except StopIteration:
-            return []
-
-    def _open(self) -> Iterator[Any]:
-        if self._randomness is Randomness.UNSEEDED:
-            return iter(self.source)
-        with preserved_rng():
-            seed_sample(derive_seed(self._seed, WORKER, self._epoch))
-            return iter(self.source)
 
 
 class IteratedStream(Stream):
@@ -133,24 +62,35 @@ class IteratedStream(Stream):
         return batches
 
     def state_dict(self) -> dict[str, Any]:
-        state = {"kind": _KIND, "epoch": self._epoch, "position": self._position}
+        state = {"kind": KIND, "epoch": self._epoch, "position": self._position}
         return state | self._cursor.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        check_kind(state, _KIND)
+        check_kind(state, KIND)
         if state["position"] and not state["is_exhausted"]:
             self.check_resumable()
+        if self._length is not None and state["position"] > self._length:
+            raise DataError(
+                f"The position to continue from is item {state['position']}, but {type(self._cursor.source).__name__} "
+                f"has only {self._length} items now: resume with the same data, or start a new run."
+            )
         self.begin(state["epoch"])
         self._cursor.load_state_dict(state)
         self._position = state["position"]
 
     @property
     def spans_epochs(self) -> bool:
-        return isinstance(self._cursor.source, Stateful)
+        return self._cursor.spans_epochs
+
+    @property
+    def remark(self) -> str | None:
+        return self._cursor.remark
 
     def check_resumable(self) -> None:
-        if not isinstance(self._cursor.source, Stateful):
-            raise DataError(self._refusal)
+        from .positions import lacks_half
+
+        if not self._cursor.has_position():
+            raise DataError(self._refusal + lacks_half(self._cursor.source))
 
     def describe(self) -> dict[str, Any]:
         return {"length": self._length, "batch_size": self._batching.size, "drop_last": self._batching.drop_last}
@@ -208,6 +148,10 @@ class SequenceStream(Stream):
             left = None if left is None else left - batches[-1].size
         self._position = position
         return batches
+
+    def upcoming(self, max_samples: int | None = None) -> Any:
+        is_plain = type(self._batches) in (list, tuple)
+        return self._batches[self._position] if is_plain and self._position < len(self._batches) else None
 
     def state_dict(self) -> dict[str, Any]:
         return {"kind": _SEQUENCE_KIND, "epoch": self._epoch, "position": self._position}

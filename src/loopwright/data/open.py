@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import replace
 from pathlib import PurePath
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor, nn
@@ -24,13 +24,16 @@ from torch.utils.data import (
 from .._torch_compat import iterates_as_torch
 from ..errors import ConfigurationError, DataError
 from .columns import is_frame
-from .fetch import Collate, Fetcher, LocalSource
+from .fetch import Collate, Fetcher, LocalSource, is_deterministic
 from .indexed import IndexedStream, Position, TensorStream, is_tensor_data
-from .iterated import Batching, Cursor, IteratedStream, Randomness, SequenceStream
+from .iterated import Batching, IteratedStream, SequenceStream
 from .order import BatchPlan, Order, SequentialOrder, ShuffledOrder, order_of
 from .sharding import AlreadySharded, Shard, ShardedBatches
 from .stream import Batch, Stateful, Stream, batch_size_of
 from .workers import WorkerSettings, WorkerSource
+
+if TYPE_CHECKING:
+    from .cursor import Cursor
 
 __all__ = ["Batch", "Shard", "Stream", "as_dataset", "batch_size_of", "open_stream"]
 
@@ -81,6 +84,8 @@ def open_stream(
     _check_batch_size(batch_size)
     data = as_dataset(data)
     stream = _open(data, batch_size, collate_fn, seed=seed, shuffle=shuffle, shard=shard)
+    if isinstance(data, DataLoader):
+        stream.pin_memory = bool(data.pin_memory)
     return stream if shard is None or stream.is_shared else ShardedBatches(stream, shard)
 
 
@@ -122,7 +127,9 @@ def _open(
     _check_accepted(data)
     _check_no_batching(data, batch_size, collate_fn)
     if isinstance(data, Stateful):
-        return open_stateful(data, seed)  # type: ignore[arg-type]  # checked to be iterable
+        stream = open_stateful(data, seed)  # type: ignore[arg-type]  # checked to be iterable
+        is_divided = isinstance(data, DataLoader) and isinstance(data.sampler, DistributedSampler)
+        return stream if shard is None or not is_divided else AlreadySharded(stream, shard.world)
     if is_plain(data):
         return open_loader(data, seed, shard)
     return SequenceStream(data) if isinstance(data, Sequence) else open_iterable(data, seed)
@@ -229,8 +236,9 @@ def _open_position(
         return TensorStream(position, dataset, settings.pin_memory)
     fetcher = Fetcher(dataset, collate, seed, batch_plan.index_is_batch)
     if settings.num_workers == 0:
-        return IndexedStream(position, LocalSource(fetcher, settings.pin_memory))
-    return IndexedStream(position, WorkerSource(fetcher, settings), settings.in_order)
+        is_plain = collate is default_collate and is_deterministic(dataset)
+        return IndexedStream(position, LocalSource(fetcher, settings.pin_memory), reads_ahead=is_plain)
+    return IndexedStream(position, WorkerSource(fetcher, settings), settings.in_order, reads_ahead=True)
 
 
 def open_items(dataset: Iterable[Any], batching: Batching, seed: int, shard: Shard | None = None) -> Stream:
@@ -239,7 +247,7 @@ def open_items(dataset: Iterable[Any], batching: Batching, seed: int, shard: Sha
         f"A run with {type(dataset).__name__} cannot be resumed exactly: its position cannot be known. Give "
         "it `state_dict` and `load_state_dict`, or use a map-style data set."
     )
-    cursor = Cursor(dataset, seed, Randomness.PER_ITEM)
+    cursor = _cursor(dataset, seed, "PER_ITEM")
     if batching.size is None:
         shard = None  # items that are batches already cannot be cut
     elif shard is not None:
@@ -249,7 +257,7 @@ def open_items(dataset: Iterable[Any], batching: Batching, seed: int, shard: Sha
 
 def open_stateful(batches: Iterable[Any], seed: int) -> Stream:
     """Open a stream over a loader that has `state_dict` and `load_state_dict`."""
-    cursor = Cursor(batches, seed, Randomness.PER_ITEM)
+    cursor = _cursor(batches, seed, "PER_ITEM")
     return IteratedStream(cursor, _READY_BATCHES, refusal="", length=_length_of(batches))
 
 
@@ -258,9 +266,9 @@ def open_iterable(batches: Iterable[Any], seed: int) -> Stream:
     refusal = (
         f"A run with {type(batches).__name__} cannot be resumed exactly: its position cannot be known. Use a "
         "data set, a plain DataLoader with a sampler that has a length, a list of batches, or something that has "
-        "`state_dict` and `load_state_dict`."
+        "`state_dict` and `load_state_dict`, or `get_state` and `set_state`, as its iterators may have instead."
     )
-    cursor = Cursor(batches, seed, Randomness.UNSEEDED)
+    cursor = _cursor(batches, seed, "UNSEEDED")
     return IteratedStream(cursor, _READY_BATCHES, refusal=refusal, length=_length_of(batches))
 
 
@@ -271,12 +279,19 @@ def _open_iterable_loader(loader: DataLoader[Any], seed: int) -> Stream:
         f"far each worker has come cannot be known. {_INSTEAD}"
     )
     samples = _length_of(loader.dataset)  # not len(loader), which makes torch warn about its own estimate
-    cursor = Cursor(loader, seed, Randomness.PER_EPOCH)
+    cursor = _cursor(loader, seed, "PER_EPOCH")
     stream = IteratedStream(cursor, _READY_BATCHES, refusal=refusal, length=None)
     if samples is not None:
         size = loader.batch_size or 1
         stream.num_batches = samples // size if loader.drop_last else -(-samples // size)
     return stream
+
+
+def _cursor(source: Iterable[Any], seed: int, randomness: str) -> Cursor:
+    """Return a cursor; its modules are imported only for data that is iterated."""
+    from .cursor import Cursor, Randomness
+
+    return Cursor(source, seed, Randomness[randomness])
 
 
 def _batch_plan_of(loader: DataLoader[Any], seed: int) -> BatchPlan | None:

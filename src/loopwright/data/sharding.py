@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from .stream import Batch, Stream, StreamWrapper
 
@@ -87,5 +88,11 @@ class AlreadySharded(StreamWrapper):
         self.num_batches, self.num_samples = self._stream.num_batches, None if own is None else own * self._world
 
     def take(self, count: int, max_samples: int | None = None) -> list[Batch]:
-        own = None if max_samples is None else -(-max_samples // self._world)
+        own = self._own_samples(max_samples)
         return [Batch(batch.value, batch.size, batch.size * self._world) for batch in self._stream.take(count, own)]
+
+    def upcoming(self, max_samples: int | None = None) -> Any:
+        return self._stream.upcoming(self._own_samples(max_samples))
+
+    def _own_samples(self, max_samples: int | None) -> int | None:
+        return None if max_samples is None else -(-max_samples // self._world)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -46,6 +46,7 @@ class Stream(ABC):
     num_batches: int | None = None
     num_samples: int | None = None
     is_shared = False  # whether batches are sharded: this process gets its part of each global batch
+    pin_memory: bool | None = None  # what a loader says; None for data without a loader
 
     @abstractmethod
     def begin(self, epoch: int) -> None:
@@ -58,6 +59,20 @@ class Stream(ABC):
         With `max_samples`, a stream that builds batches from samples shortens the last one; a stream of ready batches
         stops after the batch that reaches this number.
         """
+
+    @property
+    def remark(self) -> str | None:
+        """What is to be printed about the way in which a position was restored."""
+        return None
+
+    def upcoming(self, max_samples: int | None = None) -> Any:
+        """Return the value of the batch that `take(..., max_samples)` returns next, without any effect on the position.
+
+        It is read in advance only where this cannot be noticed: from tensors, from workers, which read in advance
+        anyway, and not from the user's objects in this process, which may depend on training. Otherwise it is None, as
+        at the end of an epoch.
+        """
+        return None
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -98,7 +113,7 @@ class StreamWrapper(Stream):
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        self.is_shared = stream.is_shared
+        self.is_shared, self.pin_memory = stream.is_shared, stream.pin_memory
         self._update_sizes()
 
     def begin(self, epoch: int) -> None:
@@ -116,6 +131,10 @@ class StreamWrapper(Stream):
     def spans_epochs(self) -> bool:
         return self._stream.spans_epochs
 
+    @property
+    def remark(self) -> str | None:
+        return self._stream.remark
+
     def check_resumable(self) -> None:
         self._stream.check_resumable()
 
@@ -131,6 +150,39 @@ class StreamWrapper(Stream):
     def _update_sizes(self) -> None:
         """Update the sizes of the epoch, which the wrapped stream may know only after the epoch has begun."""
         self.num_batches, self.num_samples = self._stream.num_batches, self._stream.num_samples
+
+
+class ReadAhead(Iterator[Batch]):
+    """Batches of a function, the next of which can be looked at; what goes wrong then is raised when it is taken.
+
+    The position of a stream counts the batches that were taken, so looking has no effect on it.
+
+    >>> numbers = iter([Batch("a", 1), Batch("b", 1)])
+    >>> batches = ReadAhead(numbers.__next__)
+    >>> batches.peek().value, next(batches).value, next(batches).value, batches.peek()
+    ('a', 'a', 'b', None)
+    """
+
+    def __init__(self, read: Callable[[], Batch]) -> None:
+        self._read = read
+        self._held: Batch | None = None
+        self._error: Exception | None = None
+
+    def __next__(self) -> Batch:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        held, self._held = self._held, None
+        return self._read() if held is None else held
+
+    def peek(self) -> Batch | None:
+        """Return the next batch, which stays the next one; None where there is none, or reading it failed."""
+        if self._held is None and self._error is None:
+            try:
+                self._held = self._read()
+            except Exception as error:  # StopIteration at the end of an epoch, or that of the user's data
+                self._error = error
+        return self._held
 
 
 def check_kind(state: dict[str, Any], kind: str) -> None:
@@ -183,6 +235,9 @@ class LimitedStream(StreamWrapper):
         self._taken += len(batches)
         self._update_sizes()  # the wrapped stream may know the length of this epoch only now
         return batches
+
+    def upcoming(self, max_samples: int | None = None) -> Any:
+        return self._stream.upcoming(max_samples) if self._taken < self._limit else None
 
     def state_dict(self) -> dict[str, Any]:
         return {"kind": _KIND, "taken": self._taken, "stream": self._stream.state_dict()}
@@ -245,6 +300,9 @@ class SkippingStream(StreamWrapper):
                 kept += read
                 left = None if left is None else left - self._sizes[number]
         return kept
+
+    def upcoming(self, max_samples: int | None = None) -> Any:
+        return None if self._num_read in self.skipped else self._stream.upcoming(max_samples)
 
     def state_dict(self) -> dict[str, Any]:
         own = {"num_read": self._num_read, "skipped": [list(pair) for pair in sorted(self.skipped.items())]}

@@ -128,6 +128,7 @@ class Instrument:
             finally:
                 leave(depth)
 
+        vars(timed)["__wrapped__"] = function
         return timed
 
     def _settled(self, part: str, function: Function) -> Function:

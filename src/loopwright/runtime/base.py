@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import torch
@@ -18,6 +18,9 @@ from ..data.workers import workers_outlive_signals
 from ..errors import ConfigurationError
 from . import dry_run
 from .dtensor import Mesh
+
+if TYPE_CHECKING:
+    from .feed import DeviceFeed
 
 _DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -117,6 +120,17 @@ class Runtime:
     def move(self, batch: Any) -> Any:
         """The batch with all its tensors on the device; containers keep their type."""
         return batch if self.is_host else move_to(batch, self.device)
+
+    def open_feed(self, *, pins: bool) -> DeviceFeed | None:
+        """Return what moves batches in advance; None on the host, where there is nothing to move.
+
+        With `pins`, CUDA devices get copies from pinned memory, whether or not the data is in it.
+        """
+        if self.is_host:
+            return None
+        from .feed import CudaFeed, DeviceFeed
+
+        return CudaFeed(self.move, self.device, pins=pins) if self.device.type == "cuda" else DeviceFeed(self.move)
 
     # What a single process has nothing to do for
 
@@ -258,16 +272,9 @@ def detect_device() -> torch.device:
 
 def move_to(value: Any, device: torch.device) -> Any:
     """Move the tensors in nested containers to a device; other values are passed through."""
-    if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, Mapping):
-        moved = {key: move_to(item, device) for key, item in value.items()}
-        return moved if type(value) is dict else cast(Any, type(value))(moved)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(move_to(item, device) for item in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(move_to(item, device) for item in value)
-    return value
+    from .feed import map_tensors
+
+    return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), value)
 
 
 def is_launched() -> bool:

@@ -59,11 +59,15 @@ def _measure(run: TrainingRun, stream: Stream, meter: Meter) -> int:
     """Measure the batches of an evaluation up to its end or a signal; return how many there were."""
     step_ends, autocast = run.hooks["on_eval_step_end"], run.runtime.autocast
     steps, logged = 0, monotonic()
+    feed = run.program._open_feed(stream)
+    prepare_batch = run.program.prepare_batch if feed is None else feed.get
     for steps, (batch, size, total) in enumerate(stream, start=1):
         if run.is_interrupted:
             break
         run.window.size, run.window.total = size, total
-        batch = run.program.prepare_batch(batch)
+        batch = prepare_batch(batch)
+        if feed is not None:
+            feed.start(stream.upcoming())
         if size == 0 and total is not None:  # this process has no sample of the batch
             run.program._eval_without_samples(batch)
             continue

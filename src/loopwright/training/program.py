@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from inspect import unwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from ..optim.build import Schedule
     from ..run.manifest import RunFacts
     from ..runtime import Runtime
+    from ..runtime.feed import DeviceFeed
     from .run import TrainingRun
     from .update import OptimizerUpdate
 
@@ -168,7 +170,8 @@ class Program(MediaMethods, TrainerHooks):
         raise NotImplementedError
 
     def prepare_batch(self, batch: Any) -> Any:
-        raise NotImplementedError
+        """Return the batch for `train_step` and `eval_step`. Default: its tensors moved to the device."""
+        return self.runtime.move(batch)
 
     def train_step(self, batch: Any) -> Any:
         raise NotImplementedError
@@ -219,6 +222,11 @@ class Program(MediaMethods, TrainerHooks):
         for callback in self.run.callbacks:
             stream = callback.adapt_stream(stream, is_training=shuffle)
         return stream
+
+    def _open_feed(self, stream: Stream) -> DeviceFeed | None:
+        """Return what moves batches in advance; None on the host, and where `prepare_batch` is not the default."""
+        prepare = getattr(unwrap(self.prepare_batch), "__func__", None)
+        return self.runtime.open_feed(pins=stream.pin_memory is None) if prepare is Program.prepare_batch else None
 
     # Epochs and steps
 

@@ -130,12 +130,13 @@ def peek(run: TrainingRun) -> list[Batch]:
         stream.check_resumable()
     except DataError:
         return []
-    before = stream.state_dict() if progress.in_epoch or stream.spans_epochs else None
-    if not progress.in_epoch:
-        stream.begin(progress.epoch)
-    batches = stream.take(1)
-    if before is not None:
-        stream.load_state_dict(before)
+    with preserved_rng():  # an iterable may draw from the generators of training
+        before = stream.state_dict() if progress.in_epoch or stream.spans_epochs else None
+        if not progress.in_epoch:
+            stream.begin(progress.epoch)
+        batches = stream.take(1)
+        if before is not None:
+            stream.load_state_dict(before)
     return batches
 
 

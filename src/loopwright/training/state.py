@@ -17,6 +17,7 @@ from ..checkpoint.migrations import complete_state, migrate_callbacks, unused_st
 from ..checkpoint.sharded import load_stored
 from ..checkpoint.tree import Tree, is_dtensor
 from ..checkpoint.weights import save_weights
+from ..data.iterated import KIND as ITERATED
 from ..data.order import derive_seed
 from ..data.random import preserved_rng, rng_state, seed_everything, set_rng_state
 from ..errors import CheckpointError
@@ -61,6 +62,7 @@ def capture(run: TrainingRun, *, has_history: bool = True) -> dict[str, Tree]:
     if run.pending is not None:  # loaded and not trained since
         updates = updates if run.pending.updates is None else run.pending.updates
         data, eval_data, program = run.pending.data, run.pending.eval_data, run.pending.fingerprint
+    data, eval_data = each_position(run, data), each_position(run, eval_data)
     callbacks = _named_callbacks(run)
     return {
         "models": run.capture_models(),
@@ -154,8 +156,8 @@ def restore_position(run: TrainingRun, saved: Mapping[str, Any]) -> None:
     if run.compiled is not None and saved["compiled"] is not None:
         run.compiled.load_state_dict(saved["compiled"])
     run.pending = PendingRestore(
-        data=saved["data"],
-        eval_data=saved["eval_data"],
+        data=own_position(run, saved["data"]),
+        eval_data=own_position(run, saved["eval_data"]),
         rng=own_rng(saved["rng"], run),
         updates=None if run.updates.by_name else saved["lanes"],
         fingerprint=saved["fingerprint"],
@@ -198,6 +200,7 @@ def compare_run(run: TrainingRun, small: Mapping[str, Any]) -> list[str]:
         *compare_rest(small, run.components.optimizers),
         *wrong_history(small["history"]),
         *wrong_meter(own_process(run, small["meter"])),
+        *wrong_positions(run, small),
         *wrong_rng(small["rng"], lambda: set_rng_state(own_rng(small["rng"], run))),
     ]
 
@@ -212,6 +215,41 @@ def each_process(run: TrainingRun, state: dict[str, Any]) -> Any:
     """Return the state of the meter; of several processes a list, since a merged sum would not be bit-identical."""
     gather = run.runtime.gather_samples
     return state if gather is None or not state else gather(state)
+
+
+def each_position(run: TrainingRun, state: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return a position in iterated data; where it differs between processes, those of all."""
+    gather = run.runtime.gather_samples
+    if gather is None or state is None or not _is_iterated(state):
+        return state
+    from ..data.positions import digest
+
+    states = gather(state)
+    return state if len(set(map(digest, states))) == 1 else {"ranks": states}
+
+
+def own_position(run: TrainingRun, saved: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return the position that this rank continues with."""
+    return saved["ranks"][run.runtime.sample_rank] if saved is not None and "ranks" in saved else saved
+
+
+def _is_iterated(state: Mapping[str, Any]) -> bool:
+    while "stream" in state:
+        state = state["stream"]
+    return bool(state["kind"] == ITERATED)
+
+
+def wrong_positions(run: TrainingRun, small: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with positions that each process had of its own."""
+    found = [
+        len(part["ranks"]) for part in (small["data"], small.get("eval_data")) if part is not None and "ranks" in part
+    ]
+    return [
+        f"data: each of {world} processes had read a part of its own of the data, and there are "
+        f"{run.runtime.num_shares} now; start {world} processes"
+        for world in found[:1]
+        if world != run.runtime.num_shares
+    ]
 
 
 def own_process(run: TrainingRun, saved: Any) -> list[Any]:

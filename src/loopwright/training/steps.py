@@ -150,7 +150,8 @@ def open_steps(run: TrainingRun, stream: Stream | None = None, limits: Limits | 
     stream = run.opened_stream if stream is None else stream
     limits = run.limits if limits is None else limits
     step_starts, step_ends = run.hooks["on_train_step_start"], run.hooks["on_train_step_end"]
-    update_ends, prepare_batch = run.hooks["on_update_end"], run.program.prepare_batch
+    update_ends, feed = run.hooks["on_update_end"], run.program._open_feed(stream)
+    prepare_batch = run.program.prepare_batch if feed is None else feed.get
     started, seconds, flushed = monotonic() - run.eval_seconds, progress.seconds, progress.seconds
     num_shares, consensus = run.runtime.num_shares, run.consensus
     if run.is_done(limits):
@@ -169,6 +170,8 @@ def open_steps(run: TrainingRun, stream: Stream | None = None, limits: Limits | 
             step = Step(prepare_batch(value), size, batches, position)
             for hook in step_starts:
                 hook(step.batch)
+            if feed is not None:
+                feed.start(_value_after(run, batches, position, stream, limits))
             yield step
             window.stage = "update"
             progress.next_step(size if total is None else total)
@@ -209,6 +212,18 @@ def take_windows(run: TrainingRun, stream: Stream, limits: Limits) -> Iterator[l
     progress.is_exhausted = True
 
 
+def _value_after(run: TrainingRun, batches: list[Batch], position: int, stream: Stream, limits: Limits) -> Any:
+    """Return the batch after this one, as far as it is known before this step; None where none will be trained."""
+    if position < len(batches):
+        return batches[position].value
+    progress, (_, size, total) = run.progress, batches[-1]
+    left = limits.samples_left(progress)
+    if left is not None:
+        left -= size if total is None else total
+    is_last = (limits.updates is not None and progress.update + 1 >= limits.updates) or (left is not None and left <= 0)
+    return None if is_last or run.is_done(limits) else stream.upcoming(left)
+
+
 def shares(batches: list[Batch], num_shares: int) -> list[float]:
     """Return the divisor of each step's mean loss that makes the window's gradient the mean over all its samples.
 
@@ -230,11 +245,12 @@ def _has_given_all(progress: Progress, stream: Stream) -> bool:
 def _check_length(progress: Progress, stream: Stream) -> None:
     """Raise if an epoch had no batches, or fewer than its length: this is an error and not the end of training."""
     if progress.epoch_step == 0:
-        reason = "is empty" if progress.epoch == 0 else "gave nothing in this epoch; an iterator can be used only once"
-        raise DataError(
-            f"The training data {reason} (epoch {progress.epoch + 1}): pass a data set or loader with at least one "
-            "batch (is `drop_last` on with fewer samples than a batch?)."
-        )
+        reason = "gave nothing in this epoch; an iterator can be used only once"
+        remedy = "an object that can be iterated in each epoch: a data set, a list, one whose `__iter__` starts anew"
+        if progress.epoch == 0:
+            reason, remedy = "is empty", "a data set or loader with at least one batch"
+            remedy += " (is `drop_last` on with fewer samples than a batch?)"
+        raise DataError(f"The training data {reason} (epoch {progress.epoch + 1}): pass {remedy}.")
     if stream.num_batches is not None and progress.epoch_step < stream.num_batches:
         raise DataError(
             f"The training data ended early: {progress.epoch_step} batches in epoch {progress.epoch + 1}, but its "

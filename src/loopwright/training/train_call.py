@@ -153,6 +153,8 @@ def _place(run: TrainingRun, stream: Stream, pending: PendingRestore, *, is_chan
     """Restore the position in the data; in data that was changed on purpose it may not exist."""
     try:
         pending.place(stream, run.eval_stream)
+        if stream.remark is not None:
+            run.say(stream.remark)
     except DataError as error:
         if not is_changed:
             raise
