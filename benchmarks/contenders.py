@@ -14,16 +14,14 @@ from torch.utils.data import DataLoader
 
 from loopwright import Callback, Trainer
 from loopwright.callbacks import NonFiniteGuard
-from workloads import Workload
-
-Round = Callable[[int], None]
+from workloads import Round, Workload
 
 
 def naive(work: Workload) -> Round:
     """What most people write."""
     model = work.build_model()
     optimizer = work.build_optimizer(model.parameters())
-    loader = DataLoader(work.build_data(), batch_size=work.batch_size, shuffle=True)
+    loader = DataLoader(work.build_data(), batch_size=work.batch_size, **work.sampling())
 
     def run(num_steps: int) -> None:
         done, total = 0, 0.0
@@ -50,7 +48,7 @@ def tight(work: Workload) -> Round:
     def run(num_steps: int) -> None:
         done = 0
         while True:
-            order = torch.randperm(len(inputs))
+            order = torch.randperm(len(inputs)) if work.order is None else torch.tensor(work.order)
             for start in range(0, len(inputs), work.batch_size):
                 at = order[start : start + work.batch_size]
                 optimizer.zero_grad()
@@ -80,7 +78,7 @@ def _ours(work: Workload, *, is_factory: bool, is_bare: bool, more: Sequence[Cal
         progress="silent" if is_bare else "bar",
         run_dir=None if is_bare else Path(tempfile.mkdtemp()) / "run",
     )
-    loader = DataLoader(data, batch_size=work.batch_size, shuffle=True)
+    loader = DataLoader(data, batch_size=work.batch_size, **work.sampling())
     return lambda num_steps: trainer.train(loader, num_updates=num_steps) and None
 
 

@@ -1,0 +1,177 @@
+"""Makes an environment for each peer, with its packages and no others, under the ignored folder `.bench`.
+
+    python benchmarks/peers/environments.py [PEER ...] [--pin]
+
+torch is not installed again: every environment sees, behind its own packages, one folder of links to the torch of the
+interpreter that runs this, with numpy and what torch needs. pip counts these as installed and constraints.txt keeps it
+from choosing another torch. An environment whose section of versions.txt has not changed is left as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import venv
+from dataclasses import dataclass
+from importlib.metadata import Distribution, distribution, distributions
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / ".bench"
+VERSIONS = Path(__file__).with_name("versions.txt")
+SHARED = FOLDER / "torch"
+CAME_WITH_IT = "# came with it"
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """A peer's interpreter, or the reason why there is none."""
+
+    peer: str
+
+    @property
+    def folder(self) -> Path:
+        return FOLDER / self.peer
+
+    @property
+    def python(self) -> Path:
+        return self.folder / "bin" / "python"
+
+    @property
+    def site_packages(self) -> Path:
+        return Path(sysconfig.get_path("purelib", vars={"base": str(self.folder), "platbase": str(self.folder)}))
+
+    @property
+    def state(self) -> dict[str, str]:
+        """What was asked for ("wanted"), and "failed" with the reason where that could not be installed."""
+        file = self.folder / "state.json"
+        return json.loads(file.read_text()) if file.exists() else {}
+
+    @property
+    def failure(self) -> str | None:
+        return self.state.get("failed") if self.state else "no environment: make bench-peers"
+
+    def packages(self) -> dict[str, str]:
+        """Name and version of what was installed besides the shared packages."""
+        found = distributions(path=[str(self.site_packages)])
+        return dict(sorted((one.metadata["Name"], one.version) for one in found))
+
+    def megabytes(self) -> float:
+        """Size of the files, without compiled Python."""
+        return megabytes(self.site_packages)
+
+
+def megabytes(folder: Path) -> float:
+    files = (file for file in folder.rglob("*") if "__pycache__" not in file.parts and not file.is_symlink())
+    return sum(file.stat().st_size for file in files if file.is_file()) / 1e6
+
+
+def sections() -> dict[str, list[str]]:
+    """The lines below each heading of versions.txt."""
+    found: dict[str, list[str]] = {}
+    for line in VERSIONS.read_text().splitlines():
+        if heading := re.fullmatch(r"\[(\w+)\]", line):
+            lines = found[heading[1]] = []
+        elif line and found:
+            lines.append(line)
+    found["loopwright"] = [*_own_requirements(), *found["loopwright"]]
+    return found
+
+
+def _own_requirements() -> list[str]:
+    return list(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"])
+
+
+# The packages that all share
+
+
+def _required(name: str, found: dict[str, Distribution]) -> dict[str, Distribution]:
+    """A distribution and those it requires, and so on."""
+    if name not in found:
+        found[name] = distribution(name)
+        for line in found[name].requires or ():
+            if "extra ==" not in line:
+                _required(re.split(r"[^\w.-]", line)[0].lower(), found)
+    return found
+
+
+def link_torch() -> None:
+    """Links to the files of torch, numpy and what these need, and to nothing else."""
+    shutil.rmtree(SHARED, ignore_errors=True)
+    SHARED.mkdir(parents=True)
+    for one in (_required("torch", {}) | _required("numpy", {})).values():
+        for top in {file.parts[0] for file in one.files or () if file.parts[0] != ".."}:
+            target = Path(str(one.locate_file(top)))
+            if target.exists() and top != "__pycache__" and not (SHARED / top).exists():
+                (SHARED / top).symlink_to(target)
+
+
+# One environment each
+
+
+def make(peer: str, wanted: list[str]) -> None:
+    """Install what a section asks for, unless that was done."""
+    environment = Environment(peer)
+    text = "\n".join(wanted)
+    if environment.state == {"wanted": text}:
+        return print(f"{peer}: there")
+    print(f"{peer}: installing ...", flush=True)
+    shutil.rmtree(environment.folder, ignore_errors=True)
+    venv.create(environment.folder, symlinks=True)
+    (environment.site_packages / "torch_of_the_project.pth").write_text(f"{SHARED}\n")
+    failure = _install(environment.python, text)
+    state = {"wanted": text} | ({"failed": failure} if failure else {})
+    (environment.folder / "state.json").write_text(json.dumps(state))
+    print(f"{peer}: {failure or f'{len(environment.packages())} packages, {environment.megabytes():.0f} MB'}")
+    return None
+
+
+def _install(python: Path, requirements: str) -> str | None:
+    """Why pip could not install these, or nothing."""
+    file = python.with_name("requirements.txt")
+    file.write_text(requirements)
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--disable-pip-version-check"]
+    result = subprocess.run(
+        [*pip, "-c", str(ROOT / "constraints.txt"), "-r", str(file)], capture_output=True, text=True, check=False
+    )
+    errors = [line for line in result.stderr.splitlines() if line.startswith("ERROR:")]
+    return None if result.returncode == 0 else (errors or [f"pip ended with {result.returncode}"])[-1]
+
+
+# Pinning what came along
+
+
+def pin() -> None:
+    """Write what is installed below what was asked for."""
+    lines = [VERSIONS.read_text().split("[", 1)[0].rstrip()]
+    for peer, wanted in sections().items():
+        asked = wanted[: wanted.index(CAME_WITH_IT)] if CAME_WITH_IT in wanted else wanted
+        names = {re.split(r"[^\w.-]", line)[0].lower() for line in asked}
+        installed = Environment(peer).packages()
+        more = [f"{name}=={version}" for name, version in installed.items() if name.lower() not in names]
+        asked = [] if peer == "loopwright" else asked
+        lines += ["", f"[{peer}]", *asked, CAME_WITH_IT, *more]
+    VERSIONS.write_text("\n".join(lines) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("peers", nargs="*", help="some of the sections of versions.txt (default: all)")
+    parser.add_argument("--pin", action="store_true", help="write the versions of everything installed to versions.txt")
+    options = parser.parse_args()
+    wanted = sections()
+    link_torch()
+    for peer in options.peers or wanted:
+        make(peer, wanted[peer])
+    if options.pin:
+        pin()
+
+
+if __name__ == "__main__":
+    main()
