@@ -2,10 +2,10 @@
 
     python benchmarks/contender.py DESCRIPTOR MODULE NAME WORKLOAD NUM_CHECKED
 
-`interleaved.py` starts it, with the interpreter that has the contender's packages, on a terminal of its own, and MODULE's
-`serve` answers (this one's, unless a benchmark has its own). A name with a colon is a peer's (`lightning:off` is `off`
-of `peers/lightning.py`); with it nothing of loopwright is imported. First comes a loss after NUM_CHECKED steps over
-samples in a given order, from a model of its own; then the rounds.
+`interleaved.py` starts it, with the interpreter that has the contender's packages, on a terminal of its own, and the
+function `serve` of MODULE answers (this one's, unless a benchmark has its own). A name with a colon is a peer's
+(`lightning:off` is `off` of `peers/lightning.py`); with it nothing of loopwright is imported. First comes a loss after
+NUM_CHECKED steps over samples in a given order, from a model of its own; then the rounds.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from time import process_time
 
 import torch
 from torch import nn
+
 from workloads import WORKLOADS, Round, Workload
 
 Build = Callable[[Workload], Round]

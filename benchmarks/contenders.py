@@ -97,6 +97,11 @@ def ours_bare(work: Workload) -> Round:
     return _ours(work, is_factory=True, is_bare=True)
 
 
+def ours_bare_own(work: Workload) -> Round:
+    """Everything optional off, with the user's own optimizer object."""
+    return _ours(work, is_factory=False, is_bare=True)
+
+
 def ours_bare_idle(work: Workload) -> Round:
     """Everything optional off, with 20 callbacks that do nothing."""
     return _ours(work, is_factory=True, is_bare=True, more=[Idle() for _ in range(20)])
@@ -117,6 +122,7 @@ CONTENDERS: dict[str, Callable[[Workload], Round]] = {
         ours_own_optimizer,
         ours_factory,
         ours_bare,
+        ours_bare_own,
         ours_bare_idle,
         ours_bare_profile,
     )

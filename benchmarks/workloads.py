@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-
 Round = Callable[[int], None]  # trains for so many steps
 
 

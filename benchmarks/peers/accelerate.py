@@ -5,6 +5,7 @@ from __future__ import annotations
 from accelerate import Accelerator
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
+
 from workloads import Round, Workload
 
 

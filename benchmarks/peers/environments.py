@@ -21,6 +21,7 @@ import venv
 from dataclasses import dataclass
 from importlib.metadata import Distribution, distribution, distributions
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".bench"
@@ -48,7 +49,7 @@ class Environment:
         return Path(sysconfig.get_path("purelib", vars={"base": str(self.folder), "platbase": str(self.folder)}))
 
     @property
-    def state(self) -> dict[str, str]:
+    def state(self) -> dict[str, Any]:
         """What was asked for ("wanted"), and "failed" with the reason where that could not be installed."""
         file = self.folder / "state.json"
         return json.loads(file.read_text()) if file.exists() else {}
@@ -56,6 +57,10 @@ class Environment:
     @property
     def failure(self) -> str | None:
         return self.state.get("failed") if self.state else "no environment: make bench-peers"
+
+    def save(self, wanted: list[str], failure: str | None) -> None:
+        state = {"wanted": wanted} | ({"failed": failure} if failure else {})
+        (self.folder / "state.json").write_text(json.dumps(state))
 
     def packages(self) -> dict[str, str]:
         """Name and version of what was installed besides the shared packages."""
@@ -118,16 +123,14 @@ def link_torch() -> None:
 def make(peer: str, wanted: list[str]) -> None:
     """Install what a section asks for, unless that was done."""
     environment = Environment(peer)
-    text = "\n".join(wanted)
-    if environment.state == {"wanted": text}:
+    if environment.state == {"wanted": wanted}:
         return print(f"{peer}: there")
     print(f"{peer}: installing ...", flush=True)
     shutil.rmtree(environment.folder, ignore_errors=True)
     venv.create(environment.folder, symlinks=True)
     (environment.site_packages / "torch_of_the_project.pth").write_text(f"{SHARED}\n")
-    failure = _install(environment.python, text)
-    state = {"wanted": text} | ({"failed": failure} if failure else {})
-    (environment.folder / "state.json").write_text(json.dumps(state))
+    failure = _install(environment.python, "\n".join(wanted))
+    environment.save(wanted, failure)
     print(f"{peer}: {failure or f'{len(environment.packages())} packages, {environment.megabytes():.0f} MB'}")
     return None
 
@@ -158,6 +161,8 @@ def pin() -> None:
         asked = [] if peer == "loopwright" else asked
         lines += ["", f"[{peer}]", *asked, CAME_WITH_IT, *more]
     VERSIONS.write_text("\n".join(lines) + "\n")
+    for peer, wanted in sections().items():
+        Environment(peer).save(wanted, Environment(peer).state.get("failed"))
 
 
 def main() -> None:

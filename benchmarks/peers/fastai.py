@@ -12,6 +12,7 @@ from fastai.data.core import DataLoaders
 from fastai.learner import Learner
 from fastai.optimizer import Adam, OptimWrapper
 from torch.utils.data import DataLoader, TensorDataset
+
 from workloads import Round, Workload
 
 DIFFERS = {"default": "its own Adam, with other constants and weight decay"}

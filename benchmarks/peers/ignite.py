@@ -6,6 +6,7 @@ from ignite.engine import create_supervised_trainer
 from ignite.handlers import ProgressBar
 from ignite.metrics import RunningAverage
 from torch.utils.data import DataLoader
+
 from workloads import Round, Workload
 
 

@@ -1,4 +1,4 @@
-"""Keras on torch: the workload's module in a `TorchModuleWrapper`, trained by `fit` with Keras's optimizers and losses."""
+"""Keras on torch: the workload's module in a `TorchModuleWrapper`, trained by `fit` with Keras's optimizer and loss."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import keras
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
+
 from workloads import Round, Workload
 
-DIFFERS = {kind: "Keras's Adam adds epsilon elsewhere" for kind in ("off", "default")}
+DIFFERS = dict.fromkeys(("off", "default"), "Keras's Adam adds epsilon elsewhere")
 OPTIMIZERS = {torch.optim.Adam: keras.optimizers.Adam, torch.optim.AdamW: keras.optimizers.AdamW}
 
 

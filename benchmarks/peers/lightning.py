@@ -1,4 +1,4 @@
-"""Lightning: a `LightningModule` and its `Trainer`; a new user logs the loss and leaves bar, logger and checkpoints on."""
+"""Lightning: a `LightningModule` and its `Trainer`; a new user logs the loss and has bar, logger and checkpoints."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import lightning as L
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
+
 from workloads import Round, Workload
 
 

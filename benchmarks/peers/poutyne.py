@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from poutyne import Model
 from torch.utils.data import DataLoader
+
 from workloads import Round, Workload
 
 

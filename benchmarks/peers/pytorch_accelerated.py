@@ -10,6 +10,7 @@ from typing import Any
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.trainer import DEFAULT_CALLBACKS
+
 from workloads import Round, Workload
 
 

@@ -1,10 +1,11 @@
-"""skorch: a `NeuralNet` that goes on training with `partial_fit`; its split for validation is off, as nobody else has one."""
+"""skorch: a `NeuralNet` trained by `partial_fit`, without its default split for validation, which no other has."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from skorch import NeuralNet
+
 from workloads import Round, Workload
 
 

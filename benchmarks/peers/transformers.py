@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments
+
 from workloads import Round, Workload
 
 DIFFERS = {"default": "clips gradients and lets the learning rate fall"}
