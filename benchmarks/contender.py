@@ -16,13 +16,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from time import process_time
+from typing import TYPE_CHECKING
 
-import torch
-from torch import nn
+if TYPE_CHECKING:
+    from torch import nn
 
-from workloads import WORKLOADS, Round, Workload
+    from workloads import Round, Workload
 
-Build = Callable[[Workload], Round]
+    Build = Callable[[Workload], Round]
 
 
 def find(name: str) -> tuple[Build, str | None]:
@@ -39,6 +40,8 @@ def find(name: str) -> tuple[Build, str | None]:
 
 def checked_loss(build: Build, work: Workload, num_steps: int) -> float:
     """The loss on the first samples after so many steps, which is the same wherever the arithmetic is."""
+    import torch
+
     models: list[nn.Module] = []
 
     def build_model() -> nn.Module:
@@ -57,6 +60,10 @@ def checked_loss(build: Build, work: Workload, num_steps: int) -> float:
 
 def serve(connection: Connection, name: str, workload: str, num_checked: int) -> None:
     """Send the checked loss, then the time of a round for each True that comes."""
+    import torch
+
+    from workloads import WORKLOADS
+
     torch.set_num_threads(1)
     build, differs = find(name)
     work = WORKLOADS[workload]

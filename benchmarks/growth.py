@@ -1,6 +1,6 @@
 """What grows with a run and what does not: steps, memory, places in the data, points stored, callbacks, parameters.
 
-    python benchmarks/growth.py [--steps 1000000] [--samples 10000000] [--rounds 5] [--only steps seek ...] [--page-only]
+    python benchmarks/growth.py [--steps 1000000] [--samples 10000000] [--rounds 5] [--only seek ...] [--page-only]
 
 Times are CPU times of the process, memory is what it has resident. Results are kept in `.bench/growth.json` after each
 part; docs/benchmarks.md and its plots are written from there.

@@ -14,6 +14,7 @@ import termios
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from pathlib import Path
@@ -80,25 +81,20 @@ class Contender:
 
     def time_round(self) -> Any:
         """CPU seconds per step in another round."""
-        self._send(True)
+        with suppress(OSError):  # where it has ended, receiving says so
+            self.connection.send(True)
         return self._receive()
 
     def close(self) -> None:
-        if self.process.poll() is None:
-            self._send(False)
+        with suppress(OSError):  # it may have ended by itself, after its last round
+            self.connection.send(False)
         self.process.wait()
         self.connection.close()
-
-    def _send(self, message: bool) -> None:
-        try:
-            self.connection.send(message)
-        except OSError:
-            raise ContenderError(self._last_line()) from None
 
     def _receive(self) -> Any:
         try:
             return self.connection.recv()
-        except EOFError:
+        except (EOFError, OSError):
             raise ContenderError(self._last_line()) from None
 
     def _last_line(self) -> str:
@@ -145,6 +141,7 @@ def measure_all(
     workload: str,
     num_rounds: int,
     *,
+    module: str = "contender",
     interpreters: Mapping[str, Path] | None = None,
     num_checked: int = 0,
     report: Report = lambda *_: None,
@@ -154,7 +151,8 @@ def measure_all(
 
     def start(name: str) -> Contender | None:
         try:
-            return Contender(name, workload, python=(interpreters or {}).get(name), num_checked=num_checked)
+            python = (interpreters or {}).get(name)
+            return Contender(name, workload, module=module, python=python, num_checked=num_checked)
         except ContenderError as error:
             failures[name] = str(error)
             return None
@@ -183,9 +181,11 @@ def _close(contenders: Iterable[Contender]) -> None:
         contender.close()
 
 
-def measure(names: Sequence[str], workload: str, num_rounds: int) -> dict[str, list[float]]:
+def measure(
+    names: Sequence[str], workload: str, num_rounds: int, *, module: str = "contender"
+) -> dict[str, list[float]]:
     """CPU seconds per step, a list of rounds for each contender; a contender that fails is an error."""
-    measured = measure_all(names, workload, num_rounds)
+    measured = measure_all(names, workload, num_rounds, module=module)
     if measured.failures:
         raise ContenderError("; ".join(f"{name}: {reason}" for name, reason in measured.failures.items()))
     return measured.times

@@ -199,7 +199,8 @@ def said(part: str, found: Found) -> str:
         few, many = found["starts"].items()
         return (
             f"{early:.0f} µs in the first half of {found['step'][-1]:,} steps, {late:.0f} µs in the second; "
-            f"{found['megabytes'][0]:.0f} MB resident after the first part, {found['megabytes'][-1]:.0f} MB at the end. "
+            f"{found['megabytes'][0]:.0f} MB resident after a twentieth of it, {found['megabytes'][-1]:.0f} MB at the "
+            "end. "
             f"With the {int(many[0]):,} points that it stored ({found['store_megabytes']:.0f} MB) the run goes on "
             f"{many[1]:.0f} ms after `train` was called; with {int(few[0]):,} points it was {few[1]:.0f} ms."
         )

@@ -58,7 +58,7 @@ def _save(figure: Figure, file: Path) -> None:
 def _peers(found: Found) -> Figure:
     """Bars of everything that is run as a new user runs it."""
     names = [name for name in found["times"] if name.endswith(":default")]
-    names += [name for name in ("naive", "tight", "ours_own_optimizer", "ours_factory", "ours_compiled")]
+    names += ["naive", "tight", "ours_own_optimizer", "ours_factory", "ours_compiled"]
     ratios = {name: ratio(found["times"], name, "naive") for name in names if name in found["times"]}
     ordered = sorted(ratios, key=lambda name: -ratios[name].median)
     figure, axes = plt.subplots(figsize=(7, 0.32 * len(ordered) + 0.8))

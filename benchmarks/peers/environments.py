@@ -2,15 +2,18 @@
 
     python benchmarks/peers/environments.py [PEER ...] [--pin]
 
-torch is not installed again: every environment sees, behind its own packages, one folder of links to the torch of the
-interpreter that runs this, with numpy and what torch needs. pip counts these as installed and constraints.txt keeps it
-from choosing another torch. An environment whose section of versions.txt has not changed is left as it is.
+torch is not installed again: there is one folder of links to the torch of the interpreter that runs this, with numpy
+and what torch needs. While pip works, an environment sees that folder behind its own packages, so that pip counts torch
+as installed and cannot change it; constraints.txt keeps it from choosing another one. Then each environment gets these
+links itself: one more folder to search would slow down libraries that look for packages in every step. An environment
+whose section of versions.txt has not changed is left as it is.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -19,7 +22,7 @@ import sysconfig
 import tomllib
 import venv
 from dataclasses import dataclass
-from importlib.metadata import Distribution, distribution, distributions
+from importlib.metadata import Distribution, distribution
 from pathlib import Path
 from typing import Any
 
@@ -64,17 +67,21 @@ class Environment:
 
     def packages(self) -> dict[str, str]:
         """Name and version of what was installed besides the shared packages."""
-        found = distributions(path=[str(self.site_packages)])
+        own = [file for file in self.site_packages.glob("*.dist-info") if not file.is_symlink()]
+        found = [Distribution.at(file) for file in own]
         return dict(sorted((one.metadata["Name"], one.version) for one in found))
 
     def megabytes(self) -> float:
-        """Size of the files, without compiled Python."""
         return megabytes(self.site_packages)
 
 
 def megabytes(folder: Path) -> float:
-    files = (file for file in folder.rglob("*") if "__pycache__" not in file.parts and not file.is_symlink())
-    return sum(file.stat().st_size for file in files if file.is_file()) / 1e6
+    """Size of the files below a folder, without compiled Python and what is only linked."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        if "__pycache__" not in place:
+            total += sum((Path(place) / name).lstat().st_size for name in names)
+    return total / 1e6
 
 
 def sections() -> dict[str, list[str]]:
@@ -128,11 +135,23 @@ def make(peer: str, wanted: list[str]) -> None:
     print(f"{peer}: installing ...", flush=True)
     shutil.rmtree(environment.folder, ignore_errors=True)
     venv.create(environment.folder, symlinks=True)
-    (environment.site_packages / "torch_of_the_project.pth").write_text(f"{SHARED}\n")
+    path_file = environment.site_packages / "torch.pth"
+    path_file.write_text(f"{SHARED}\n")
     failure = _install(environment.python, "\n".join(wanted))
+    path_file.unlink()
+    _link_shared(environment.site_packages)
     environment.save(wanted, failure)
     print(f"{peer}: {failure or f'{len(environment.packages())} packages, {environment.megabytes():.0f} MB'}")
     return None
+
+
+def _link_shared(site_packages: Path) -> None:
+    """Links to what an environment does not have in a version of its own."""
+    own = {file.name.split("-")[0].lower() for file in site_packages.glob("*.dist-info")}
+    for shared in SHARED.iterdir():
+        link = site_packages / shared.name
+        if not link.exists() and shared.name.split("-")[0].lower() not in own:
+            link.symlink_to(shared.readlink())
 
 
 def _install(python: Path, requirements: str) -> str | None:
