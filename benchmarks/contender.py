@@ -1,4 +1,4 @@
-"""A contender's process: builds one contender and times rounds of steps, in CPU seconds per step, whenever asked.
+"""A contender's process: builds one contender and times a round of steps, in CPU seconds, whenever asked.
 
     python benchmarks/contender.py DESCRIPTOR MODULE NAME WORKLOAD NUM_CHECKED
 
@@ -59,7 +59,10 @@ def checked_loss(build: Build, work: Workload, num_steps: int) -> float:
 
 
 def serve(connection: Connection, name: str, workload: str, num_checked: int) -> None:
-    """Send the checked loss, then the time of a round for each True that comes."""
+    """Send the checked loss, then for each True the CPU seconds of a call with one step and of one with many.
+
+    What a training function does at its start and its end is in both, so that their difference is that of the steps.
+    """
     import torch
 
     from workloads import WORKLOADS
@@ -73,9 +76,11 @@ def serve(connection: Connection, name: str, workload: str, num_checked: int) ->
     run(max(work.num_steps // 4, 2))
     connection.send((loss, differs))
     while connection.recv():
-        before = process_time()
+        began = process_time()
+        run(1)
+        between = process_time()
         run(work.num_steps)
-        connection.send((process_time() - before) / work.num_steps)
+        connection.send((between - began, process_time() - between, work.num_steps))
 
 
 def main() -> None:

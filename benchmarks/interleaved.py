@@ -12,7 +12,7 @@ import subprocess
 import sys
 import termios
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -80,7 +80,7 @@ class Contender:
         self.checked: tuple[float | None, str | None] = self._receive()
 
     def time_round(self) -> Any:
-        """CPU seconds per step in another round."""
+        """What its module's `serve` sends for another round."""
         with suppress(OSError):  # where it has ended, receiving says so
             self.connection.send(True)
         return self._receive()
@@ -123,12 +123,16 @@ def _environment(python: Path | None) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """CPU seconds per step in each round, losses of the check, and why a contender has no times.
+    """CPU seconds in each round, losses of the check, and why a contender has no times.
 
-    A loss comes with the reason why it is not the hand-written loop's, where the contender has one.
+    `times` are those of a whole call of the training function, divided by its steps; `steps` those of a step without
+    the start and the end of the call; `calls` these alone. A loss comes with the reason why it is not the hand-written
+    loop's, where the contender has one.
     """
 
     times: dict[str, list[float]]
+    steps: dict[str, list[float]]
+    calls: dict[str, list[float]]
     losses: dict[str, tuple[float | None, str | None]]
     failures: dict[str, str]
 
@@ -163,28 +167,27 @@ def measure_all(
             report(name, 0, number)
             running |= {name: contender} if contender else {}
     losses = {name: contender.checked for name, contender in running.items()}
-    times: dict[str, list[float]] = {name: [] for name in running}
+    taken: dict[str, list[tuple[float, float, int]]] = {name: [] for name in running}
     for round_number in range(1, num_rounds + 1):
         for number, (name, contender) in enumerate(list(running.items()), start=1):
             try:
-                times[name].append(contender.time_round())
+                taken[name].append(contender.time_round())
             except ContenderError as error:
                 failures[name] = str(error)
-                del running[name], times[name]
+                del running[name], taken[name]
             report(name, round_number, number)
-    _close(running.values())
-    return Measurement(times, losses, failures)
-
-
-def _close(contenders: Iterable[Contender]) -> None:
-    for contender in contenders:
+    for contender in running.values():
         contender.close()
+    times = {name: [many / num for _, many, num in rounds] for name, rounds in taken.items()}
+    steps = {name: [(many - one) / (num - 1) for one, many, num in rounds] for name, rounds in taken.items()}
+    calls = {name: [one - (many - one) / (num - 1) for one, many, num in rounds] for name, rounds in taken.items()}
+    return Measurement(times, steps, calls, losses, failures)
 
 
 def measure(
     names: Sequence[str], workload: str, num_rounds: int, *, module: str = "contender"
 ) -> dict[str, list[float]]:
-    """CPU seconds per step, a list of rounds for each contender; a contender that fails is an error."""
+    """CPU seconds per step of whole calls, a list of rounds for each contender; one that fails is an error."""
     measured = measure_all(names, workload, num_rounds, module=module)
     if measured.failures:
         raise ContenderError("; ".join(f"{name}: {reason}" for name, reason in measured.failures.items()))

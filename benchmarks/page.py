@@ -109,15 +109,18 @@ def doors_table(results: Found) -> Iterator[str]:
 
 def additions_table(results: Found) -> Iterator[str]:
     yield "\n### What comes with it\n"
-    yield from table("", "import on top of torch, CPU s", "packages added", "MB added")
-    found = results["environments"]
+    yield "A call is what the training function does at its start and its end, on W1 as a new user runs it.\n"
+    yield from table("", "import on top of torch, CPU s", "packages added", "MB added", "a call, CPU ms")
+    found, calls = results["environments"], results["workloads"]["W1"]["calls"]
     for peer in sorted(found, key=lambda peer: found[peer].get("import", float("inf"))):
         own = found[peer]
         name = "**Loopwright**" if peer == "loopwright" else title(results, peer)
         if "failed" in own:
-            yield row(name, f"not installable here: {own['failed']}", "", "")
+            yield row(name, f"not installable here: {own['failed']}", "", "", "")
         else:
-            yield row(name, f"{own['import']:.2f}", own["packages"], f"{own['megabytes']:.0f}")
+            call = calls.get("ours_own_optimizer" if peer == "loopwright" else f"{peer}:default")
+            shown = "–" if call is None else f"{max(call, 0) * 1e3:.0f}"
+            yield row(name, f"{own['import']:.2f}", own["packages"], f"{own['megabytes']:.0f}", shown)
 
 
 def verdict(found: Found, name: str) -> str:

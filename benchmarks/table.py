@@ -79,7 +79,12 @@ def measure_workload(workload: str, peers: list[str], num_rounds: int) -> dict[s
         num_checked=NUM_CHECKED[workload],
         report=Progress(workload, len(names), num_rounds),
     )
-    return {"times": measured.times, "losses": measured.losses, "failures": measured.failures}
+    return {
+        "times": measured.steps,
+        "calls": {name: statistics.median(times) for name, times in measured.calls.items()},
+        "losses": measured.losses,
+        "failures": measured.failures,
+    }
 
 
 def import_seconds(peer: str) -> float:

@@ -69,7 +69,7 @@ def serve(connection, name, workload, num_checked):
             return
         if name == "late" and number == 1:
             raise SystemExit("broken in a round")
-        connection.send(float(number + 1))
+        connection.send((5.0, 5.0 + 10 * (number + 1), 11))
 """
 
 
@@ -89,7 +89,9 @@ def test_a_contender_that_fails_leaves_its_last_line_and_the_others_their_times(
         num_checked=7,
         report=lambda *what: reported.append(what),
     )
-    assert measured.times == {"good": [1.0, 2.0, 3.0]}
+    assert measured.steps == {"good": [1.0, 2.0, 3.0]}
+    assert measured.calls == {"good": [4.0, 3.0, 2.0]}
+    assert measured.times == {"good": [15 / 11, 25 / 11, 35 / 11]}
     assert measured.failures == {"early": "AssertionError: no such thing", "late": "broken in a round"}
     assert measured.losses == {"good": (7.5, "good"), "late": (7.5, "late")}
     assert [what for what in reported if what[0] == "good"] == [("good", 0, 2), *((("good", n, 1)) for n in (1, 2, 3))]

@@ -32,6 +32,7 @@ W1 = {
         "lightning:default": [3e-4, 6e-4, 12e-4],
         "keras:default": [2e-4, 4e-4, 8e-4],
     },
+    "calls": {"ours_own_optimizer": 0.0123, "lightning:default": 0.2},
     "losses": {
         "naive": [1.5, None],
         "tight": [1.5000001, None],
@@ -85,7 +86,8 @@ def test_the_page_has_ratios_with_their_middle_half_and_what_failed() -> None:
     assert "| fastai | not installable here: no wheel |" in page
     assert page.index("Keras on torch 3.15") < page.index("Lightning 2.6")  # the faster one first
     assert "| simple | 1.10 (1.10–1.10) | 1.15 |" in page
-    assert "| **Loopwright** | 0.07 | 12 | 20 |" in page
+    assert "| **Loopwright** | 0.07 | 12 | 20 | 12 |" in page
+    assert "| Keras on torch 3.15 | 2.20 | 11 | 37 | – |" in page
 
 
 def test_the_page_says_whose_losses_are_the_same_and_why_others_are_not() -> None:
