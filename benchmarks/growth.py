@@ -126,11 +126,15 @@ def measure_steps(options: argparse.Namespace) -> dict[str, Any]:
 def in_process(function: str, *arguments: Any) -> dict[str, Any]:
     """What a function of this module returns, called in a new process whose lines are shown."""
     program = [sys.executable, __file__, "--call", json.dumps([function, *arguments])]
+    last = ""
     with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:
-        lines = [(print(line, end="", flush=True) if line.startswith("  ") else None, line) for line in process.stdout]
+        for line in process.stdout or ():
+            if line.startswith("  "):
+                print(line, end="", flush=True)
+            last = line
     if process.returncode:
         raise RuntimeError(f"{function} ended with {process.returncode}")
-    found: dict[str, Any] = json.loads(lines[-1][1])
+    found: dict[str, Any] = json.loads(last)
     return found
 
 
