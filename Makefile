@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test torture lint docs dist moving format bench mistakes clean
+.PHONY: demo test torture lint docs dist moving format bench bench-quick bench-peers bench-growth mistakes clean
 
 demo: .venv/demo.stamp
 	$(BIN)/python examples/digits.py
@@ -47,12 +47,25 @@ bench: .venv/dev.stamp
 	$(BIN)/python benchmarks/loop.py
 	$(BIN)/python benchmarks/checkpoint.py
 
+# Two minutes, a verdict for each target; ends with 0 whatever it finds.
+bench-quick: .venv/dev.stamp
+	$(BIN)/python benchmarks/quick.py
+
+# Both write docs/benchmarks.md and keep their results in .bench; `make bench-peers ROUNDS=3` is shorter.
+ROUNDS ?= 7
+bench-peers: .venv/dev.stamp
+	$(BIN)/python benchmarks/peers/environments.py
+	$(BIN)/python benchmarks/table.py --rounds $(ROUNDS)
+
+bench-growth: .venv/dev.stamp
+	$(BIN)/python benchmarks/growth.py
+
 # Writes docs/mistakes.md from the tests that make them.
 mistakes: .venv/dev.stamp
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mistakes
 
 clean:
-	rm -rf .venv build dist runs
+	rm -rf .venv .bench build dist runs
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

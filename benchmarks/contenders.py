@@ -14,16 +14,14 @@ from torch.utils.data import DataLoader
 
 from loopwright import Callback, Trainer
 from loopwright.callbacks import NonFiniteGuard
-from workloads import Workload
-
-Round = Callable[[int], None]
+from workloads import Round, Workload
 
 
 def naive(work: Workload) -> Round:
     """What most people write."""
     model = work.build_model()
     optimizer = work.build_optimizer(model.parameters())
-    loader = DataLoader(work.build_data(), batch_size=work.batch_size, shuffle=True)
+    loader = DataLoader(work.build_data(), batch_size=work.batch_size, **work.sampling())
 
     def run(num_steps: int) -> None:
         done, total = 0, 0.0
@@ -50,7 +48,7 @@ def tight(work: Workload) -> Round:
     def run(num_steps: int) -> None:
         done = 0
         while True:
-            order = torch.randperm(len(inputs))
+            order = torch.randperm(len(inputs)) if work.order is None else torch.tensor(work.order)
             for start in range(0, len(inputs), work.batch_size):
                 at = order[start : start + work.batch_size]
                 optimizer.zero_grad()
@@ -80,7 +78,7 @@ def _ours(work: Workload, *, is_factory: bool, is_bare: bool, more: Sequence[Cal
         progress="silent" if is_bare else "bar",
         run_dir=None if is_bare else Path(tempfile.mkdtemp()) / "run",
     )
-    loader = DataLoader(data, batch_size=work.batch_size, shuffle=True)
+    loader = DataLoader(data, batch_size=work.batch_size, **work.sampling())
     return lambda num_steps: trainer.train(loader, num_updates=num_steps) and None
 
 
@@ -97,6 +95,11 @@ def ours_factory(work: Workload) -> Round:
 def ours_bare(work: Workload) -> Round:
     """Everything optional off, fused."""
     return _ours(work, is_factory=True, is_bare=True)
+
+
+def ours_bare_own(work: Workload) -> Round:
+    """Everything optional off, with the user's own optimizer object."""
+    return _ours(work, is_factory=False, is_bare=True)
 
 
 def ours_bare_idle(work: Workload) -> Round:
@@ -119,6 +122,7 @@ CONTENDERS: dict[str, Callable[[Workload], Round]] = {
         ours_own_optimizer,
         ours_factory,
         ours_bare,
+        ours_bare_own,
         ours_bare_idle,
         ours_bare_profile,
     )

@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
+Round = Callable[[int], None]  # trains for so many steps
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A model, data and an optimizer; `num_steps` are timed in each round."""
+    """A model, data and an optimizer; `num_steps` are timed in each round.
+
+    Data is shuffled, unless `order` says which samples come one after the other: so losses can be compared.
+    """
 
     build_model: Callable[[], nn.Module]
     build_data: Callable[[], TensorDataset]
@@ -22,6 +28,17 @@ class Workload:
     build_optimizer: Callable[..., torch.optim.Optimizer]
     batch_size: int
     num_steps: int
+    order: tuple[int, ...] | None = None
+
+    def sampling(self) -> dict[str, Any]:
+        """What says the order, as arguments for a `DataLoader`."""
+        return {"shuffle": True} if self.order is None else {"sampler": list(self.order)}
+
+    def rows(self, num_steps: int) -> tuple[Tensor, ...]:
+        """The samples of so many batches, for what trains whole epochs; in order where there is one."""
+        num_rows = num_steps * self.batch_size
+        chosen = slice(num_rows) if self.order is None else list(self.order[:num_rows])
+        return tuple(tensor[chosen] for tensor in self.build_data().tensors)
 
 
 class Block(nn.Module):
