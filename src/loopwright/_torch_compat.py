@@ -219,8 +219,10 @@ def can_trace_backward() -> bool:
 def tracing_backward(most_graphs: int) -> Iterator[None]:
     """Meanwhile, compile backward passes into graphs, each graph for the sizes and numbers that it was made for."""
     import torch._dynamo.config as settings
+    import torch._inductor.config as generation
 
     with (
+        generation.patch(size_asserts=False),
         settings.patch(
             trace_autograd_ops=True,
             automatic_dynamic_shapes=False,

@@ -107,10 +107,10 @@ class CompiledCalls:
         self._states, self._new_states = [], {}
         group_of = {p: group for group in optimizer.param_groups for p in group["params"]}
         for param in self._params:
-            state = optimizer.state.get(param, {})
-            if not state:
+            state, slots = optimizer.state.get(param, {}), rule.slots(group_of[param])
+            if slots and not state:
                 self._new_states[param] = state
-            for name in rule.slots(group_of[param]):
+            for name in slots:
                 if state.get(name) is None:
                     state[name] = new_state(name, param, group_of[param])
             self._states.append(state)
@@ -168,11 +168,10 @@ class CompiledCalls:
         )
         self._count_call(update)
         update.norm = measured[6]
-        self._keep_states(measured[5])
         if not update.num_updates and not any(measured[5]):
             check_reached(update.params, update.name)
         if self._is_fine(update, measured[0]) and self._has_fine_norm(update):
-            self._count_update(update)
+            self._count_update(update, measured[5])
         return measured
 
     def _split(self, update: OptimizerUpdate, inputs: Any, targets: Any) -> Measured:
@@ -209,9 +208,8 @@ class CompiledCalls:
                 self.failure = error
                 self._finish_eagerly(update, grads)
             else:
-                self._keep_states(tuple(grad is not None for grad in grads))
                 if self._has_fine_norm(update):
-                    self._count_update(update)
+                    self._count_update(update, tuple(grad is not None for grad in grads))
             update.zero()
         self._sums, self._count, self._loss = {}, None, None
 
@@ -278,7 +276,8 @@ class CompiledCalls:
         self._run.updates.calls += 1
         update.calls += 1
 
-    def _count_update(self, update: OptimizerUpdate) -> None:
+    def _count_update(self, update: OptimizerUpdate, used: tuple[bool, ...]) -> None:
+        self._keep_states(used)
         mark_stepped(update.optimizer)
         update.num_updates += 1
         update.schedule()

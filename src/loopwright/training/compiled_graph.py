@@ -92,8 +92,7 @@ class StepGraphs:
     def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         own = _with_own_code(function)
         note_guards = partial(self._note_guards, function.__name__)
-        options: dict[str, Any] = {"guard_filter_fn": note_guards, "size_asserts": False}
-        compiled = torch.compile(own, fullgraph=True, options=options)
+        compiled = torch.compile(own, fullgraph=True, options={"guard_filter_fn": note_guards})
 
         def call(*args: Any) -> Any:
             try:
