@@ -32,6 +32,7 @@ MIN_TURNS, MAX_TURNS = 3, 7
 WARM_UP = 2  # updates that are not timed at the start of a turn, and two more for each worker
 SPARE = 0.8  # the part of the free memory that a larger batch may need
 LEAST_BOUND = 30.0
+LEAST_COMPILING = 0.1  # seconds: less is no compiling
 COMPILING = 120.0  # seconds that compiling is given beyond those of the other tries
 WIDTHS = (19, 12, 14, 13)
 
@@ -265,7 +266,10 @@ class Tuner:
             if tried.run.num_micro_batches > 1:
                 return TuningRow(settings, note="memory ran out; it would fit in micro-batches")
         assert tried is not None
-        return judged(settings, pairs, self._noise(len(pairs)), self._note(settings, tried, pairs, warm_ups))
+        note = self._note(settings, tried, pairs, warm_ups)
+        if len(settings) > 1 and tried.run.compiled is not None and tried.run.compiled.choice == "eager":
+            settings = {name: value for name, value in settings.items() if name != "compile"}  # it was without
+        return judged(settings, pairs, self._noise(len(pairs)), note)
 
     def _is_enough(self, num_turns: int, began: float) -> bool:
         if self._num_updates is not None:
@@ -302,8 +306,11 @@ class Tuner:
             return note
         compiled = tried.run.compiled
         if compiled is not None and compiled.choice == "eager":
-            return f"not compiled after all: {compiled.reason}"
+            start = note if len(settings) > 1 else ""
+            return "; ".join(filter(None, (start, f"not compiled after all: {compiled.reason}")))
         seconds = warm_ups[0] - median(warm_ups[1:]) if compiled is None else compiled.seconds
+        if seconds < LEAST_COMPILING:
+            return f"{note}; no time went into compiling: torch seems to have left it as it is"
         present, speed = (median(pair[at] for pair in pairs) for at in (0, 1))
         pays = ""
         if speed > present * (1 + LEAST_GAIN) and seconds > 0:
