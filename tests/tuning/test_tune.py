@@ -591,3 +591,22 @@ def test_an_import_of_the_trainer_does_not_import_what_tunes():
 
 def test_settings_are_compared_by_value():
     assert Settings(threads=2).differences(Settings()) == {"threads": 2}
+
+
+def test_a_step_that_stays_eager_beside_other_settings_is_not_part_of_the_row(monkeypatch):
+    class Own(Trainer):
+        def train_step(self, batch: Any) -> Any:
+            return super().train_step(batch)
+
+    model, compare = build_net(), Tuner._compare
+    monkeypatch.setattr(Tuner, "_compare", lambda self, settings: compare(self, {**settings, "compile": "step"}))
+    (row,) = Own(model, own_optimizer(model), cross_entropy, progress="silent").tune(Samples(), only=["fused"]).rows
+    assert row.settings == {"fused": True}
+    assert row.note.startswith("same numbers, to rounding; not compiled after all: `train_step` is overridden")
+
+
+def test_a_part_that_torch_left_as_it_is_is_not_said_to_be_compiled(points, monkeypatch, hand_clock):
+    monkeypatch.setattr(nn.Module, "compile", lambda module: None)
+    trainer = hand_clock.trainer(per_step=1e-3, per_sample=0.0)
+    (row,) = Tuner(trainer, points, batch_size=8, only=["compile"], compile_choices=["model"]).run().rows
+    assert row.note.endswith("no time went into compiling: torch seems to have left it as it is")

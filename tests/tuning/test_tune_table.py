@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from loopwright import Trainer
 from loopwright.tuning import Tuning, TuningRow
-from loopwright.tuning.tune_table import LEAST_GAIN, Program, chosen, judged, lines_for, spread_of
+from loopwright.tuning.tune_table import LEAST_GAIN, Named, chosen, judged, lines_for, spread_of
 
 
 def row(ratio: float, spread: float = 0.01, verdict: Any = "faster", **settings: Any) -> TuningRow:
@@ -65,33 +65,33 @@ def test_the_fastest_is_chosen_or_one_as_fast_that_changes_less():
 
 # The lines
 
-CASES: list[tuple[dict[str, Any], Program, list[str]]] = [
-    ({"threads": 2}, Program(), ["torch.set_num_threads(2)"]),
-    ({"channels_last": True}, Program(), ["model.to(memory_format=torch.channels_last)"]),
-    ({"fused": True}, Program(), ["optimizer = torch.optim.Adam(..., fused=True)"]),
+CASES: list[tuple[dict[str, Any], Named, list[str]]] = [
+    ({"threads": 2}, Named(), ["torch.set_num_threads(2)"]),
+    ({"channels_last": True}, Named(), ["model.to(memory_format=torch.channels_last)"]),
+    ({"fused": True}, Named(), ["optimizer = torch.optim.Adam(..., fused=True)"]),
     (
         {"compile": "blocks", "precision": "bf16"},
-        Program(),
+        Named(),
         ['trainer = Trainer(..., compile="blocks", precision="bf16")'],
     ),
-    ({"compile": None}, Program(), ["trainer = Trainer(..., compile=None)"]),
-    ({"batch_size": 16}, Program(), ["trainer.train(..., batch_size=16)"]),
+    ({"compile": None}, Named(), ["trainer = Trainer(..., compile=None)"]),
+    ({"batch_size": 16}, Named(), ["trainer.train(..., batch_size=16)"]),
     (
         {"workers": 1},
-        Program(batch_size=8),
+        Named(batch_size=8),
         ["loader = DataLoader(data, 8, shuffle=True, num_workers=1)", "trainer.train(loader, ...)"],
     ),
     (
         {"workers": 1, "batch_size": 16},
-        Program(is_loader=True, batch_size=8),
+        Named(is_loader=True, batch_size=8),
         ["loader = DataLoader(..., batch_size=16, num_workers=1)"],
     ),
 ]
 
 
-@pytest.mark.parametrize(("settings", "program", "lines"), CASES)
-def test_the_lines_are_these(settings, program, lines):
-    assert lines_for(settings, program) == lines
+@pytest.mark.parametrize(("settings", "named", "lines"), CASES)
+def test_the_lines_are_these(settings, named, lines):
+    assert lines_for(settings, named) == lines
 
 
 @pytest.mark.parametrize("settings", [settings for settings, *_ in CASES])
@@ -113,7 +113,7 @@ def test_the_lines_are_code_that_runs_and_does_what_it_says(settings, is_loader)
     threads = torch.get_num_threads()
     try:
         exec("trainer = Trainer(model, optimizer, loss, progress='silent')", names)
-        for line in lines_for(settings, Program(is_loader=is_loader, batch_size=8)):
+        for line in lines_for(settings, Named(is_loader=is_loader, batch_size=8)):
             ast.parse(line)
             for written, meant in there.items():
                 line = line.replace(written, meant)
@@ -134,8 +134,8 @@ def test_the_lines_are_code_that_runs_and_does_what_it_says(settings, is_loader)
 
 
 def test_every_model_and_optimizer_has_its_line():
-    program = Program(models=["first", "second"], optimizers={"opt_a": "SGD", "opt_b": "AdamW"})
-    assert lines_for({"channels_last": True, "fused": True}, program) == [
+    named = Named(models=["first", "second"], optimizers={"opt_a": "SGD", "opt_b": "AdamW"})
+    assert lines_for({"channels_last": True, "fused": True}, named) == [
         "first.to(memory_format=torch.channels_last)",
         "second.to(memory_format=torch.channels_last)",
         "opt_a = torch.optim.SGD(..., fused=True)",

@@ -23,15 +23,16 @@ from ..training.program import Program
 from ..training.train_call import run_training
 from . import tune_table
 from .fresh_run import fresh_run, kept_position
-from .memory import SavedBytes, available_memory, is_out_of_memory, let_go
+from .memory import StepWatch, available_memory, is_out_of_memory, let_go
 from .tune_data import TunedData
-from .tune_settings import NAMES, Arrangement, Choices, num_cores, present_settings
+from .tune_settings import NAMES, Arrangement, Choices, num_cores
 from .tune_table import CHANGES_NUMBERS, EFFECTS, LEAST_GAIN, Tuning, TuningRow, aligned, judged, spread_of
 
 MIN_TURNS, MAX_TURNS = 3, 7
 WARM_UP = 2  # updates that are not timed at the start of a turn, and two more for each worker
 SPARE = 0.8  # the part of the free memory that a larger batch may need
 LEAST_BOUND = 30.0
+LEAST_COMPILING = 0.1  # seconds: less is no compiling
 COMPILING = 120.0  # seconds that compiling is given beyond those of the other tries
 WIDTHS = (19, 12, 14, 13)
 
@@ -44,8 +45,6 @@ class Stopwatch(Callback):
         self._seconds, self._num_timed, self._num_warm = 0.0, None, WARM_UP
         self._began = self._started = self._ended = 0.0
         self._update = self._first = self._last = 0
-        self.saved: SavedBytes | None = None
-        self._counting: Any = None
 
     _num_timed: int | None
 
@@ -63,30 +62,13 @@ class Stopwatch(Callback):
         """The time up to the first update that is timed: starting, compiling, filling the queues of workers."""
         return self._started - self._began
 
-    def on_train_step_start(self, trainer: Program, batch: Any) -> None:
-        if self.saved is None:
-            self.saved = SavedBytes(trainer.modules.values())
-            self._counting = self.saved.counting()
-            self._counting.__enter__()
-
-    def on_train_step_end(self, trainer: Program, batch: Any, result: Any) -> None:
-        self._end_count()
-
-    def on_exception(self, trainer: Program, error: BaseException) -> None:
-        self._end_count()
-
-    def _end_count(self) -> None:
-        if self._counting is not None:
-            counting, self._counting = self._counting, None
-            counting.__exit__(None, None, None)
-
     def on_update_end(self, trainer: Program) -> None:
         self._update += 1
         num_timed = self._update - self._num_warm
         if num_timed == 0:
-            self._started, self._first = self._now(trainer), trainer.progress.sample
+            self._started, self._first = self._now(trainer.runtime.device), trainer.progress.sample
         elif num_timed > 0 and self._is_over(num_timed):
-            self._ended, self._last = self._now(trainer), trainer.progress.sample
+            self._ended, self._last = self._now(trainer.runtime.device), trainer.progress.sample
             trainer.run.stop("the turn is over")
 
     def _is_over(self, num_timed: int) -> bool:
@@ -94,10 +76,9 @@ class Stopwatch(Callback):
             return num_timed >= self._num_timed
         return num_timed >= 2 and self._clock() - self._started >= self._seconds
 
-    def _now(self, trainer: Program) -> float:
-        kind = trainer.runtime.device.type
-        if kind in ("cuda", "mps"):
-            getattr(torch, kind).synchronize()
+    def _now(self, device: torch.device) -> float:
+        if device.type in ("cuda", "mps"):
+            getattr(torch, device.type).synchronize()
         return self._clock()
 
 
@@ -128,7 +109,7 @@ class Tuner:
         compile_choices: Iterable[str] | None = None,
         is_silent: bool | None = None,
     ) -> None:
-        self._names = _checked(trainer, seconds, only)
+        self._names = _checked(trainer.runtime.world, seconds, only)
         self._trainer, self._seconds = trainer, seconds
         self._is_silent = trainer.run.progress_style == "silent" if is_silent is None else is_silent
         self._compile_choices = None if compile_choices is None else {None, *compile_choices}
@@ -138,6 +119,7 @@ class Tuner:
         self._speeds: list[float] = []  # of the present settings, in every turn
         self._reasons: dict[str, str] = {}
         self._deadline, self._is_late = float("inf"), False
+        self._step_bytes: int | None = None
 
     def tell(self) -> Tuning:
         """Try everything, and print what is worth it."""
@@ -154,7 +136,8 @@ class Tuner:
             kept_position(trainer, self._data.given, self._data.given_size) as stream,
         ):
             self._data.note_stream(stream)
-            self._present = present_settings(trainer, self._data)
+            self._choices = Choices(trainer, self._data)
+            self._present = self._choices.present
             self._keeper: Keeper = keeper
             self._own = Arrangement(trainer, self._present, self._data)
             try:
@@ -167,19 +150,19 @@ class Tuner:
 
     def _result(self, is_complete: bool) -> Tuning:
         trainer, speed = self._trainer, median(self._speeds) if self._speeds else None
-        program = tune_table.Program(
+        named = tune_table.Named(
             trainer=type(trainer).__name__,
             models=list(trainer.models),
             optimizers={name: type(optimizer).__name__ for name, optimizer in trainer.optimizers.items()},
             is_loader=self._data.is_loader,
             batch_size=self._data.batch_size,
         )
-        return Tuning(asdict(self._present), speed, tuple(self._rows), self._reasons, is_complete, program)
+        return Tuning(asdict(self._present), speed, tuple(self._rows), self._reasons, is_complete, named)
 
     def _try_all(self) -> None:
         self._measure(self._own)  # the first turn of a process is slower than all others
         self._speeds = [self._measure(self._own) for _ in range(MIN_TURNS)]
-        choices = Choices(self._trainer, self._data, self._present)
+        choices = self._choices
         values = {name: self._possible(name, choices.of(name)) for name in self._names}
         self._reasons |= {name: reason for name, reason in choices.reasons.items() if name in self._names}
         self._announce(values)
@@ -232,11 +215,21 @@ class Tuner:
 
     def _too_large(self, size: int) -> str | None:
         """Why a batch is not tried on the CPU, where running out of memory would end the process."""
-        saved, present = self._watch.saved, self._present.batch_size
-        if saved is None or not present or self._trainer.runtime.device.type != "cpu":
+        present = self._present.batch_size
+        if not present or self._trainer.runtime.device.type != "cpu":
             return None
-        need, free = saved.total * size // present, int(SPARE * available_memory())
+        if self._step_bytes is None:
+            self._step_bytes = self._count_bytes(present)
+        need, free = self._step_bytes * size // present, int(SPARE * available_memory())
         return None if need <= free else f"a step would keep about {need >> 20} MB, with {free >> 20} MB to be had"
+
+    def _count_bytes(self, size: int) -> int:
+        """The bytes that a step with the present settings keeps for its backward pass."""
+        counted_run, watch = Arrangement(self._trainer, self._present, self._data), StepWatch()
+        counted_run.run.bind([*self._trainer.callbacks, watch])
+        watch.begin(size, max((self._data.num_samples or size) // size, 1), counts=True)
+        self._measure(counted_run)
+        return watch.memory or 0
 
     def _try_together(self) -> None:
         """Try the settings that are worth it together: all of them, and those that do not change the numbers."""
@@ -273,7 +266,10 @@ class Tuner:
             if tried.run.num_micro_batches > 1:
                 return TuningRow(settings, note="memory ran out; it would fit in micro-batches")
         assert tried is not None
-        return judged(settings, pairs, self._noise(len(pairs)), self._note(settings, tried, pairs, warm_ups))
+        note = self._note(settings, tried, pairs, warm_ups)
+        if len(settings) > 1 and tried.run.compiled is not None and tried.run.compiled.choice == "eager":
+            settings = {name: value for name, value in settings.items() if name != "compile"}  # it was without
+        return judged(settings, pairs, self._noise(len(pairs)), note)
 
     def _is_enough(self, num_turns: int, began: float) -> bool:
         if self._num_updates is not None:
@@ -310,8 +306,11 @@ class Tuner:
             return note
         compiled = tried.run.compiled
         if compiled is not None and compiled.choice == "eager":
-            return f"not compiled after all: {compiled.reason}"
+            start = note if len(settings) > 1 else ""
+            return "; ".join(filter(None, (start, f"not compiled after all: {compiled.reason}")))
         seconds = warm_ups[0] - median(warm_ups[1:]) if compiled is None else compiled.seconds
+        if seconds < LEAST_COMPILING:
+            return f"{note}; no time went into compiling: torch seems to have left it as it is"
         present, speed = (median(pair[at] for pair in pairs) for at in (0, 1))
         pays = ""
         if speed > present * (1 + LEAST_GAIN) and seconds > 0:
@@ -319,11 +318,11 @@ class Tuner:
         return f"{note}; compiled in {seconds:.1f} s{pays}"
 
 
-def _checked(trainer: Program, seconds: float, only: Iterable[str] | None) -> list[str]:
+def _checked(world: int, seconds: float, only: Iterable[str] | None) -> list[str]:
     """The names of the settings to try."""
-    if trainer.runtime.world > 1:
+    if world > 1:
         raise ConfigurationError(
-            f"tune was called on {trainer.runtime.world} processes, where each try would have to be the same on all of "
+            f"tune was called on {world} processes, where each try would have to be the same on all of "
             "them: start the program on one process, without a launcher. Workers, precision, compile and memory "
             "format carry over; a batch size is then that of one process."
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import dataclass, fields
@@ -50,34 +50,30 @@ class Settings:
 NAMES = tuple(field.name for field in fields(Settings))
 
 
-def present_settings(trainer: Program, data: TunedData) -> Settings:
-    """The settings that a trainer has now."""
-    groups = [group for optimizer in trainer.optimizers.values() for group in optimizer.param_groups]
-    return Settings(
-        workers=data.workers,
-        batch_size=data.batch_size,
-        compile=trainer.compile,
-        precision=trainer.runtime.precision,
-        threads=torch.get_num_threads(),
-        channels_last=any(_is_channels_last(tensor) for tensor in _images(trainer)),
-        fused=bool(groups) and all(group.get("fused") for group in groups),
-        pin_memory=data.pin_memory,
-    )
-
-
 class Choices:
-    """The values to try for each setting, and the reasons why some settings are not tried."""
+    """The present settings of a trainer, the values to try for each, and why some settings are not tried."""
 
-    def __init__(self, trainer: Program, data: TunedData, present: Settings) -> None:
-        self._trainer, self._data, self._present = trainer, data, present
+    def __init__(self, trainer: Program, data: TunedData) -> None:
+        self._trainer, self._data = trainer, data
         self.reasons: dict[str, str] = dict(data.fixed)
+        groups = [group for optimizer in trainer.optimizers.values() for group in optimizer.param_groups]
+        self.present = Settings(
+            workers=data.workers,
+            batch_size=data.batch_size,
+            compile=trainer.compile,
+            precision=trainer.runtime.precision,
+            threads=torch.get_num_threads(),
+            channels_last=any(_is_channels_last(tensor) for tensor in _images(trainer.modules.values())),
+            fused=bool(groups) and all(group.get("fused") for group in groups),
+            pin_memory=data.pin_memory,
+        )
 
     def of(self, name: str) -> list[Any]:
         """The values to try, without the present one."""
         if name in self.reasons:
             return []
         find: Callable[[], list[Any]] = getattr(self, f"_{name}")
-        values = [value for value in find() if value != getattr(self._present, name)]
+        values = [value for value in find() if value != getattr(self.present, name)]
         if not values:
             self.reasons.setdefault(name, "there is nothing else to try")
         return values
@@ -86,7 +82,7 @@ class Choices:
         return [0, *_powers(num_cores())]
 
     def _batch_size(self) -> list[int]:
-        size, length = self._present.batch_size or 1, self._data.num_samples
+        size, length = self.present.batch_size or 1, self._data.num_samples
         sizes = [size << number for number in range(1, MAX_DOUBLINGS + 1)]
         if not (found := [size for size in sizes if length is None or size <= length]):
             self.reasons["batch_size"] = f"the data set has {length} samples, which is less than twice the batch"
@@ -108,13 +104,13 @@ class Choices:
         return _powers(num_cores())
 
     def _channels_last(self) -> list[bool]:
-        if not any(True for _ in _images(self._trainer)):
+        if not any(True for _ in _images(self._trainer.modules.values())):
             self.reasons["channels_last"] = "the model has no weights of four dimensions, as convolutions have them"
             return []
         return [True]
 
     def _fused(self) -> list[bool]:
-        if self._present.fused:
+        if self.present.fused:
             self.reasons["fused"] = "the optimizer is fused already"
         kinds = [type(optimizer) for optimizer in self._trainer.optimizers.values()]
         if other := [kind.__name__ for kind in kinds if kind not in FUSED]:
@@ -172,7 +168,7 @@ class Arrangement:
         if not self.settings.channels_last:
             yield
             return
-        before = [(tensor, tensor.data) for tensor in _images(self._trainer)]
+        before = [(tensor, tensor.data) for tensor in _images(self._trainer.modules.values())]
         if not self._images:  # made once: a compiled step may keep them
             self._images = [values.to(memory_format=torch.channels_last) for _, values in before]
         try:
@@ -237,9 +233,9 @@ def _powers(last: int) -> list[int]:
     return sorted({1 << number for number in range(last.bit_length())} | {last})
 
 
-def _images(trainer: Program) -> Iterator[torch.Tensor]:
+def _images(modules: Iterable[nn.Module]) -> Iterator[torch.Tensor]:
     """The weights and buffers of four dimensions, of which `channels_last` changes the order in memory."""
-    for module in trainer.modules.values():
+    for module in modules:
         yield from (tensor for tensor in (*module.parameters(), *module.buffers()) if tensor.dim() == 4)
 
 

@@ -131,8 +131,8 @@ def _cost(row: TuningRow) -> tuple[bool, int, int, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
-    """What the lines to change have to name: the class of the trainer, its models and optimizers, and the data."""
+class Named:
+    """What the lines to change name: the class of the trainer, its models and optimizers, and the data."""
 
     trainer: str = "Trainer"
     models: Sequence[str] = ("model",)
@@ -141,31 +141,31 @@ class Program:
     batch_size: int | None = None
 
 
-def lines_for(settings: Mapping[str, Any], program: Program) -> list[str]:
+def lines_for(settings: Mapping[str, Any], named: Named) -> list[str]:
     """The lines of code to change for some settings; `...` stands for what is there already."""
     lines = []
     if "threads" in settings:
         lines.append(f"torch.set_num_threads({settings['threads']})")
     if "channels_last" in settings:
-        lines += [f"{name}.to(memory_format=torch.channels_last)" for name in program.models]
+        lines += [f"{name}.to(memory_format=torch.channels_last)" for name in named.models]
     if "fused" in settings:
-        lines += [f"{name} = torch.optim.{kind}(..., fused=True)" for name, kind in program.optimizers.items()]
+        lines += [f"{name} = torch.optim.{kind}(..., fused=True)" for name, kind in named.optimizers.items()]
     given = [f"{name}={_code(settings[name])}" for name in ("compile", "precision") if name in settings]
     if given:
-        lines.append(f"trainer = {program.trainer}(..., {', '.join(given)})")
-    return lines + _data_lines(settings, program)
+        lines.append(f"trainer = {named.trainer}(..., {', '.join(given)})")
+    return lines + _data_lines(settings, named)
 
 
-def _data_lines(settings: Mapping[str, Any], program: Program) -> list[str]:
+def _data_lines(settings: Mapping[str, Any], named: Named) -> list[str]:
     names = {"batch_size": "batch_size", "workers": "num_workers", "pin_memory": "pin_memory"}
     given = {keyword: settings[name] for name, keyword in names.items() if name in settings}
     if not given:
         return []
-    if program.is_loader:
+    if named.is_loader:
         return [f"loader = DataLoader(..., {_arguments(given)})"]
     if list(given) == ["batch_size"]:
         return [f"trainer.train(..., batch_size={given['batch_size']})"]
-    size = given.pop("batch_size", program.batch_size)
+    size = given.pop("batch_size", named.batch_size)
     return [f"loader = DataLoader(data, {size}, shuffle=True, {_arguments(given)})", "trainer.train(loader, ...)"]
 
 
@@ -187,7 +187,7 @@ class Tuning:
         rows: What was tried, in the order of trying.
         not_tried: The settings that were not tried, each with the reason.
         is_complete: Whether everything was tried; False where Ctrl-C or the time ended it.
-        program: What the lines to change name.
+        named: What the lines to change name.
 
     >>> from loopwright.tuning import Tuning, TuningRow
     >>> rows = (TuningRow({"batch_size": 64}, 1900.0, 1.9, 0.1, "faster"),)
@@ -201,7 +201,7 @@ class Tuning:
     rows: Sequence[TuningRow]
     not_tried: Mapping[str, str] = field(default_factory=dict)
     is_complete: bool = True
-    program: Program = field(default_factory=Program)
+    named: Named = field(default_factory=Named)
 
     @property
     def best(self) -> TuningRow | None:
@@ -221,7 +221,7 @@ class Tuning:
     @property
     def lines(self) -> list[str]:
         """The lines of code to change; `...` stands for what is there already."""
-        return lines_for(self.suggestion, self.program)
+        return lines_for(self.suggestion, self.named)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain values, for JSON."""
@@ -265,7 +265,7 @@ def present_cells(speed: float | None) -> tuple[str, str, str, str, str]:
 
 def summary_of(tuning: Tuning, lines_of: Callable[[Mapping[str, Any]], list[str]] | None = None) -> list[str]:
     """What is worth it, the lines to change, and what was not tried; `lines_of` returns the lines for settings."""
-    lines_of = partial(lines_for, program=tuning.program) if lines_of is None else lines_of
+    lines_of = partial(lines_for, named=tuning.named) if lines_of is None else lines_of
     words = [label_of(name, value) for name, value in tuning.present.items() if value is not False]
     lines = [f"Present settings: {', '.join(words)}."]
     lines += [f"Not tried: {UNTRIED.get(name, name)}, since {reason}." for name, reason in tuning.not_tried.items()]
