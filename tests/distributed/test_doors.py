@@ -20,7 +20,9 @@ from loopwright.doors.lifecycle import (
     Trainer,
     TrainerPlaceholderValues,
 )
+from loopwright.doors.modular import DreamTrainer, DreamTrainerConfig
 from loopwright.doors.simple import trainer as simple
+from loopwright.runtime import distributed
 from tests.distributed.ranks import run_ranks
 from tests.distributed.scenarios import assert_same, build_data, build_model, poisoned, weights_of
 
@@ -171,3 +173,47 @@ def test_a_second_trainer_goes_on_with_a_model_that_the_first_has_sharded() -> N
         trainer.train(TensorDataset(*build_data(16).tensors), num_epochs=1, batch_size=8)
     for weights in run_ranks(share, 2):
         assert_same(weights, weights_of(model))
+
+
+def train_in_buckets(rank: int, size: int, bucket_bytes: int = 1) -> dict[str, Any]:
+    """Both doors that have phases of their own, with a bucket for every parameter.
+
+    The last batch is a single sample, so that the gradients of all processes but one are those of a stand-in; and each
+    step of the other door has two backward passes.
+    """
+    distributed.BUCKET_BYTES = bucket_bytes
+    model = build_model()
+    trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1, momentum=0.9))
+    trainer.train(build_data(25), num_epochs=2, per_device_batch_size=size)
+    averaging = getattr(trainer._runtime, "averaging", None)
+    if averaging is not None:
+        assert len(averaging.sent) == 4
+    twice = Twice(DreamTrainerConfig(n_epochs=2, gradient_clip_val=0.3, progress="silent"))
+    twice.fit()
+    return {"stages": weights_of(model), "twice": weights_of(twice.model)}
+
+
+class Twice(DreamTrainer):
+    """Two losses a step."""
+
+    def configure_models(self) -> None:
+        self.model = build_model()
+
+    def configure_optimizers(self) -> None:
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1, momentum=0.9)
+
+    def configure_dataloaders(self) -> Any:
+        return DataLoader(build_data(25), batch_size=8, shuffle=True), None
+
+    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        outputs = self.model(batch[0])
+        loss = nn.functional.mse_loss(outputs, batch[1])
+        self.backward(loss, retain_graph=True)
+        self.backward(outputs.square().mean())
+        return {"loss": loss.detach()}
+
+
+def test_doors_train_as_one_process_when_gradients_travel_during_backward() -> None:
+    alone = train_in_buckets(0, 12, distributed.BUCKET_BYTES)
+    for results in run_ranks(train_in_buckets, 3, 4):
+        assert_same(results, alone)

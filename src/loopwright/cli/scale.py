@@ -23,11 +23,11 @@ EXAMPLE = """\
 scale --params 7B --layers 32 --width 4096 --sequence 4096 --batch 1024 --devices 8,64,512,4096
 scale run.yaml --device a100 --per-node 4 --between hdr --devices 4,8,16 --json"""
 SUFFIXES = {"k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
-HEADER = ["DEVICES", "STRATEGY", "MESH", "MEMORY", "FITS", "SENT", "COMM", "TIME", "TOKENS/S", "STEPS", "WHY NOT"]
-
+HEADER = ["DEVICES", "STRATEGY", "MESH", "MEMORY", "SENT", "COMM", "TIME", "TOKENS/S", "STEPS", "PROBLEM"]
 LEGEND = """\
-MESH is replicate x shard x tensor. MEMORY: of one device. SENT: bytes that it sends in one update. COMM: the share of
-TIME, that of an update, that waits for communication. STEPS of an update; r: activations are recomputed."""
+MESH: replicate x shard x tensor. MEMORY: of one device. SENT: bytes that it sends in one update. COMM: the share of
+TIME, that of an update, that waits for communication. STEPS of an update; r: activations are recomputed. PROBLEM:
+memory (does not fit), samples (fewer than ranks), padding (more shards than rows), thin (layers), waiting (COMM)."""
 
 
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
@@ -145,7 +145,7 @@ def _print_table(table: Comparison, cluster: Cluster) -> None:
     print(f"An update: {batch:,} samples{f' of {model.tokens:,} tokens' if model.tokens > 1 else ''}\n")
     header = [name if name != "TOKENS/S" or model.tokens > 1 else "SAMPLES/S" for name in HEADER]
     rows = [[f"{number:,}", TITLES[name], *_row(one)] for (name, number), one in table.estimates.items()]
-    print_fitted(header, rows, right="0356789", fold=str(len(HEADER) - 1))
+    print_fitted(header, rows, right="0345678", fold="")
     print()
     print(LEGEND)
     print()
@@ -158,26 +158,25 @@ def _print_table(table: Comparison, cluster: Cluster) -> None:
 
 def _row(one: Estimate) -> list[str]:
     sizes = one.sizes
-    mesh = " x ".join(str(size) for size in (sizes.replicate, sizes.shard, sizes.tensor))
+    mesh = "x".join(str(size) for size in (sizes.replicate, sizes.shard, sizes.tensor))
     speed = one.tokens_per_second if one.model.tokens > 1 else one.samples_per_second
     steps = f"{one.training.accumulate}{' r' if one.training.activation_checkpointing else ''}"
     return [
         mesh,
         size_text(one.memory.total),
-        "yes" if one.fits else "no",
         size_text(round(one.wire)),
         f"{one.communication_share:.0%}",
         f"{one.timing.step:.3g} s",
         f"{speed:,.0f}" if speed >= 100 else f"{speed:.3g}",
         steps,
-        one.problems[0] if one.problems else "",
+        one.problem,
     ]
 
 
 def _print_advice(table: Comparison) -> None:
     best = table.advice
     if best is None:
-        print("On none of these numbers of devices half of the time would be spent on the model: look at WHY NOT.")
+        print("On none of these numbers of devices half of the time would be spent on the model: look at PROBLEM.")
         return
     memory, share = size_text(best.memory.total), f"{best.communication_share:.0%}"
     speed = f"{best.tokens_per_second:,.0f} tokens/s" if best.model.tokens > 1 else f"{best.samples_per_second:,.4g}/s"

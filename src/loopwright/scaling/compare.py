@@ -17,7 +17,7 @@ from .model import ModelShape
 
 EQUAL = 1.002  # settings whose times differ by less are the same
 NEARLY = 1.05  # a simpler strategy that is as fast but for this is recommended
-TITLES = {"ddp": "DDP", "fsdp": "FSDP2", "hsdp": "HSDP", "tp": "TP", "fsdp+tp": "FSDP2 + TP"}
+TITLES = {"ddp": "DDP", "fsdp": "FSDP2", "hsdp": "HSDP", "tp": "TP", "fsdp+tp": "FSDP2+TP"}
 
 
 @dataclass(frozen=True)

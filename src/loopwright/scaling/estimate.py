@@ -109,7 +109,12 @@ class Estimate:
     @property
     def problems(self) -> tuple[str, ...]:
         """Why one would not train so, in words; empty where nothing is wrong."""
-        return tuple(_problems(self))
+        return tuple(text for _, text in _problems(self))
+
+    @property
+    def problem(self) -> str:
+        """The first of the problems in one word, such as "memory" or "samples"; "" where nothing is wrong."""
+        return next((name for name, _ in _problems(self)), "")
 
     @property
     def program_lines(self) -> list[str]:
@@ -252,20 +257,21 @@ def estimate_sizes(model: ModelShape, sizes: Sizes, training: Training, cluster:
     return Estimate(model, sizes, training, cluster, memory, sent, timing)
 
 
-def _problems(one: Estimate) -> Iterator[str]:
+def _problems(one: Estimate) -> Iterator[tuple[str, str]]:
     if not one.fits:
         usable = one.cluster.usable_memory * one.cluster.device.memory
-        yield f"a rank needs {one.memory.total / 1e9:.0f} GB of memory and can use {usable / 1e9:.0f} GB"
+        needed = f"{one.memory.total / 1e9:.0f} GB of memory"
+        yield "memory", f"a rank needs {needed} and can use {usable / 1e9:.0f} GB"
     if one.samples_per_rank < 1:
         whole = one.training.batch // one.training.accumulate
-        yield f"a step has {whole} samples for {one.sizes.data} ranks"
+        yield "samples", f"a step has {whole} samples for {one.sizes.data} ranks"
     if (padding := _padding(one)) > MUCH_PADDING:
-        yield f"there are more shards than rows to divide, so {padding:.1f} times the parameters are sent"
+        yield "padding", f"there are more shards than rows to divide, so {padding:.1f} times the parameters are sent"
     thin = min((w.shape[w.cut] for w in one.model.weights if w.cut is not None), default=0) / one.sizes.tensor
     if one.sizes.tensor > 1 and thin < THIN:
-        yield f"layers are cut into {thin:.0f} columns, too few for fast matrix products"
+        yield "thin", f"layers are cut into {thin:.0f} columns, too few for fast matrix products"
     if one.communication_share > 1 - LOW:
-        yield f"communication takes {one.communication_share:.0%} of an update"
+        yield "waiting", f"communication takes {one.communication_share:.0%} of an update"
 
 
 def _padding(one: Estimate) -> float:
