@@ -100,7 +100,7 @@ class Cursor:
                 f"The position to continue from was saved without a state of {type(self.source).__name__}, which had "
                 "none then: start a new run."
             )
-        self.is_exhausted = state["is_exhausted"]
+        self.is_exhausted, self._first = state["is_exhausted"], state.get("first")
         self._may_be_exhausted = self.is_exhausted or not position
 
     def read(self, number: int) -> list[Any]:
@@ -143,7 +143,7 @@ class Cursor:
             self.source.restart_on_stop_iteration = False  # a state at the end of an epoch is not the next one's start
             self._items = self._open()
             self.source.restart_on_stop_iteration = True
-        self._first, self._loaded = state.get("first"), digest(saved)
+        self._loaded = digest(saved)
         self._check_at = -1 if _shows(found, self._loaded) else state["position"]
 
     def _replay(self, state: dict[str, Any]) -> None:
