@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader
 from ..errors import DataError
 from .order import SAMPLE, WORKER, derive_seed
 from .positions import (
-    STORABLE,
     Accessors,
     Restarting,
     accessors,
@@ -22,7 +21,6 @@ from .positions import (
     may_have_iterators_with_state,
     order_of_buffers,
     set_epoch,
-    unstorable,
 )
 from .random import preserved_rng, seed_sample
 
@@ -54,7 +52,7 @@ class Cursor:
         self._may_be_exhausted = False
         self._is_saved = False
         self._is_placed = False  # whether a state was loaded since an iterator was opened
-        self._check_at = -1  # the item after which the state is looked at
+        self._check_at = 0  # the item after which the state is looked at
         self._first: str | None = None  # digest of the state after the epoch's first item
         self._loaded: str | None = None  # digest of the state that was loaded
 
@@ -65,17 +63,16 @@ class Cursor:
     def start(self, epoch: int) -> None:
         self._epoch, self._items, self.is_exhausted = epoch, None, False
         self._may_be_exhausted = self.spans_epochs
-        self._first, self._check_at = None, 0 if self._is_saved else -1
+        self._first, self._check_at = None, 0
         set_epoch(self.source, epoch)
 
     def has_position(self) -> bool:
-        """Whether the position can be read and set; its state is then looked at after the first item of an epoch."""
+        """Whether the position can be read and set; if so, a state that cannot be saved is an error from now on."""
         found = self._accessors()
         if found is None and self._items is None and may_have_iterators_with_state(self.source):
             with preserved_rng():
                 found = accessors(iter(self.source))  # and not kept: an epoch opens its own, after `set_epoch`
-        if found is not None and not self._is_saved:
-            self._is_saved, self._check_at = True, 0
+        self._is_saved = found is not None
         return found is not None
 
     def state_dict(self) -> dict[str, Any]:
@@ -100,7 +97,7 @@ class Cursor:
                 f"The position to continue from was saved without a state of {type(self.source).__name__}, which had "
                 "none then: start a new run."
             )
-        self.is_exhausted = state["is_exhausted"]
+        self.is_exhausted, self._first = state["is_exhausted"], state.get("first")
         self._may_be_exhausted = self.is_exhausted or not position
 
     def read(self, number: int) -> list[Any]:
@@ -143,7 +140,7 @@ class Cursor:
             self.source.restart_on_stop_iteration = False  # a state at the end of an epoch is not the next one's start
             self._items = self._open()
             self.source.restart_on_stop_iteration = True
-        self._first, self._loaded = state.get("first"), digest(saved)
+        self._loaded = digest(saved)
         self._check_at = -1 if _shows(found, self._loaded) else state["position"]
 
     def _replay(self, state: dict[str, Any]) -> None:
@@ -172,12 +169,12 @@ class Cursor:
         found = self._accessors()
         if found is None:
             return
-        state = found.read()
-        if (problem := unstorable(state)) is not None:
-            raise DataError(
-                f"{found.owner}.{found.get.__name__}() returned a state that cannot be saved: {problem}. Return "
-                f"{STORABLE}."
-            )
+        try:
+            state = found.read_storable()
+        except DataError:
+            if self._is_saved:
+                raise
+            return
         now = digest(state)
         if number == 0:
             self._first = now

@@ -63,6 +63,16 @@ class Accessors(NamedTuple):
                 f"data cannot be saved. It must work after every item, and return {STORABLE}."
             ) from error
 
+    def read_storable(self) -> Any:
+        """Return the state, which must be one that a checkpoint can hold."""
+        state = self.read()
+        if (problem := unstorable(state)) is not None:
+            raise DataError(
+                f"{self.owner}.{self.get.__name__}() returned a state that cannot be saved: {problem}. Return "
+                f"{STORABLE}."
+            )
+        return state
+
     def write(self, state: Any) -> None:
         """Set a state that was saved."""
         try:

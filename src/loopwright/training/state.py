@@ -228,28 +228,31 @@ def each_position(run: TrainingRun, state: dict[str, Any] | None) -> dict[str, A
     return state if len(set(map(digest, states))) == 1 else {"ranks": states}
 
 
-def own_position(run: TrainingRun, saved: dict[str, Any] | None) -> dict[str, Any] | None:
+def own_position(run: TrainingRun, saved: Any) -> Any:
     """Return the position that this rank continues with."""
-    return saved["ranks"][run.runtime.sample_rank] if saved is not None and "ranks" in saved else saved
-
-
-def _is_iterated(state: Mapping[str, Any]) -> bool:
-    while "stream" in state:
-        state = state["stream"]
-    return bool(state["kind"] == ITERATED)
+    states = _positions(saved)
+    return saved if states is None else states[run.runtime.sample_rank]
 
 
 def wrong_positions(run: TrainingRun, small: Mapping[str, Any]) -> list[str]:
     """Return what is wrong with positions that each process had of its own."""
-    found = [
-        len(part["ranks"]) for part in (small["data"], small.get("eval_data")) if part is not None and "ranks" in part
-    ]
-    return [
-        f"data: each of {world} processes had read a part of its own of the data, and there are "
-        f"{run.runtime.num_shares} now; start {world} processes"
-        for world in found[:1]
-        if world != run.runtime.num_shares
-    ]
+    found = [states for part in ("data", "eval_data") if (states := _positions(small.get(part))) is not None]
+    world, now = max(map(len, found), default=0), run.runtime.num_shares
+    if all(len(states) == now for states in found):
+        return []
+    return [f"data: {world} processes had a position each in data of their own, and there are {now} now: start {world}"]
+
+
+def _positions(saved: Any) -> list[Any] | None:
+    """Return the positions of all processes, where they were saved."""
+    states = saved.get("ranks") if isinstance(saved, dict) else None
+    return states if isinstance(states, list) else None
+
+
+def _is_iterated(state: Any) -> bool:
+    while isinstance(state, dict) and "stream" in state:
+        state = state["stream"]
+    return isinstance(state, dict) and state.get("kind") == ITERATED
 
 
 def own_process(run: TrainingRun, saved: Any) -> list[Any]:
