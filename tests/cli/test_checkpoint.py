@@ -200,7 +200,9 @@ def test_export_asks_which_of_several_models(tmp_path, capsys):
     write_checkpoint(tmp_path / "both", {"models": models})
     both, out = str(tmp_path / "both"), str(tmp_path / "w.safetensors")
     assert main(["checkpoint", "export", both, out]) == 2
-    assert "['critic', 'generator']" in capsys.readouterr().err
+    assert "both has the models critic, generator: add --model critic." in capsys.readouterr().err
+    assert main(["checkpoint", "export", both, out, "--model", "actor"]) == 2
+    assert "both has the models critic, generator, but not 'actor': add --model critic." in capsys.readouterr().err
     assert main(["checkpoint", "export", both, out, "--model", "critic"]) == 0
     assert torch.equal(load_file(out)["w"], torch.ones(2))
 

@@ -59,7 +59,7 @@ MISUNDERSTOOD = {
     ),
     "`loopwright diff` with one run": (
         ["diff", "--root", "runs/deep"],
-        "There is no run 'last~1': runs/deep/ has only",
+        "There is only one run in runs/deep/, twin: name the runs to compare.",
     ),
     "`loopwright eval` of a run that a program started": (["eval", "finished"], "not from a run file"),
     "`loopwright export --format onnx` of a run that a program started": (
@@ -80,7 +80,7 @@ MISUNDERSTOOD = {
         ["train", "runs"],
         "runs is a folder, and `loopwright train` takes a run file (YAML)",
     ),
-    "`loopwright train`": (["train"], "Name a run file, as in `loopwright train run.yaml`, or a run to resume"),
+    "`loopwright train`": (["train"], "Name a run file, as in `loopwright train run.yaml`, or a run to resume, as in"),
     "`loopwright lr-find train.py`": (["lr-find", "train.py"], "loopwright.tuning.find_learning_rate(trainer, data)"),
     "`loopwright sweep train.py`": (["sweep", "train.py"], "In Python, write a loop over the values"),
 }

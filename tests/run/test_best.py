@@ -195,10 +195,10 @@ def experiment_of_a_run(folder: Path) -> float:
 
 
 def eval_command(folder: Path) -> float:
-    from loopwright.cli.evaluate import choose_checkpoint
+    from loopwright.cli.selection import pick_checkpoint
 
     _, script = run_with(folder, [BestModel("metric_loss", keep=4)], metric_loss=SERIES)
-    chosen = choose_checkpoint(RunView(folder), "best")
+    chosen = pick_checkpoint(RunView(folder), "best").path
     return SERIES[_epoch_of(loopwright.load_weights(chosen)["weight"], script)]
 
 

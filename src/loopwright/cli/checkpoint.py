@@ -11,7 +11,7 @@ from ..errors import ConfigurationError
 from .arguments import LAST, add_checkpoint, add_command, add_group, add_root, add_run
 from .exits import FOUND, OK
 from .output import RED, age_text, number_text, print_json, print_table, printable, size_text, styled
-from .selection import find_folder, find_source
+from .selection import check_model, find_folder, find_source
 
 if TYPE_CHECKING:
     from ..checkpoint import CheckpointContent, CheckpointDiff, CheckpointInfo, Difference
@@ -160,6 +160,7 @@ def export_command(options: argparse.Namespace) -> int:
     from ..checkpoint import load_weights, save_weights
 
     source = find_source(options.source, options.root, options.checkpoint)
+    check_model(source, options.model)
     weights = load_weights(source, model=options.model)  # verifies what it loads
     save_weights(out, weights, force=options.force)
     print(printable(f"{len(weights)} tensors of {source}, written to {out} ({size_text(out.stat().st_size)})."))

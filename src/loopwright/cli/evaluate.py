@@ -14,7 +14,7 @@ from ..run.reading import RunView
 from .arguments import add_checkpoint, add_command, add_run
 from .exits import OK
 from .output import number_text, print_json, print_table, printable, size_text
-from .selection import checkpoint_name, find_run, pick_checkpoint, require_config, short_path
+from .selection import checkpoint_name, find_run, lines_in_python, pick_checkpoint, require_config, short_path
 
 if TYPE_CHECKING:
     from ..checkpoint import CheckpointInfo
@@ -66,7 +66,7 @@ def eval_command(options: argparse.Namespace) -> int:
     from .exits import explained
 
     run = find_run(options.name, options.root)
-    require_config(run, f"trainer.load_weights({str(run.path)!r})", "trainer.evaluate(data)")
+    require_config(run, *lines_in_python(run, "evaluate"))
     checkpoint = pick_checkpoint(run, options.checkpoint)
     with explained():
         experiment = Experiment.from_run(run.path, progress="silent")
@@ -112,7 +112,7 @@ def predict_command(options: argparse.Namespace) -> int:
 
     output = _destination(Path(options.output), options.force)
     run = find_run(options.name, options.root)
-    require_config(run, f"trainer.load_weights({str(run.path)!r})", "trainer.predict(data)")
+    require_config(run, *lines_in_python(run, "predict"))
     checkpoint = pick_checkpoint(run, options.checkpoint)
     with explained():
         experiment = Experiment.from_run(run.path, progress="silent")

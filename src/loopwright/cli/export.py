@@ -13,7 +13,7 @@ from ..run.reading import RunView
 from .arguments import add_checkpoint, add_command, add_run
 from .exits import FOUND, OK
 from .output import printable, size_text
-from .selection import checkpoint_name, find_run, pick_checkpoint, require_config
+from .selection import check_model, checkpoint_name, find_run, pick_checkpoint, require_config
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -60,6 +60,7 @@ def export_command(options: argparse.Namespace) -> int:
     info = pick_checkpoint(run, options.checkpoint)
     from ..checkpoint import load_weights, save_weights
 
+    check_model(info.path, options.model)
     weights = load_weights(info.path, model=options.model)
     source = checkpoint_name(run, info)
     if options.format == "onnx":

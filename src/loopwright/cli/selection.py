@@ -59,8 +59,11 @@ def newest_runs(root: str, count: int, text: str = LAST) -> list[RunView]:
 def find_two_runs(first: str | None, second: str, root: str) -> tuple[RunView, RunView]:
     """Two runs to compare; where none is named, the last but one and the last."""
     if first is None:
-        newest, before = newest_runs(root, 2, "last~1")
-        return before, newest
+        newest, *others = all_runs(root) or newest_runs(root, 1)
+        if not others:
+            only = short_path(newest, root)
+            raise ConfigurationError(f"There is only one run in {root}/, {only}: name the runs to compare.")
+        return others[0], newest
     one, two = find_run(first, root), find_run(second, root)
     if one.path == two.path and second == LAST:
         raise ConfigurationError(f"{short_path(one, root)} is the last run itself: name the run to compare it with.")
@@ -196,8 +199,9 @@ def _about_program(path: Path, command: str) -> str:
 
 def name_run_file() -> str:
     """What is said where neither a run file nor a run is named."""
-    example = next(iter(_run_files(Path())), "run.yaml")
-    return f"Name a run file, as in `loopwright train {example}`, or a run to resume: `loopwright train --resume last`."
+    files = _run_files(Path())
+    text = f"Name a run file, as in `loopwright train {files[0] if files else 'run.yaml'}`, or a run to resume, as in "
+    return f"{text}`loopwright train --resume last`." + ("" if files else " `loopwright init` writes an example.")
 
 
 def resume_text(run: RunView) -> str:
@@ -296,6 +300,24 @@ def require_config(run: RunView, *python: str) -> None:
         f"{run.path} was started by a program{named}, not from a run file, so this command cannot build its "
         "model and data. In Python:\n" + "\n".join(f"  {line}" for line in python)
     )
+
+
+def check_model(source: Path, model: str | None) -> None:
+    """Raise an error that lists the models of a checkpoint, where --model has to choose one and does not."""
+    from ..checkpoint.inspect import is_checkpoint
+    from ..checkpoint.manifest import read_manifest
+
+    models = sorted(read_manifest(source).models) if is_checkpoint(source) else []
+    if models and (model not in models if model is not None else len(models) > 1):
+        wrong = "" if model is None else f", but not {model!r}"
+        raise ConfigurationError(f"{source} has the models {', '.join(models)}{wrong}: add --model {models[0]}.")
+
+
+def lines_in_python(run: RunView, method: str) -> list[str]:
+    """How to evaluate or predict in the program of a run; doors other than the native one have their own methods."""
+    if run.manifest.get("door", "native") == "native":
+        return [f"trainer.load_weights({str(run.path)!r})", f"trainer.{method}(data)"]
+    return [f"model.load_state_dict(loopwright.load_weights({str(run.path)!r}))", "# then as your program does it"]
 
 
 def program_of(run: RunView) -> str | None:
