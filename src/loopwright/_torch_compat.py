@@ -250,11 +250,8 @@ def tracing_backward(most_graphs: int) -> Iterator[None]:
 
 def failed_to_compile(error: BaseException) -> bool:
     """Whether an error comes from compiling, and not from computing. Since 2.0."""
-    from torch._dynamo.exc import TorchDynamoException
-
-    inductor = sys.modules.get("torch._inductor.exc")
-    kinds = (TorchDynamoException, *([] if inductor is None else [inductor.InductorError]))
-    return isinstance(error, kinds)
+    kinds = ("torch._dynamo.exc", "torch._inductor.exc")
+    return any(kind.__module__ in kinds for kind in type(error).__mro__)
 
 
 def has_own_hooks(optimizer: Optimizer) -> bool:

@@ -64,7 +64,7 @@ def build(
 
 def both(epochs: int = 2, data: Any = DATA, **arguments: Any) -> tuple[Trainer, Trainer]:
     """The same training without and with graphs."""
-    trainers = [build(compile, **arguments) for compile in (None, "step")]
+    trainers = [build(what, **arguments) for what in (None, "step")]
     for trainer in trainers:
         trainer.train(data, num_epochs=epochs, batch_size=16)
     return trainers[0], trainers[1]

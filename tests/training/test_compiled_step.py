@@ -84,6 +84,19 @@ class Named(Trainer):
         return {"square": error.square().mean(), "absolute": error.abs().mean() * 0.1}
 
 
+class Logging(Trainer):
+    def compute_loss(self, outputs: Tensor, targets: Tensor) -> Any:
+        self.log({"target": targets.mean(), "one": 1.0})
+        return super().compute_loss(outputs, targets)
+
+
+def test_values_that_the_loss_logs_are_in_the_row_of_the_epoch() -> None:
+    eager, compiled = both(kind=Logging, epochs=2, data=(X[:32], DATA[1][:32]))
+    assert_same(eager, compiled)
+    assert compiled.history["target"] == pytest.approx(eager.history["target"], abs=1e-6)
+    assert compiled.history["one"] == [1.0, 1.0]
+
+
 class Outputs(Callback):
     def __init__(self) -> None:
         self.seen: list[Tensor] = []
@@ -171,8 +184,8 @@ def test_an_update_with_a_loss_that_is_not_finite_does_not_reach_the_weights(act
 
 def test_the_guard_raises_what_it_raises_without_graphs() -> None:
     said = []
-    for compile in (None, "step"):  # noqa: A001
-        trainer = build(compile, model=Bad)
+    for what in (None, "step"):
+        trainer = build(what, model=Bad)
         with pytest.raises(NonFiniteLossError) as caught:
             trainer.train((BAD, DATA[1][:32]), num_epochs=1, batch_size=16)
         said.append((str(caught.value), trainer.progress.update))
@@ -189,7 +202,7 @@ def test_a_gradient_norm_that_is_not_finite_is_refused_too() -> None:
     given: dict[str, Any] = {"model": Steep, "callbacks": lambda: [NonFiniteGuard("skip")], "clip_norm": 1.0}
     eager, compiled = both(1, (BAD, DATA[1][:32]), **given)
     assert_same(eager, compiled)
-    assert compiled.callbacks[0].num_skipped == eager.callbacks[0].num_skipped == 1
+    assert compiled.callbacks[0].num_skipped == eager.callbacks[0].num_skipped == 2
 
 
 def test_the_optimizer_of_another_model_is_refused_as_without_graphs() -> None:
@@ -198,8 +211,8 @@ def test_the_optimizer_of_another_model_is_refused_as_without_graphs() -> None:
             return self.other(inputs)
 
     said = []
-    for compile in (None, "step"):  # noqa: A001
-        trainer = build(compile, kind=Other)
+    for what in (None, "step"):
+        trainer = build(what, kind=Other)
         trainer.other = Net()
         with pytest.raises(ConfigurationError) as caught:
             trainer.train(DATA, num_epochs=1, batch_size=16)

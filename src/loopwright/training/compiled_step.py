@@ -28,7 +28,12 @@ if TYPE_CHECKING:
 
 MOST_RECOMPILATIONS = 8  # after which a run goes on without graphs
 FASTER = 0.97  # of the time of an eager step: with less to gain, the step stays as it is
+CHANGING = ": it reads numbers that it changes, such as a counter; keep them in tensors"
 COMPILERS = ("c++", "g++", "clang++", "cl")
+
+
+class _KeepsRecompilingError(Exception):
+    """A step was compiled again for the batch that it had been compiled for."""
 
 
 class CompiledStep:
@@ -98,8 +103,17 @@ class CompiledStep:
     def _measure(self, run: TrainingRun, calls: CompiledCalls, batch: Any) -> None:
         from .compiled_trial import time_both
 
+        def compiled_step(batch: Any) -> Any:
+            result = calls(batch)
+            if self.num_recompilations:  # for the same batch
+                raise _KeepsRecompilingError
+            return result
+
         try:
-            eager, compiled, self.seconds = time_both(run, run.program.train_step, calls, batch)
+            eager, compiled, self.seconds = time_both(run, run.program.train_step, compiled_step, batch)
+        except _KeepsRecompilingError:
+            self._give_up(run, f"it would be compiled again in every step{CHANGING}")
+            return
         except Exception as error:
             self.graphs.clear()
             if not failed_to_compile(error):
