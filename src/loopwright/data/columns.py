@@ -56,7 +56,8 @@ class BatchTransform(Dataset[Any]):
         if not hasattr(self.data, "__getitem__") or not hasattr(self.data, "__len__"):
             raise DataError(
                 f"BatchTransform was given a {type(data).__name__}, which has no samples by index: pass tensors, "
-                "arrays or a data set with `__getitem__` and `__len__`. A DataLoader takes a BatchTransform as its data set."
+                "arrays or a data set with `__getitem__` and `__len__`. A DataLoader goes around it: "
+                "`DataLoader(BatchTransform(...))`."
             )
         self.transform = transform
 

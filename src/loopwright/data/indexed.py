@@ -321,10 +321,7 @@ class TensorStream(Stream):
         """Return the function that yields the batches of a span of the order."""
         if is_tensors(self._dataset):
             tensors, order = _resolve(self._dataset, order)
-            select = [tensor.index_select for tensor in tensors]
-            if isinstance(order, range):
-                return partial(_copies, tensors)
-            return partial(_selections, lambda indices: [of(0, indices) for of in select], order)
+            return partial(_copies, tensors) if isinstance(order, range) else partial(_rows, tensors, order)
         from .columnar import columns_of
 
         columns = columns_of(self._dataset)
@@ -384,6 +381,17 @@ def _not_negative(order: Any, length: int) -> Tensor:
     if len(indices) and indices.min() < 0:  # counted from the end
         indices = torch.where(indices < 0, indices + length, indices)
     return indices
+
+
+def _rows(
+    tensors: tuple[Tensor, ...], order: Tensor, span: tuple[int, int], batch_size: int, shard: Shard | None
+) -> Iterator[Batch]:
+    select = [tensor.index_select for tensor in tensors]
+    if shard is not None:
+        yield from _selections(lambda indices: [of(0, indices) for of in select], order, span, batch_size, shard)
+        return
+    for indices in _split(order, span, batch_size):
+        yield Batch([of(0, indices) for of in select], indices.shape[0])
 
 
 def _selections(
