@@ -12,8 +12,8 @@ import pytest
 import loopwright
 
 SOURCE = Path(loopwright.__file__).parent
-COMPAT = SOURCE / "_torch_compat.py"
-FILES = sorted(path for path in SOURCE.rglob("*.py") if path != COMPAT and "templates" not in path.parts)
+COMPAT = SOURCE / "_torch_compat"
+FILES = sorted(path for path in SOURCE.rglob("*.py") if COMPAT not in path.parents and "templates" not in path.parts)
 FOREIGN = ("torch", "torchmetrics")
 ELSEWHERE = {  # private only in spelling, or of packages other than torch
     "_fields",  # a named tuple's, documented

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import TensorDataset
 
 from loopwright import Callback, DistributedRuntime, Mesh, Trainer
-from loopwright._torch_compat import full_parameter, sharded_parameters
+from loopwright._torch_compat.distributed import full_parameter, sharded_parameters
 from loopwright.runtime.dtensor import local_tensor
 from loopwright.scaling import Cluster, Counted, Device, Estimate, counted_collectives, estimate, measure
 from loopwright.scaling.counting import table_of

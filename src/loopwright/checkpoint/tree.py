@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from .._torch_compat import local_shape_and_offset, root_mesh
+from .._torch_compat.distributed import local_shape_and_offset, root_mesh
 from ..errors import CheckpointError, ConfigurationError
 from .layout import Box, Numbers, whole
 

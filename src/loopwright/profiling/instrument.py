@@ -11,7 +11,7 @@ from weakref import WeakSet
 import torch
 from torch import nn
 
-from .._torch_compat import is_compiled
+from .._torch_compat.compiling import is_compiled
 from ..callback import Hook
 from .clock import (
     BACKWARD,

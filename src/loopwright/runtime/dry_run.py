@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .._torch_compat import clear_mesh_caches, local_shape_at, start_fake_group
+from .._torch_compat.distributed import clear_mesh_caches, local_shape_at, start_fake_group
 from ..errors import ConfigurationError
 from .dtensor import Mesh
 

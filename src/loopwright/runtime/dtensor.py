@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from .._torch_compat import local_shape_and_offset
+from .._torch_compat.distributed import local_shape_and_offset
 from ..errors import ConfigurationError
 
 T = TypeVar("T", bound=Tensor)

@@ -15,8 +15,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .. import _torch_compat
-from .._torch_compat import full_parameter, own_parameters, sharded_parameters
+from .._torch_compat import own_parameters
+from .._torch_compat.distributed import checkpoint_activations as make_checkpointed
+from .._torch_compat.distributed import full_parameter, sharded_parameters
 from ..errors import ConfigurationError
 from .dtensor import Mesh, copy_into, group_by_mesh, local_tensor, mesh_of
 
@@ -172,7 +173,7 @@ def checkpoint_activations(module: nn.Module) -> None:
             "or Sequential): leave it off, or apply torch.utils.checkpoint in the model's forward."
         )
     for block in blocks:
-        _torch_compat.checkpoint_activations(block)
+        make_checkpointed(block)
 
 
 def compile_parts(module: nn.Module, what: str) -> None:

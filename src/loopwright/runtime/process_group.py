@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # public, but not typed
 from torch.distributed.rendezvous import rendezvous
 
-from .._torch_compat import default_store
+from .._torch_compat.distributed import default_store
 from ..errors import ConfigurationError
 from .collectives import gather_pickled, gather_tensors
 from .environment import Launch

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .._torch_compat import dispatching, group_named
+from .._torch_compat.distributed import dispatching, group_named
 from ..runtime.dtensor import dtensor_type
 
 

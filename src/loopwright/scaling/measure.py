@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.flop_counter import FlopCounterMode
 
-from .._torch_compat import storage_key, tree_leaves, tree_map
+from .._torch_compat import tree_leaves, tree_map
+from .._torch_compat.distributed import storage_key
 from ..errors import ConfigurationError
 from ..runtime.dry_run import fake_group
 from ..runtime.dtensor import Mesh, local_tensor

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from .._torch_compat import failed_to_compile, foreach_div_, mark_stepped
+from .._torch_compat import foreach_div_, mark_stepped
+from .._torch_compat.compiling import failed_to_compile
 from ..metrics.result import StepResult
 from .compiled_graph import NUM_SETTINGS, Applied, Measured, Plan, StepGraphs
 from .compiled_optimizers import has_tensors, new_state, rule_for

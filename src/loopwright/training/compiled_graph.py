@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from .._torch_compat import failed_to_compile, tracing_backward, tree_map
+from .._torch_compat import tree_map
+from .._torch_compat.compiling import failed_to_compile, tracing_backward
 from ..metrics.result import StepResult
 from .compiled_optimizers import Options, Rule
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from .._torch_compat import (
+from .._torch_compat.compiling import (
     can_trace_backward,
     failed_to_compile,
     has_backward_hooks,

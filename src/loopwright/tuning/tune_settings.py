@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .._torch_compat import compiled_call, set_compiled_call
+from .._torch_compat.compiling import compiled_call, set_compiled_call
 from ..runtime.fsdp import blocks_of
 from ..training.program import Program
 from ..training.run import TrainingRun

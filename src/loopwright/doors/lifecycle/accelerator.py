@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..._torch_compat import uncompiled
+from ..._torch_compat.compiling import uncompiled
 from . import run_config
 
 if TYPE_CHECKING:

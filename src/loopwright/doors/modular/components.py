@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, DistributedSampler
 
-from ..._torch_compat import uncompiled
+from ..._torch_compat.compiling import uncompiled
 from ...errors import ConfigurationError
 
 if TYPE_CHECKING:

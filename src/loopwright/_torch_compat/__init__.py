@@ -7,20 +7,15 @@ do not import is imported at the call.
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, RandomSampler
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 # Operations on lists of tensors, one kernel for many of them
 
@@ -80,29 +75,9 @@ def set_state_dict_metadata(state: object, metadata: object) -> None:
     state._metadata = metadata  # type: ignore[attr-defined]
 
 
-def uncompiled(module: nn.Module) -> nn.Module | None:
-    """The module inside the one that `torch.compile(module)` returned; None for any other. Since 2.0."""
-    return module._modules.get("_orig_mod")
-
-
-def is_compiled(module: nn.Module) -> bool:
-    """Whether `module.compile()` compiled this module, or one inside, in place; hooks are compiled, too. Since 2.2."""
-    return any(part._compiled_call_impl is not None for part in module.modules())
-
-
 def has_several_gradient_hooks(param: nn.Parameter) -> bool:
     """Whether a parameter has more than one `register_post_accumulate_grad_hook`. Since 2.1."""
     return len(param._post_accumulate_grad_hooks) > 1
-
-
-def compiled_call(module: nn.Module) -> Any:
-    """What `module.compile()` has put in place of calling the module; None where it was not called. Since 2.2."""
-    return module._compiled_call_impl
-
-
-def set_compiled_call(module: nn.Module, call: Any) -> None:
-    """Put something in place of calling a module, or None to call it as it is. Since 2.2."""
-    module._compiled_call_impl = call
 
 
 # Optimizers, schedules and loss scaling
@@ -194,7 +169,8 @@ def collates_as_torch() -> bool:
     """Whether `default_collate` handles tensors and Python's containers as torch does. Since 2.0."""
     from torch.utils.data._utils.collate import default_collate_fn_map
 
-    extended = any(isinstance(container, kind) for kind in default_collate_fn_map for container in ((), [], {}))
+    containers: tuple[Any, ...] = ((), [], {})
+    extended = any(isinstance(container, kind) for kind in default_collate_fn_map for container in containers)
     return has_default_tensor_collate() and not extended
 
 
@@ -216,66 +192,6 @@ def record_memory(is_on: bool) -> None:
 def dump_memory_snapshot(path: str) -> None:
     """Write what was recorded to a file that pytorch.org/memory_viz reads. Since 2.1."""
     torch.cuda.memory._dump_snapshot(path)  # type: ignore[no-untyped-call]
-
-
-# Compiling
-
-
-def can_trace_backward() -> bool:
-    """Whether `torch.compile` can have a backward pass inside the graph. Since 2.11, as far as we know."""
-    import torch._dynamo.config as settings
-
-    return hasattr(settings, "trace_autograd_ops")
-
-
-@contextmanager
-def tracing_backward(most_graphs: int) -> Iterator[None]:
-    """Meanwhile, compile backward passes into graphs, each graph for the sizes and numbers that it was made for."""
-    import torch._dynamo.config as settings
-    import torch._inductor.config as generation
-
-    with (
-        generation.patch(size_asserts=False),
-        settings.patch(
-            trace_autograd_ops=True,
-            automatic_dynamic_shapes=False,
-            assume_static_by_default=True,
-            recompile_limit=most_graphs,
-        ),
-        warnings.catch_warnings(),
-    ):
-        warnings.simplefilter("ignore")
-        yield
-
-
-def failed_to_compile(error: BaseException) -> bool:
-    """Whether an error comes from compiling, and not from computing. Since 2.0."""
-    kinds = ("torch._dynamo.exc", "torch._inductor.exc")
-    return any(kind.__module__ in kinds for kind in type(error).__mro__)
-
-
-def has_own_hooks(optimizer: Optimizer) -> bool:
-    """Whether code of its own runs before or after an optimizer's steps. Since 1.13."""
-    from torch.optim import optimizer as torchs
-
-    return any(
-        (
-            optimizer._optimizer_step_pre_hooks,
-            optimizer._optimizer_step_post_hooks,
-            torchs._global_optimizer_pre_hooks,
-            torchs._global_optimizer_post_hooks,
-        )
-    )
-
-
-def has_gradient_hooks(param: Tensor) -> bool:
-    """Whether code of its own runs when a gradient was computed. Since 0.1; after accumulation since 2.1."""
-    return bool(param._backward_hooks) or bool(getattr(param, "_post_accumulate_grad_hooks", None))
-
-
-def has_backward_hooks(module: nn.Module) -> bool:
-    """Whether code of its own runs in the backward pass of a module, or before it. Since 0.1 and 2.0."""
-    return bool(module._backward_hooks) or bool(module._backward_pre_hooks)
 
 
 # Nested containers
@@ -300,109 +216,6 @@ def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
     from torch.utils import _pytree
 
     return _pytree.tree_map(function, tree)
-
-
-# Processes
-
-
-def default_store() -> Any:
-    """The key-value store of the default process group. Since 1.10."""
-    from torch.distributed.distributed_c10d import _get_default_store
-
-    return _get_default_store()
-
-
-def start_fake_group(world: int) -> None:
-    """Initialise `torch.distributed` as rank 0 of pretended ranks; collectives return at once. Since 2.0."""
-    import torch.distributed as dist
-    from torch.testing._internal.distributed import fake_pg  # noqa: F401  (makes the backend known)
-
-    store = dist.HashStore()  # type: ignore[attr-defined]  # public, but not in torch's type hints
-    dist.init_process_group("fake", rank=0, world_size=world, store=store)
-
-
-def group_named(name: str) -> Any:
-    """The process group that functional collectives call by a name. Since 2.1."""
-    from torch.distributed import distributed_c10d
-
-    torchs: Any = distributed_c10d  # which has another type for names
-    return torchs._resolve_process_group(name)
-
-
-@contextmanager
-def dispatching(see: Callable[[Any, Any, Any, Any], Any]) -> Iterator[None]:
-    """Meanwhile, call `see(operator, types, args, kwargs)` in place of every operator of torch. Since 1.13."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            return see(func, types, args, kwargs or {})
-
-    with Mode():  # type: ignore[no-untyped-call]
-        yield
-
-
-def storage_key(tensor: Tensor) -> int:
-    """What the storage of a tensor is told from others by, also on the meta device. Since 2.0."""
-    return int(tensor.untyped_storage()._cdata)
-
-
-def checkpoint_activations(module: nn.Module) -> None:
-    """Let a module recompute its activations in the backward pass; it stays the object that it is. Since 2.0."""
-    from torch.distributed._composable.checkpoint_activation import checkpoint
-
-    checkpoint(module)
-
-
-# Tensors on a device mesh
-
-
-def root_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """The mesh that another one is a part of; the mesh itself where it is none. Since 2.6."""
-    return mesh._get_root_mesh()
-
-
-def local_shape_and_offset(shape: Any, mesh: DeviceMesh, placements: Any) -> tuple[Any, Any]:
-    """The shape of this rank's part of a tensor, and where it begins. Since 2.0."""
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    return compute_local_shape_and_global_offset(shape, mesh, placements)
-
-
-def local_shape_at(
-    shape: tuple[int, ...], mesh_shape: tuple[int, ...], coordinate: tuple[int, ...], placements: tuple[Any, ...]
-) -> tuple[int, ...]:
-    """The shape of the part of a tensor that the rank at a coordinate of the mesh holds. Since 2.6."""
-    from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
-
-    local, _ = _compute_local_shape_and_global_offset(shape, mesh_shape, list(coordinate), placements, True)
-    return tuple(map(int, local))
-
-
-def clear_mesh_caches() -> None:
-    """Empty the caches of sharding decisions, which take a mesh of the same sizes for the same mesh. Since 2.6."""
-    if "torch.distributed.tensor" in sys.modules:
-        from torch.distributed.tensor import _redistribute, debug
-
-        debug._clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
-        _redistribute._gen_transform_infos.cache_clear()
-
-
-# FSDP2: while a sharded module computes, full parameters take the place of the shards that an optimizer holds
-
-
-def sharded_parameters(module: Any) -> Iterator[Any]:
-    """What FSDP2 keeps for each parameter of a module that it shards; `sharded_param` is the optimizer's. Since 2.4."""
-    state = module._get_fsdp_state()
-    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]  # newer ones have several
-    for group in groups:
-        if group is not None:
-            yield from group.fsdp_params
-
-
-def full_parameter(held: Any) -> Tensor | None:
-    """The full parameter that autograd knows; None before the first forward pass. Since 2.4."""
-    return getattr(held, "_unsharded_param", None)
 
 
 # torchmetrics (1.4 and later)

@@ -1,0 +1,94 @@
+"""Private names of torch's compiler; see the package for the rules."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+if TYPE_CHECKING:
+    pass
+
+
+def uncompiled(module: nn.Module) -> nn.Module | None:
+    """The module inside the one that `torch.compile(module)` returned; None for any other. Since 2.0."""
+    return module._modules.get("_orig_mod")
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether `module.compile()` compiled this module, or one inside, in place; hooks are compiled, too. Since 2.2."""
+    return any(part._compiled_call_impl is not None for part in module.modules())
+
+
+def compiled_call(module: nn.Module) -> Any:
+    """What `module.compile()` has put in place of calling the module; None where it was not called. Since 2.2."""
+    return module._compiled_call_impl
+
+
+def set_compiled_call(module: nn.Module, call: Any) -> None:
+    """Put something in place of calling a module, or None to call it as it is. Since 2.2."""
+    module._compiled_call_impl = call
+
+
+# Compiling
+
+
+def can_trace_backward() -> bool:
+    """Whether `torch.compile` can have a backward pass inside the graph. Since 2.11, as far as we know."""
+    import torch._dynamo.config as settings
+
+    return hasattr(settings, "trace_autograd_ops")
+
+
+@contextmanager
+def tracing_backward(most_graphs: int) -> Iterator[None]:
+    """Meanwhile, compile backward passes into graphs, each graph for the sizes and numbers that it was made for."""
+    import torch._dynamo.config as settings
+    import torch._inductor.config as generation
+
+    with (
+        generation.patch(size_asserts=False),
+        settings.patch(
+            trace_autograd_ops=True,
+            automatic_dynamic_shapes=False,
+            assume_static_by_default=True,
+            recompile_limit=most_graphs,
+        ),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def failed_to_compile(error: BaseException) -> bool:
+    """Whether an error comes from compiling, and not from computing. Since 2.0."""
+    kinds = ("torch._dynamo.exc", "torch._inductor.exc")
+    return any(kind.__module__ in kinds for kind in type(error).__mro__)
+
+
+def has_own_hooks(optimizer: Optimizer) -> bool:
+    """Whether code of its own runs before or after an optimizer's steps. Since 1.13."""
+    from torch.optim import optimizer as torchs
+
+    return any(
+        (
+            optimizer._optimizer_step_pre_hooks,
+            optimizer._optimizer_step_post_hooks,
+            torchs._global_optimizer_pre_hooks,
+            torchs._global_optimizer_post_hooks,
+        )
+    )
+
+
+def has_gradient_hooks(param: Tensor) -> bool:
+    """Whether code of its own runs when a gradient was computed. Since 0.1; after accumulation since 2.1."""
+    return bool(param._backward_hooks) or bool(getattr(param, "_post_accumulate_grad_hooks", None))
+
+
+def has_backward_hooks(module: nn.Module) -> bool:
+    """Whether code of its own runs in the backward pass of a module, or before it. Since 0.1 and 2.0."""
+    return bool(module._backward_hooks) or bool(module._backward_pre_hooks)
