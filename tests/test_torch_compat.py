@@ -13,6 +13,7 @@ import loopwright
 
 SOURCE = Path(loopwright.__file__).parent
 COMPAT = SOURCE / "_torch_compat"
+MODULES = sorted(COMPAT.glob("*.py"))
 FILES = sorted(path for path in SOURCE.rglob("*.py") if COMPAT not in path.parents and "templates" not in path.parts)
 FOREIGN = ("torch", "torchmetrics")
 ELSEWHERE = {  # private only in spelling, or of packages other than torch
@@ -91,7 +92,7 @@ def own_names() -> frozenset[str]:
 @cache
 def foreign_names() -> frozenset[str]:
     """Private attributes that are known to be torch's, since `_torch_compat` uses them."""
-    return frozenset(name for _, name in private_attributes(tree_of(COMPAT)))
+    return frozenset(name for path in MODULES for _, name in private_attributes(tree_of(path)))
 
 
 def problems_in(tree: ast.AST) -> list[str]:
@@ -140,8 +141,15 @@ def test_own_and_public_names_are_not(line: str) -> None:
 
 
 def definitions() -> dict[str, str]:
-    """The public names of the compatibility module, each with its docstring."""
-    found, body = {}, tree_of(COMPAT).body
+    """The public names of the compatibility package, each with its docstring."""
+    found: dict[str, str] = {}
+    for path in MODULES:
+        found |= definitions_in(tree_of(path).body)
+    return found
+
+
+def definitions_in(body: list[ast.stmt]) -> dict[str, str]:
+    found = {}
     for node, after in zip(body, [*body[1:], None], strict=True):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             found[node.name] = ast.get_docstring(node) or ""
@@ -155,7 +163,7 @@ def test_every_name_of_the_compatibility_module_is_used() -> None:
     used = set()
     for path in FILES:
         for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").endswith("_torch_compat"):
+            if isinstance(node, ast.ImportFrom) and "_torch_compat" in (node.module or ""):
                 used |= {alias.name for alias in node.names}
             if isinstance(node, ast.Attribute) and root_of(node) == "_torch_compat":
                 used.add(node.attr)
@@ -163,7 +171,7 @@ def test_every_name_of_the_compatibility_module_is_used() -> None:
 
 
 def test_every_name_of_torch_says_what_it_is_for_and_since_when_torch_has_it() -> None:
-    text = COMPAT.read_text()
+    text = "".join(path.read_text() for path in reversed(MODULES))  # that with torchmetrics last
     of_torch = {name for name in definitions() if text.index(name) < text.index("# torchmetrics (1.4 and later)")}
     told = definitions()
     assert [name for name in sorted(of_torch) if "Since " not in told[name]] == []

@@ -5,13 +5,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-
-if TYPE_CHECKING:
-    pass
 
 
 def uncompiled(module: nn.Module) -> nn.Module | None:
@@ -27,6 +25,15 @@ def is_compiled(module: nn.Module) -> bool:
 def compiled_call(module: nn.Module) -> Any:
     """What `module.compile()` has put in place of calling the module; None where it was not called. Since 2.2."""
     return module._compiled_call_impl
+
+
+def compile_in_place(module: nn.Module) -> None:
+    """Compile a module as `module.compile()` does, also one of torch's own classes, which torch leaves out. Since 2.2."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return module._call_impl(*args, **kwargs)
+
+    module._compiled_call_impl = torch.compile(call)
 
 
 def set_compiled_call(module: nn.Module, call: Any) -> None:

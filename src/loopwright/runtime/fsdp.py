@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .._torch_compat import own_parameters
+from .._torch_compat.compiling import compile_in_place
 from .._torch_compat.distributed import checkpoint_activations as make_checkpointed
 from .._torch_compat.distributed import full_parameter, sharded_parameters
 from ..errors import ConfigurationError
@@ -185,7 +186,7 @@ def compile_parts(module: nn.Module, what: str) -> None:
             "Sequential): use compile='model'."
         )
     for part in [module] if what == "model" else blocks:
-        part.compile()
+        compile_in_place(part)
 
 
 def disable_unsupported_steps(optimizer: Optimizer) -> None:
