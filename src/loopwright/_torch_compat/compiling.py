@@ -28,10 +28,10 @@ def compiled_call(module: nn.Module) -> Any:
 
 
 def compile_in_place(module: nn.Module) -> None:
-    """Compile a module as `module.compile()` does, also one of torch's own classes, which torch leaves out. Since 2.2."""
+    """Compile a module as `module.compile()` does, also one of a class of torch's own. Since 2.2."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        return module._call_impl(*args, **kwargs)
+        return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     module._compiled_call_impl = torch.compile(call)
 
