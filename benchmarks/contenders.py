@@ -8,6 +8,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch.utils.data import DataLoader
@@ -66,7 +67,14 @@ class Idle(Callback):
     """A callback that listens to nothing in the loop."""
 
 
-def _ours(work: Workload, *, is_factory: bool, is_bare: bool, more: Sequence[Callback] = ()) -> Round:
+def _ours(
+    work: Workload,
+    *,
+    is_factory: bool,
+    is_bare: bool,
+    more: Sequence[Callback] = (),
+    compile: Literal["step"] | None = None,  # noqa: A002
+) -> Round:
     model, data = work.build_model(), work.build_data()
     optimizer = work.build_optimizer if is_factory else work.build_optimizer(model.parameters())
     callbacks = [NonFiniteGuard("off")] if is_bare else []
@@ -75,6 +83,7 @@ def _ours(work: Workload, *, is_factory: bool, is_bare: bool, more: Sequence[Cal
         optimizer,
         work.loss_fn,
         callbacks=[*callbacks, *more],
+        compile=compile,
         progress="silent" if is_bare else "bar",
         run_dir=None if is_bare else Path(tempfile.mkdtemp()) / "run",
     )
@@ -114,6 +123,21 @@ def ours_bare_profile(work: Workload) -> Round:
     return _ours(work, is_factory=True, is_bare=True, more=[Profile()])
 
 
+def ours_compiled_own(work: Workload) -> Round:
+    """As a new user runs it, with the user's own optimizer object and `compile="step"`; the warm-up compiles."""
+    return _ours(work, is_factory=False, is_bare=False, compile="step")
+
+
+def ours_compiled(work: Workload) -> Round:
+    """The same with the optimizer as a factory."""
+    return _ours(work, is_factory=True, is_bare=False, compile="step")
+
+
+def ours_compiled_bare(work: Workload) -> Round:
+    """Everything optional off, and `compile="step"`."""
+    return _ours(work, is_factory=True, is_bare=True, compile="step")
+
+
 CONTENDERS: dict[str, Callable[[Workload], Round]] = {
     function.__name__: function
     for function in (
@@ -125,5 +149,8 @@ CONTENDERS: dict[str, Callable[[Workload], Round]] = {
         ours_bare_own,
         ours_bare_idle,
         ours_bare_profile,
+        ours_compiled_own,
+        ours_compiled,
+        ours_compiled_bare,
     )
 }
