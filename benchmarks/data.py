@@ -145,7 +145,9 @@ def serve(connection: Connection, terminal: str, name: str, workload: str) -> No
     torch.set_num_threads(1)
     torch.manual_seed(0)
     kind, workers = workload.split("/")
-    loader = DataLoader(DATA[kind](), batch_size=BATCH_SIZE, shuffle=True, num_workers=int(workers))
+    # in a spawned process workers would be spawned, too, and spend a second on importing torch
+    fork = {"multiprocessing_context": "fork"} if int(workers) else {}
+    loader = DataLoader(DATA[kind](), batch_size=BATCH_SIZE, shuffle=True, num_workers=int(workers), **fork)
     run = naive(loader) if name == "naive" else ours(loader, is_bare=name == "bare")
     num_steps = NUM_STEPS[int(workers)]
     run(num_steps)

@@ -22,6 +22,7 @@ ELSEWHERE = {  # private only in spelling, or of packages other than torch
     "_current_frames",  # sys._current_frames, documented
     "_is_protocol",  # typing
     "_actions",
+    "_option_string_actions",
     "_choices_actions",
     "_SubParsersAction",  # argparse
     "_storage",

@@ -158,20 +158,13 @@ def worker_signal_handlers(wrap: Callable[[Callable[[], None]], Callable[[], Non
         handling._set_worker_signal_handlers = original
 
 
-def has_default_tensor_collate() -> bool:
-    """Whether `default_collate` stacks tensors as torch does, and was not extended by the user. Since 2.0."""
+def collates_as_torch() -> bool:
+    """Whether `default_collate` handles tensors and containers as torch does: the user extended neither. Since 2.0."""
     from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
-    return default_collate_fn_map.get(Tensor) is collate_tensor_fn
-
-
-def collates_as_torch() -> bool:
-    """Whether `default_collate` handles tensors and Python's containers as torch does. Since 2.0."""
-    from torch.utils.data._utils.collate import default_collate_fn_map
-
-    containers: tuple[Any, ...] = ((), [], {})
+    containers: tuple[object, ...] = ((), [], {})
     extended = any(isinstance(container, kind) for kind in default_collate_fn_map for container in containers)
-    return has_default_tensor_collate() and not extended
+    return default_collate_fn_map.get(Tensor) is collate_tensor_fn and not extended
 
 
 def pin_memory(batch: Any) -> Any:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate, get_worker_info
 
-from .workers import MAX_BY_VALUE
+from .stream import MAX_BY_VALUE
 
 
 def collate_samples(samples: Any) -> Any:

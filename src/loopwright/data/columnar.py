@@ -6,7 +6,7 @@ have its own `__getitem__`, and takes the general path.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 
 from .collate import collate_samples
-from .columns import NamedColumns, as_tensor, is_mapped_array
-from .indexed import is_plain_tensor
+from .columns import NamedColumns, as_tensor, is_mapped_array, is_plain_tensor
 
 Select = Callable[[Tensor], Any]
 
@@ -68,12 +67,13 @@ def _of_array(array: np.ndarray[Any, Any]) -> Columns | None:
         return None
 
 
-def _of_list(samples: list[Any]) -> Columns:
-    return Columns(lambda indices: collate_samples([samples[index] for index in indices.tolist()]), len(samples), None)
+def _of_list(samples: list[Any], kind: Callable[[Iterable[Any]], Any] = list) -> Columns:
+    """Return the column of a list; `kind` is the type in which torch hands on a column, and keeps one of strings."""
+    return Columns(lambda indices: collate_samples(kind(samples[n] for n in indices.tolist())), len(samples), None)
 
 
-def _of_parts(parts: Sequence[Any]) -> Columns | None:
-    columns = [columns_of(part) for part in parts]
+def _of_parts(parts: Sequence[Any], kind: Callable[[Iterable[Any]], Any] = tuple) -> Columns | None:
+    columns = [_of_list(part, kind) if type(part) is list else columns_of(part) for part in parts]
     known = [column for column in columns if column is not None]
     if not columns or len(known) < len(columns):
         return None
@@ -83,7 +83,7 @@ def _of_parts(parts: Sequence[Any]) -> Columns | None:
 
 
 def _of_named(parts: dict[str, Any]) -> Columns | None:
-    columns = _of_parts(list(parts.values()))
+    columns = _of_parts(list(parts.values()), list)
     if columns is None:
         return None
     select, names = columns.select, list(parts)
@@ -98,7 +98,7 @@ def _of_stack(dataset: StackDataset[Any]) -> Columns | None:
 
 def _of_subset(dataset: Subset[Any]) -> Columns | None:
     inner, chosen = columns_of(dataset.dataset), dataset.indices
-    if inner is None:
+    if inner is None or inner.form is None:
         return None
     every = torch.as_tensor(chosen, dtype=torch.int64)
     every = torch.where(every < 0, every + inner.length, every)  # counted from the end

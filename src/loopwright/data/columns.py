@@ -18,6 +18,9 @@ from torch.utils.data import DataLoader, Dataset, StackDataset, TensorDataset, d
 from ..errors import DataError
 
 ACCEPTED = "pass a Dataset, a DataLoader, inputs and targets as `(x, y)`, or a list or another iterable of batches"
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
+_INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_DTYPES = frozenset(_FLOATS + _INTEGERS)
 
 
 class NamedColumns(Dataset[dict[str, Tensor]]):
@@ -226,6 +229,16 @@ def as_tensor(array: np.ndarray[Any, Any]) -> Tensor:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(array)
+
+
+def is_plain_tensor(tensor: Tensor) -> bool:
+    """Whether selected rows of a tensor are what stacked rows are."""
+    if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.is_nested:
+        return False
+    if tensor.dtype not in _DTYPES or tensor.requires_grad or tensor.is_conj() or tensor.is_neg():
+        return False
+    # stacked rows keep an unusual memory format, indexed rows do not
+    return tensor.shape[0] == 0 or tensor.select(0, 0).is_contiguous()
 
 
 def _has_lists(parts: Any) -> bool:

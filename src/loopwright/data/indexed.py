@@ -14,6 +14,7 @@ from torch.utils.data import Subset, TensorDataset, default_collate
 
 from .._torch_compat import collates_as_torch
 from ..errors import DataError
+from .columns import is_plain_tensor
 from .fetch import BatchSource, Request, can_pin, pin
 from .order import BatchPlan, EpochPlan, EvenBatches, spans_from
 from .sharding import Shard
@@ -216,9 +217,6 @@ class IndexedStream(Stream):
 
 
 _BLOCK = 512  # batches whose indices are split in one call: cheap per batch, and no noticeable delay
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
-_INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-_DTYPES = frozenset(_FLOATS + _INTEGERS)
 
 
 class TensorStream(Stream):
@@ -353,16 +351,6 @@ def is_tensors(dataset: Any) -> bool:
     if type(dataset) is not TensorDataset:
         return False
     return all(map(is_plain_tensor, dataset.tensors)) and len({tensor.device for tensor in dataset.tensors}) == 1
-
-
-def is_plain_tensor(tensor: Tensor) -> bool:
-    """Whether selected rows of a tensor are what stacked rows are."""
-    if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.is_nested:
-        return False
-    if tensor.dtype not in _DTYPES or tensor.requires_grad or tensor.is_conj() or tensor.is_neg():
-        return False
-    # stacked rows keep an unusual memory format, indexed rows do not
-    return tensor.shape[0] == 0 or tensor.select(0, 0).is_contiguous()
 
 
 def _resolve(dataset: Any, order: Any) -> tuple[tuple[Tensor, ...], Any]:

@@ -31,9 +31,8 @@ from .._torch_compat import persistent_iterator, shut_down_workers, worker_signa
 from ..errors import DataError
 from .fetch import Fetcher, Request, can_pin
 from .order import WORKER, derive_seed
-from .stream import Batch
+from .stream import MAX_BY_VALUE, Batch
 
-MAX_BY_VALUE = 1 << 19  # bytes of a tensor: at 1 MB shared memory is as fast, at 3 MB it is twice as fast
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _IS_POSIX = os.name == "posix"
 
