@@ -176,13 +176,13 @@ def targets_part() -> str:
 
 # Growth
 
-PLOTS = {
-    "steps": "A step costs the same after a million of them, and memory stays where it is",
-    "seek": "Resuming takes as long at the end of an epoch as at its start",
-    "callbacks": "A callback without an event in the loop costs nothing, one with an event a call",
-    "metrics": "A value that is logged in every step costs a fixed price",
-    "optimizers": "Several optimizers cost what they cost by hand",
-    "parameters": "Many parameters cost what they cost by hand",
+PLOTS = {  # what is shown; whether it grows is for the figures to say
+    "steps": "A step and the memory in a long run",
+    "seek": "Resuming at several places of an epoch",
+    "callbacks": "Callbacks without an event in the loop, and with one",
+    "metrics": "Values logged in every step",
+    "optimizers": "Several optimizers, against the same by hand",
+    "parameters": "Many parameter tensors, against the same by hand",
 }
 
 

@@ -67,7 +67,7 @@ def _peers(found: Found) -> Figure:
         color = COLORS[0] if name.startswith("ours") else "#334155" if name in ("naive", "tight") else "#cbd5e1"
         axes.barh(place, of.median, color=color, xerr=[[of.median - of.low], [of.high - of.median]], ecolor="#64748b")
     axes.set_yticks(range(len(ordered)), [_label(name) for name in ordered])
-    axes.axvline(1, color="#334155", linewidth=0.8)
+    axes.axvline(1, color="#334155", linewidth=0.8, marker="")
     axes.set_xlabel("CPU time of a step on W1, × the naive loop (shorter is faster)")
     axes.grid(axis="y", visible=False)
     return figure
