@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PACKAGES = ("callbacks", "schedules", "initializers", "losses", "trackers", "tuning", "debug")
+PACKAGES = ("callbacks", "schedules", "initializers", "losses", "trackers", "tuning", "debug", "scaling")
 
 
 def test_every_test_behind_a_promise_is_there() -> None:
