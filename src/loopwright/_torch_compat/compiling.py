@@ -53,18 +53,13 @@ def can_trace_backward() -> bool:
 
 @contextmanager
 def tracing_backward(most_graphs: int) -> Iterator[None]:
-    """Meanwhile, compile backward passes into graphs, each graph for the sizes and numbers that it was made for."""
+    """Meanwhile, compile backward passes into graphs, each for its own sizes and numbers. Since 2.11 or so."""
     import torch._dynamo.config as settings
     import torch._inductor.config as generation
 
     with (
         generation.patch(size_asserts=False),
-        settings.patch(
-            trace_autograd_ops=True,
-            automatic_dynamic_shapes=False,
-            assume_static_by_default=True,
-            recompile_limit=most_graphs,
-        ),
+        settings.patch(trace_autograd_ops=True, automatic_dynamic_shapes=False, recompile_limit=most_graphs),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")
@@ -73,29 +68,20 @@ def tracing_backward(most_graphs: int) -> Iterator[None]:
 
 def failed_to_compile(error: BaseException) -> bool:
     """Whether an error comes from compiling, and not from computing. Since 2.0."""
-    kinds = ("torch._dynamo.exc", "torch._inductor.exc")
-    return any(kind.__module__ in kinds for kind in type(error).__mro__)
+    return any(kind.__module__ in ("torch._dynamo.exc", "torch._inductor.exc") for kind in type(error).__mro__)
 
 
-def has_own_hooks(optimizer: Optimizer) -> bool:
-    """Whether code of its own runs before or after an optimizer's steps. Since 1.13."""
+def has_own_steps(optimizer: Optimizer) -> bool:
+    """Whether an optimizer's `step` is replaced, but by a scheduler, or has hooks. Since 1.4; hooks since 1.13."""
     from torch.optim import optimizer as torchs
 
-    return any(
-        (
-            optimizer._optimizer_step_pre_hooks,
-            optimizer._optimizer_step_post_hooks,
-            torchs._global_optimizer_pre_hooks,
-            torchs._global_optimizer_post_hooks,
-        )
-    )
-
-
-def has_gradient_hooks(param: Tensor) -> bool:
-    """Whether code of its own runs when a gradient was computed. Since 0.1; after accumulation since 2.1."""
-    return bool(param._backward_hooks) or bool(getattr(param, "_post_accumulate_grad_hooks", None))
+    replaced = vars(optimizer).get("step")
+    hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
+    hooks_of_all = (torchs._global_optimizer_pre_hooks, torchs._global_optimizer_post_hooks)
+    return any((*hooks, *hooks_of_all)) or (replaced is not None and not hasattr(replaced, "_wrapped_by_lr_sched"))
 
 
 def has_backward_hooks(module: nn.Module) -> bool:
-    """Whether code of its own runs in the backward pass of a module, or before it. Since 0.1 and 2.0."""
-    return bool(module._backward_hooks) or bool(module._backward_pre_hooks)
+    """Whether code of its own runs in the backward pass of a module or a parameter. Since 0.1; some since 2.1."""
+    own = [p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None) for p in module.parameters()]
+    return any((module._backward_hooks, module._backward_pre_hooks, *own))

@@ -16,8 +16,7 @@ from .._torch_compat.compiling import (
     can_trace_backward,
     failed_to_compile,
     has_backward_hooks,
-    has_gradient_hooks,
-    has_own_hooks,
+    has_own_steps,
 )
 from ..metrics.progress import counted
 from .compiled_optimizers import obstacle_in
@@ -204,10 +203,9 @@ def _obstacle_in_update(run: TrainingRun) -> str | None:
     optimizer, modules = update.optimizer, run.components.modules.values()
     if update.scaler is not None:
         return "a loss scaler (precision='fp16') looks at gradients before each optimizer step: use 'bf16'"
-    own_step: Any = vars(optimizer).get("step")
-    if has_own_hooks(optimizer) or (own_step is not None and not hasattr(own_step, "_wrapped_by_lr_sched")):
+    if has_own_steps(optimizer):
         return "functions are registered to run before or after the optimizer's steps"
-    if any(map(has_gradient_hooks, update.params)) or any(map(has_backward_hooks, _all_modules(modules))):
+    if any(map(has_backward_hooks, _all_modules(modules))):
         return "functions are registered to run in the backward pass"
     if any(getattr(module, "sparse", False) for module in _all_modules(modules)):
         return "an embedding has sparse gradients"

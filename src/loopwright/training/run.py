@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ..callback import Callback, Dispatch, Hook, TrainerHooks
 from ..data.random import set_rng_state
@@ -29,8 +29,23 @@ if TYPE_CHECKING:
     from ..data.stream import Stream
     from ..run import RunDirectory
     from ..run.changes import Change
-    from .compiled_step import CompiledStep
     from .program import Program, Words
+
+
+class StepChoice(Protocol):
+    """What a run with `compile="step"` has decided (`compiled_step.CompiledStep`)."""
+
+    choice: Literal["compiled", "eager"] | None
+    reason: str  # why eager
+
+    @property
+    def num_graphs(self) -> int: ...
+    @property
+    def num_recompilations(self) -> int: ...
+    def step_function(self, run: TrainingRun) -> Callable[[Any], Any]: ...
+    def report(self, run: TrainingRun) -> None: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 MAX_NOTES = 1000  # that wait for a recorder; without one they are forgotten
@@ -75,7 +90,7 @@ class TrainingRun:
         # The current update
         self.window = Window()
         self.updates = Updates({}, self.window)
-        self.compiled: CompiledStep | None = None  # with `compile="step"`
+        self.compiled: StepChoice | None = None  # with `compile="step"`
         self.num_micro_batches = 1  # that a step is divided into, since memory ran out
         self.skips_nonfinite = False
         # Data
