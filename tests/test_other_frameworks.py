@@ -197,6 +197,7 @@ CALLED: dict[str, tuple[Callable[[Trainer, Any], Any], type[Exception], str]] = 
         r"'image': it is a tensor of shape \(3, 4, 4\); give a number",
     ),
     "`trainer.fit(loader)`": (lambda t, d: t.fit(d), AttributeError, r"`trainer.train\(data, num_epochs\)`"),
+    "`trainer.compile(...)`": (lambda t, d: t.compile(), AttributeError, r"`Trainer\(model, optimizer, loss_fn\)`"),
     "`trainer.start(loader)`": (lambda t, d: t.start(d), AttributeError, "`trainer.train"),
     "`trainer.validate(loader)`": (lambda t, d: t.validate(d), AttributeError, r"write `trainer.evaluate\(data\)`"),
     "`trainer.test(loader)`": (lambda t, d: t.test(d), AttributeError, r"write `trainer.evaluate\(data\)`"),

@@ -85,6 +85,8 @@ CALLS = {"Trainer.log": "pass a dict: `trainer.log({'accuracy': value})`"}
 
 ATTRIBUTES = {
     **dict.fromkeys(("fit", "fit_generator", "run", "start", "train_model"), "`trainer.train(data, num_epochs)`"),
+    "compile": "`Trainer(model, optimizer, loss_fn)`, which needs no such call; `Trainer(..., compile='step')` is "
+    "torch.compile",
     **dict.fromkeys(("validate", "test", "score", "eval", "evaluation_loop"), "`trainer.evaluate(data)`"),
     **dict.fromkeys(("inference", "predict_proba", "forward_all"), "`trainer.predict(data)`"),
     **dict.fromkeys(("save_checkpoint", "save_model"), "`trainer.save(path)`, or `trainer.export(path)` for weights"),

@@ -111,7 +111,7 @@ class Trainer(DefaultProgram):
         self.callbacks = as_callbacks(callbacks)
         self.accumulate, self.clip_norm, self.clip_value = accumulate, clip_norm, clip_value
         self.runtime = resolve_runtime(runtime, precision, device, compile)
-        self.compile = compile or self.runtime.compile
+        self.compile_mode = compile or self.runtime.compile
         self.seed = seed
         self.datasets: Mapping[str, Any] = {}  # by name, for callbacks that look at more than the evaluation data
         self._components = Components()

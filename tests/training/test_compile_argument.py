@@ -21,13 +21,13 @@ def trainer_with(**arguments: Any) -> Trainer:
 @pytest.mark.parametrize(("what", "runtime"), [(None, None), ("step", None), ("model", "model"), ("blocks", "blocks")])
 def test_the_model_and_its_blocks_are_compiled_by_the_runtime_and_the_step_is_not(what: Any, runtime: Any) -> None:
     trainer = trainer_with(compile=what)
-    assert (trainer.compile, trainer.runtime.compile) == (what, runtime)
+    assert (trainer.compile_mode, trainer.runtime.compile) == (what, runtime)
 
 
 def test_what_a_given_runtime_compiles_is_what_the_trainer_says() -> None:
-    assert trainer_with(runtime=Runtime("cpu", compile="model")).compile == "model"
-    assert trainer_with(runtime=Runtime("cpu", compile="model"), compile="model").compile == "model"
-    assert trainer_with(runtime=Runtime("cpu"), compile="step").compile == "step"
+    assert trainer_with(runtime=Runtime("cpu", compile="model")).compile_mode == "model"
+    assert trainer_with(runtime=Runtime("cpu", compile="model"), compile="model").compile_mode == "model"
+    assert trainer_with(runtime=Runtime("cpu"), compile="step").compile_mode == "step"
 
 
 def test_a_wrong_value_is_refused_with_the_right_ones(mistake: Mistakes) -> None:

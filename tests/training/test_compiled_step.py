@@ -102,7 +102,7 @@ class Outputs(Callback):
         self.seen: list[Tensor] = []
 
     def on_train_step_end(self, trainer: Any, batch: Any, result: Any) -> None:
-        assert not result.outputs.requires_grad or trainer.compile is None
+        assert not result.outputs.requires_grad or trainer.compile_mode is None
         self.seen.append(result.outputs.detach().clone())
 
 

@@ -309,7 +309,7 @@ def test_a_compiled_trainer_is_also_tried_as_it_is(points, monkeypatch):
     tuner = Tuner(trainer, points, batch_size=8, only=["compile"], compile_choices=["model"])
     assert tried(tuner.run()) == ["not compiled"]
     assert model._compiled_call_impl is not None
-    assert trainer.compile == trainer.runtime.compile == "model"
+    assert trainer.compile_mode == trainer.runtime.compile == "model"
 
 
 # Ctrl-C

@@ -122,7 +122,7 @@ def test_the_lines_are_code_that_runs_and_does_what_it_says(settings, is_loader)
     finally:
         torch.set_num_threads(threads)
     assert names["trainer"].runtime.precision == settings.get("precision", "fp32")
-    assert names["trainer"].compile == settings.get("compile")
+    assert names["trainer"].compile_mode == settings.get("compile")
     assert bool(names["optimizer"].param_groups[0]["fused"]) == ("fused" in settings)
     is_last = model[0].weight.is_contiguous(memory_format=torch.channels_last)
     assert is_last == ("channels_last" in settings or model[0].weight.shape[1] == 1)

@@ -17,6 +17,7 @@ from ..errors import DataError
 from .columns import is_plain_tensor
 from .fetch import BatchSource, Request, can_pin, pin
 from .order import BatchPlan, EpochPlan, EvenBatches, spans_from
+from .rows import copies, rows, selections
 from .sharding import Shard
 from .stream import Batch, ReadAhead, Stateful, Stream, check_kind
 
@@ -319,12 +320,12 @@ class TensorStream(Stream):
         """Return the function that yields the batches of a span of the order."""
         if is_tensors(self._dataset):
             tensors, order = _resolve(self._dataset, order)
-            return partial(_copies, tensors) if isinstance(order, range) else partial(_rows, tensors, order)
+            return partial(copies, tensors) if isinstance(order, range) else partial(rows, tensors, order)
         from .columnar import columns_of
 
         columns = columns_of(self._dataset)
         assert columns is not None  # as `is_tensor_data` found
-        return partial(_selections, columns.select, _not_negative(order, columns.length))
+        return partial(selections, columns.select, _not_negative(order, columns.length))
 
 
 def is_tensor_data(dataset: Any, collate: Any, num_workers: int = 0) -> bool:
@@ -369,47 +370,6 @@ def _not_negative(order: Any, length: int) -> Tensor:
     if len(indices) and indices.min() < 0:  # counted from the end
         indices = torch.where(indices < 0, indices + length, indices)
     return indices
-
-
-def _rows(
-    tensors: tuple[Tensor, ...], order: Tensor, span: tuple[int, int], batch_size: int, shard: Shard | None
-) -> Iterator[Batch]:
-    select = [tensor.index_select for tensor in tensors]
-    if shard is not None:
-        yield from _selections(lambda indices: [of(0, indices) for of in select], order, span, batch_size, shard)
-        return
-    for indices in _split(order, span, batch_size):
-        yield Batch([of(0, indices) for of in select], indices.shape[0])
-
-
-def _selections(
-    select: Callable[[Tensor], Any], order: Tensor, span: tuple[int, int], batch_size: int, shard: Shard | None
-) -> Iterator[Batch]:
-    for indices in _split(order, span, batch_size):
-        if shard is None:
-            yield Batch(select(indices), indices.shape[0])
-        else:
-            total = indices.shape[0]
-            first, last = shard.part(0, total)
-            yield Batch(select(indices[first:last]), shard.size(total), total)
-
-
-def _copies(
-    tensors: tuple[Tensor, ...], span: tuple[int, int], batch_size: int, shard: Shard | None
-) -> Iterator[Batch]:
-    parts = [_split(tensor, span, batch_size) for tensor in tensors]
-    for views in zip(*parts, strict=True):  # views of the data set's memory: batches are copies
-        if shard is None:
-            yield Batch([view.clone() for view in views], views[0].shape[0])
-        else:
-            total = views[0].shape[0]
-            first, last = shard.part(0, total)
-            yield Batch([view[first:last].clone() for view in views], shard.size(total), total)
-
-
-def _split(tensor: Tensor, span: tuple[int, int], size: int) -> tuple[Tensor, ...]:
-    views: tuple[Tensor, ...] = tensor[span[0] : span[1]].split(size)  # type: ignore[no-untyped-call]
-    return views
 
 
 def _pinned(batch: Batch) -> Batch:

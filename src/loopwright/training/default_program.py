@@ -56,7 +56,7 @@ class DefaultProgram(Program):
 
     def _use_run(self, run: TrainingRun, compiled: str | None) -> None:
         """Train another run with its components, on its runtime: one of an experiment, or again the trainer's own."""
-        self.run, self._components, self.runtime, self.compile = run, run.components, run.runtime, compiled
+        self.run, self._components, self.runtime, self.compile_mode = run, run.components, run.runtime, compiled
 
     # Epochs and steps
 

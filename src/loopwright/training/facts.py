@@ -30,8 +30,8 @@ def collect_facts(run: TrainingRun) -> RunFacts:
 def describe_arguments(run: TrainingRun) -> dict[str, Any]:
     """Describe the arguments of the trainer that are no part of the fingerprint: they may change in a resumed run."""
     flat: dict[str, Any] = {"device": str(run.runtime.device), "num_processes": run.runtime.world}
-    if run.program.compile is not None:
-        flat["compile"] = run.program.compile
+    if run.program.compile_mode is not None:
+        flat["compile"] = run.program.compile_mode
     for callback in run.program.callbacks:
         if not type(callback).__module__.startswith("loopwright.doors."):  # those are the door's own
             flat |= _describe_callback(f"callbacks.{type(callback).__name__}", callback)

@@ -97,7 +97,7 @@ class Program(MediaMethods, TrainerHooks):
     _components: Components
     callbacks: list[Callback]
     runtime: Runtime
-    compile: str | None  # what was asked for
+    compile_mode: str | None  # the argument `compile`
     accumulate: int
     clip_norm: float | None
     clip_value: float | None

@@ -50,7 +50,7 @@ def fresh_run(trainer: Program, callbacks: Iterable[Callback]) -> Iterator[Keepe
 
 def start_again(trainer: Program) -> None:
     """Give the trainer a fresh run; weights and optimizers are not changed."""
-    trainer._use_run(trainer.run.fresh(), trainer.compile)
+    trainer._use_run(trainer.run.fresh(), trainer.compile_mode)
     trainer.run.bind(trainer.callbacks)
 
 

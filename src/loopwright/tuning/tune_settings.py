@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .._torch_compat.compiling import compiled_call, set_compiled_call
+from .._torch_compat.compiling import compile_in_place, compiled_call, set_compiled_call
 from ..runtime.fsdp import blocks_of
 from ..training.program import Program
 from ..training.run import TrainingRun
@@ -60,7 +60,7 @@ class Choices:
         self.present = Settings(
             workers=data.workers,
             batch_size=data.batch_size,
-            compile=trainer.compile,
+            compile=trainer.compile_mode,
             precision=trainer.runtime.precision,
             threads=torch.get_num_threads(),
             channels_last=any(_is_channels_last(tensor) for tensor in _images(trainer.modules.values())),
@@ -154,7 +154,7 @@ class Arrangement:
         trainer, settings = self._trainer, self.settings
         threads = torch.get_num_threads()
         with ExitStack() as stack:
-            stack.callback(trainer._use_run, trainer.run, trainer.compile)
+            stack.callback(trainer._use_run, trainer.run, trainer.compile_mode)
             trainer._use_run(self.run, settings.compile)
             stack.callback(torch.set_num_threads, threads)
             torch.set_num_threads(settings.threads)
@@ -201,7 +201,7 @@ class Arrangement:
         for model in self._trainer.models.values():
             for part in [model] if kind == "model" else blocks_of(model):
                 if part not in self._compiled:
-                    part.compile()
+                    compile_in_place(part)
                     self._compiled[part] = compiled_call(part)
                 set_compiled_call(part, self._compiled[part])
 
