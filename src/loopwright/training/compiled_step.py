@@ -109,7 +109,7 @@ class CompiledStep:
             return result
 
         try:
-            eager, compiled, self.seconds = time_both(run, run.program.train_step, compiled_step, batch)
+            timed = time_both(run, run.program.train_step, compiled_step, batch)
         except _KeepsRecompilingError:
             self._give_up(run, f"it would be compiled again in every step{CHANGING}")
             return
@@ -120,8 +120,10 @@ class CompiledStep:
             self._give_up(run, reason_of(error))
             return
         calls.forget()
-        times = f"{_time(compiled)} an update compiled, {_time(eager)} as it is (compiled in {self.seconds:.1f} s)"
-        if compiled < FASTER * eager:
+        self.seconds = timed.compiling
+        pair = f"{_time(timed.compiled)} an update compiled, {_time(timed.eager)} as it is"
+        times = f"{pair} (compiled in {self.seconds:.1f} s)"
+        if timed.compiled < FASTER * timed.eager and timed.ratio < FASTER:
             self.choice = "compiled"
             run.say(f"The step is compiled: {times}.")
         else:

@@ -80,7 +80,7 @@ def capture(run: TrainingRun, *, has_history: bool = True) -> dict[str, Tree]:
         "eval_data": eval_data,
         "stop_reason": run.stop_reason,
         "num_pieces": run.num_micro_batches,
-        **({} if run.compiled is None else {"compiled": run.compiled.state_dict()}),
+        "compiled": None if run.compiled is None else run.compiled.state_dict(),
         "rng": run.runtime.gather_each(rng_state()),
         "fingerprint": program,
     }
