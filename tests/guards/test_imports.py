@@ -85,13 +85,13 @@ def test_importing_the_trainer_adds_a_handful_of_modules_to_torch(loaded: dict[s
 
 def test_importing_the_trainer_needs_few_of_our_own_modules(loaded: dict[str, set[str]]):
     own = ours(loaded["trainer"])
-    assert len(own) <= 50, own
+    assert len(own) <= 52, own
     later = ("loopwright.doors", "loopwright.run.", "loopwright.checkpoint", "loopwright.profiling")
     assert not [name for name in own if name.startswith(later)]
 
 
 # How many more a stage may load: ours and others', with the figures of the day on which they were counted
-MORE = {"built": (4, 0), "trained": (18, 1), "recorded": (25, 3)}
+MORE = {"built": (4, 0), "trained": (19, 1), "recorded": (26, 3)}
 
 
 @pytest.mark.parametrize("stage", MORE)

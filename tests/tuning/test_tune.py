@@ -266,7 +266,7 @@ def test_callbacks_of_the_user_take_no_part(points):
 
 
 def eager_compile(module: nn.Module) -> None:
-    """As `nn.Module.compile`, without the seconds of the compiler."""
+    """As `compile_in_place`, without the seconds of the compiler."""
     module._compiled_call_impl = torch.compile(module._call_impl, backend="eager")
 
 
@@ -292,7 +292,7 @@ def test_compiled_parts_are_called_in_their_tries_only(points, monkeypatch):
     def note(module: nn.Module) -> None:
         module._compiled_call_impl = Note(module)
 
-    monkeypatch.setattr(nn.Module, "compile", note)
+    monkeypatch.setattr("loopwright.tuning.tune_settings.compile_in_place", note)
     model = nn.Sequential(Block(), Block(), nn.Linear(6, 3))
     tuner = Tuner(build(model), points, batch_size=8, only=["compile"], compile_choices=["model", "blocks"])
     tuning = tuner.run()
@@ -303,7 +303,7 @@ def test_compiled_parts_are_called_in_their_tries_only(points, monkeypatch):
 
 
 def test_a_compiled_trainer_is_also_tried_as_it_is(points, monkeypatch):
-    monkeypatch.setattr(nn.Module, "compile", eager_compile)
+    monkeypatch.setattr("loopwright.runtime.fsdp.compile_in_place", eager_compile)
     model = build_net()
     trainer = build(model, compile="model")
     tuner = Tuner(trainer, points, batch_size=8, only=["compile"], compile_choices=["model"])

@@ -37,6 +37,7 @@ class StepChoice(Protocol):
 
     choice: Literal["compiled", "eager"] | None
     reason: str  # why eager
+    seconds: float  # of compiling, in this process
 
     @property
     def num_graphs(self) -> int: ...
