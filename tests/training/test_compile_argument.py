@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from loopwright import Runtime, Trainer
+from loopwright._torch_compat.compiling import compile_in_place
 from loopwright.errors import ConfigurationError
 from tests.mistakes import Mistakes
 
@@ -44,3 +45,20 @@ def test_a_value_that_contradicts_the_runtime_is_refused(mistake: Mistakes) -> N
     what = "`compile='blocks'` together with `Runtime('cpu')`"
     with mistake("Arguments", what, ConfigurationError, match=r"or as in Runtime\('cpu', compile='blocks'\)"):
         trainer_with(runtime=Runtime("cpu"), compile="blocks")
+
+
+def test_a_model_of_a_class_of_torchs_own_is_compiled_too() -> None:
+    """`nn.Sequential.compile()` compiles nothing, and says nothing."""
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    model = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
+    x = torch.ones(4, 3)
+    expected = model(x)
+    compile_in_place(model, backend=backend)
+    assert torch.equal(model(x), expected)
+    assert len(graphs) == 1
+    assert list(model.state_dict()) == ["0.weight", "0.bias"]

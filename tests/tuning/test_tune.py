@@ -303,7 +303,8 @@ def test_compiled_parts_are_called_in_their_tries_only(points, monkeypatch):
 
 
 def test_a_compiled_trainer_is_also_tried_as_it_is(points, monkeypatch):
-    monkeypatch.setattr("loopwright.runtime.fsdp.compile_in_place", eager_compile)
+    for place in ("runtime.fsdp", "tuning.tune_settings"):
+        monkeypatch.setattr(f"loopwright.{place}.compile_in_place", eager_compile)
     model = build_net()
     trainer = build(model, compile="model")
     tuner = Tuner(trainer, points, batch_size=8, only=["compile"], compile_choices=["model"])
@@ -415,7 +416,7 @@ def test_a_failing_compilation_is_a_row(monkeypatch):
     def fail(module: nn.Module) -> None:
         raise RuntimeError("no compiler on this machine")
 
-    monkeypatch.setattr(nn.Module, "compile", fail)
+    monkeypatch.setattr("loopwright.tuning.tune_settings.compile_in_place", fail)
     tuner = Tuner(build(), Samples(), batch_size=8, only=["compile"], compile_choices=["model"])
     assert only_row(tuner.run()).note == "RuntimeError: no compiler on this machine"
 
@@ -606,7 +607,7 @@ def test_a_step_that_stays_eager_beside_other_settings_is_not_part_of_the_row(mo
 
 
 def test_a_part_that_torch_left_as_it_is_is_not_said_to_be_compiled(points, monkeypatch, hand_clock):
-    monkeypatch.setattr(nn.Module, "compile", lambda module: None)
+    monkeypatch.setattr("loopwright.tuning.tune_settings.compile_in_place", lambda module: None)
     trainer = hand_clock.trainer(per_step=1e-3, per_sample=0.0)
     (row,) = Tuner(trainer, points, batch_size=8, only=["compile"], compile_choices=["model"]).run().rows
     assert row.note.endswith("no time went into compiling: torch seems to have left it as it is")

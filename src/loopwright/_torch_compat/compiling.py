@@ -27,13 +27,13 @@ def compiled_call(module: nn.Module) -> Any:
     return module._compiled_call_impl
 
 
-def compile_in_place(module: nn.Module) -> None:
+def compile_in_place(module: nn.Module, **options: Any) -> None:
     """Compile a module as `module.compile()` does, also one of a class of torch's own. Since 2.2."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
-    module._compiled_call_impl = torch.compile(call)
+    module._compiled_call_impl = torch.compile(call, **options)
 
 
 def set_compiled_call(module: nn.Module, call: Any) -> None:
