@@ -43,7 +43,7 @@ def add_command(
         epilog=examples_text(example),
         parents=[common],
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, command=name)
     return parser
 
 

@@ -41,7 +41,6 @@ def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     """Add both commands."""
     what = "Suggest a learning rate."
     rates = add_command(parsers, common, "lr-find", run=lr_command, what=what, more=RATES, example=RATES_EXAMPLE)
-    rates.set_defaults(command="lr-find")
     add_config(rates)
     rates.add_argument("--low", metavar="RATE", type=float, default=1e-7, help="the first rate (default: 1e-7)")
     rates.add_argument("--high", metavar="RATE", type=float, default=1.0, help="the last rate (default: 1)")
@@ -55,7 +54,6 @@ def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     sizes = add_command(
         parsers, common, "batch-size-find", run=batch_size_command, what=what, more=SIZES, example=SIZES_EXAMPLE
     )
-    sizes.set_defaults(command="batch-size-find")
     add_config(sizes)
     sizes.add_argument("--start", metavar="N", type=int, default=1, help="the smallest size (default: 1)")
     sizes.add_argument("--max", metavar="N", type=int, default=4096, help="the largest size (default: 4096)")

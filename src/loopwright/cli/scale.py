@@ -34,7 +34,6 @@ def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     """Add the command."""
     what = "Estimate memory, communication and speed on many devices."
     parser = add_command(parsers, common, "scale", run=scale_command, what=what, more=MORE, example=EXAMPLE)
-    parser.set_defaults(command="scale")
     add_config(parser, what="a run file (YAML) whose model is measured", nargs="?")
     parser.add_argument("--params", metavar="N", type=parse_count, help="parameters of the transformer: 7B, 125M, 7e9")
     parser.add_argument("--layers", metavar="N", type=int, help="its blocks")
