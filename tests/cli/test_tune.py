@@ -81,7 +81,7 @@ def test_the_overrides_are_settings_of_run_files():
     experiment.build()
     engine = experiment.trainer.engine
     assert engine.runtime.precision == "bf16"
-    assert engine.compile == engine.runtime.compile == "model"
+    assert engine.compile_mode == engine.runtime.compile == "model"
     assert (engine.config.num_workers, engine.config.batch_size) == (1, 12)
 
 
