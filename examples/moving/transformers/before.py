@@ -41,6 +41,7 @@ arguments = TrainingArguments(
     eval_strategy="epoch",
     report_to=[],
     remove_unused_columns=False,
+    dataloader_pin_memory=False,
 )
 trainer = InOrder(
     model,

@@ -117,14 +117,11 @@ class TrainingRun:
         self.callbacks: list[Callback] = []
         self.hooks: dict[str, list[Hook]] = {}
 
-    def fresh(self, runtime: Runtime | None = None, *, compiles_step: bool = False) -> TrainingRun:
+    def fresh(self, runtime: Runtime | None = None, compiled: StepChoice | None = None) -> TrainingRun:
         """Return a new run of the same program, without directory, schedules and output, for an experiment."""
         runtime, components = runtime or self.runtime, self.components.without_schedules()
         run = TrainingRun(self.program, runtime, components, progress_style="silent", is_trial=True)
-        if compiles_step:
-            from .compiled_step import CompiledStep
-
-            run.compiled = CompiledStep()
+        run.compiled = compiled
         return run
 
     @property

@@ -15,6 +15,7 @@ from torch import nn
 
 from .._torch_compat.compiling import compile_in_place, compiled_call, set_compiled_call
 from ..runtime.fsdp import blocks_of
+from ..training.compiled_step import CompiledStep
 from ..training.program import Program
 from ..training.run import TrainingRun
 from .tune_data import TunedData
@@ -142,7 +143,7 @@ class Arrangement:
         runtime = copy(trainer.runtime)
         runtime.precision = settings.precision
         runtime.compile = settings.compile if settings.compile != "step" else None
-        self.run: TrainingRun = trainer.run.fresh(runtime, compiles_step=settings.compile == "step")
+        self.run: TrainingRun = trainer.run.fresh(runtime, CompiledStep() if settings.compile == "step" else None)
         self.run.bind(trainer.callbacks)
         self._states: dict[str, Any] = {name: defaultdict(dict) for name in trainer.optimizers}
         self._compiled: dict[nn.Module, Any] = {}
