@@ -101,7 +101,8 @@ class Program:
                 os.environ.pop(name, None)
             termios.tcsetwinsize(1, (rows, columns))
             end_as_program(function, folder)
-        self._decode = codecs.getincrementaldecoder("utf-8")().decode
+        # Ctrl-C discards what a terminal has not shown yet, perhaps half of a character.
+        self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
 
     def wait_for(self, pattern: str) -> str:
         """The screen, as soon as it has a text that fits; an error where the program ends before."""
