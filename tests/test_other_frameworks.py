@@ -98,7 +98,7 @@ CONSTRUCTED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "`callbacks=[MeanMetric()]`": (
         lambda: build(callbacks=[torchmetrics.MeanMetric()]),
         ConfigurationError,
-        r"pass `loopwright.callbacks.TorchMetrics\(MeanMetric\(...\)\)`",
+        r"pass it as `Trainer\(metrics=MeanMetric\(...\)\)`",
     ),
     "`callbacks=[MeanMetric]`, the class": (
         lambda: build(callbacks=[torchmetrics.MeanMetric]),
@@ -116,7 +116,7 @@ CONSTRUCTED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "`Trainer(..., gradient_clip_val=1)`": (lambda: build(gradient_clip_val=1), TypeError, "write `clip_norm=`"),
     "`Trainer(..., accumulate_grad_batches=4)`": (lambda: build(accumulate_grad_batches=4), TypeError, "`accumulate=`"),
     "`Trainer(..., accelerator='gpu')`": (lambda: build(accelerator="gpu"), TypeError, "write `device=`"),
-    "`Trainer(..., metrics=['accuracy'])`": (lambda: build(metrics=["accuracy"]), TypeError, "TorchMetrics"),
+    "`Trainer(..., compute_metrics=...)`": (lambda: build(compute_metrics=len), TypeError, r"metrics=\{"),
     "`Trainer(..., schedular=...)`": (lambda: build(schedular=1), TypeError, "did you mean `scheduler=`?"),
 }
 

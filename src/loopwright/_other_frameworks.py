@@ -19,7 +19,7 @@ IN_INIT = "give it to the constructor: `Trainer(model, optimizer, loss_fn, ...)`
 CLIP = "write `clip_norm=`"
 WINDOW = "write `accumulate=`, the number of batches per update"
 RATE = "the learning rate belongs to the optimizer: `optimizer=partial(torch.optim.Adam, lr=1e-3)`"
-METRICS = "use `callbacks=[loopwright.callbacks.TorchMetrics(...)]`, or return a dict from `eval_step`"
+METRICS = "write `Trainer(..., metrics={'accuracy': function})`, with a function of (outputs, targets)"
 PRECISION = "write `precision='bf16'` (or 'fp16', 'fp32')"
 RUN_DIR = "write `run_dir=`, where metrics and checkpoints go"
 METRIC = "write `metric=`, such as `metric='eval_loss'`"
@@ -66,7 +66,7 @@ KEYWORDS: dict[str, dict[str, str]] = {
         **dict.fromkeys(("accelerator", "gpu", "use_gpu", "cuda"), "write `device=`"),
         **dict.fromkeys(("gpus", "devices", "num_gpus"), "start processes with torchrun or `loopwright.launch`"),
         **dict.fromkeys(("strategy", "distributed"), "write `runtime='ddp'` or `runtime='fsdp'`"),
-        **dict.fromkeys(("metrics", "compute_metrics"), METRICS),
+        **dict.fromkeys(("compute_metrics", "metric", "eval_metrics"), METRICS),
         **dict.fromkeys(("logger", "default_root_dir", "output_dir", "save_dir", "log_dir", "logdir", "dir"), RUN_DIR),
         **dict.fromkeys(("verbose", "enable_progress_bar", "progress_bar"), "write `progress='silent'` or 'bar'"),
         **dict.fromkeys(("callback", "hooks"), "write `callbacks=[...]`"),

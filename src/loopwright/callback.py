@@ -293,8 +293,8 @@ def as_callback(given: Any) -> Callback:
     name = given.__name__ if isinstance(given, type) else type(given).__name__
     if all(hasattr(given, method) for method in ("update", "compute", "reset")):
         raise ConfigurationError(
-            f"{name} is a metric and no callback: pass `loopwright.callbacks.TorchMetrics({name}(...))`, which "
-            "feeds it the batches of evaluations, or of training with `on='train'`."
+            f"{name} is a metric and no callback: pass it as `Trainer(metrics={name}(...))`, to be measured in "
+            f"evaluations; `loopwright.callbacks.TorchMetrics({name}(...), on='train')` measures the training."
         )
     if all(hasattr(given, method) for method in ("start", "log", "log_media", "finish")):
         raise ConfigurationError(

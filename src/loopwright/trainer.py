@@ -21,7 +21,7 @@ from .runtime import Runtime, resolve_runtime
 from .training import components, evaluate
 from .training.components import Components
 from .training.default_program import DefaultProgram
-from .training.program import Changes, Compile, Data, Display, Precision
+from .training.program import Changes, Compile, Data, Display, Metrics, Precision
 from .training.run import TrainingRun
 from .training.supervised import call_model, checked_pair, loss_of, split_supervised, stack_outputs
 from .training.updates import OptimizerChoice
@@ -58,6 +58,7 @@ class Trainer(DefaultProgram):
         loss_fn: LossFunction | None = None,
         *,
         scheduler: SchedulerLike | Mapping[str, SchedulerLike] | None = None,
+        metrics: Metrics | None = None,
         callbacks: CallbackLike | Iterable[CallbackLike] | None = (),
         accumulate: int = 1,
         clip_norm: float | None = None,
@@ -83,6 +84,8 @@ class Trainer(DefaultProgram):
                 `(sum, count)`. Not needed where the model returns its loss or `compute_loss` is overridden.
             scheduler: A torch scheduler, a function of the optimizer that makes one, a curve of
                 `loopwright.schedules`, or a `Schedule` that says how often it is stepped; or several by name.
+            metrics: Measured in evaluations: "accuracy", functions of (outputs, targets) or torchmetrics objects by
+                name, as `{"mae": torch.nn.functional.l1_loss}`. They are averaged over samples, as `eval_<name>`.
             callbacks: One or several `Callback` objects, or functions of (trainer, metrics), called after every epoch.
             accumulate: Batches per update. The gradient is that of one batch of all their samples.
             clip_norm: Largest norm of the gradients of an update; None for no clipping.
@@ -109,6 +112,10 @@ class Trainer(DefaultProgram):
             self.model: nn.Module = model
         self.loss_fn = loss_fn
         self.callbacks = as_callbacks(callbacks)
+        if metrics is not None:
+            from .callbacks.metric_functions import build_callbacks
+
+            self.callbacks += build_callbacks(metrics)
         self.accumulate, self.clip_norm, self.clip_value = accumulate, clip_norm, clip_value
         self.runtime = resolve_runtime(runtime, precision, device, compile)
         self.compile_mode = compile or self.runtime.compile
@@ -356,14 +363,14 @@ class Trainer(DefaultProgram):
         self.run.log(values)
 
     def log_step(self, values: Mapping[str, Any]) -> None:
-        """Add metrics to the last training step. Tensors are read at the next log point: no step waits for the device.
+        """Add metrics to the last step, of training or evaluation. Tensors are read later, so no step waits for them.
 
         Example:
             >>> class WeightNorm(Callback):
             ...     def on_update_end(self, trainer):
             ...         trainer.log_step({"weight_norm": trainer.model.weight.norm()})
         """
-        self.run.meter.add_to_last(values)
+        self.run.current_meter.add_to_last(values)
 
     # What the defaults above are
 

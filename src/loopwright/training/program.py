@@ -35,6 +35,8 @@ Precision = Literal["fp32", "bf16", "fp16"]
 Display = Literal["auto", "bar", "lines", "silent"]
 Compile = Literal["step", "model", "blocks"]
 Changes = Literal["refuse", "accept"]
+MetricLike = Callable[[Any, Any], Any] | nn.Module | str
+Metrics = MetricLike | Iterable[MetricLike] | Mapping[str, MetricLike]
 
 
 class Indexed(Protocol):

@@ -1,0 +1,161 @@
+"""`Trainer(metrics=...)`: measured over the samples of every evaluation, equal to a computation by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+from loopwright import ConfigurationError, StepResult, Trainer
+from loopwright.callbacks import BestModel
+
+INPUTS = torch.randn(37, 6, generator=torch.Generator().manual_seed(0))
+CLASSES = (INPUTS.sum(1) > 0).long() + (INPUTS[:, 0] > 1).long()
+
+
+def build(loss=None, outputs: int = 3, **arguments) -> Trainer:
+    torch.manual_seed(0)
+    model = nn.Linear(6, outputs)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    return Trainer(model, sgd, loss or nn.CrossEntropyLoss(), progress="silent", **arguments)
+
+
+def test_accuracy_is_that_of_all_samples_whatever_the_batches():
+    trainer = build(metrics="accuracy")
+    history = trainer.train((INPUTS, CLASSES), num_epochs=3, eval_data=(INPUTS, CLASSES), batch_size=8)
+    with torch.no_grad():
+        right = (trainer.model(INPUTS).argmax(1) == CLASSES).sum().item()
+    assert history["eval_accuracy"][-1] == pytest.approx(right / 37, abs=1e-7)
+    for size in (1, 5, 36, 37):
+        assert trainer.evaluate((INPUTS, CLASSES), batch_size=size)["accuracy"] == pytest.approx(right / 37, abs=1e-7)
+
+
+def test_training_is_the_same_with_and_without_metrics():
+    plain, measured = build(), build(metrics=["accuracy"])
+    for trainer in (plain, measured):
+        trainer.train((INPUTS, CLASSES), num_epochs=2, eval_data=(INPUTS, CLASSES), batch_size=8)
+    assert torch.equal(plain.model.weight, measured.model.weight)
+
+
+def test_functions_return_a_mean_or_a_value_for_each_sample():
+    def error(outputs, targets):
+        return (outputs - targets).abs().squeeze(1)
+
+    targets = INPUTS.sum(1, keepdim=True)
+    trainer = build(nn.MSELoss(), 1, metrics={"mae": F.l1_loss, "error": error, "constant": lambda *_: 2})
+    measured = trainer.evaluate((INPUTS, targets), batch_size=8)
+    with torch.no_grad():
+        expected = F.l1_loss(trainer.model(INPUTS), targets).item()
+    assert measured["mae"] == pytest.approx(expected, rel=1e-6)
+    assert measured["error"] == pytest.approx(expected, rel=1e-6)
+    assert measured["constant"] == 2
+
+
+@pytest.mark.parametrize(
+    ("loss", "yes"),
+    [(nn.BCEWithLogitsLoss(), 0.0), (F.binary_cross_entropy_with_logits, 0.0), (nn.BCELoss(), 0.5)],
+    ids=["module", "function", "probabilities"],
+)
+def test_the_loss_decides_which_output_of_a_binary_classifier_means_yes(loss, yes):
+    model = nn.Linear(6, 1)
+    program = nn.Sequential(model, nn.Sigmoid()) if yes else model
+    trainer = Trainer(program, loss_fn=loss, metrics="accuracy", progress="silent")
+    targets = (INPUTS.sum(1, keepdim=True) > 0).float()
+    with torch.no_grad():
+        right = ((program(INPUTS) > yes) == (targets == 1)).float().mean().item()
+    assert 0 < right < 1
+    assert trainer.evaluate((INPUTS, targets), batch_size=8)["accuracy"] == pytest.approx(right, abs=1e-6)
+
+
+def test_torchmetrics_objects_and_functions_stand_side_by_side():
+    from torchmetrics.classification import MulticlassF1Score
+
+    f1 = MulticlassF1Score(3)
+    trainer = build(metrics={"accuracy": "accuracy", "f1": f1, "second": lambda o, t: o.argsort(1)[:, 1] == t})
+    measured = trainer.evaluate((INPUTS, CLASSES), batch_size=8)
+    with torch.no_grad():
+        outputs = trainer.model(INPUTS)
+    assert measured["f1"] == pytest.approx(MulticlassF1Score(3)(outputs, CLASSES).item())
+    assert measured["second"] == pytest.approx((outputs.argsort(1)[:, 1] == CLASSES).float().mean().item())
+    assert set(measured) == {"loss", "accuracy", "f1", "second"}
+
+
+def test_functions_name_themselves_in_a_list():
+    assert set(build(nn.MSELoss(), 1, metrics=[F.l1_loss]).evaluate((INPUTS, INPUTS[:, :1]))) == {"loss", "l1_loss"}
+
+
+def test_a_model_is_kept_and_resumed_by_a_metric(tmp_path):
+    def train(**limits):
+        trainer = build(metrics="accuracy", callbacks=[BestModel("eval_accuracy")], run_dir=tmp_path / "run")
+        return trainer.train((INPUTS, CLASSES), eval_data=(INPUTS, CLASSES), batch_size=8, **limits)
+
+    train(num_epochs=2)
+    history = train(num_epochs=4)
+    whole = build(metrics="accuracy").train((INPUTS, CLASSES), 4, (INPUTS, CLASSES), batch_size=8)
+    assert history["eval_accuracy"] == whole["eval_accuracy"]
+
+
+def test_a_step_of_ones_own_is_measured_by_its_outputs(mistake):
+    class Own(Trainer):
+        def eval_step(self, batch):
+            outputs = self.model(batch[0])
+            return StepResult(F.cross_entropy(outputs, batch[1]), outputs=outputs)
+
+    class Without(Trainer):
+        def eval_step(self, batch):
+            return F.cross_entropy(self.model(batch[0]), batch[1])
+
+    arguments = {"metrics": "accuracy", "progress": "silent", "loss_fn": nn.CrossEntropyLoss()}
+    data = TensorDataset(INPUTS, CLASSES)
+    assert "accuracy" in Own(nn.Linear(6, 3), **arguments).evaluate(data)
+    with mistake("Arguments", "`metrics=` and an `eval_step` that returns the loss alone", ConfigurationError):
+        Without(nn.Linear(6, 3), **arguments).evaluate(data)
+
+
+def test_a_run_without_evaluation_says_that_nothing_is_measured(mistake, capsys):
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = Trainer(model, sgd, nn.CrossEntropyLoss(), metrics="accuracy", progress="lines")
+    trainer.train((INPUTS, CLASSES), num_epochs=1)
+    said = "metrics (accuracy) are measured in evaluations, and this run has none: pass `eval_data=`."
+    shown = capsys.readouterr()
+    assert said in shown.out + shown.err
+    mistake.said("Arguments", "`metrics=` without `eval_data=`", said)
+
+
+@pytest.mark.parametrize(
+    ("what", "metrics"),
+    [
+        ("`metrics='acuracy'`", "acuracy"),
+        ("`metrics=[nn.L1Loss]`, a class", [nn.L1Loss]),
+        ("`metrics={'mae': nn.L1Loss}`, a class", {"mae": nn.L1Loss}),
+        ("`metrics=[lambda outputs, targets: ...]` without a name", [lambda outputs, targets: 0.0]),
+        ("`metrics={'loss': function}`", {"loss": F.l1_loss}),
+        ("`metrics=['accuracy', 'accuracy']`", ["accuracy", "accuracy"]),
+        ("`metrics=3`", 3),
+        ("`metrics={'f1': None}`", {"f1": None}),
+    ],
+)
+def test_what_is_no_metric_is_refused(mistake, what, metrics):
+    with mistake("Arguments", what, ConfigurationError):
+        build(metrics=metrics)
+
+
+@pytest.mark.parametrize(
+    ("what", "loss", "outputs", "targets"),
+    [
+        ("`metrics='accuracy'` for a regression", nn.MSELoss(), 1, INPUTS[:, :1]),
+        ("`metrics='accuracy'` for class probabilities", nn.CrossEntropyLoss(), 3, torch.full((37, 3), 1 / 3)),
+    ],
+)
+def test_accuracy_of_what_is_no_class_is_refused(mistake, what, loss, outputs, targets):
+    with mistake("Arguments", what, ConfigurationError):
+        build(loss, outputs, metrics="accuracy").evaluate((INPUTS, targets))
+
+
+def test_a_function_that_returns_a_matrix_is_refused(mistake):
+    with mistake("Arguments", "a metric function that returns a matrix", ConfigurationError):
+        build(metrics={"outputs": lambda outputs, targets: outputs}).evaluate((INPUTS, CLASSES))
