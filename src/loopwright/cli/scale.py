@@ -14,20 +14,20 @@ if TYPE_CHECKING:
     from ..scaling import Cluster, Comparison, Estimate, ModelShape
 
 MORE = """\
-Compares DDP, FSDP2, HSDP, tensor parallelism (TP) and TP with FSDP2 on each number of devices, each with the fastest
-settings that fit: steps of an update, recomputed activations, sizes of the mesh. The model is that of a run file
-(CONFIG), or a transformer of --layers and --width. Exact are the memory of parameters, gradients and optimizer, and the
-bytes of every collective; activations and seconds are estimates from vendors' peak figures. Nothing is trained.
-Exit code 1: no strategy is sensible on any of the numbers of devices."""
+Compares DDP, FSDP2, HSDP, tensor parallelism (TP) and FSDP2 with TP on each number of devices, each with the fastest
+settings that fit: steps per update, recomputed activations, sizes of the mesh. The model is that of a run file (CONFIG),
+or a transformer of --layers and --width. The memory of parameters, gradients and optimizer and the bytes of every
+collective are exact; activations and seconds are estimates from vendors' peak figures. Nothing is trained.
+Exit code 1: no strategy is sensible on any of these numbers of devices."""
 EXAMPLE = """\
 scale --params 7B --layers 32 --width 4096 --sequence 4096 --batch 1024 --devices 8,64,512,4096
 scale run.yaml --device a100 --per-node 4 --between hdr --devices 4,8,16 --json"""
 SUFFIXES = {"k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 HEADER = ["DEVICES", "STRATEGY", "MESH", "MEMORY", "SENT", "COMM", "TIME", "TOKENS/S", "STEPS", "PROBLEM"]
 LEGEND = """\
-MESH: replicate x shard x tensor. MEMORY: of one device. SENT: bytes that it sends in one update. COMM: the share of
-TIME, that of an update, that waits for communication. STEPS of an update; r: activations are recomputed. PROBLEM:
-memory (does not fit), samples (fewer than ranks), padding (more shards than rows), thin (layers), waiting (COMM)."""
+MESH: replicate x shard x tensor. MEMORY: per device. SENT: bytes that a device sends per update. COMM: the share of TIME
+spent waiting for communication. TIME: of one update. STEPS: per update; r: activations are recomputed. PROBLEM: memory
+(does not fit), samples (fewer than ranks), padding (more shards than rows), thin (narrow layers), waiting (high COMM)."""
 
 
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
@@ -36,21 +36,27 @@ def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     parser = add_command(parsers, common, "scale", run=scale_command, what=what, more=MORE, example=EXAMPLE)
     add_config(parser, what="a run file (YAML) whose model is measured", nargs="?")
     parser.add_argument("--params", metavar="N", type=parse_count, help="parameters of the transformer: 7B, 125M, 7e9")
-    parser.add_argument("--layers", metavar="N", type=int, help="its blocks")
-    parser.add_argument("--width", metavar="N", type=int, help="its width")
-    parser.add_argument("--sequence", metavar="N", type=int, default=2048, help="tokens of a sample (default: 2048)")
+    parser.add_argument("--layers", metavar="N", type=int, help="blocks of the transformer")
+    parser.add_argument("--width", metavar="N", type=int, help="width of the transformer")
+    parser.add_argument("--sequence", metavar="N", type=int, default=2048, help="tokens per sample (default: 2048)")
     parser.add_argument(
         "--vocabulary", metavar="N", type=int, default=32_000, help="size of the vocabulary (default: 32000)"
     )
-    parser.add_argument("--batch", metavar="N", type=int, help="samples of one update on all devices (default: 1024)")
+    parser.add_argument("--batch", metavar="N", type=int, help="samples per update on all devices (default: 1024)")
     parser.add_argument(
-        "--devices", metavar="N,N", type=parse_counts, default=[8, 64, 512, 4096], help="how many (8,64,512,4096)"
+        "--devices",
+        metavar="N,N",
+        type=parse_counts,
+        default=[8, 64, 512, 4096],
+        help="numbers of devices (default: 8,64,512,4096)",
     )
-    parser.add_argument("--device", metavar="NAME", default="h100", help="which: a100, h100, b200, ... (default: h100)")
-    parser.add_argument("--per-node", metavar="N", type=int, default=8, help="devices of a node (default: 8)")
+    parser.add_argument(
+        "--device", metavar="NAME", default="h100", help="type of device: a100, h100, b200, ... (default: h100)"
+    )
+    parser.add_argument("--per-node", metavar="N", type=int, default=8, help="devices per node (default: 8)")
     parser.add_argument("--within", metavar="LINK", help="the link inside a node (default: the device's own)")
     parser.add_argument("--between", metavar="LINK", default="ndr", help="the link between nodes (default: ndr)")
-    parser.add_argument("--adapters", metavar="N", type=int, help="network adapters of a node (default: per device)")
+    parser.add_argument("--adapters", metavar="N", type=int, help="network adapters per node (default: one per device)")
     parser.add_argument(
         "--utilisation",
         metavar="SHARE",
