@@ -43,7 +43,7 @@ def test_empty_evaluation_data_is_refused_with_a_remedy(points, data):
 
 def test_a_generator_that_is_used_up_is_refused_in_the_second_epoch(points):
     data = (batch for batch in [points.tensors])
-    with pytest.raises(DataError, match=r"gave nothing in this epoch.*can be used only once.*\(epoch 2\)"):
+    with pytest.raises(DataError, match=r"is empty in this epoch.*can be used only once.*\(epoch 2\)"):
         build_trainer().train(data, num_epochs=2)
 
 
@@ -55,7 +55,7 @@ def test_data_that_ends_before_its_length_is_refused_with_both_numbers():
         def __len__(self):
             return 40
 
-    with pytest.raises(DataError, match=r"ended early: 3 batches in epoch 1, but its length says 5.*__len__"):
+    with pytest.raises(DataError, match=r"ended early: 3 batches in epoch 1, but its length is 5.*__len__"):
         build_trainer().train(Boasting(), batch_size=8)
 
 
@@ -172,7 +172,7 @@ def test_a_callback_that_fails_in_on_exception_does_not_hide_the_error(points):
     hearing = Hearing()
     with pytest.raises(RuntimeError, match="broken") as caught:
         Broken(build_net(), sgd, cross_entropy, callbacks=[Clumsy(), hearing], progress="silent").train(points)
-    assert "on_exception itself failed: ValueError('clumsy')" in caught.value.__notes__[0]
+    assert "on_exception failed as well: ValueError('clumsy')" in caught.value.__notes__[0]
     assert hearing.heard == [caught.value]
 
 

@@ -77,27 +77,27 @@ def samples(points: TensorDataset) -> list[Any]:
 
 DATA: dict[str, tuple[Callable[[TensorDataset], Any], str]] = {
     "`(x, y)` of different lengths": (lambda d: (d.tensors[0], d.tensors[1][:30]), "entry 0: 37, entry 1: 30"),
-    "`[x, y]` instead of `(x, y)`": (lambda d: list(d.tensors), r"a list is one of batches: .*`\(x, y\)`"),
-    "a list of numpy's arrays": (lambda d: [t.numpy() for t in d.tensors], "list is one of batches"),
+    "`[x, y]` instead of `(x, y)`": (lambda d: list(d.tensors), r"a list means a list of batches: .*`\(x, y\)`"),
+    "a list of numpy's arrays": (lambda d: [t.numpy() for t in d.tensors], "list of batches"),
     "a list of samples without `batch_size`": (samples, "looks like a sample: pass `batch_size=`"),
     "`(train_set, test_set)`": (
         lambda d: (d, d),
         "pass the training data alone, and the evaluation data as `eval_data=`",
     ),
     "`{'train': loader, 'test': loader}`": (lambda d: {"train": DataLoader(d), "test": DataLoader(d)}, "OfflineLoss"),
-    "a DataFrame": (lambda d: pd.DataFrame({"a": [1.0]}), "say which columns are inputs and which are targets"),
+    "a DataFrame": (lambda d: pd.DataFrame({"a": [1.0]}), "choose the columns for inputs and targets"),
     "`(frame, series)`": (lambda d: (pd.DataFrame({"a": [1.0]}), pd.Series([1])), "make all of them tensors or arrays"),
-    "`train(model, loader)`": (lambda d: build_linear(), "the model goes to the constructor"),
-    "`train(optimizer)`": (lambda d: sgd(build_linear().parameters()), "the optimizer goes to the constructor"),
-    "`train('data/train.csv')`": (lambda d: "data/train.csv", "nothing is read from a path"),
-    "`train(Path('data'))`": (lambda d: Path("data"), "nothing is read from a path"),
-    "`train(TensorDataset)`, the class": (lambda d: TensorDataset, r"make an object of it, `TensorDataset\(...\)`"),
+    "`train(model, loader)`": (lambda d: build_linear(), "pass the model to the constructor"),
+    "`train(optimizer)`": (lambda d: sgd(build_linear().parameters()), "pass the optimizer to the constructor"),
+    "`train('data/train.csv')`": (lambda d: "data/train.csv", "data is not read from a path"),
+    "`train(Path('data'))`": (lambda d: Path("data"), "data is not read from a path"),
+    "`train(TensorDataset)`, the class": (lambda d: TensorDataset, r"create an instance, `TensorDataset\(...\)`"),
     "`train(3, loader)`": (lambda d: 3, "Data is an int, which cannot be iterated"),
-    "an array of texts": (lambda d: np.array([["a"], ["b"]]), "of which torch knows none"),
+    "an array of texts": (lambda d: np.array([["a"], ["b"]]), "a dtype that torch does not have"),
     "a tensor of one dimension": (lambda d: d.tensors[0][0], r"for one sample write `x\[None\]`"),
     "`list(zip(x, y))` without `batch_size`": (lambda d: list(zip(*d.tensors, strict=True)), "pass `batch_size=`"),
-    "a data set without `__len__`": (lambda d: Unsized(), "give it `__len__`, and it is a data set"),
-    "a tensor of no dimension": (lambda d: torch.tensor(1.0), "the first dimension is that of samples"),
+    "a data set without `__len__`": (lambda d: Unsized(), "add `__len__` to make it a data set"),
+    "a tensor that has no dimensions": (lambda d: torch.tensor(1.0), "the first dimension must count the samples"),
 }
 
 
@@ -114,7 +114,7 @@ def test_several_evaluation_sets_are_told_how_to_be_measured(mistake, points):
 
 
 def test_data_without_targets_for_a_loss_that_wants_them(mistake, points):
-    with mistake("Data", "`train(x)` without targets", ConfigurationError, match="since the batches have no targets"):
+    with mistake("Data", "`train(x)` without targets", ConfigurationError, match="because the batches have no targets"):
         build().train(points.tensors[0], 1)
 
 
@@ -149,7 +149,7 @@ STEPS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "`configure_optimizers` that returns": (
         {"configure_optimizers": lambda self: sgd(self.model.parameters())},
-        r"returned a SGD, and what it returns is not used: assign it, `self.optimizer = ...`",
+        r"returned a SGD, but its return value is not used: assign the value instead, as in `self.optimizer = ...`",
     ),
 }
 

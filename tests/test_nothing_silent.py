@@ -101,7 +101,7 @@ def test_a_run_that_a_callback_ended_says_so_and_goes_on_when_asked(points, tmp_
     line = capsys.readouterr().out.splitlines()[0]
     what = "A run that early stopping has ended is started again"
     mistake.said("Checkpoints and resuming", what, line)
-    assert "what ended it: eval_loss has not improved for 1 epoch" in line
+    assert "it ended because: eval_loss has not improved for 1 epoch" in line
     assert train(9, changes="accept").progress.epoch == 5
 
 
@@ -123,7 +123,7 @@ def test_the_first_of_two_calls_is_said_to_be_finished_and_no_more(points, tmp_p
     capsys.readouterr()
     assert program().progress.epoch == 4
     first, second, *_ = capsys.readouterr().out.splitlines()
-    assert first == "Call 1 of `train` was finished by an earlier process; the run goes on in call 2."
+    assert first == "Call 1 of `train` was finished by an earlier process; the run continues in call 2."
     assert second.startswith("epoch")
 
 
@@ -137,7 +137,7 @@ def test_parameters_that_no_optimizer_has_are_named_at_the_start(points, capsys,
     line = capsys.readouterr().out.splitlines()[0]
     what = "An optimizer that holds only some of the parameters"
     mistake.said(SECTION, what, line)
-    assert "No optimizer has model.1.weight" in line
+    assert "No optimizer trains model.1.weight" in line
 
 
 def test_the_line_at_the_start_says_how_often_a_scheduler_is_stepped(points, capsys):
@@ -194,7 +194,7 @@ class ByHand(Trainer):
 
 def test_steps_that_never_had_a_gradient_are_an_error_at_the_end_of_the_first_epoch(points, mistake):
     what = "`loss.backward(); optimizer.zero_grad(); optimizer.step()`"
-    with mistake(SECTION, what, ConfigurationError, match="stepped 5 times and never had a gradient"):
+    with mistake(SECTION, what, ConfigurationError, match="stepped 5 times but never had a gradient"):
         build(ByHand).train(points, 2, batch_size=8)
 
 
@@ -209,7 +209,7 @@ def test_an_optimizer_that_was_never_stepped_is_named_after_the_first_epoch(poin
     OnlyFirst(models, {"first": sgd, "second": sgd}, progress="lines").train(points, 2, batch_size=8)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "did not train everything" in line]
     mistake.said(SECTION, "Two optimizers, of which `train_step` updates one", line)
-    assert "optimizer 'second' was never stepped, so its 2 parameters are as they were" in line
+    assert "optimizer 'second' was never stepped, so its 2 parameters have not changed" in line
 
 
 def test_models_kept_by_a_metric_of_averages_are_said_not_to_be_averages(points, capsys, mistake):
@@ -217,4 +217,4 @@ def test_models_kept_by_a_metric_of_averages_are_said_not_to_be_averages(points,
     build(callbacks=callbacks, progress="lines").train(points, 1, points, batch_size=8)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "BestModel" in line]
     mistake.said("Up or down", '`BestModel("eval_ema_loss")` beside `EMA()`', line)
-    assert "the model's own weights by 'eval_ema_loss'" in line
+    assert "the model's own weights, but compares them by 'eval_ema_loss'" in line

@@ -48,7 +48,7 @@ CONSTRUCTED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "`Trainer(model, F.mse_loss, optimizer)`": (
         lambda: build(optimizer=nn.functional.mse_loss, loss_fn=sgd),
         ConfigurationError,
-        "optimizer is mse_loss, which is no optimizer",
+        "optimizer is mse_loss, which is not an optimizer",
     ),
     "`Trainer(model, optimizer, optimizer)`": (
         lambda: build(loss_fn=torch.optim.Adam(build_linear().parameters())),
@@ -66,7 +66,11 @@ CONSTRUCTED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ConfigurationError,
         "optimizer is a generator: pass a torch optimizer",
     ),
-    "`optimizer=[first, second]`": (lambda: build(optimizer=[sgd, sgd]), ConfigurationError, "as a dict by name"),
+    "`optimizer=[first, second]`": (
+        lambda: build(optimizer=[sgd, sgd]),
+        ConfigurationError,
+        "as a dict of them by name",
+    ),
     "`optimizer=StepLR`": (
         lambda: build(optimizer=StepLR),
         ConfigurationError,
@@ -82,11 +86,15 @@ CONSTRUCTED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ConfigurationError,
         "is a function: pass a torch.nn.Module",
     ),
-    "`device='gpu'`": (lambda: build(device="gpu"), ConfigurationError, "'gpu' is no device that torch knows: write"),
+    "`device='gpu'`": (
+        lambda: build(device="gpu"),
+        ConfigurationError,
+        "'gpu' is not a device that torch knows: write",
+    ),
     "`device='cpu', runtime='meta'`": (
         lambda: build(device="cpu", runtime="meta"),
         ConfigurationError,
-        "device='cpu' was given together with a runtime on 'meta': say it once",
+        "device='cpu' was given together with a runtime on 'meta': set it in only one place",
     ),
     "`run_dir=True`": (lambda: build(run_dir=True), ConfigurationError, "run_dir=True: use the path of a directory"),
     "`seed='0'`": (lambda: build(seed="0"), ConfigurationError, "seed='0': use a whole number"),
@@ -103,7 +111,7 @@ CONSTRUCTED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "`callbacks=[MeanMetric]`, the class": (
         lambda: build(callbacks=[torchmetrics.MeanMetric]),
         ConfigurationError,
-        r"MeanMetric is a metric and no callback",
+        r"MeanMetric is a metric, not a callback",
     ),
     "`callbacks=[NeedsArguments]`, the class": (
         lambda: build(callbacks=[NeedsArguments]),
@@ -194,7 +202,7 @@ CALLED: dict[str, tuple[Callable[[Trainer, Any], Any], type[Exception], str]] = 
     "`log({'image': tensor})`": (
         lambda t, d: t.log({"image": torch.zeros(3, 4, 4)}),
         ConfigurationError,
-        r"'image': it is a tensor of shape \(3, 4, 4\); give a number",
+        r"'image': it is a tensor of shape \(3, 4, 4\); pass a number",
     ),
     "`trainer.fit(loader)`": (lambda t, d: t.fit(d), AttributeError, r"`trainer.train\(data, num_epochs\)`"),
     "`trainer.compile(...)`": (lambda t, d: t.compile(), AttributeError, r"`Trainer\(model, optimizer, loss_fn\)`"),
@@ -212,7 +220,7 @@ CALLED: dict[str, tuple[Callable[[Trainer, Any], Any], type[Exception], str]] = 
     "`Checkpoints('folder')`": (
         lambda t, d: Checkpoints("folder"),
         ConfigurationError,
-        "give a number above 0, or None",
+        "use a number above 0, or None",
     ),
     "`loopwright.callbacks.ModelCheckpoint`": (
         lambda t, d: loopwright.callbacks.ModelCheckpoint,
@@ -220,7 +228,7 @@ CALLED: dict[str, tuple[Callable[[Trainer, Any], Any], type[Exception], str]] = 
         "`callbacks.BestModel` keeps the best models",
     ),
     "`history['val_loss']`": (lambda t, d: t.train(d, 1, d)["val_loss"], KeyError, "Did you mean 'eval_loss'?"),
-    "`history[-1]`": (lambda t, d: t.train(d, 1)[-1], KeyError, "rows of epochs are in `history.epochs`"),
+    "`history[-1]`": (lambda t, d: t.train(d, 1)[-1], KeyError, "rows of the epochs are in `history.epochs`"),
     "`export('model')` without a suffix": (
         lambda t, d: t.export("model"),
         CheckpointError,
@@ -231,7 +239,7 @@ CALLED: dict[str, tuple[Callable[[Trainer, Any], Any], type[Exception], str]] = 
     "`Trainer([first, second], ...)`": (
         lambda t, d: build([build_linear()]),
         ConfigurationError,
-        "a dict of several by name",
+        "a dict of several models by name",
     ),
     "several models and no step": (
         lambda t, d: build({"a": build_linear(), "b": build_linear()}).train(d),
@@ -241,7 +249,7 @@ CALLED: dict[str, tuple[Callable[[Trainer, Any], Any], type[Exception], str]] = 
     "`scheduler=StepLR`, which needs a step size": (
         lambda t, d: build(scheduler=StepLR).train(d),
         ConfigurationError,
-        r"'step_size'. Give it its other arguments with `functools.partial\(StepLR, ...\)`",
+        r"'step_size'. Set its other arguments with `functools.partial\(StepLR, ...\)`",
     ),
 }
 
@@ -285,7 +293,7 @@ def test_a_limit_of_time_can_have_units(points, monkeypatch, given, seconds):
 
 
 def test_a_number_in_place_of_a_metric_is_refused(mistake) -> None:
-    with mistake("Up or down", "`EarlyStopping(3)`", ConfigurationError, match="no name of a metric"):
+    with mistake("Up or down", "`EarlyStopping(3)`", ConfigurationError, match="not the name of a metric"):
         EarlyStopping(3)  # type: ignore[arg-type]
 
 

@@ -47,7 +47,7 @@ def test_the_interface_of_the_design_is_there():
 
 
 def test_an_unknown_name_says_which_there_are():
-    with pytest.raises(AttributeError, match=r"no attribute 'Trianer'; there is: .*Trainer"):
+    with pytest.raises(AttributeError, match=r"no attribute 'Trianer'; available: .*Trainer"):
         loopwright.Trianer
 
 

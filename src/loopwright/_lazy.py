@@ -27,7 +27,7 @@ def lazily(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any]
     def find(name: str) -> Any:
         if name not in homes:
             hint = f"{OTHERS[name]}; " if name in OTHERS else ""
-            raise AttributeError(f"module {package!r} has no attribute {name!r}; {hint}there is: {', '.join(names)}")
+            raise AttributeError(f"module {package!r} has no attribute {name!r}; {hint}available: {', '.join(names)}")
         value = getattr(import_module(f".{homes[name]}", package), name)
         setattr(sys.modules[package], name, value)
         return value

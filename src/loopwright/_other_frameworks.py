@@ -15,7 +15,7 @@ UPDATES = "write `num_updates=`; an update is one optimizer step"
 EVAL = "write `eval_data=`"
 DATA = "the data is the first argument, `data`"
 IN_TRAIN = "data and limits are arguments of `train`: `trainer.train(data, num_epochs, eval_data)`"
-IN_INIT = "give it to the constructor: `Trainer(model, optimizer, loss_fn, ...)`"
+IN_INIT = "pass it to the constructor: `Trainer(model, optimizer, loss_fn, ...)`"
 CLIP = "write `clip_norm=`"
 WINDOW = "write `accumulate=`, the number of batches per update"
 RATE = "the learning rate belongs to the optimizer: `optimizer=partial(torch.optim.Adam, lr=1e-3)`"
@@ -52,10 +52,14 @@ KEYWORDS: dict[str, dict[str, str]] = {
     },
     "Trainer.__init__": {
         **dict.fromkeys(("loss", "criterion", "loss_function", "objective", "loss_func"), "write `loss_fn=`"),
-        **dict.fromkeys(("optim", "optimizers", "opt"), "write `optimizer=`, for several a dict by name"),
+        **dict.fromkeys(
+            ("optim", "optimizers", "opt"), "write `optimizer=`; for several optimizers pass a dict of them by name"
+        ),
         **dict.fromkeys(("lr", "learning_rate"), RATE),
         **dict.fromkeys(("lr_scheduler", "schedulers", "sched"), "write `scheduler=`"),
-        **dict.fromkeys(("net", "module", "network", "models"), "write `model=`, for several a dict by name"),
+        **dict.fromkeys(
+            ("net", "module", "network", "models"), "write `model=`; for several models pass a dict of them by name"
+        ),
         **dict.fromkeys(("epochs", "max_epochs", "n_epochs", "num_epochs", "max_steps", "num_updates"), IN_TRAIN),
         **dict.fromkeys(("data", "train_data", "train_dataset", "train_loader", "train_dataloader"), IN_TRAIN),
         **dict.fromkeys(("eval_data", "eval_dataset", "val_data", "val_loader", "test_loader", "batch_size"), IN_TRAIN),
@@ -71,7 +75,7 @@ KEYWORDS: dict[str, dict[str, str]] = {
         **dict.fromkeys(("verbose", "enable_progress_bar", "progress_bar"), "write `progress='silent'` or 'bar'"),
         **dict.fromkeys(("callback", "hooks"), "write `callbacks=[...]`"),
         **dict.fromkeys(("random_state", "random_seed"), "write `seed=`"),
-        "args": "there is no object of arguments: pass them one by one",
+        "args": "there is no arguments object: pass the arguments one by one",
     },
     "EarlyStopping.__init__": {"monitor": METRIC},
     "BestModel.__init__": {"monitor": METRIC, "save_best_only": KEEP, "save_top_k": KEEP, "filepath": WHERE},
@@ -150,8 +154,8 @@ def explain_attribute(owner: object, name: str) -> None:
     """Raise with advice for an attribute of other frameworks; do nothing if a property of that name failed."""
     if "callbacks" not in vars(owner) and not name.startswith("_"):
         raise AttributeError(
-            f"{type(owner).__name__} has no attribute {name!r}, since the trainer was never set up: call "
-            "`super().__init__(...)` in `__init__`, before anything else of the trainer is used.",
+            f"{type(owner).__name__} has no attribute {name!r}, because the trainer was never set up: call "
+            "`super().__init__(...)` first in your `__init__`.",
             name=name,
             obj=owner,
         )
@@ -177,6 +181,4 @@ def _check_steps(trainer: object, base: type) -> None:
         for name, (ours, how) in STEPS.items():
             is_ours = cls.__module__.startswith("loopwright.")
             if name in vars(cls) and not is_ours and getattr(type(trainer), ours) is getattr(base, ours):
-                raise ConfigurationError(
-                    f"{cls.__name__}.{name} would never be called: the method of that purpose is {how}."
-                )
+                raise ConfigurationError(f"{cls.__name__}.{name} would never be called. Override this instead: {how}.")

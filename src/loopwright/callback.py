@@ -189,8 +189,8 @@ class Callback:
         """
         name = type(self).__name__
         raise CheckpointError(
-            f"The checkpoint has version {version} of the state of {name}, whose state_version is "
-            f"{self.state_version}: override `{name}.migrate_state(state, version)` to turn the one into the other."
+            f"The checkpoint holds version {version} of the state of {name}, but the current state_version is "
+            f"{self.state_version}: override `{name}.migrate_state(state, version)` to convert it."
         )
 
 
@@ -293,12 +293,12 @@ def as_callback(given: Any) -> Callback:
     name = given.__name__ if isinstance(given, type) else type(given).__name__
     if all(hasattr(given, method) for method in ("update", "compute", "reset")):
         raise ConfigurationError(
-            f"{name} is a metric and no callback: pass it as `Trainer(metrics={name}(...))`, to be measured in "
+            f"{name} is a metric, not a callback: pass it as `Trainer(metrics={name}(...))`, to be measured in "
             f"evaluations; `loopwright.callbacks.TorchMetrics({name}(...), on='train')` measures the training."
         )
     if all(hasattr(given, method) for method in ("start", "log", "log_media", "finish")):
         raise ConfigurationError(
-            f"{name} is a tracker and no callback: pass `loopwright.trackers.Track({name}(...))`, which feeds it."
+            f"{name} is a tracker, not a callback: pass `loopwright.trackers.Track({name}(...))`, which feeds it."
         )
     if callable(given) and not isinstance(given, type) and not any(n.startswith("on_") for n in dir(given)):
         return FunctionCallback(given)
@@ -311,8 +311,8 @@ def _check_state_version(callback: Callback) -> None:
     version = callback.state_version
     if type(version) is not int or version < 1:
         raise ConfigurationError(
-            f"{type(callback).__name__}.state_version is {version!r}: use a whole number, 1 or more, and raise it when "
-            "what `state_dict` returns changes."
+            f"{type(callback).__name__}.state_version is {version!r}: use a whole number, 1 or more, and increase it "
+            "when the contents of `state_dict` change."
         )
 
 
@@ -335,7 +335,7 @@ def check_hook_names(callback: object, vocabulary: type, *, allow_other: bool = 
             continue
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.8 if allow_other else 0.5)
         if near or not allow_other:
-            hint = f"; did you mean {' or '.join(near)}?" if near else f"; there is: {', '.join(known)}."
+            hint = f"; did you mean {' or '.join(near)}?" if near else f"; the events are: {', '.join(known)}."
             raise ConfigurationError(f"{owner}.{name} is not an event and would never be called{hint}")
 
 
@@ -344,8 +344,8 @@ def _refuse_counts(function: Callable[..., Any], expected: Sequence[str], label:
     first = next(iter(inspect.signature(function).parameters), None)
     if first in COUNTS and expected and first != expected[0]:
         raise ConfigurationError(
-            f"{label} takes {first!r} first, and is called with ({', '.join(expected)}): write "
-            f"`def {label.rpartition('.')[2]}(self, {', '.join(expected)})`; numbers are in `trainer.progress`."
+            f"{label} takes {first!r} first, and is called with ({', '.join(expected)}): write `def "
+            f"{label.rpartition('.')[2]}(self, {', '.join(expected)})`; counters are in `trainer.progress`."
         )
 
 

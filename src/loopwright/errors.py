@@ -86,7 +86,7 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
         try:
             return function(*args, **kwargs)  # LOOPWRIGHT_TRACEBACK=full shows every frame
         except KeyboardInterrupt as error:
-            in_one_line(error, f"Interrupted: `{function.__name__}` was left before its end.")
+            in_one_line(error, f"Interrupted: `{function.__name__}` did not finish.")
             raise
         except Exception as error:
             first = error.__traceback__

@@ -64,7 +64,7 @@ def test_the_first_step_at_which_two_runs_part_is_said_with_its_values_and_marke
 ):
     page = visit(address("first", "second"), port=pairs.port)
     expect(card(page, "second").locator(".parting-words")).to_have_text(
-        "second is the same as first in 17 steps, bit for bit, and parts at step 18."
+        "second is the same as first in 17 steps, bit for bit, and first differs at step 18."
     )
     cells = card(page, "second").locator("tbody tr").first.locator("th, td")
     expect(cells).to_have_text(["loss", str(1 / 18), str(1 / 18 + 1e-9), "1.00e\N{MINUS SIGN}9"])
@@ -83,7 +83,7 @@ def test_the_first_step_at_which_two_runs_part_is_said_with_its_values_and_marke
 def test_runs_that_are_the_same_are_said_to_be_the_same(visit: Open, pairs: Served):
     page = visit(address("first", "again"), port=pairs.port)
     expect(card(page, "again")).to_contain_text(
-        "is the same as first in all 40 steps that both have, bit for bit. The one ends at step 40, the other at 60."
+        "is the same as first in all 40 steps that they have in common, bit for bit. One ends at step 40, the other at 60."
     )
     expect(page.locator(".compare-table")).to_contain_text("All 3 settings are the same.")
 
@@ -94,7 +94,7 @@ def test_the_run_to_compare_with_can_be_another(visit: Open, pairs: Served):
     page.get_by_label("Run that the others are compared with").select_option("second")
     expect(page.locator(".compare-table thead a")).to_have_text(["second", "first", "again"])
     expect(card(page, "first")).to_contain_text("first is the same as second in 17 steps")
-    expect(card(page, "again")).to_contain_text("parts at step 18")
+    expect(card(page, "again")).to_contain_text("first differs at step 18")
 
 
 def test_results_show_the_best_run(visit: Open):

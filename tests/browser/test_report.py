@@ -85,7 +85,7 @@ def test_curves_zoom_in_a_report(visit: Open, report: Path):
 def test_runs_are_compared_in_a_report(visit: Open, report: Path):
     page = visit("#/compare?runs=first,second", file=report)
     expect(page.locator(".parting-words")).to_have_text(
-        "second is the same as first in 17 steps, bit for bit, and parts at step 18."
+        "second is the same as first in 17 steps, bit for bit, and first differs at step 18."
     )
     expect(page.locator(".compare-table tr", has_text="model.width").locator("td")).to_have_text(["32", "64"])
     wait_for_chart(page, "loss")

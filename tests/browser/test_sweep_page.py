@@ -129,7 +129,7 @@ def test_runs_with_the_same_settings_say_what_a_sweep_needs(visit: Open, tmp_pat
         page = visit("#/sweep", port=server.port)
         expect(page.locator(".empty")).to_contain_text("No runs yet")
         write_run(root / "one", steps=4)
-        expect(page.locator(".empty")).to_contain_text("A sweep needs two runs or more")
+        expect(page.locator(".empty")).to_contain_text("A sweep needs two or more runs")
         write_run(root / "two", steps=4)
         expect(page.locator(".empty")).to_contain_text("These runs have the same settings")
         write_run(root / "three", steps=4, width=7)

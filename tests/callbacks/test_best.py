@@ -135,7 +135,7 @@ def test_it_takes_the_place_of_the_default(tmp_path, points):
 
 @pytest.mark.parametrize("other", [BestModel("score"), BestCheckpoint("score")])
 def test_two_that_keep_models_by_one_metric_are_refused(tmp_path, points, other):
-    with pytest.raises(ConfigurationError, match="both keep models by 'score'"):
+    with pytest.raises(ConfigurationError, match="both keep the best models by 'score'"):
         run(points, [Scores(1.0), BestCheckpoint("score"), other], 1, tmp_path)
 
 
@@ -146,7 +146,7 @@ def test_two_metrics_that_are_best_at_once_are_both_kept(tmp_path, points):
 
 
 def test_without_a_run_directory_there_is_no_place_for_it(points):
-    with pytest.raises(ConfigurationError, match="BestCheckpoint needs a place to write to: pass `run_dir=`"):
+    with pytest.raises(ConfigurationError, match="BestCheckpoint needs a directory to write to: pass `run_dir=`"):
         run(points, [Scores(1.0), BestCheckpoint("score")], 1)
 
 

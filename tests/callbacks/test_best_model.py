@@ -69,7 +69,7 @@ def test_a_model_whose_metric_is_no_number_is_never_the_best(tmp_path, points, m
 
 
 def test_two_that_keep_models_by_one_metric_are_refused(tmp_path, points):
-    with pytest.raises(ConfigurationError, match="Two BestModel callbacks keep models by 'score'"):
+    with pytest.raises(ConfigurationError, match="Two BestModel callbacks keep the best models by 'score'"):
         trained(points, tmp_path, BestModel("score", keep=2), BestModel("score"))
 
 

@@ -186,7 +186,7 @@ def test_nothing_is_written_without_a_run_directory(tmp_path, points, monkeypatc
 
 
 def test_checkpoints_without_a_place_to_write_to_are_refused(points):
-    with pytest.raises(ConfigurationError, match="Checkpoints needs a place to write to: pass `run_dir=`"):
+    with pytest.raises(ConfigurationError, match="Checkpoints needs a directory to write to: pass `run_dir=`"):
         train(build_trainer([Checkpoints()]), points)
 
 

@@ -172,7 +172,7 @@ def test_an_impossible_epoch_is_refused(options):
 
 
 def test_naming_nothing_is_refused():
-    with pytest.raises(ConfigurationError, match="names nothing to freeze"):
+    with pytest.raises(ConfigurationError, match="has nothing to freeze"):
         Freeze([])
 
 

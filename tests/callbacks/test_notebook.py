@@ -139,7 +139,7 @@ def test_an_interrupt_ends_the_cell_in_one_line_and_the_trainer_goes_on(kernel: 
         when_waiting=kernel.interrupt,
     )
     assert cell.error == [
-        "Interrupted after update 17, which was saved. The trainer is as it was then: `train` goes on from there."
+        "Interrupted after update 17, which was saved. The trainer keeps this state: call `train` to continue."
     ]
     assert "not reached" not in cell.printed
     assert "SIGINT" not in cell.printed
@@ -152,7 +152,7 @@ def test_an_interrupt_ends_the_cell_in_one_line_and_the_trainer_goes_on(kernel: 
 
 def test_an_interrupt_of_an_evaluation_is_one_line_too(kernel: Kernel):
     cell = kernel.run("trainer.waits = True\ntrainer.evaluate(data)", when_waiting=kernel.interrupt)
-    assert cell.error == ["Interrupted: `evaluate` was left before its end."]
+    assert cell.error == ["Interrupted: `evaluate` did not finish."]
     assert kernel.run("trainer.waits = False\nlist(trainer.evaluate(data))").result["text/plain"] == "['loss']"
 
 

@@ -318,8 +318,8 @@ def test_the_columns_of_the_table_are_chosen(points, monkeypatch, capsys):
 def test_a_column_that_is_no_metric_is_said(points, capsys, mistake):
     train(build_trainer([ProgressDisplay("lines", columns=["eval_los", "time"])]), points, num_epochs=1)
     line = capsys.readouterr().out.splitlines()[1]
-    assert "epoch 1 measured no 'eval_los'" in line
-    assert line.endswith("there is: loss, eval_loss. Did you mean 'eval_loss'?")
+    assert "epoch 1 did not measure 'eval_los'" in line
+    assert line.endswith("available: loss, eval_loss. Did you mean 'eval_loss'?")
     mistake.said("Arguments", '`ProgressDisplay(columns=["eval_los"])`', line)
 
 
@@ -343,4 +343,4 @@ def test_a_run_ends_with_its_best_epoch_its_best_model_and_what_to_type(points, 
     )
     assert model == f"Best model: runs/my first/kept/update-{5 * epoch:08d}"
     assert Path(model.removeprefix("Best model: ")).is_dir()
-    assert look == "To look at it: loopwright show 'runs/my first', or loopwright ui runs"
+    assert look == "To inspect it: loopwright show 'runs/my first', or loopwright ui runs"

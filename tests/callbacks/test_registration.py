@@ -27,7 +27,7 @@ def test_every_public_name_can_be_imported_and_they_are_sorted():
 
 
 def test_an_unknown_name_is_refused_with_those_there_are():
-    with pytest.raises(AttributeError, match="no attribute 'Nothing'; there is: AdditionalOutputs, BestCheckpoint"):
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'; available: AdditionalOutputs, BestCheckpoint"):
         loopwright.callbacks.Nothing
 
 
@@ -45,7 +45,7 @@ def test_a_hook_nobody_calls_is_refused_with_the_events_there_are():
     class Odd(Callback):
         def on_quiz_xyz(self) -> None: ...
 
-    with pytest.raises(ConfigurationError, match=r"Odd.on_quiz_xyz.*there is: on_train_start, on_epoch_start"):
+    with pytest.raises(ConfigurationError, match=r"Odd.on_quiz_xyz.*available: on_train_start, on_epoch_start"):
         build_trainer([Odd])
 
 
@@ -188,7 +188,7 @@ def test_an_error_while_hearing_of_an_exception_is_added_to_it_and_hides_nothing
 
     with pytest.raises(ZeroDivisionError, match="broken") as caught:
         train(build_trainer([Worse, Failing]), points)
-    assert caught.value.__notes__[-1] == "and on_exception itself failed: KeyError('worse')"
+    assert caught.value.__notes__[-1] == "on_exception failed as well: KeyError('worse')"
 
 
 @pytest.mark.parametrize("package", ["callbacks", "schedules", "initializers"])

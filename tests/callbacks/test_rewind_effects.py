@@ -169,7 +169,10 @@ def test_a_scheduler_of_epochs_is_stepped_once_an_epoch():
 
 def test_it_says_what_it_does(capsys):
     build([Rewind()], progress="lines").train(poisoned(good_batches(), 2), num_epochs=1)
-    assert "in batch 3 of epoch 1; back to update 0, to go on without it (rewind 1 of 3)." in capsys.readouterr().out
+    assert (
+        "in batch 3 of epoch 1; returning to update 0 and continuing without this batch (rewind 1 of 3)."
+        in capsys.readouterr().out
+    )
 
 
 def test_data_that_cannot_be_sought_in_is_refused_before_the_first_step():

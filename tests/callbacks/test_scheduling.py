@@ -174,7 +174,7 @@ def test_data_without_a_length_goes_epoch_by_epoch(points):
 
 
 def test_a_run_that_is_limited_by_time_only_is_refused(points):
-    with pytest.raises(ConfigurationError, match="ScheduleLearningRate needs to know how long the run is"):
+    with pytest.raises(ConfigurationError, match="ScheduleLearningRate needs to know the length of the run"):
         build(scheduler=Cosine()).train(points, max_time=1.0)
 
 

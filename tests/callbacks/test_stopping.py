@@ -160,7 +160,7 @@ def test_a_run_stops_at_a_fixed_point(points, point, update):
     trainer = build_trainer([FixedEarlyStopping(**point)])
     trainer.train(points, 4, batch_size=8)
     assert trainer.progress.update == update
-    assert trainer.stop_reason == "the run was to stop at {0[0]} {0[1]}".format(
+    assert trainer.stop_reason == "reached the limit set by FixedEarlyStopping: {0[0]} {0[1]}".format(
         (next(iter(point)).removeprefix("stop_at_"), next(iter(point.values())))
     )
 

@@ -28,7 +28,7 @@ def test_a_misspelt_metric_is_refused_before_the_first_step_with_the_names_that_
         ConfigurationError, match=r"EarlyStopping watches 'eval_los'.*Did you mean 'eval_loss'"
     ) as caught:
         trainer.train(points, 1, eval_data=points)
-    assert "there will be: eval_loss, loss" in str(caught.value)
+    assert "it will measure: eval_loss, loss" in str(caught.value)
     assert steps == []
     assert trainer.progress.step == 0
     assert all(torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
@@ -63,7 +63,7 @@ def test_metrics_of_other_callbacks_can_be_watched_in_any_order_of_the_callbacks
 def test_averages_of_averages_are_not_among_the_metrics(points):
     with pytest.raises(ConfigurationError) as caught:
         train(build_trainer([EMA(name="a"), EMA(name="b"), EarlyStopping("nothing")]), points)
-    assert "there will be: eval_a_loss, eval_b_loss, eval_loss, loss." in str(caught.value)
+    assert "it will measure: eval_a_loss, eval_b_loss, eval_loss, loss." in str(caught.value)
 
 
 class ScoredOnly(Trainer):

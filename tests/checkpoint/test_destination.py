@@ -73,7 +73,7 @@ def test_saving_refuses_the_folder_that_the_program_runs_in(
 ) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    with pytest.raises(ConfigurationError, match="is the folder that this program runs in"):
+    with pytest.raises(ConfigurationError, match="is the current folder"):
         build().save(path)
     assert content(tmp_path) == {}
 
@@ -112,7 +112,7 @@ def test_weights_are_exported_again_over_weights_and_over_nothing_else(name: str
         trainer.export(tmp_path / name)
         assert torch.equal(load_weights(tmp_path / name)["weight"], trainer.model.weight)
     (tmp_path / name).write_text("my notes")
-    with pytest.raises(ConfigurationError, match="is there and is not a file of weights"):
+    with pytest.raises(ConfigurationError, match="exists and is not a file of weights"):
         trainer.export(tmp_path / name)
     assert content(tmp_path) == {name: b"my notes"}
 
@@ -138,13 +138,13 @@ def test_an_address_is_refused_wherever_files_are_written(
         lambda: build().export(f"{address}.pt"),
         lambda: simple.train(DataLoader(DATA, batch_size=4), 1, save_dir=address),
     ):
-        with pytest.raises(ConfigurationError, match="is an address, and files are written to local paths only"):
+        with pytest.raises(ConfigurationError, match="is a URL, but files can be written only to local paths"):
             attempt()
     assert os.listdir(tmp_path) == []
 
 
 def test_a_run_directory_in_a_bucket_is_refused(mistake: Any) -> None:
-    with mistake("Files", '`Trainer(..., run_dir="s3://bucket/run")`', ConfigurationError, match="local paths only"):
+    with mistake("Files", '`Trainer(..., run_dir="s3://bucket/run")`', ConfigurationError, match="only to local paths"):
         build(run_dir="s3://bucket/run")
 
 
@@ -232,7 +232,7 @@ def test_the_best_model_s_path_is_looked_at_before_the_first_step(tmp_path: Path
     path = tmp_path / "best_model.pt"
     path.write_text("weights of another library")
     what = "`SaveBestModelCallback()` where `best_model.pt` is a file of another library"
-    with mistake("Door: lifecycle", what, ConfigurationError, match="is a file, and a checkpoint is a directory"):
+    with mistake("Door: lifecycle", what, ConfigurationError, match="is a file, but a checkpoint is a directory"):
         run_lifecycle(lifecycle.SaveBestModelCallback(path))
     thesis(tmp_path / "out")
     with pytest.raises(ConfigurationError, match=r"thesis\.tex"):
@@ -307,7 +307,7 @@ def test_where_there_are_only_copies_that_is_said(tmp_path: Path, caplog: pytest
     save_updates(store, 1)
     os.rename(tmp_path / update_name(1), tmp_path / "mine")
     assert store.newest() is None
-    assert "mine is not resumed from by itself: it was written under another name" in caplog.text
+    assert "mine is not resumed automatically, because it was written under another name" in caplog.text
     assert read_checkpoint(tmp_path / "mine").tree == {"update": 1}
 
 

@@ -195,7 +195,7 @@ def test_a_checkpoint_of_a_later_version_asks_for_an_upgrade(checkpoint):
 @pytest.mark.parametrize("number", [0, -1])
 def test_a_format_that_never_was_is_not_called_newer(checkpoint, number):
     resign(checkpoint, {"format": number})
-    with pytest.raises(CheckpointError, match=f"states format {number}, which no version of loopwright writes"):
+    with pytest.raises(CheckpointError, match=f"has format {number}, which no version of Loopwright writes"):
         read_checkpoint(checkpoint)
 
 
@@ -261,5 +261,5 @@ def test_json_that_is_not_strict_is_refused(checkpoint, text):
 def test_a_directory_that_is_no_checkpoint_is_named(tmp_path):
     with pytest.raises(CheckpointError, match=r"not a complete checkpoint: manifest\.json is missing"):
         read_checkpoint(tmp_path)
-    with pytest.raises(CheckpointError, match=r"no checkpoint at .*nowhere: that path does not exist"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint at .*nowhere: the path does not exist"):
         read_checkpoint(tmp_path / "nowhere")

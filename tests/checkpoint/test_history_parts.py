@@ -204,7 +204,7 @@ def test_parts_that_do_not_fit_together_are_refused(tmp_path):
         path = save(store, history)
     first, *_, last = sorted(path.glob("history-*"), key=lambda file: file.stat().st_size)
     resign(path, files={last.name: first.read_bytes()})
-    with pytest.raises(CheckpointError, match="is no part of this history"):
+    with pytest.raises(CheckpointError, match="is not a part of this history"):
         read_checkpoint(path)
 
 
@@ -236,6 +236,6 @@ def test_a_resume_point_whose_kept_model_could_not_be_written_is_not_written_eit
         if is_saved:
             store.wait()
         else:
-            with pytest.raises(CheckpointError, match="kept/best has to be saved before, and was not"):
+            with pytest.raises(CheckpointError, match="kept/best must be saved first, but was not"):
                 store.wait()
         assert (tmp_path / on_error / update_name(1)).is_dir() is is_saved

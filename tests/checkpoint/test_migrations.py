@@ -67,7 +67,8 @@ def test_a_checkpoint_says_the_version_of_each_part(saved: Path) -> None:  # noq
 @pytest.mark.parametrize("part", NATIVE)
 def test_a_newer_version_is_refused_by_part_and_number(part: str, trainer: Trainer, copied: Path) -> None:
     said = refusal_of(trainer, with_version(copied, part, 7))
-    assert said == f"The state of {part!r} in {copied} has version 7; this Loopwright knows up to 1: update Loopwright."
+    state = f"The state of {part!r} in {copied}"
+    assert said == f"{state} has version 7; this Loopwright knows versions up to 1: upgrade Loopwright."
 
 
 def test_a_newer_version_in_a_run_is_an_error_and_no_reason_to_go_back(
@@ -124,7 +125,7 @@ def test_migrations_lead_from_version_to_version_and_leave_what_they_are_given(m
 def test_a_version_that_nothing_leads_on_from_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(VERSIONS, "progress", 3)
     monkeypatch.setitem(MIGRATIONS, ("progress", 2), dict)
-    with pytest.raises(VersionError, match="has version 1, and this Loopwright reads it from version 2 on"):
+    with pytest.raises(VersionError, match="has version 1, but this version of Loopwright reads version 2 and later"):
         upgrade({"progress": {}}, {}, "here")
 
 
@@ -174,7 +175,8 @@ def test_an_unknown_part_is_returned_to_readers_and_refused_by_a_trainer(
     assert same(read_checkpoint(tmp_path / "later").tree, tree)
     said = refusal_of(trainer, tmp_path / "later")
     assert (
-        "holds state of 'quantization', which this Loopwright does not know and would lose with the next save" in said
+        "holds state of 'quantization', which this version of Loopwright does not know and would lose in the next save"
+        in said
     )
 
 
@@ -324,7 +326,9 @@ def test_a_migration_that_fails_is_named_and_nothing_is_loaded(first: Path) -> N
 
 def test_the_state_of_a_later_callback_is_refused(tmp_path: Path) -> None:
     counted(later(3)).save(tmp_path / "later")
-    said = r"The state of callback 'Count' in .* has version 3; this program knows up to 1: update what defines"
+    said = (
+        r"The state of callback 'Count' in .* has version 3; this program knows versions up to 1: upgrade the package"
+    )
     with pytest.raises(VersionError, match=said):
         counted(Count()).load(tmp_path / "later")
 
@@ -343,7 +347,7 @@ def test_the_state_of_a_callback_that_is_gone_is_reported(
     trainer.load(first)
     said = capsys.readouterr().out
     assert said.startswith(
-        f"{first} has state of the callback Count, which this trainer does not have: it was left out"
+        f"{first} has state of the callback Count, which this trainer does not have: this state was ignored"
     )
     mistake.said("Checkpoints and resuming", "`trainer.load(path)` without a callback that the saved run had", said)
 

@@ -140,7 +140,7 @@ def test_a_checkpoint_set_aside_by_a_killed_replacement_is_put_back(tmp_path):
 
 @pytest.mark.parametrize("name", ["../a", "a/b", "", ".hidden", "a\n"])
 def test_a_name_that_is_no_plain_name_is_refused(tmp_path, name):
-    with pytest.raises(CheckpointError, match="cannot name a checkpoint"):
+    with pytest.raises(CheckpointError, match="cannot be the name of a checkpoint"):
         CheckpointStore(tmp_path, 1).save(name, {})
 
 

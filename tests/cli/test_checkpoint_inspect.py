@@ -60,18 +60,18 @@ def test_a_flipped_bit_is_seen_only_when_hashes_are_compared(own_run):
 
 
 def test_a_folder_without_checkpoints_is_refused(tmp_path):
-    with pytest.raises(CheckpointError, match="holds no run and no checkpoint"):
+    with pytest.raises(CheckpointError, match="is neither a run directory nor a checkpoint"):
         list_checkpoints(tmp_path)
 
 
 def test_of_a_run_the_newest_sound_resume_point_is_found(own_run, caplog):
     flip(own_run / NEWEST / "model.safetensors")
     assert find_checkpoint(own_run) == own_run / "checkpoints/update-00000010"
-    assert "update-00000015 is passed over: model.safetensors does not match its hash" in caplog.text
+    assert "update-00000015 is skipped: model.safetensors does not match its hash" in caplog.text
 
 
 def test_of_kept_models_none_is_the_newest(finished):
-    with pytest.raises(CheckpointError, match="name a checkpoint or a kept model itself"):
+    with pytest.raises(CheckpointError, match="name a checkpoint or a kept model instead"):
         find_checkpoint(finished / "first/kept")
 
 

@@ -133,7 +133,7 @@ def test_probing_the_disk_leaves_no_file(tmp_path):
 
 
 ADVICE = {
-    "fp32 where nothing is faster": ({}, "On cpu use precision='fp32': no other is faster"),
+    "fp32 where nothing is faster": ({}, "On cpu use precision='fp32': no other precision is faster"),
     "no accelerator": ({}, "There is no accelerator: training runs on the CPU, with 8 threads"),
     "bf16 where it is faster": (
         {"devices": [Device("cuda:0", "x", 1, {"fp32": 100.0, "bf16": 450.0, "fp16": 500.0})]},
@@ -148,14 +148,14 @@ ADVICE = {
         {"compilation": Compilation("c++", False, 1.0, "boom")},
         "torch.compile does not work here (b",
     ),
-    "little shared memory": ({"workers": Workers("fork", 64 << 20, 4096)}, "Only 67.1 MB of shared memory are free"),
+    "little shared memory": ({"workers": Workers("fork", 64 << 20, 4096)}, "Only 67.1 MB of shared memory is free"),
     "few files": ({"workers": Workers("fork", 8 << 30, 256)}, "Only 256 files may be open at once"),
     "slow disk": (
         {"disk": Disk("/here", "ext4", 1 << 40, 10e6, 0.1, 5e9)},
         "writing 100 M parameters takes 120 s",
     ),
     "network disk": ({"disk": Disk("/here", "nfs4", 1 << 40, 500e6, 0.1, 5e9)}, "on a network file system (nfs4)"),
-    "full disk": ({"disk": Disk("/here", "ext4", 1 << 30, 500e6, 0.1, 5e9)}, "Only 1.07 GB are free in /here"),
+    "full disk": ({"disk": Disk("/here", "ext4", 1 << 30, 500e6, 0.1, 5e9)}, "Only 1.07 GB is free in /here"),
     "memory disk": ({"disk": Disk("/here", "tmpfs", 1 << 40, 500e6, 0.1, 5e9)}, "is in memory (tmpfs)"),
     "too many threads": (
         {"machine": Machine("3", "1", "2", "L", cpus=64, usable_cpus=2, threads=64, memory=None)},

@@ -196,7 +196,7 @@ DAMAGE = {
     "a list": b"[]",
     "no state": b'{"id": "x"}',
     "an unknown state": b'{"id": "x", "state": "dreaming"}',
-    "not text": b"\xff\xfe",
+    "not a string": b"\xff\xfe",
 }
 
 
@@ -226,7 +226,7 @@ def test_a_view_in_place_of_a_table_is_not_asked(tmp_path):
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"holds no run: there is no run\.json in it"):
+    with pytest.raises(ConfigurationError, match=r"is not a run directory: it has no run\.json"):
         RunView(tmp_path)
 
 

@@ -23,7 +23,7 @@ def test_table_advice_and_lines_to_change_are_printed(capsys: pytest.CaptureFixt
     assert lines[0].startswith("1.3B: 1,301,383,168 parameters on H100 SXM 80 GB, 8 in a node by NVLink 4")
     rows = [line.split() for line in lines if line.strip().startswith(("8 ", "64 "))]
     assert [row[1] for row in rows] == ["DDP", "FSDP2", "TP", "FSDP2+TP", "DDP", "FSDP2", "HSDP", "TP", "FSDP2+TP"]
-    assert "DDP: 8 to 64 devices, the most that was asked for." in printed
+    assert "DDP: 8 to 64 devices, the largest number requested." in printed
     assert "On 64 devices: " in printed
     assert lines[-2] == '  Trainer(..., runtime="ddp", precision="bf16")'
     assert lines[-1] == "  trainer.train(data, batch_size=512)"
@@ -56,7 +56,7 @@ def test_on_too_few_devices_the_exit_code_is_1(capsys: pytest.CaptureFixture[str
     assert main(["scale", "--layers", "80", "--width", "8192", "--devices", "1"]) == 1
     printed = capsys.readouterr().out
     assert [line.split()[-1] for line in printed.splitlines() if line.startswith("      1 ")] == ["memory"]
-    assert "DDP: at no number of these devices: a rank needs" in printed
+    assert "DDP: on none of these numbers of devices: a rank needs" in printed
     assert "On none of these numbers of devices" in printed
 
 

@@ -29,7 +29,11 @@ def test_show_prints_what_ran_and_how_it_ended(in_gallery, capsys):
         ("stopped", 0, "stopped: enough"),
         ("interrupted", 0, "interrupted: SIGTERM"),
         ("failed", 1, "failed: RuntimeError: boom"),
-        ("killed", 1, "crashed: its process ended without saying why; start the same program or command to resume it"),
+        (
+            "killed",
+            1,
+            "crashed: its process ended without recording a reason; start the same program or command to resume it",
+        ),
     ],
 )
 def test_show_says_why_a_run_ended_and_exits_with_1_if_it_broke(in_gallery, capsys, run, code, state):

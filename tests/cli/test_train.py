@@ -43,7 +43,7 @@ def test_train_says_where_the_run_is_and_how_it_ended(project: Project, shell: S
     assert first == f"New run in runs/points/{run.name}: cpu, 49 parameters."
     assert "epoch 2/2" in shell.out
     assert re.search(r"\nFinished: 2 epochs, 6 updates in 0:0\d\. Best loss \d\.\d+ in epoch 2\.\n", shell.out)
-    assert last == f"To look at it: loopwright show runs/points/{run.name}, or loopwright ui runs/points"
+    assert last == f"To inspect it: loopwright show runs/points/{run.name}, or loopwright ui runs/points"
     assert shell.err == ""
 
 
@@ -254,5 +254,5 @@ def test_help_says_how_to_stop_and_resume_and_how_to_use_several_processes(
 def test_a_finished_run_says_how_a_command_starts_over(project: Project, shell: Shell):
     assert shell("train", "run.yaml", "--progress", "silent") == 0
     assert shell("train", "--resume", "last") == 0
-    assert "Raise the limit to go on, or pass --new to start over." in shell.out
+    assert "Raise the limit to continue, or pass --new to start over." in shell.out
     assert "resume=False" not in shell.out

@@ -82,7 +82,7 @@ def test_a_crashed_run_says_what_to_do(runs, capsys):
     make_demo_run(runs / "new", steps=500, state="running")
     lines = shown(capsys)
     assert lines[0].startswith("new  crashed  ")
-    assert lines[2].startswith("Its process ended without saying why. ")
+    assert lines[2].startswith("Its process ended without recording a reason. ")
 
 
 @pytest.mark.parametrize("file", ["metrics.sqlite", "run.json", "config.yaml"])

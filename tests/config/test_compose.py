@@ -186,7 +186,7 @@ def test_a_variable_that_is_not_set_says_what_to_do(project):
     [
         ("vars: {width: 1}\na: ${vars.widht}\n", "vars has no widht; did you mean width?"),
         ("width: 1\na: ${wdith}\n", "the config has no key wdith; did you mean width?"),
-        ("b: {c: 1}\na: 'x${b}'\n", "cannot be part of a text"),
+        ("b: {c: 1}\na: 'x${b}'\n", "cannot be part of a string"),
         ("b: 1\na: ${a}\n", "refers to itself"),
         ("b: 1\na: {c: '${a}'}\n", "refers to itself"),
         ("b: 1\na: 'x${b'\n", "not closed"),

@@ -188,7 +188,7 @@ def test_what_the_program_supplies_is_passed_only_to_those_who_take_it(project):
 
 
 def test_what_the_program_supplies_must_be_supplied(project):
-    with pytest.raises(TypeError, match="the program supplies params, and did not"):
+    with pytest.raises(TypeError, match="the program must supply params, but did not"):
         build(load_config(project.file).at("model.optimizer"), OPTIMIZER)
     with pytest.raises(TypeError, match="other: name what is given"):
         build(load_config(project.file).at("model.optimizer"), OPTIMIZER, other=1)

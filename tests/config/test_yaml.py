@@ -273,5 +273,5 @@ def test_modules_may_name_a_folder_above_the_file(project, path):
 @pytest.mark.parametrize("path", ["sub", "../other", "/elsewhere", "3"])
 def test_modules_may_not_name_any_other_folder(project, path):
     project.write("run.yaml", f"seed: 0\nmodules: {path}\n")
-    with pytest.raises(ValueError, match=r"run.yaml:2: modules\n.*a folder that the file lies in"):
+    with pytest.raises(ValueError, match=r"run.yaml:2: modules\n.*a folder that contains the file"):
         load_config(project.file)

@@ -56,7 +56,7 @@ def test_a_damaged_newest_is_named_and_removed_and_the_run_is_the_same(
     trainer = build(tmp_path / "cut")
     with caplog.at_level(logging.WARNING, "loopwright"):
         trainer.train(points, 2, batch_size=8)
-    assert "Checkpoint update-00000006 is passed over" in caplog.text
+    assert "Checkpoint update-00000006 is skipped" in caplog.text
     assert file in caplog.text
     assert_same_run(trainer, whole)
     assert rows(trainer) == rows(whole)
@@ -79,7 +79,7 @@ def test_where_nothing_is_sound_the_run_starts_over_and_what_may_be_rescued_stay
     trainer = build(tmp_path)
     with caplog.at_level(logging.WARNING, "loopwright"):
         trainer.train(points, num_updates=1, batch_size=8)
-    assert caplog.text.count("is passed over") == 2
+    assert caplog.text.count("is skipped") == 2
     assert trainer.progress.update == 1
     assert verify_checkpoint(tmp_path / "checkpoints" / update_name(1)) == []
     assert (tmp_path / "checkpoints" / update_name(2) / "model.safetensors").is_file()

@@ -107,7 +107,7 @@ def test_metrics_that_found_no_room_are_kept_and_written_when_there_is_some(smal
     fill(small_disk / "filler")
     many = [(step, step, "loss", 1 / step) for step in range(2, 30_000)]
     store.add_steps(rows_of(many))
-    with pytest.raises(CheckpointError, match=r"cannot be written: .*full.*see to free space"):
+    with pytest.raises(CheckpointError, match=r"cannot be written: .*full.*check the free disk space"):
         store.flush()
     with pytest.raises(CheckpointError, match="cannot be written"):
         store.truncate(step=20_000, epoch=0)

@@ -92,7 +92,7 @@ def test_a_killed_run_with_a_shuffle_buffer_reads_its_epoch_again_and_says_so(
     assert call_forked(partial(_train_again, build, tmp_path / "run", LENGTH + 4), tmp_path).code == -signal.SIGKILL
     last = train(build(), tmp_path / "run", progress="lines")
     assert_same_model(last.model, whole.model)
-    assert "items of IterableDataset were read again to get back to the position" in capsys.readouterr().out
+    assert "items of IterableDataset were read again to return to the saved position" in capsys.readouterr().out
 
 
 # Mistakes

@@ -109,7 +109,7 @@ def test_a_run_does_not_write_over_a_config_that_is_not_its_own(
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "config.yaml").write_text("mine: 1\n")
     with mistake(
-        "Files", "`run_dir=` a folder with a `config.yaml` of your own", ConfigurationError, match="write over"
+        "Files", "`run_dir=` a folder with a `config.yaml` of your own", ConfigurationError, match="overwrite"
     ):
         refused(tmp_path / "project", points)
     assert os.listdir(tmp_path / "project") == ["config.yaml"]
@@ -208,8 +208,8 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
 CONFIGS = {
     "an alias bomb": (BOMB, "more than 100000 values when its aliases"),
     "deep nesting": ("a: " + "[" * 100_000 + "]" * 100_000, "nested more than 50 levels deep"),
-    "a key twice": ("seed: 1\nname: x\nseed: 2\n", "the key 'seed' is there twice (line 3)"),
-    "an alias of itself": ("a: &a [1, *a]\n", "stands for what contains it"),
+    "a key twice": ("seed: 1\nname: x\nseed: 2\n", "the key 'seed' appears twice (line 3)"),
+    "an alias of itself": ("a: &a [1, *a]\n", "refers to itself"),
 }
 
 

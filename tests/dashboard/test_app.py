@@ -168,7 +168,7 @@ def test_a_comparison_names_the_first_step_at_which_two_runs_part(served: Served
     steps, epochs = answer["divergences"]
     assert (steps["at"], steps["num_same"]) == (18, 17)
     assert [change["name"] for change in steps["changes"]] == ["loss"]
-    assert "are the same in 17 steps, bit for bit, and part at step 18: loss" in steps["sentence"]
+    assert "are identical for 17 steps, and differ at step 18: loss" in steps["sentence"]
     assert (epochs["at"], epochs["is_same"]) == (None, True)
     assert "packages" in answer["same"]
 

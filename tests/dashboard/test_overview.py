@@ -59,7 +59,7 @@ def test_the_first_sentences_say_how_a_run_ended(tmp_path: Path, state: str, rea
     told = sentences(RunView(run))
     assert told[: len(expected)] == expected
     assert "Best eval_loss 0.25 in epoch 2." in told
-    assert ("The same program or command continues it." in told) is (state == "interrupted")
+    assert ("The same program or command resumes it." in told) is (state == "interrupted")
 
 
 def test_what_happened_on_the_way_is_counted(tmp_path: Path):
@@ -70,7 +70,7 @@ def test_what_happened_on_the_way_is_counted(tmp_path: Path):
     assert "Started anew once: there was no resume point." in sentences(run, map(event, ["started", "started"]))
     assert told[-4:] == [
         "Resumed twice.",
-        "Rewound once after values that were not finite or after a spike.",
+        "Rewound once because of values that were not finite, or a spike.",
         "Batches were split 3 times because memory ran out.",
         "Received 1 signal.",
     ]
@@ -116,6 +116,6 @@ def test_runs_of_the_first_edition_are_shown_with_their_epochs_along_the_steps(t
 def test_a_crashed_run_continues_from_a_resume_point_only_where_there_is_one(tmp_path: Path):
     run = write_run(tmp_path / "a", media=False)
     update_manifest(run / "run.json", state="running")
-    assert sentences(RunView(run))[-1].endswith("continues it from the beginning, as there is no resume point yet.")
+    assert sentences(RunView(run))[-1].endswith("resumes it from the beginning, because there is no resume point yet.")
     shutil.copytree(next(STORED.rglob("checkpoints")), run / "checkpoints")
-    assert sentences(RunView(run))[-1].endswith("continues it from its last resume point.")
+    assert sentences(RunView(run))[-1].endswith("resumes it from its last resume point.")

@@ -296,7 +296,7 @@ def test_a_transform_of_batches_has_samples_too():
 
 
 def test_a_transform_of_what_has_no_samples_is_an_error(mistake):
-    with mistake("Data", "`BatchTransform` of an iterator", DataError, match="no samples by index"):
+    with mistake("Data", "`BatchTransform` of an iterator", DataError, match="whose samples have no index"):
         BatchTransform(iter([1]), flip)
 
 

@@ -181,7 +181,7 @@ def test_data_that_cannot_be_iterated_is_refused_with_what_is_accepted(data):
 
 @pytest.mark.parametrize("batch_size", [0, -1, 2.5])
 def test_an_impossible_batch_size_is_refused(batch_size):
-    with pytest.raises(ConfigurationError, match="positive whole number"):
+    with pytest.raises(ConfigurationError, match="positive integer"):
         opened(Numbers(), batch_size=batch_size)
 
 
@@ -219,7 +219,7 @@ REFUSED = {
     "iterable in workers": (DataLoader(Resumable(), num_workers=2), "num_workers=0 .* StatefulDataLoader"),
     "iterator": (iter([torch.ones(2)]), "list_iterator .* a plain DataLoader"),
     "own iteration": (OwnIteration(Numbers()), "OwnIteration .* a plain DataLoader"),
-    "in any order": (DataLoader(Numbers(), num_workers=2, in_order=False), "Leave in_order at True"),
+    "in any order": (DataLoader(Numbers(), num_workers=2, in_order=False), "Keep in_order=True"),
 }
 
 
@@ -255,7 +255,7 @@ def test_a_position_under_another_seed_is_refused():
 def test_a_position_in_a_data_set_of_another_length_is_refused():
     stream = opened(tensors(50))
     stream.take(1)
-    with pytest.raises(DataError, match="50 samples, but the data now gives 40"):
+    with pytest.raises(DataError, match="50 samples, but the data now has 40"):
         opened(tensors(40)).load_state_dict(stream.state_dict())
 
 

@@ -154,7 +154,7 @@ def test_a_shuffle_buffer_without_a_seed_is_not_the_same_again(mistake: Any) -> 
     stream = opened(lambda: hugging_face(buffer_size=4, seed=None))
     stream.take(2)
     resumed = opened(lambda: hugging_face(buffer_size=4, seed=None))
-    with pytest.raises(DataError, match=r"give `shuffle` a seed"):
+    with pytest.raises(DataError, match=r"pass a seed to `shuffle`"):
         resumed.load_state_dict(stored(stream.state_dict()))
 
 
@@ -244,7 +244,7 @@ def test_a_source_that_does_not_take_over_its_state_is_found_with_the_next_batch
     resumed = opened(lambda: Opening(Ignoring))
     resumed.load_state_dict(stored(stream.state_dict()))
     what = "A source whose `load_state_dict` does nothing"
-    with mistake("Data", what, DataError, match=r"Ignoring.load_state_dict\(\) did not take over the position"):
+    with mistake("Data", what, DataError, match=r"Ignoring.load_state_dict\(\) did not restore the position"):
         resumed.take(1)
 
 

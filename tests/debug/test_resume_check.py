@@ -238,7 +238,7 @@ def test_data_may_be_made_by_a_function(points):
 
 
 def test_data_that_cannot_be_copied_is_refused_with_what_to_do(points):
-    with pytest.raises(ConfigurationError, match="pass a function that makes it"):
+    with pytest.raises(ConfigurationError, match="pass a function that returns it"):
         check_resume(build, (batch for batch in [points.tensors]))
 
 

@@ -149,10 +149,10 @@ def test_settings_of_sharded_models_are_refused_for_copies(mistake: Mistakes) ->
         "Several processes",
         "`reshard_after_forward=False, forward_prefetch=1` with copies of the model",
         ConfigurationError,
-        match="reshard_after_forward, forward_prefetch: only for a model that is sharded. Use runtime='fsdp'",
+        match="reshard_after_forward, forward_prefetch: only for a sharded model. Use runtime='fsdp'",
     ):
         DistributedRuntime("ddp", reshard_after_forward=False, forward_prefetch=1)
-    with pytest.raises(ConfigurationError, match="backward_prefetch: only for a model that is sharded"):
+    with pytest.raises(ConfigurationError, match="backward_prefetch: only for a sharded model"):
         check_settings(Mesh(replicate=2), "fp32", Sharding(backward_prefetch=1).given())
 
 
@@ -203,8 +203,8 @@ def test_a_sharded_model_has_no_buckets(mistake: Mistakes) -> None:
         "Several processes",
         "`bucket_mb=50` with a sharded model",
         ConfigurationError,
-        match="only for copies of the model .*FSDP2 reduces the gradients of a sharded model block by block",
+        match="only for runtime='ddp' .*FSDP2 reduces the gradients of a sharded model block by block",
     ):
         DistributedRuntime("fsdp", bucket_mb=50)
-    with pytest.raises(ConfigurationError, match="only for copies of the model"):
+    with pytest.raises(ConfigurationError, match="only for runtime='ddp'"):
         check_bucket_size(Mesh(replicate=2, shard=2), 50)

@@ -328,7 +328,7 @@ def use_more_often(rank: int) -> str:
 
 def test_gradients_that_come_after_theirs_were_sent_are_an_error_and_not_lost() -> None:
     for message in run_ranks(use_more_often, 2):
-        assert "A parameter of shape (5,) got more gradients after its gradient was sent" in message
+        assert "A parameter of shape (5,) received more gradients after its gradient was sent" in message
         assert "use_reentrant=False" in message
 
 

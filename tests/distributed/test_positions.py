@@ -76,7 +76,7 @@ def test_each_process_continues_in_its_own_part(tmp_path: Path, mistake: Any) ->
         "Several processes",
         what,
         CheckpointError,
-        match="2 processes had a position each in data of their own, and there are 1 now: start 2",
+        match="2 processes each had a position in their own data, but now there are 1 processes: start 2",
     ):
         alone.load(tmp_path / "saved")
 

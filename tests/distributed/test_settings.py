@@ -201,7 +201,7 @@ def test_values_that_are_not_finite_right_after_initialisation_are_refused_on_al
 
 def test_a_module_that_cannot_initialise_itself_is_refused(together: list[Any]) -> None:
     for results in together:
-        assert "the model (Bare) has tensors of its own and no `reset_parameters()`" in results["meta, without reset"]
+        assert "the model (Bare) has its own tensors but no `reset_parameters()`" in results["meta, without reset"]
 
 
 @pytest.mark.parametrize("what", ["checkpoint", "compile"])
@@ -237,13 +237,13 @@ def test_a_compiled_model_or_block_changes_neither_weights_nor_names() -> None:
             "fsdp",
             "fp16",
             [],
-            "precision='fp16' does not go with a sharded model.* Use precision='bf16', or runtime='ddp'",
+            "precision='fp16' does not work with a sharded model.* Use precision='bf16', or runtime='ddp'",
         ),
-        (Mesh(tensor=2, plan=PLAN), "fp16", [], "does not go with a sharded model"),
+        (Mesh(tensor=2, plan=PLAN), "fp16", [], "does not work with a sharded model"),
         ("fsdp", "bf16", ["param_dtype"], "two ways to compute in lower precision: leave one out"),
-        ("ddp", "fp32", ["cpu_offload"], "cpu_offload: only for a model that is sharded. Use runtime='fsdp'"),
-        ("ddp", "fp32", ["param_dtype", "reduce_dtype"], "param_dtype, reduce_dtype: only for a model that is sharded"),
-        ("ddp", "fp32", ["find_unused_parameters"], "parameters may be unused without a setting"),
+        ("ddp", "fp32", ["cpu_offload"], "cpu_offload: only for a sharded model. Use runtime='fsdp'"),
+        ("ddp", "fp32", ["param_dtype", "reduce_dtype"], "param_dtype, reduce_dtype: only for a sharded model"),
+        ("ddp", "fp32", ["find_unused_parameters"], "unused parameters need no setting"),
         (Mesh(replicate=2, tensor=2, plan=PLAN), "fp32", ["cpu_offload"], "a Mesh with shard > 1"),
     ],
 )
@@ -255,7 +255,7 @@ def test_settings_that_do_not_go_together_are_refused(
 
 
 def test_the_constructor_checks_its_settings_before_it_meets_the_others() -> None:
-    with pytest.raises(ConfigurationError, match="only for a model that is sharded"):
+    with pytest.raises(ConfigurationError, match="only for a sharded model"):
         DistributedRuntime("ddp", cpu_offload=True)
 
 

@@ -35,7 +35,7 @@ def test_both_sides_end_when_the_cable_is_pulled_and_resume_exactly_when_they_ar
         # torchrun on the host that was cut off waits for the store itself, for minutes, and is ended by the fixture.
     output = (tmp_path / "a.log").read_text()
     assert "CommunicationError: Rank 0 of 2, at update" in output
-    assert f"did not answer within {TIMEOUT:g} s. No sign of life from rank 1." in output
+    assert f"did not answer within {TIMEOUT:g} s. No heartbeat from rank 1." in output
     assert "CommunicationError: Rank 1 of 2, at update" in (tmp_path / "b.log").read_text()
     num_updates = store.entries()[-1].meta["update"] + 10
     with two_hosts() as hosts:

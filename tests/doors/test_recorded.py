@@ -208,7 +208,7 @@ def test_the_best_models_of_a_simple_run_are_events(points, tmp_path):
 def test_another_run_in_the_same_save_dir_moves_the_record_of_the_first_aside(points, tmp_path, capsys):
     for _ in range(2):
         simple_trainer().train(DataLoader(points, 8), 2, save_dir=tmp_path / "run")
-    assert "holds the record of an earlier run, which is now in earlier-run-1." in capsys.readouterr().out
+    assert "contained the record of an earlier run, which was moved to earlier-run-1." in capsys.readouterr().out
     for folder in ("run", "run/earlier-run-1"):
         assert len(RunView(tmp_path / folder).metrics.epochs("loss")) == 2
 

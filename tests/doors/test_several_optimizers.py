@@ -64,7 +64,7 @@ def test_the_configured_door_names_an_optimizer_of_a_list_that_is_not_there():
             self.update(result.total_loss, ["matrices", "vector"])
             return result
 
-    with pytest.raises(ConfigurationError, match=r"no optimizer is called 'vector'; did you mean vectors\?"):
+    with pytest.raises(ConfigurationError, match=r"there is no optimizer 'vector'; did you mean vectors\?"):
         build_trainer(Misspelt, optimizer={"matrices": matrices, "vectors": vectors}).train()
 
 
@@ -103,5 +103,7 @@ def test_the_adversarial_door_updates_a_list_of_optimizers_with_one_loss(tmp_pat
 def test_the_adversarial_door_refuses_a_list_with_an_optimizer_that_it_does_not_have(tmp_path):
     trainer = Colouring(tmp_path, True)
     trainer.chosen = [trainer.opt_0, torch.optim.Adam(trainer.net[0].parameters())]
-    with pytest.raises(ConfigurationError, match=r"given Adam, which is none of this trainer's optimizers.*self.opt_1"):
+    with pytest.raises(
+        ConfigurationError, match=r"given Adam, which is not one of this trainer's optimizers.*self.opt_1"
+    ):
         trainer.train_paired(0)

@@ -33,7 +33,7 @@ def test_a_metric_is_a_list_of_epochs():
 
 
 def test_an_unknown_metric_names_the_known_ones():
-    with pytest.raises(KeyError, match="No metric 'acc' in this history; there is: loss, eval_loss, accuracy"):
+    with pytest.raises(KeyError, match="The history has no metric 'acc'; available: loss, eval_loss, accuracy"):
         filled()["acc"]
     with pytest.raises(KeyError, match="nothing yet"):
         History()["loss"]
@@ -208,7 +208,7 @@ def test_some_names_can_be_plotted(tmp_path):
 
 
 def test_what_cannot_be_plotted_is_refused_by_name():
-    with pytest.raises(ConfigurationError, match="Cannot plot acc; there is: loss"):
+    with pytest.raises(ConfigurationError, match="Cannot plot acc; available: loss"):
         filled().plot(names=["acc"])
     with pytest.raises(ConfigurationError, match="an empty history"):
         History().plot()
@@ -236,7 +236,9 @@ def test_a_history_is_iterated_as_a_mapping_of_epoch_metrics():
 
 
 def test_a_number_in_the_place_of_a_name_says_where_rows_are():
-    with pytest.raises(KeyError, match=r"No metric 0 in this history; .*The rows of epochs are in `history.epochs`"):
+    with pytest.raises(
+        KeyError, match=r"The history has no metric 0; .*The rows of the epochs are in `history.epochs`"
+    ):
         filled()[0]
 
 

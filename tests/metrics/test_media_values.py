@@ -99,10 +99,10 @@ WRONG_IMAGES = {
     "a list": ([torch.rand(3, 4, 4)], "use log_images for several"),
     "a name of a file": ("cat.png", "PIL.Image.open"),
     "a path": (Path("cat.png"), "PIL.Image.open"),
-    "nothing": (None, "a NoneType is no image"),
-    "a number": (3, "an int is no image"),
-    "complex numbers": (torch.rand(4, 4) + 0j, "does not hold real numbers"),
-    "texts": (np.array([["a", "b"]]), "does not hold real numbers"),
+    "nothing": (None, "a NoneType is not an image"),
+    "a number": (3, "an int is not an image"),
+    "complex numbers": (torch.rand(4, 4) + 0j, "does not contain real numbers"),
+    "texts": (np.array([["a", "b"]]), "does not contain real numbers"),
     "floats from -1 to 1": (torch.rand(3, 8, 8) * 2 - 1, r"value_range=\(-1, 1\)"),
     "floats from 0 to 255": (torch.rand(3, 8, 8) * 255, r"value_range=\(0, 255\)"),
     "floats of any range": (torch.linspace(-4, 9, 16).reshape(4, 4), r"value_range=\(-4, 9\)"),
@@ -158,8 +158,8 @@ def test_several_images_are_read_one_by_one(value):
     [
         (torch.rand(3, 8, 8), "may be one image: use log_image for it, or 3 gray images"),
         (torch.rand(8, 8), "for one image use log_image"),
-        ([], "there is no image in it"),
-        (torch.rand(0, 3, 8, 8), "there is no image in it"),
+        ([], "it contains no image"),
+        (torch.rand(0, 3, 8, 8), "it contains no image"),
         ("cats", "is not several images"),
         (Image.new("L", (3, 3)), "is not several images"),
         ([torch.rand(3, 4, 4), torch.rand(5)], "image 1: a tensor of shape"),
@@ -172,7 +172,7 @@ def test_wrong_images_are_refused(value, match):
 
 def test_each_image_has_a_caption_or_none_has():
     assert check_captions("x", None, 2) == ["", ""]
-    for captions, match in (("ab", "a list with a text"), (["a"], "2 images and 1 captions"), (3, "a list")):
+    for captions, match in (("ab", "a list with one string"), (["a"], "2 images and 1 captions"), (3, "a list")):
         with pytest.raises(ConfigurationError, match=match):
             check_captions("x", captions, 2)
 
@@ -255,17 +255,17 @@ def test_a_table_is_read_from_dicts_columns_rows_and_frames():
 @pytest.mark.parametrize(
     ("rows", "columns", "match"),
     [
-        ([[1, 2]], None, "the rows have no names of columns"),
-        ([[1], [1, 2]], ["a", "b"], "row 0 has 1 values, and there are 2 columns"),
-        ("text", None, "For a text use log_text"),
-        (3, None, "an int is no table"),
-        ({"a": 1}, None, "for one row pass a list with the dict in it"),
-        ({"a": [1], "b": [1, 2]}, None, "not equally long"),
-        ([1, 2], ["a"], "an int is no row"),
+        ([[1, 2]], None, "the rows have no column names"),
+        ([[1], [1, 2]], ["a", "b"], "row 0 has 1 values, but there are 2 columns"),
+        ("text", None, "For a string use log_text"),
+        (3, None, "an int is not a table"),
+        ({"a": 1}, None, "for one row pass a list that contains the dict"),
+        ({"a": [1], "b": [1, 2]}, None, "different lengths"),
+        ([1, 2], ["a"], "an int is not a row"),
         ([[1, 2]], "ab", "a list of names"),
         ([[1, 2]], ["a", "a"], "two columns 'a'"),
-        ({"a": [1]}, ["z"], "no column 'z'; there is: a"),
-        ([], None, "no names of columns"),
+        ({"a": [1]}, ["z"], "no column 'z'; available: a"),
+        ([], None, "no column names"),
     ],
 )
 def test_a_wrong_table_is_refused(rows, columns, match):
@@ -279,5 +279,5 @@ def test_a_figure_and_its_axes_are_drawn():
     figure = Figure()
     axes = figure.subplots()
     assert decoded(draw_figure("x", figure)).shape == decoded(draw_figure("x", axes)).shape
-    with pytest.raises(ConfigurationError, match="is no figure"):
+    with pytest.raises(ConfigurationError, match="is not a figure"):
         draw_figure("x", torch.rand(3, 4, 4))

@@ -201,7 +201,9 @@ def test_a_scheduler_factory_without_a_named_optimizer_is_refused():
     models = {"left": build_linear(1), "right": build_linear(2)}
     sgd = partial(torch.optim.SGD, lr=0.1)
     trainer = Trainer(models, {"left": sgd, "right": sgd}, scheduler=partial(StepLR, step_size=1))
-    with pytest.raises(ConfigurationError, match=r"several: pass `scheduler=\{'name of the optimizer': factory\}`"):
+    with pytest.raises(
+        ConfigurationError, match=r"several optimizers: pass `scheduler=\{'name of the optimizer': factory\}`"
+    ):
         trainer.setup()
 
 
@@ -212,7 +214,7 @@ def test_what_is_neither_an_optimizer_nor_a_factory_is_refused_with_an_example(g
 
 
 def test_a_factory_that_makes_something_else_is_refused():
-    with pytest.raises(ConfigurationError, match="returned a list, no torch optimizer"):
+    with pytest.raises(ConfigurationError, match="returned a list, which is not a torch optimizer"):
         build_optimizer(list, build_linear().parameters)
 
 
@@ -231,7 +233,7 @@ def test_an_unknown_cadence_is_refused():
 
 def test_a_plateau_schedule_names_what_there_is_when_its_metric_is_missing():
     plateau = ReduceLROnPlateau(torch.optim.SGD(build_linear().parameters(), 0.1))
-    with pytest.raises(ConfigurationError, match=r"watches 'accuracy'.*there is: loss.*Schedule\(scheduler, metric"):
+    with pytest.raises(ConfigurationError, match=r"watches 'accuracy'.*available: loss.*Schedule\(scheduler, metric"):
         Schedule(plateau, metric="accuracy").step({"loss": 1.0})
 
 

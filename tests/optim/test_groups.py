@@ -127,7 +127,7 @@ def test_a_name_that_is_not_there_is_refused_with_the_nearest(points):
 
 
 def test_a_pattern_that_is_no_regular_expression_is_refused():
-    with pytest.raises(ConfigurationError, match=r"'re:\(' is no regular expression"):
+    with pytest.raises(ConfigurationError, match=r"'re:\(' is not a regular expression"):
         built(AdamW(modifiers={"re:(": {"lr_scale": 0.1}}))
 
 

@@ -101,7 +101,7 @@ def test_strict_lists_all_that_does_not_fit_and_changes_nothing(file):
 
 
 def test_nothing_that_fits_is_an_error_with_both_sides_names(file):
-    with pytest.raises(CheckpointError, match=r"(?s)Nothing in .* fits the model.*source: 0.bias, .*model: body.0"):
+    with pytest.raises(CheckpointError, match=r"(?s)Nothing in .* matches the model.*source: 0.bias, .*model: body.0"):
         load_matching(Wrapped(), file)
 
 
@@ -235,7 +235,7 @@ def test_of_a_run_that_kept_nothing_the_newest_state_is_taken(points, tmp_path, 
     model.load_state_dict(load_weights(tmp_path / "run"))
     assert_same_model(model, trained.model)
     assert re.fullmatch(r"Weights of .*: the newest resume point, update-0*5\.\n", capsys.readouterr().out)
-    with pytest.raises(CheckpointError, match="holds no kept model: train with BestModel, or use='newest'"):
+    with pytest.raises(CheckpointError, match="has no kept model: train with BestModel, or pass use='newest'"):
         load_weights(tmp_path / "run", use="best")
 
 

@@ -103,13 +103,15 @@ def test_what_is_counted_becomes_a_part_of_the_run():
 
 
 def test_counting_in_a_run_of_unknown_length_is_refused():
-    with pytest.raises(ConfigurationError, match=r"counts 5 updates, and how many of them this run has is not known"):
+    with pytest.raises(
+        ConfigurationError, match=r"counts 5 updates, but the number of updates in this run is not known"
+    ):
         WarmupCosine(warmup_updates=5).resolve(Extent(epochs=3))
 
 
 def test_a_curve_that_counts_has_no_value_before_the_length_is_known():
     for curve in (WarmupCosine(warmup_updates=5), MultiStep(at_epochs=[1])):
-        with pytest.raises(ConfigurationError, match="`resolve` it"):
+        with pytest.raises(ConfigurationError, match="call `resolve`"):
             curve.value(0.1)
 
 

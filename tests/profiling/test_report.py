@@ -35,13 +35,13 @@ def verdict(nanoseconds, **options) -> str:
         (
             {"data": 62 * S, "forward": 38 * S},
             {"num_workers": 0, "num_cores": 1},
-            "62 % of the time is waiting for data: this process on 1 core can do no more: make the data set's "
+            "62 % of the time is waiting for data: this process on 1 core cannot go faster: make the data set's "
             "__getitem__ cheaper (decode once, cache, smaller files).",
         ),
         (
             {"data": 62 * S, "forward": 38 * S},
             {"num_workers": 8},
-            "62 % of the time is waiting for data: 8 workers on 8 cores can do no more: make the data set's "
+            "62 % of the time is waiting for data: 8 workers on 8 cores cannot go faster: make the data set's "
             "__getitem__ cheaper (decode once, cache, smaller files).",
         ),
         (
@@ -58,7 +58,7 @@ def verdict(nanoseconds, **options) -> str:
         (
             {**{f"callbacks/C{number}/on_log": 10 * S for number in range(4)}, "forward": 60 * S},
             {},
-            "Callbacks take 40 % of the time, C0 the most of them (10 %): call them less often, or leave some out.",
+            "Callbacks take 40 % of the time, C0 most of all (10 %): call them less often, or remove some.",
         ),
         (
             {"evaluation": 10 * S, "evaluation/data": 60 * S, "forward": 30 * S},
@@ -87,24 +87,25 @@ def verdict(nanoseconds, **options) -> str:
             {"train_step": 40 * S, "forward": 60 * S},
             {},
             "40 % of the time is code of the training step outside of the models: losses, metrics, reading numbers "
-            "(`.item()`), printing. Measure in `on_log` or the evaluation what need not be measured in every step.",
+            "(`.item()`), printing. If a value is not needed in every step, compute it in `on_log` or in the "
+            "evaluation.",
         ),
         (
             {"communication": 30 * S, "forward": 70 * S},
             {"world": 2},
             "30 % of the time is waiting for the other processes: compute more between two updates (`accumulate`, "
-            "larger batches), and see whether one process is slower than the others.",
+            "larger batches), and check whether one process is slower than the others.",
         ),
         (
             {"transfer": 30 * S, "forward": 70 * S},
             {"device": "cuda:0"},
-            "30 % of the time is moving batches to cuda:0: use a DataLoader with pin_memory=True, and send less "
+            "30 % of the time is moving batches to cuda:0: use a DataLoader with pin_memory=True, and send less data "
             "(integers instead of floats, images before they are scaled).",
         ),
         (
             {"forward": 60 * S, "evaluation": 25 * S, "other": 15 * S},
             {},
-            "Nothing stands out: 60 % of the time is forward, backward and optimizer; the largest of the rest is "
+            "Nothing stands out: 60 % of the time is forward, backward and optimizer; the largest other part is "
             "evaluation, 25 %.",
         ),
         ({}, {}, "Nothing was measured."),
@@ -118,7 +119,7 @@ def test_the_largest_finding_comes_first_and_a_short_time_is_said_last():
     report = Report({"data": 3 * S, "callbacks/A/on_log": 2 * S, "forward": 5 * S}, num_steps=10)
     assert [text.split(" ")[0] for text in report.findings] == ["30", "Callback"]
     short = Report({"data": 300_000_000, "forward": 700_000_000}, num_steps=10)
-    assert short.findings[-1].startswith("This was a short time")
+    assert short.findings[-1].startswith("The measured time is short")
 
 
 def test_the_table_is_aligned_and_its_shares_add_up_to_a_hundred():
@@ -168,10 +169,10 @@ def test_a_run_without_a_profile_has_none_and_no_problem(run_dir):
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"version": 2}, "has version 2, and this release reads 1."),
-        ({"nanoseconds": {"data": "1"}}, "is not a run's profile."),
-        ({"memory": {"process": "much"}}, "is not a run's profile."),
-        ({"num_steps": None}, "is not a run's profile."),
+        ({"version": 2}, "has version 2, but this release reads 1."),
+        ({"nanoseconds": {"data": "1"}}, "is not the profile of a run."),
+        ({"memory": {"process": "much"}}, "is not the profile of a run."),
+        ({"num_steps": None}, "is not the profile of a run."),
     ],
 )
 def test_a_profile_that_cannot_be_read_is_a_problem_of_the_run(run_dir, changes, problem, capsys):

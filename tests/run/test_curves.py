@@ -212,5 +212,5 @@ def test_a_view_that_is_kept_open_sees_what_is_written_later(tmp_path):
 
 @pytest.mark.parametrize("text", ["", "1.2.3", "a.b.c.d.e.f", "1.2.3.4.5.-6", "1.2.3.4.5.6.7", "9" * 40 + ".0.0.0.0.0"])
 def test_a_text_that_is_no_cursor_is_refused(text):
-    with pytest.raises(ValueError, match="is no cursor"):
+    with pytest.raises(ValueError, match="is not a cursor"):
         Cursor.parse(text)

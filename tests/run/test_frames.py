@@ -108,7 +108,9 @@ def test_a_metric_that_is_not_there_is_named_with_those_that_are(root, mistake):
         run.metrics("los")
     with pytest.raises(ConfigurationError, match="no metric 'train/grad_norms' of epochs; it has: loss"):
         run.best("train/grad_norms")
-    with pytest.raises(ConfigurationError, match=r"'lr' is better when it is small or large is not known: pass mode="):
+    with pytest.raises(
+        ConfigurationError, match=r"not known whether smaller or larger values of 'lr' are better: pass mode="
+    ):
         run.best("lr")
 
 

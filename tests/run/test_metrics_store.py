@@ -463,6 +463,6 @@ def test_a_file_of_a_later_version_is_refused(store, mistake):
     with mistake("Files", "`metrics.sqlite` of a later Loopwright", CheckpointError, match="have version 3"):
         MetricsView(store.path).names()
     for use in (lambda: store.truncate(step=0, epoch=0), store.close):
-        with pytest.raises(CheckpointError, match=r"reads the versions 0 and 2\. Install the Loopwright"):
+        with pytest.raises(CheckpointError, match=r"reads the versions 0 and 2\. Install the version"):
             use()
     store._queue.clear()

@@ -40,7 +40,7 @@ def test_an_exception_that_cannot_be_sent_is_raised_as_text() -> None:
 
 
 def test_a_rank_that_leaves_without_an_exception_is_named() -> None:
-    with pytest.raises(LaunchError, match=r"rank 0 .* ended with exit code 7 and raised nothing"):
+    with pytest.raises(LaunchError, match=r"rank 0 .* ended with exit code 7 without an exception"):
         launch(launched.leave, processes=1, start_method="fork")
 
 

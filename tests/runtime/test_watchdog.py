@@ -73,7 +73,7 @@ def test_a_rank_that_raises_ends_the_others_with_one_line_each(tmp_path: Path, o
 @pytest.mark.parametrize("others", ["in collectives", "computing"])
 def test_a_rank_that_is_killed_ends_the_others_with_one_line_each(tmp_path: Path, others: str) -> None:
     ended = start_ranks(fail_on_rank_1, 3, "kill", others, tmp_path)
-    check_followers(ended, tmp_path, r"its process \(\d+ on \S+\) is gone without a word: killed, or out of memory")
+    check_followers(ended, tmp_path, r"its process \(\d+ on \S+\) ended without a message: killed, or out of memory")
     assert ended[1].code == -signal.SIGKILL
 
 
@@ -186,7 +186,7 @@ def stop_until_gone(group: Group) -> None:
 def test_a_signal_ends_a_rank_that_is_stuck_in_a_collective_with_one_who_is_silent() -> None:
     ended = start_ranks(lose_a_silent_peer, 2)
     assert ended[0].code == 1
-    assert ended[0].stderr == "rank 0 leaves: asked to stop (SIGTERM), and there is no sign of life from rank 1\n"
+    assert ended[0].stderr == "rank 0 stops: asked to stop (SIGTERM), but there is no heartbeat from rank 1\n"
 
 
 def train_in_turn(rank: int) -> list[str]:

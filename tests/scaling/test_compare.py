@@ -53,7 +53,7 @@ def test_a_model_that_fits_nowhere_says_how_much_it_needs() -> None:
     assert found.advice is None
     assert found.best(2) is None
     assert "GB of memory and can use 74 GB" in found.ranges[0].text
-    assert found.ranges[0].text.startswith("DDP: at no number of these devices: ")
+    assert found.ranges[0].text.startswith("DDP: on none of these numbers of devices: ")
 
 
 def test_advice_is_for_the_most_devices_that_are_well_used(table: Comparison) -> None:

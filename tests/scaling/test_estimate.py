@@ -203,7 +203,7 @@ class Odd(torch.optim.Optimizer):
 MISTAKES: dict[str, tuple[Any, str]] = {
     "a mesh of another size than the devices": (
         lambda: estimate(small(), {"replicate": 2, "shard": 4}, devices=16, batch=16),
-        "is for 8 devices, but there are 16: change the mesh, or say devices=8",
+        "is for 8 devices, but there are 16: change the mesh, or pass devices=8",
     ),
     "an axis that a mesh does not have, in `estimate`": (
         lambda: estimate(small(), {"pipeline": 4}, devices=4, batch=16),
@@ -226,7 +226,7 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     "an update of no samples": (lambda: estimate(small(), devices=2, batch=0), "batch=0: use a whole number"),
     "an update that does not divide into steps": (
         lambda: estimate(small(), devices=2, batch=10, accumulate=4),
-        "batch=10 samples of an update do not divide into accumulate=4 steps",
+        "batch=10 samples per update cannot be divided into accumulate=4 steps",
     ),
     "a module where a shape is needed": (
         lambda: estimate(nn.Linear(2, 2), devices=2, batch=4),  # type: ignore[arg-type]
@@ -259,7 +259,7 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     ),
     "`estimate(param_dtype=)` with copies": (
         lambda: estimate(small(), devices=2, batch=4, param_dtype=torch.bfloat16),
-        "only for a model that is sharded",
+        "only for a sharded model",
     ),
     "`estimate(reshard_after_forward=3)` with four shards": (
         lambda: estimate(small(), "fsdp", devices=4, batch=4, reshard_after_forward=3),
@@ -276,7 +276,7 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     ),
     "an optimizer with state of other shapes, in `estimate`": (
         lambda: estimate(small(), devices=2, batch=4, optimizer=Odd([nn.Parameter(torch.ones(2, 2))])),
-        "keeps state of another shape",
+        "keeps state whose shape differs",
     ),
 }
 
@@ -293,7 +293,7 @@ def test_a_plan_whose_patterns_fit_no_layer_is_refused(mistake: Mistakes) -> Non
     what = "a plan with patterns that fit no layer, measured"
     with (
         pytest.warns(UserWarning, match="could not be resolved"),  # torch's, for each pattern
-        mistake("Several processes", what, ConfigurationError, match="The plan cuts no layer of the model"),
+        mistake("Several processes", what, ConfigurationError, match="The plan splits no layer of the model"),
     ):
         measure(models.text(), torch.zeros(2, 5, dtype=torch.long), plan=plan)
 

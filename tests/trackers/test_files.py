@@ -82,7 +82,7 @@ def test_the_file_of_another_run_is_kept_under_another_name_and_that_is_said(tmp
     path.write_text("mine\n")
     train(build([CSV(path)]))
     assert (tmp_path / "run-2.csv").read_text() == "mine\n"
-    assert "run.csv is of another run: it is now run-2.csv" in caplog.text
+    assert "run.csv belongs to another run; it was renamed to run-2.csv" in caplog.text
     assert len(losses_in_csv(path)) == 10
 
 
@@ -160,7 +160,7 @@ def test_an_epoch_that_was_complete_and_is_not_at_the_resume_point_is_removed(tm
 
 @pytest.mark.parametrize("kind", [CSV, JSONL])
 def test_wrong_arguments_are_refused_when_the_tracker_is_made(kind, mistake):
-    with mistake("Arguments", f"`{kind.__name__}(path=3)`", ConfigurationError, match="use a text"):
+    with mistake("Arguments", f"`{kind.__name__}(path=3)`", ConfigurationError, match="use a string"):
         kind(3)
     with mistake("Arguments", f"`{kind.__name__}('run', every=0)`", ConfigurationError, match="1 or more"):
         kind(Path("run"), every=0)
@@ -171,7 +171,7 @@ def test_a_folder_is_no_file_to_write_and_stays_where_it_is(tmp_path, mistake, k
     runs = tmp_path / "runs"
     runs.mkdir()
     (runs / "note").write_text("kept")
-    with mistake("Files", f"`{kind.__name__}` with a folder", ConfigurationError, match="is a folder: give the file"):
+    with mistake("Files", f"`{kind.__name__}` with a folder", ConfigurationError, match="is a folder: name the file"):
         kind(runs)
     late = kind(tmp_path / "late")
     (tmp_path / "late").mkdir()

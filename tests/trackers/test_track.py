@@ -127,7 +127,7 @@ def test_a_disk_that_takes_no_more_leaves_complete_lines_and_is_reported_once(tm
     ended = call_forked(program, tmp_path)
     assert ended.code == 0, ended.err
     for name in ("CSV", "JSONL"):
-        assert ended.err.count(f"The tracker {name} failed and lacks a part of this run; training goes on.") == 1
+        assert ended.err.count(f"The tracker {name} failed and is missing a part of this run; training continues.") == 1
         assert (tmp_path / f"run.{name.lower()}").read_text().endswith("\n")
     assert [step for step, _ in losses_in_csv(tmp_path / "run.csv")][:5] == [1, 2, 3, 4, 5]
     assert all(line["kind"] for line in read_jsonl(tmp_path / "run.jsonl"))
@@ -301,7 +301,7 @@ def test_what_is_no_tracker_is_refused_with_what_a_tracker_has(mistake):
         Track(Recorded)
     with mistake("Arguments", "`callbacks=[tracker]`", ConfigurationError, match=r"trackers.Track\(Recorded\("):
         build([Recorded()])
-    with mistake("Arguments", "`Track(CSV())`", ConfigurationError, match="callback itself"):
+    with mistake("Arguments", "`Track(CSV())`", ConfigurationError, match="already a callback"):
         Track(CSV())
     with mistake("Arguments", "`Track(tracker, timeout=0)`", ConfigurationError, match="above 0"):
         Track(Recorded(), timeout=0)

@@ -65,7 +65,7 @@ def test_another_optimizer_starts_without_state_and_says_so(
     assert isinstance(trainer.optimizers["optimizer"], torch.optim.SGD)
     assert trainer.progress.epoch == 2
     out = capsys.readouterr().out
-    assert "Optimizer 'optimizer' (SGD) does not fit the saved state: it starts without any." in out
+    assert "Optimizer 'optimizer' (SGD) does not match the saved optimizer state, so it starts with empty state." in out
     said = out.partition("\nResuming")[0]
     mistake.said(SECTION, 'Another optimizer, with `changes="accept"`', said)
 

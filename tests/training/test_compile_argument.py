@@ -40,7 +40,7 @@ def test_a_wrong_value_is_refused_with_the_right_ones(mistake: Mistakes) -> None
 
 def test_a_value_that_contradicts_the_runtime_is_refused(mistake: Mistakes) -> None:
     what = "`compile='step'` together with `Runtime(compile='model')`"
-    with mistake("Arguments", what, ConfigurationError, match="say it once, in Trainer"):
+    with mistake("Arguments", what, ConfigurationError, match="set it in only one place, in Trainer"):
         trainer_with(runtime=Runtime("cpu", compile="model"), compile="step")
     what = "`compile='blocks'` together with `Runtime('cpu')`"
     with mistake("Arguments", what, ConfigurationError, match=r"or as in Runtime\('cpu', compile='blocks'\)"):

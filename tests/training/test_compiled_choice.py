@@ -71,7 +71,10 @@ def test_nothing_of_the_trial_is_seen_in_the_run(traced: None, monkeypatch: pyte
         trainer.train(DATA, num_epochs=2, batch_size=16)
     eager, measured = trainers
     assert measured.run.compiled is not None
-    assert (measured.run.compiled.choice, measured.run.compiled.reason) == ("eager", "it is not faster compiled")
+    assert (measured.run.compiled.choice, measured.run.compiled.reason) == (
+        "eager",
+        "compiling does not make it faster",
+    )
     assert_close(eager.history, measured.history, 0.0)
     for name, value in eager.model.state_dict().items():
         assert torch.equal(measured.model.state_dict()[name], value), name
@@ -80,8 +83,8 @@ def test_nothing_of_the_trial_is_seen_in_the_run(traced: None, monkeypatch: pyte
     assert measured.progress.seconds < 5
     said = lines_of(measured)
     assert said[0] == "Compiling the training step (the first time takes up to a minute) ..."
-    assert said[1].startswith("The step is not compiled, since it is not faster: ")
-    assert said[1].count(" an update compiled, ") == 1
+    assert said[1].startswith("The step is not compiled, because that would not be faster: ")
+    assert said[1].count(" per update compiled, ") == 1
 
 
 def test_the_faster_one_is_chosen_and_said_and_saved(
@@ -101,7 +104,7 @@ def test_the_faster_one_is_chosen_and_said_and_saved(
     assert other.run.compiled is not None
     assert other.run.compiled.state_dict() == compiled.state_dict()
     other.train(EVEN, num_epochs=1, batch_size=16)
-    assert not any("an update compiled" in line for line in lines_of(other)), "nothing is measured again"
+    assert not any("per update compiled" in line for line in lines_of(other)), "nothing is measured again"
     assert other.run.compiled.num_graphs == 1, "the same graph as in the run that was saved"
     build(None).load(tmp_path / "saved")
     build(None).save(tmp_path / "plain")
@@ -194,7 +197,7 @@ class Sparse(nn.Module):
         ({"model": Counting}, "compiled again in every step: .* such as a counter"),
         ({"model": Branching}, "torch cannot trace it: Data-dependent branching .*line"),
         ({"optimizer": two_optimizers}, r"there are 2 optimizers \(a, b\)"),
-        ({"optimizer": OwnSGD}, "OwnSGD is none of the optimizers that can be compiled"),
+        ({"optimizer": OwnSGD}, "OwnSGD is not one of the optimizers that can be compiled"),
         ({"optimizer": partial(SGD, dampening=0.1)}, "SGD has dampening=0.1"),
         ({"optimizer": with_hook}, "before or after the optimizer's steps"),
         ({"model": Hooked}, "in the backward pass"),

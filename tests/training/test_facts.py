@@ -206,7 +206,7 @@ def test_a_wrong_label_is_refused(mistake):
             build(None, config=value)
     with mistake("Arguments", "`name=3`", ConfigurationError, match="the name of the run"):
         build(None, name=3)
-    with mistake("Arguments", "`tags=[1, 2]`", ConfigurationError, match="a list of texts"):
+    with mistake("Arguments", "`tags=[1, 2]`", ConfigurationError, match="a list of strings"):
         build(None, tags=[1, 2])
 
 

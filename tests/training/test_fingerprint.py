@@ -295,7 +295,7 @@ def test_a_loss_of_the_library_that_another_version_wrote_otherwise_and_elsewher
         return F.nll_loss(outputs.log_softmax(1), targets)
 
     monkeypatch.setattr(Ours, "forward", forward)
-    with pytest.raises(ConfigurationError, match=r"loss\.code: its code is another"):
+    with pytest.raises(ConfigurationError, match=r"loss\.code: its code has changed"):
         train(tmp_path, 2, loss_fn=Ours())
     monkeypatch.setattr(forward, "__module__", "loopwright.losses.elsewhere")
     monkeypatch.setattr(Ours, "__module__", "loopwright.losses.elsewhere")

@@ -98,7 +98,7 @@ def test_what_is_logged_before_training_waits_for_its_start(points, capsys):
     trainer = build(seen, progress="lines")
     trainer.log_text("notes", "begun")
     assert seen.items == []
-    assert "'notes' was logged before training: it is recorded when that begins." in capsys.readouterr().out
+    assert "'notes' was logged before training: it will be recorded when training starts." in capsys.readouterr().out
     trainer.train(head(points, 8))
     assert [(item.name, item.step) for item in seen.items] == [("notes", 0)]
 

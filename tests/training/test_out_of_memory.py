@@ -157,8 +157,8 @@ def test_it_is_announced_once(capsys):
     run(2, build_batches(8, 8, 8), progress="lines")
     said = [line for line in capsys.readouterr().out.splitlines() if "memory" in line]
     assert said == [
-        "Out of memory in update 1: steps are now taken in up to 4 micro-batches (of 2 instead of 8 samples), with the "
-        "same gradients."
+        "Out of memory in update 1: each batch is now split into up to 4 micro-batches (of 2 instead of 8 samples). "
+        "The gradients stay the same."
     ]
 
 
@@ -221,7 +221,7 @@ def test_memory_that_runs_out_after_the_optimizer_step_is_not_a_step_to_take_aga
 
     with pytest.raises(torch.OutOfMemoryError) as caught:
         run(8, build_batches(4, 4, 4, 4), Late)
-    assert "optimizer step was under way or taken" in "".join(caught.value.__notes__)
+    assert "optimizer step had already begun" in "".join(caught.value.__notes__)
 
 
 def test_memory_that_runs_out_inside_the_optimizer_step_is_not_a_step_to_take_again():
@@ -233,7 +233,7 @@ def test_memory_that_runs_out_inside_the_optimizer_step_is_not_a_step_to_take_ag
     trainer = Trainer(model, Greedy(model.parameters(), 0.1), nn.functional.cross_entropy, progress="silent")
     with pytest.raises(torch.OutOfMemoryError) as caught:
         trainer.train(build_batches(4), num_epochs=1)
-    assert "optimizer step was under way or taken" in "".join(caught.value.__notes__)
+    assert "optimizer step had already begun" in "".join(caught.value.__notes__)
 
 
 @pytest.mark.parametrize("kind", [Trainer, Counting])
@@ -293,7 +293,7 @@ def test_a_batch_that_is_not_one_row_a_sample_stays_whole():
     inputs, targets = build_batches(4)[0]
     with pytest.raises(torch.OutOfMemoryError) as caught:
         run(2, [(inputs, targets, torch.zeros(2, 9))], Graph)
-    assert "not everything has one row for each of its 4 samples" in "".join(caught.value.__notes__)
+    assert "does not have one row per sample (4 samples)" in "".join(caught.value.__notes__)
 
 
 def test_a_loss_that_is_not_finite_in_one_micro_batch_is_refused_for_the_step():

@@ -57,13 +57,13 @@ def test_a_misspelt_metric_in_early_stopping_is_found_before_the_first_step(poin
         train(points, EarlyStopping("eval_acuracy"), Counting, eval_data=points)
     message = str(caught.value)
     assert "EarlyStopping watches 'eval_acuracy', which this run will not measure" in message
-    assert "there will be: eval_accuracy, eval_loss, loss" in message
+    assert "it will measure: eval_accuracy, eval_loss, loss" in message
     assert "Did you mean 'eval_accuracy'?" in message
     assert steps == []
 
 
 def test_watching_an_evaluation_without_data_says_to_pass_some(points):
-    with pytest.raises(ConfigurationError, match=r"watches 'eval_loss'.*Pass `eval_data=` to have an evaluation"):
+    with pytest.raises(ConfigurationError, match=r"watches 'eval_loss'.*Pass `eval_data=` to evaluate"):
         train(points, Watch("eval_loss"))
 
 
@@ -95,7 +95,9 @@ def test_a_named_loss_may_be_watched_without_an_evaluation(points):
 
 
 def test_a_misspelt_named_loss_is_found_without_an_evaluation(points):
-    with pytest.raises(ConfigurationError, match=r"watches 'fitt'.*there will be: fit, loss, size.*Did you mean 'fit'"):
+    with pytest.raises(
+        ConfigurationError, match=r"watches 'fitt'.*it will measure: fit, loss, size.*Did you mean 'fit'"
+    ):
         train(points, Watch("fitt"), Trainer, named_losses)
 
 

@@ -22,7 +22,8 @@ def test_a_finished_run_is_not_trained_again_and_says_so(points, tmp_path, capsy
     assert second.progress.update == 10
     assert_same_model(second.model, first.model)
     assert (
-        "is finished (2 epochs, 10 updates). Raise the limit to go on, or pass resume=False" in capsys.readouterr().out
+        "is finished (2 epochs, 10 updates). Raise the limit to continue, or pass resume=False"
+        in capsys.readouterr().out
     )
 
 
@@ -142,8 +143,8 @@ def test_what_does_not_fit_a_checkpoint_is_listed_and_nothing_is_changed(points,
         trainer.load(tmp_path / "saved")
     message = str(caught.value)
     assert "optimizers: 'slow' is not in the checkpoint" in message
-    assert "optimizers: the checkpoint has 'optimizer', the trainer has not" in message
-    assert "schedules: the checkpoint has 'scheduler', the trainer has not" in message
+    assert "optimizers: the checkpoint has 'optimizer', but the trainer does not" in message
+    assert "schedules: the checkpoint has 'scheduler', but the trainer does not" in message
     assert "model: 4.weight has shape (4, 16), the checkpoint's (3, 16)" in message
     assert torch.equal(net[0].weight, before)
 

@@ -38,7 +38,7 @@ def test_a_graph_is_found_in_a_dict_and_in_a_result(points, wrap):
             return wrap(self.loss(batch))
 
     trainer = own(Wrapped)
-    with pytest.raises(ConfigurationError, match="returning the loss does not train"):
+    with pytest.raises(ConfigurationError, match="a returned loss is only logged"):
         trainer.train(points, 3, batch_size=8)
     assert trainer.begun == 1
 
@@ -46,7 +46,7 @@ def test_a_graph_is_found_in_a_dict_and_in_a_result(points, wrap):
 def test_a_step_assigned_to_a_trainer_is_looked_at_as_well(points):
     trainer = Trainer(build_net(), sgd, cross_entropy, progress="silent")
     trainer.train_step = lambda batch: cross_entropy(trainer.model(batch[0]), batch[1])  # type: ignore[method-assign]
-    with pytest.raises(ConfigurationError, match="returning the loss does not train"):
+    with pytest.raises(ConfigurationError, match="a returned loss is only logged"):
         trainer.train(points, 3, batch_size=8)
 
 
@@ -229,10 +229,12 @@ def test_an_update_in_an_evaluation_is_refused_and_changes_nothing(points, mista
 
     net = build_net()
     trainer = OnTestData(net, sgd, cross_entropy, progress="silent")
-    with mistake(SECTION, "`self.update(loss)` in `eval_step`", ConfigurationError, match="train on its data"):
+    with mistake(
+        SECTION, "`self.update(loss)` in `eval_step`", ConfigurationError, match="train on the evaluation data"
+    ):
         trainer.train(points, 1, points, batch_size=8)
     trained, before = trainer.progress.update, net[0].weight.detach().clone()
-    with pytest.raises(ConfigurationError, match="train on its data"):
+    with pytest.raises(ConfigurationError, match="train on the evaluation data"):
         trainer.evaluate(points, batch_size=8)
     assert trained == 5
     assert torch.equal(before, net[0].weight)
@@ -256,7 +258,7 @@ class OnEnd(Own):
 @pytest.mark.parametrize("kind", [OnStart, OnStepEnd, OnEnd])
 def test_an_update_in_a_hook_of_an_evaluation_is_refused(points, kind):
     trainer = kind(build_net(), sgd, cross_entropy, progress="silent")
-    with pytest.raises(ConfigurationError, match="train on its data"):
+    with pytest.raises(ConfigurationError, match="train on the evaluation data"):
         trainer.train(points, 1, points, batch_size=8)
 
 

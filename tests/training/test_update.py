@@ -169,7 +169,7 @@ def test_update_with_a_stranger_names_the_optimizers_there_are(reals):
             loss = self.discriminator(batch[0]).mean()
             self.update(loss, torch.optim.SGD(self.discriminator.parameters(), 0.1))
 
-    with pytest.raises(ConfigurationError, match=r"none of this trainer's optimizers \(generator_optimizer"):
+    with pytest.raises(ConfigurationError, match=r"not one of this trainer's optimizers \(generator_optimizer"):
         Strange(progress="silent").train(reals)
 
 

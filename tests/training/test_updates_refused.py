@@ -34,16 +34,19 @@ def step_with(*choices):
 WRONG = {
     "`self.update(loss)` with two optimizers, neither of them named": (
         None,
-        r"ambiguous.*update\(loss, 'vectors'\), or for one loss of several update\(loss, \['vectors', 'matrices'\]\)",
+        r"ambiguous.*update\(loss, 'vectors'\); for a loss that .* share: update\(loss, \['vectors', 'matrices'\]\)",
     ),
     '`self.update(loss, ["vectors", "matrix"])`, where one name is wrong': (
         ["vectors", "matrix"],
-        r"'matrix' is none of this trainer's optimizers \(vectors, matrices\)",
+        r"'matrix' is not one of this trainer's optimizers \(vectors, matrices\)",
     ),
     "an optimizer named twice for one loss": (["vectors", "vectors"], r"names optimizer 'vectors' twice"),
-    "`self.update(loss, [])`": ([], r"names no optimizer: give those that the loss is for \(vectors, matrices\)"),
-    "a list of optimizers in another list": ([["vectors", "matrices"]], r"\['vectors', 'matrices'\] is none of this"),
-    "a set of optimizers": ({"vectors", "matrices"}, r"a set has no order.*give a list"),
+    "`self.update(loss, [])`": ([], r"names no optimizer: name those that the loss is for \(vectors, matrices\)"),
+    "a list of optimizers in another list": (
+        [["vectors", "matrices"]],
+        r"\['vectors', 'matrices'\] is not one of this",
+    ),
+    "a set of optimizers": ({"vectors", "matrices"}, r"a set has no order.*pass a list"),
 }
 
 

@@ -21,8 +21,8 @@ LOSSES = {
     "a loss without its graph (`.detach()`)": (lambda loss: loss.detach(), r"has no graph.*torch\.no_grad"),
     "a complex loss": (lambda loss: loss.to(torch.complex64), r"is complex \(torch\.complex64\)"),
     "a loss that was not reduced": (lambda loss: loss.expand(3), r"has shape \(3,\): reduce it"),
-    "None in place of a loss": (lambda loss: None, "is None: look"),
-    "a dict in place of a loss": (lambda loss: {"loss": loss}, r"is a dict \(loss\): give one tensor"),
+    "None in place of a loss": (lambda loss: None, "is None: check"),
+    "a dict in place of a loss": (lambda loss: {"loss": loss}, r"is a dict \(loss\): return one tensor"),
 }
 
 
@@ -47,7 +47,7 @@ def test_a_count_that_is_no_number_of_items_is_refused(points, count, accumulate
         def train_step(self, batch):
             self.update(self.loss(batch), count=count)
 
-    with pytest.raises(ConfigurationError, match=r"has the count .*: give the number of items"):
+    with pytest.raises(ConfigurationError, match=r"has the count .*: pass the number of items"):
         own(Counting, accumulate=accumulate).train(points, 1, batch_size=8)
 
 
@@ -74,7 +74,7 @@ def test_an_error_of_a_hook_in_an_update_stays_what_it_is(points):
 
 
 def test_an_update_before_training_says_that_none_is_under_way():
-    with pytest.raises(ConfigurationError, match="no training is under way"):
+    with pytest.raises(ConfigurationError, match="outside of training"):
         Trainer(build_net(), sgd, cross_entropy).update(torch.zeros((), requires_grad=True))
 
 

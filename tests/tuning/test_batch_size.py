@@ -54,7 +54,7 @@ def test_sizes_are_doubled_until_memory_runs_out_and_then_bisected(many, error):
     assert [trial.size for trial in scan.trials] == [1, 2, 4, 8, 16, 32, 24, 20, 22, 21]
     assert [trial.size for trial in scan.trials if not trial.fits] == [32, 24, 22]
     assert scan.largest == 21
-    assert scan.bound == "memory, which does not hold 22"
+    assert scan.bound == "memory, which does not fit 22"
 
 
 def test_it_ends_at_the_size_that_is_allowed(many):
@@ -90,7 +90,7 @@ def test_on_the_host_a_size_that_would_need_too_much_is_not_tried(many):
     scan = find_batch_size(make_trainer(Wide()), many, memory=100_000)
     assert 20 <= scan.largest <= 25  # each keeps a row of 1000 numbers and a little more
     assert max(Wide.seen) == scan.largest
-    assert "would keep about" in next(trial.reason for trial in scan.trials if not trial.fits)
+    assert "would need about" in next(trial.reason for trial in scan.trials if not trial.fits)
 
 
 def test_every_size_that_fits_has_a_speed_and_all_batches_are_full(many):

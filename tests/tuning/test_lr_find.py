@@ -235,7 +235,7 @@ def test_it_can_be_drawn(points, tmp_path):
 MISTAKES = {
     "rates the wrong way round": ({"lowest": 1.0, "highest": 0.1}, "0 < lowest < highest"),
     "too few updates": ({"num_updates": 2}, "3 or more"),
-    "an unknown optimizer": ({"optimizer": "adam"}, "no optimizer 'adam'; there is: optimizer"),
+    "an unknown optimizer": ({"optimizer": "adam"}, "no optimizer 'adam'; available: optimizer"),
 }
 
 

@@ -202,7 +202,7 @@ def test_the_time_of_all_tries_is_bounded(hand_clock):
     trainer = hand_clock.trainer(per_step=1000.0, per_sample=0.0)
     tuning = trainer.tune(Samples(), batch_size=8, only=["fused", "precision"])
     assert tried(tuning) == ["fused optimizer"]
-    assert tuning.not_tried == {"precision": "the time was over"}
+    assert tuning.not_tried == {"precision": "the time was up"}
     assert not tuning.is_complete
 
 
@@ -337,7 +337,7 @@ def test_ctrl_c_gives_what_is_known_so_far():
     tuning = trainer.tune(Interrupting(48, at, signal.SIGINT), batch_size=8, only=["fused", "precision"])
     assert tried(tuning) == ["fused optimizer"]
     assert not tuning.is_complete
-    assert "It was ended early" in str(tuning)
+    assert "Stopped early" in str(tuning)
     assert_same_model(trainer.model, model)
     assert torch.get_num_threads() == 1
 
@@ -385,7 +385,7 @@ def test_memory_that_runs_out_whatever_the_size_is_a_row():
 def test_a_batch_that_would_not_fit_is_not_tried_on_the_cpu(monkeypatch):
     monkeypatch.setattr("loopwright.tuning.tune.available_memory", lambda: 100)
     row = only_row(build().tune(Samples(), batch_size=8, only=["batch_size"]))
-    assert row.note == "a step would keep about 0 MB, with 0 MB to be had"
+    assert row.note == "a step would need about 0 MB, but 0 MB are available"
 
 
 def test_an_operator_that_lacks_bf16_is_a_row():
@@ -429,7 +429,7 @@ def test_a_step_that_cannot_be_compiled_says_why():
     model = build_net()
     trainer = Own(model, own_optimizer(model), cross_entropy, progress="silent")
     (row,) = Tuner(trainer, Samples(), batch_size=8, only=["compile"], compile_choices=["step"]).run().rows
-    assert row.note.startswith("not compiled after all: `train_step` is overridden")
+    assert row.note.startswith("not compiled: `train_step` is overridden")
 
 
 def test_an_error_under_the_present_settings_is_no_row():
@@ -481,7 +481,7 @@ def test_a_batch_sampler_of_its_own_stays():
     loader = DataLoader(Samples(40), batch_sampler=Own(sampler.sampler, 8, False))
     tuning = build().tune(loader, only=["workers", "batch_size"])
     assert tried(tuning) == ["1 worker", "2 workers"]
-    assert tuning.not_tried == {"batch_size": "the loader has a batch sampler of its own"}
+    assert tuning.not_tried == {"batch_size": "the loader has its own batch sampler"}
 
 
 class Endless(IterableDataset[tuple[Tensor, Tensor]]):
@@ -494,14 +494,14 @@ class Endless(IterableDataset[tuple[Tensor, Tensor]]):
 def test_an_iterable_data_set_is_read_in_other_batches_and_by_no_more_workers(data):
     tuning = build().tune(data, only=["workers", "batch_size"])
     assert tried(tuning)[:1] == ["batch size 64"]
-    assert "unless it divides itself" in tuning.not_tried["workers"]
+    assert "unless the data set divides itself" in tuning.not_tried["workers"]
 
 
 def test_a_list_of_batches_stays_as_it_is(points):
     batches = [(points.tensors[0][at : at + 8], points.tensors[1][at : at + 8]) for at in range(0, 32, 8)]
     tuning = build().tune(batches, only=["workers", "batch_size", "fused"])
     assert tried(tuning) == ["fused optimizer"]
-    reason = "a list has its batches already: pass the data set itself"
+    reason = "a list already has batches: pass the data set itself"
     assert tuning.not_tried == {"workers": reason, "batch_size": reason}
     assert "batches as they are" in str(tuning)
 
@@ -548,13 +548,13 @@ def test_the_data_of_the_trainer_is_the_default():
 def test_progress_is_shown_as_the_tries_end(capsys):
     build(progress="lines").tune(Samples(), batch_size=8, only=["fused", "channels_last"])
     first, header, present, row, blank, *rest = capsys.readouterr().out.splitlines()
-    assert first.startswith("Trying 1 setting on cpu with 2 cores: about 8 s; at most 30 s. Ctrl-C ends it")
+    assert first.startswith("Trying 1 setting on cpu with 2 cores: about 8 s; at most 30 s. Ctrl-C stops early")
     assert header.split() == ["tried", "samples/s", "ratio", "worth", "it"]
     assert present.split()[:2] == ["present", "settings"]
     assert row.startswith("fused optimizer")
     assert blank == ""
     assert rest[0] == "Present settings: 0 workers, batch size 8, not compiled, fp32, 1 thread."
-    assert rest[1].startswith("Not tried: channels-last, since the model has no weights of four dimensions")
+    assert rest[1].startswith("Not tried: channels-last, because the model has no four-dimensional weights")
 
 
 def test_a_silent_trainer_prints_nothing(capsys):
@@ -568,7 +568,7 @@ def test_mistakes(mistake):
         trainer.tune(Samples(), only=["worker"])
     with mistake("Arguments", "`trainer.tune(data, seconds=0)`", ConfigurationError, match="above 0"):
         trainer.tune(Samples(), seconds=0)
-    with mistake("Data", "`trainer.tune` with a generator", ConfigurationError, match="can be read once"):
+    with mistake("Data", "`trainer.tune` with a generator", ConfigurationError, match="can be read only once"):
         trainer.tune(batch for batch in [(torch.zeros(4, 6), torch.zeros(4).long())])
 
 
@@ -603,11 +603,11 @@ def test_a_step_that_stays_eager_beside_other_settings_is_not_part_of_the_row(mo
     monkeypatch.setattr(Tuner, "_compare", lambda self, settings: compare(self, {**settings, "compile": "step"}))
     (row,) = Own(model, own_optimizer(model), cross_entropy, progress="silent").tune(Samples(), only=["fused"]).rows
     assert row.settings == {"fused": True}
-    assert row.note.startswith("same numbers, to rounding; not compiled after all: `train_step` is overridden")
+    assert row.note.startswith("same numbers, to rounding; not compiled: `train_step` is overridden")
 
 
 def test_a_part_that_torch_left_as_it_is_is_not_said_to_be_compiled(points, monkeypatch, hand_clock):
     monkeypatch.setattr("loopwright.tuning.tune_settings.compile_in_place", lambda module: None)
     trainer = hand_clock.trainer(per_step=1e-3, per_sample=0.0)
     (row,) = Tuner(trainer, points, batch_size=8, only=["compile"], compile_choices=["model"]).run().rows
-    assert row.note.endswith("no time went into compiling: torch seems to have left it as it is")
+    assert row.note.endswith("compiling took no time: torch seems to have compiled nothing")

@@ -166,7 +166,7 @@ class BestCheckpoint(Watching):
     def on_train_start(self, trainer: Trainer) -> None:
         super().on_train_start(trainer)
         if trainer.run.directory is None:
-            raise ConfigurationError("BestCheckpoint needs a place to write to: pass `run_dir=` to the trainer.")
+            raise ConfigurationError("BestCheckpoint needs a directory to write to: pass `run_dir=` to the trainer.")
         self._check_alone(trainer)
         self._open(trainer, trainer.run.directory)
         if trainer.runtime.is_main:
@@ -187,7 +187,8 @@ class BestCheckpoint(Watching):
             is_twin = isinstance(other, BestCheckpoint) and other is not self and other.metric == self.metric
             if is_twin or (isinstance(other, BestModel) and other.metric == self.metric):
                 raise ConfigurationError(
-                    f"{type(other).__name__} and BestCheckpoint both keep models by {self.metric!r}: pass one of them."
+                    f"{type(other).__name__} and BestCheckpoint both keep the best models by {self.metric!r}: pass one "
+                    "of them."
                 )
 
     def look(self, trainer: Trainer, value: float, metrics: Mapping[str, float]) -> None:

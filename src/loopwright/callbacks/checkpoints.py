@@ -74,7 +74,7 @@ class Checkpoints(Callback):
 
     def on_train_start(self, trainer: Trainer) -> None:
         if trainer.run.directory is None:
-            raise ConfigurationError("Checkpoints needs a place to write to: pass `run_dir=` to the trainer.")
+            raise ConfigurationError("Checkpoints needs a directory to write to: pass `run_dir=` to the trainer.")
         self._saved_at, self._written_at = trainer.progress.seconds, monotonic()
 
     def on_update_end(self, trainer: Trainer) -> None:
@@ -228,7 +228,9 @@ class BestModel(Callback):
         metric = self.metric
         others = [c for c in trainer.run.callbacks if isinstance(c, BestModel) and c is not self]
         if any(other.metric == metric for other in others):
-            raise ConfigurationError(f"Two BestModel callbacks keep models by {metric!r}: pass one of them.")
+            raise ConfigurationError(
+                f"Two BestModel callbacks keep the best models by {metric!r}: pass only one of them."
+            )
         self._label = f"-{metric_label(metric)}" if others else ""
         return open_kept(trainer, run, self.policy, self.on_error)
 

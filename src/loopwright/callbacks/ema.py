@@ -61,7 +61,9 @@ class EMA(Callback):
     ) -> None:
         decays = list(decay) if isinstance(decay, Sequence) else [decay]
         if not decays or len(set(decays)) < len(decays) or not all(0 <= number < 1 for number in decays):
-            raise ConfigurationError(f"EMA(decay={decay!r}): use a number from 0 to 1, such as 0.999, or several.")
+            raise ConfigurationError(
+                f"EMA(decay={decay!r}): use a number from 0 to 1, such as 0.999, or a list of such numbers."
+            )
         self.decay = decay
         self.decays = {name if len(decays) == 1 else f"{name}_{number:g}": number for number in decays}
         self.model = model
@@ -97,7 +99,7 @@ class EMA(Callback):
         found = [prefix for prefix, number in self.decays.items() if number == decay]
         if not found:
             raise ConfigurationError(
-                f"EMA.weights(decay={decay}): say which of {', '.join(map(str, self.decays.values()))}."
+                f"EMA.weights(decay={decay}): choose one of {', '.join(map(str, self.decays.values()))}."
             )
         return found[0]
 
@@ -138,8 +140,9 @@ class EMA(Callback):
         for other in trainer.run.callbacks:
             if isinstance(other, (BestModel, BestCheckpoint)) and other.metric.startswith(starts):
                 trainer.run.say(
-                    f"{type(other).__name__} keeps the model's own weights by {other.metric!r}, which is measured with "
-                    "averaged ones: for those use `with ema.weights(trainer): trainer.export(path)`."
+                    f"{type(other).__name__} keeps the model's own weights, but compares them by {other.metric!r}, "
+                    "which is measured with the averaged weights. To save the averaged weights, use `with "
+                    "ema.weights(trainer): trainer.export(path)`."
                 )
 
     def on_loop_end(self, trainer: Trainer) -> None:
@@ -175,8 +178,8 @@ class EMA(Callback):
                 measured = trainer.evaluate(data)
         except DataError as error:
             error.add_note(
-                "EMA evaluates the same data a second time: pass a data set, a loader or a list instead of an iterator "
-                "that can be used once, or say EMA(evaluate=False)."
+                "EMA evaluates the same data a second time: pass a data set, a loader or a list instead of an "
+                "iterator, which can be used only once, or pass EMA(evaluate=False)."
             )
             raise
         trainer.log({f"{prefix}_{name}": value for name, value in measured.items()})

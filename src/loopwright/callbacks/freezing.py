@@ -45,7 +45,7 @@ class Freeze(Callback):
     ) -> None:
         self.parts = (*([parts] if isinstance(parts, (str, nn.Module)) else parts), *more)
         if not self.parts:
-            raise ConfigurationError("Freeze() names nothing to freeze: pass modules, names or patterns.")
+            raise ConfigurationError("Freeze() has nothing to freeze: pass modules, names or patterns.")
         if until_epoch is not None and (not isinstance(until_epoch, int) or until_epoch < 0):
             raise ConfigurationError(f"Freeze(until_epoch={until_epoch!r}): use a number of epochs, or None.")
         self.until_epoch = until_epoch
@@ -87,7 +87,7 @@ class Freeze(Callback):
         missing = sum(key not in held for key in self._found.params)
         if missing:
             raise ConfigurationError(
-                f"Freeze(until_epoch={self.until_epoch}) is to unfreeze {missing} parameters that no optimizer holds: "
+                f"Freeze(until_epoch={self.until_epoch}) will unfreeze {missing} parameters that no optimizer holds: "
                 "build the optimizer from all parameters of the model, or pass it as a factory such as "
                 "`partial(torch.optim.Adam, lr=1e-3)`."
             )

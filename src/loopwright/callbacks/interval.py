@@ -59,7 +59,7 @@ class Interval:
                 given[unit] = n
         if len(given) > 1:
             named = ", ".join(f"every_n_{unit}s={n}" for unit, n in given.items())
-            raise ConfigurationError(f"{owner}({named}): an interval goes by one clock; keep one of them.")
+            raise ConfigurationError(f"{owner}({named}): use only one of them.")
         for unit, n in given.items():
             if not isinstance(n, int) or isinstance(n, bool) or n < 1:
                 raise ConfigurationError(f"{owner}(every_n_{unit}s={n!r}): use a whole number, 1 or more.")
@@ -161,8 +161,9 @@ class Periodic(Callback):
         for other in callbacks[: callbacks.index(self)]:
             if self.prefix and isinstance(other, Periodic) and other.prefix == self.prefix:
                 trainer.run.say(
-                    f"{type(other).__name__} and {type(self).__name__} log under the same names ({self.prefix}): where "
-                    "they meet, the value of the later one stays. Give one of them another `prefix`, or leave it out."
+                    f"{type(other).__name__} and {type(self).__name__} log under the same names ({self.prefix}). When "
+                    "both log at the same step, only the value of the later one is kept. Give one of them another "
+                    "`prefix`, or remove one of them."
                 )
 
 

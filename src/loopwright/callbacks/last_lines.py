@@ -65,4 +65,4 @@ def _places(path: Path) -> list[str]:
         kept = None
     lines = [] if kept is None else [f"Best model: {shown(kept.path)}"]
     run, folder = (shlex.quote(str(shown(place)) or ".") for place in (path, path.parent))
-    return [*lines, f"To look at it: loopwright show {run}, or loopwright ui {folder}"]
+    return [*lines, f"To inspect it: loopwright show {run}, or loopwright ui {folder}"]

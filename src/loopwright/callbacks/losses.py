@@ -132,8 +132,9 @@ def named_data(trainer: Trainer, key: str, owner: str, datasets: Mapping[str, An
     near = difflib.get_close_matches(key, known, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     raise ConfigurationError(
-        f"{owner}(dataset_key={key!r}): there is no data set of that name, only {', '.join(known) or 'none at all'}."
-        f"{hint} Name data sets with `trainer.datasets = {{{key!r}: data}}`, or pass `datasets=` here."
+        f"{owner}(dataset_key={key!r}): there is no data set with that name; available: "
+        f"{', '.join(known) or 'none'}.{hint} Name data sets with `trainer.datasets = {{{key!r}: data}}`, or pass "
+        "`datasets=` here."
     )
 
 

@@ -61,7 +61,7 @@ class ProgressDisplay(Callback):
             raise ConfigurationError(f"progress={style!r}: use one of {', '.join(STYLES)}.")
         if isinstance(columns, str) or not all(isinstance(name, str) for name in columns or ()):
             raise ConfigurationError(
-                f"ProgressDisplay(columns={columns!r}): use a list of names, as ['loss', 'eval_*']."
+                f"ProgressDisplay(columns={columns!r}): use a list of names, such as ['loss', 'eval_*']."
             )
         self.style = style
         self.interval = interval
@@ -245,13 +245,13 @@ class ProgressDisplay(Callback):
             near = difflib.get_close_matches(name, epoch.metrics, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             lines.append(
-                f"ProgressDisplay(columns=...): epoch 1 measured no {name!r}, so its column is empty; there is: "
+                f"ProgressDisplay(columns=...): epoch 1 did not measure {name!r}, so its column is empty; available: "
                 f"{', '.join(epoch.metrics)}.{hint}"
             )
         if self._table.hidden:
             first, others = self._table.hidden[:3], len(self._table.hidden) - 3
             more = ", ".join(first) + (f" and {counted(others, 'more metric')}" if others > 0 else "")
-            lines.append(f"No space for {more}: ProgressDisplay(columns=[...]) chooses.")
+            lines.append(f"No space for {more}: choose columns with ProgressDisplay(columns=[...]).")
         return lines
 
     def _last_lines(self, trainer: Trainer) -> list[str]:

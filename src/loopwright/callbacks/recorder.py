@@ -112,7 +112,9 @@ class RunRecorder(Callback):
         directory = RunDirectory(self.own_path, records_only=True).lock()
         if not goes_on and directory.has_run:
             earlier = directory.set_aside()
-            trainer.run.say(f"{directory.path} holds the record of an earlier run, which is now in {earlier.name}.")
+            trainer.run.say(
+                f"{directory.path} contained the record of an earlier run, which was moved to {earlier.name}."
+            )
         return directory
 
     def _write_manifest(self, trainer: Trainer, directory: RunDirectory) -> None:
@@ -160,9 +162,9 @@ class RunRecorder(Callback):
         recorded = metrics.last_step() if last and metrics.path.exists() else 0
         if recorded < last and (self.own_path is None or self.existing != "number"):
             logger.warning(
-                "%s has no metrics of steps %d to %d, which were recorded before this run was resumed. Its history has "
-                "them and training goes on exactly; what is read from the file (`loopwright show`, plots) lacks them. "
-                "If you have a copy of the file, put it back before you start the program.",
+                "%s has no metrics of steps %d to %d, although an earlier process recorded them. Training continues "
+                "exactly, and `history` has these steps; commands that read the file (`loopwright show`, `plot`) do "
+                "not show them. If you have a copy of the file, restore it before you start the program.",
                 *(metrics.path, recorded + 1, last),
             )
 
@@ -345,4 +347,6 @@ def _update(path: Path, **changes: Any) -> None:
     try:
         update_manifest(path, **changes)
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be written: {error}. See to free space and access.") from error
+        raise CheckpointError(
+            f"{path} cannot be written: {error}. Check the free disk space and the permissions."
+        ) from error

@@ -81,7 +81,7 @@ class Rewind(NonFiniteGuard):
     def on_train_start(self, trainer: Trainer) -> None:
         super().on_train_start(trainer)
         if any(isinstance(other, NonFiniteGuard) and other is not self for other in trainer.run.callbacks):
-            raise ConfigurationError("Rewind takes the place of NonFiniteGuard: pass only one of them.")
+            raise ConfigurationError("Rewind replaces NonFiniteGuard: pass only one of them.")
         if trainer.runtime.world > 1:
             raise ConfigurationError("Rewind works in one process only: use NonFiniteGuard('skip') with several.")
         assert self._stream is not None
@@ -184,7 +184,7 @@ class Rewind(NonFiniteGuard):
         if self.num_rewinds >= self.max_rewinds:
             times = "1 rewind" if self.max_rewinds == 1 else f"{self.max_rewinds} rewinds"
             raise NonFiniteLossError(
-                f"{reason[0].upper()}{reason[1:]} {where}, after {times}: so many bad batches are not an accident. "
+                f"{reason[0].upper()}{reason[1:]} {where}, after {times}. So many bad batches point to a real problem. "
                 "Lower the learning rate, clip gradients (`clip_norm=`), look for bad samples, or raise `max_rewinds`."
             )
         self._is_searching = not blame
@@ -205,11 +205,15 @@ class Rewind(NonFiniteGuard):
         self.num_rewinds, self._refused = num_rewinds, None
         reason = f"{reason[0].upper()}{reason[1:]}"
         if self._is_searching:
-            trainer.run.say(f"{reason}; taking the updates since {self._taken_at} again to find the batch that did it.")
+            trainer.run.say(
+                f"{reason}; repeating the updates after update {self._taken_at} to find the batch that caused it."
+            )
         else:
             self.num_rewinds += 1
             count = f"rewind {self.num_rewinds} of {self.max_rewinds}"
-            trainer.run.say(f"{reason}; back to update {self._taken_at}, to go on without it ({count}).")
+            trainer.run.say(
+                f"{reason}; returning to update {self._taken_at} and continuing without this batch ({count})."
+            )
         trainer.run.emit("on_rewind")
 
     def _release(self) -> None:

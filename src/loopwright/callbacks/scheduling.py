@@ -35,7 +35,7 @@ class Scheduled(Callback):
         owner = type(self).__name__
         if not is_limited(trainer.run.limits):
             raise ConfigurationError(
-                f"{owner} needs to know how long the run is: pass `num_epochs`, `num_updates` or `num_samples`."
+                f"{owner} needs to know the length of the run: pass `num_epochs`, `num_updates` or `num_samples`."
             )
         self._curve = self.schedule.resolve(extent_of(trainer))
         self._groups = self._find(trainer, owner)
@@ -65,8 +65,8 @@ class Scheduled(Callback):
         groups = [group for name in names for group in trainer.optimizers[name].param_groups]
         if not all(self.option in group for group in groups):
             raise ConfigurationError(
-                f"{owner} schedules {self.option!r}, which optimizer {', '.join(names)} does not have; there is: "
-                f"{', '.join(key for key in groups[0] if key != 'params')}."
+                f"{owner} schedules {self.option!r}, an option that optimizer {', '.join(names)} does not have; "
+                f"available: {', '.join(key for key in groups[0] if key != 'params')}."
             )
         return groups
 

@@ -144,7 +144,7 @@ class FixedEarlyStopping(Callback):
         if len(given) != 1:
             named = ", ".join(f"stop_at_{unit}={n}" for unit, n in given.items())
             raise ConfigurationError(
-                f"FixedEarlyStopping({named}): say exactly one of stop_at_epoch, _update, _sample."
+                f"FixedEarlyStopping({named}): pass exactly one of stop_at_epoch, stop_at_update and stop_at_sample."
             )
         self.unit, self.n = next(iter(given.items()))
         if not isinstance(self.n, int) or isinstance(self.n, bool) or self.n < 1:
@@ -162,7 +162,7 @@ class FixedEarlyStopping(Callback):
 
     def _check(self, trainer: Trainer) -> None:
         if getattr(trainer.progress, self.unit) >= self.n:
-            trainer.stop(f"the run was to stop at {self.unit} {self.n}")
+            trainer.stop(f"reached the limit set by FixedEarlyStopping: {self.unit} {self.n}")
 
 
 ENVIRONMENT = "LOOPWRIGHT_LIMIT_BATCHES"
@@ -226,7 +226,7 @@ class TimeLimit(Callback):
         seconds = seconds_of(limit, "limit") if isinstance(limit, (str, timedelta)) else limit
         if not isinstance(seconds, (int, float)) or not seconds > 0:
             raise ConfigurationError(
-                f"TimeLimit({limit!r}): use a number of seconds above 0, a text such as '1h30m', or a timedelta."
+                f"TimeLimit({limit!r}): use a number of seconds above 0, a string such as '1h30m', or a timedelta."
             )
         self.seconds = float(seconds)
 

@@ -154,8 +154,8 @@ class TorchMetrics(Callback):
     def _update(self, metrics: Mapping[str, UpdatedMetric], trainer: Trainer, batch: Any, result: StepResult) -> None:
         if result.outputs is None:
             raise ConfigurationError(
-                "TorchMetrics has no outputs to measure: the step returned a loss alone. Return "
-                "StepResult(loss, outputs=outputs) from your own `train_step` or `eval_step`."
+                "TorchMetrics has no outputs to measure: the step returned only a loss. Return StepResult(loss, "
+                "outputs=outputs) from your own `train_step` or `eval_step`."
             )
         targets = trainer.split_batch(batch)[1]
         given = (result.outputs, targets) if self.prepare is None else self.prepare(result.outputs, targets)
@@ -216,7 +216,8 @@ def _numbers(name: str, value: Any) -> dict[str, float]:
         return {name: float(value)}
     shape = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
     raise ConfigurationError(
-        f"Metric {name!r} computed {shape}, which is no row of numbers: log a summary of it from your own callback."
+        f"Metric {name!r} computed {shape}, which cannot be logged as numbers: log a summary of it from your own "
+        "callback."
     )
 
 

@@ -72,7 +72,7 @@ def encode_plain(tree: Tree, what: str) -> Json:
     structure, tensors = encode(tree)
     if tensors:
         raise CheckpointError(
-            f"{what} holds a tensor or an array at {next(iter(tensors))!r}: put numbers there (`float(x)`)."
+            f"{what} contains a tensor or an array at {next(iter(tensors))!r}: store a number instead (`float(x)`)."
         )
     return structure
 
@@ -269,8 +269,8 @@ class _Decoder:
         rebuild, keys = _BY_MARKER.get(marker, (None, ()))
         if rebuild is None or not {marker} <= set(value) <= {marker, *keys}:
             raise CheckpointError(
-                f"The saved state holds {sorted(value)[:4]}, which this version cannot read: "
-                "upgrade loopwright, or use another checkpoint."
+                f"The saved state holds {sorted(value)[:4]}, which this version cannot read: upgrade Loopwright, or "
+                "use another checkpoint."
             )
         try:
             return rebuild(self, value)
@@ -371,13 +371,13 @@ def _count(value: Json) -> int:
 def _dtype(value: Json) -> torch.dtype:
     dtype = getattr(torch, text_of(value), None)
     if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"no dtype is called {value!r:.60}")
+        raise TypeError(f"there is no dtype {value!r:.60}")
     return dtype
 
 
 def _array_dtype(value: Json) -> np.dtype[np.generic]:
     if not ARRAY_DTYPE.fullmatch(text_of(value)):
-        raise TypeError(f"no array dtype is called {value!r:.60}")
+        raise TypeError(f"there is no array dtype {value!r:.60}")
     return np.dtype(text_of(value))
 
 

@@ -141,8 +141,8 @@ def _explained(destination: Path, group: Group) -> Iterator[None]:
     except OSError as error:
         what = "Checkpoint" if group.is_main else f"The part of rank {group.rank} of checkpoint"
         raise CheckpointError(
-            f"{what} {destination} could not be written: {error}. What was there before is untouched; "
-            "see to free space and access, then save again."
+            f"{what} {destination} could not be written: {error}. Earlier data is unchanged; check the free disk space "
+            "and the permissions, then save again."
         ) from error
 
 
@@ -198,7 +198,9 @@ def read_checkpoint(
 def check_listed(directory: Path, manifest: Manifest, names: list[str]) -> None:
     """Raise for a file that the state names and the manifest does not vouch for."""
     if unknown := [name for name in names if name not in manifest.files]:
-        raise CheckpointError(f"Checkpoint {directory} does not list {', '.join(unknown)}, which its state names.")
+        raise CheckpointError(
+            f"Checkpoint {directory} does not list {', '.join(unknown)}, although its state refers to it."
+        )
 
 
 def check_files(directory: Path, manifest: Manifest, names: list[str], *, deep: bool) -> None:
@@ -238,8 +240,8 @@ def _model_files(tree: Tree, taken: set[str]) -> dict[str, str]:
     for model, state in models.items() if isinstance(models, dict) else ():
         if not isinstance(model, str) or not isinstance(state, dict):
             raise CheckpointError(
-                f'The state\'s "{MODELS}" holds {model!r}: it takes one state dict per name, as '
-                "{name: model.state_dict()}."
+                f'The state\'s "{MODELS}" holds {model!r}; expected one state dict per name, as in {{name: '
+                "model.state_dict()}."
             )
         names[model] = _free_name(model, taken)
         taken.add(names[model].lower())

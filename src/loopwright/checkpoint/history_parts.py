@@ -133,7 +133,7 @@ def read_history(directory: Path, names: list[str]) -> dict[str, Any]:
         try:
             history.extend(_decoded(read_tensors(directory / name), f"{directory / name}"))
         except (KeyError, ValueError, TypeError, IndexError) as error:
-            raise CheckpointError(f"{directory / name} is no part of this history: {error!r}.") from error
+            raise CheckpointError(f"{directory / name} is not a part of this history: {error!r}.") from error
     return history.state_dict()
 
 

@@ -164,8 +164,8 @@ def find_checkpoint(path: str | os.PathLike[str], *, verify: bool = True) -> Pat
         problems = list(info.problems) or (verify_checkpoint(info.path) if verify else [])
         if not problems:
             return info.path
-        logger.warning("Checkpoint %s is passed over: %s", info.name, "; ".join(problems))
-    raise CheckpointError(f"{source} holds no sound resume point; name a checkpoint or a kept model itself.")
+        logger.warning("Checkpoint %s is skipped: %s", info.name, "; ".join(problems))
+    raise CheckpointError(f"{source} has no intact resume point: name a checkpoint or a kept model instead.")
 
 
 def _look_at(directory: Path, *, verify: bool) -> CheckpointInfo:
@@ -191,7 +191,7 @@ def _checkpoint_folders(path: Path) -> list[Path]:
         return [folder for part in parts if part.is_dir() for folder in _folders(part)]
     if found := [folder for folder in _folders(path) if is_checkpoint(folder)]:
         return found
-    raise CheckpointError(f"{path} holds no run and no checkpoint: name a run directory or a checkpoint.")
+    raise CheckpointError(f"{path} is neither a run directory nor a checkpoint: name a run directory or a checkpoint.")
 
 
 PUBLISHED = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")

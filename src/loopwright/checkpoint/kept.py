@@ -163,7 +163,7 @@ class KeptModels:
             try:
                 return read_checkpoint(model.path)
             except CheckpointError as error:
-                logger.warning("Kept model %s is passed over: %s", model.name, error)
+                logger.warning("Kept model %s is skipped: %s", model.name, error)
         return None
 
     def clean(self) -> list[str]:

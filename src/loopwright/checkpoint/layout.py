@@ -39,7 +39,7 @@ def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     table = dict(pairs)
     if len(table) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r:.60} is there twice")
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r:.60} appears twice")
     return table
 
 

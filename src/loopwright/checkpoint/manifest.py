@@ -122,25 +122,25 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
     name = directory / MANIFEST
     if directory.is_file():
         raise CheckpointError(
-            f"{directory} is a file, and a checkpoint is a directory: for weights from elsewhere use "
+            f"{directory} is a file, but a checkpoint is a directory: for a file of weights use "
             "`trainer.load_weights(path)`."
         )
     if not os.path.lexists(directory):
-        raise CheckpointError(f"There is no checkpoint at {directory}: that path does not exist.")
+        raise CheckpointError(f"There is no checkpoint at {directory}: the path does not exist.")
     if problem := _unreadable(directory, MANIFEST):
         raise CheckpointError(f"{directory} is not a complete checkpoint: {problem}; {REMEDY}.")
     content = parse_json(_read(name), str(name))
     number = content.get("format") if isinstance(content, dict) else None
     if not isinstance(content, dict) or not isinstance(number, int):
-        raise CheckpointError(f"{name} is not a manifest: it states no format; {REMEDY}.")
+        raise CheckpointError(f"{name} is not a manifest: it has no format version; {REMEDY}.")
     is_damaged = content.pop("sha256", None) != _digest(content)
     if number > FORMAT:
         raise (CheckpointError if is_damaged else VersionError)(
-            f"{name} was written by a newer version of loopwright (format {number}, "
-            f"this one reads up to {FORMAT}): upgrade loopwright."
+            f"{name} was written by a newer version of Loopwright (format {number}; this version reads up to "
+            f"{FORMAT}): upgrade Loopwright."
         )
     if number < 1:
-        raise CheckpointError(f"{name} states format {number}, which no version of loopwright writes; {REMEDY}.")
+        raise CheckpointError(f"{name} has format {number}, which no version of Loopwright writes; {REMEDY}.")
     if is_damaged:
         raise CheckpointError(f"{name} does not match its own hash: it is damaged; {REMEDY}.")
     return _parse(content, number, name)
@@ -217,7 +217,7 @@ def _unreadable(directory: Path, name: str) -> str | None:
     except (OSError, ValueError) as error:
         return f"{name} cannot be read: {error}"
     if stat.S_ISLNK(mode):
-        return f"{name} is a symbolic link, which may lead out of the checkpoint, and was refused"
+        return f"{name} is a symbolic link, which could point outside of the checkpoint, and was refused"
     return None if stat.S_ISREG(mode) else f"{name} is not a regular file"
 
 
@@ -282,12 +282,12 @@ SAFE = ".safetensors"
 def local_path(path: str | os.PathLike[str], what: str) -> Path:
     """The path, unless it is the address of something that is not on this machine; `what` is the argument."""
     if not isinstance(path, str | os.PathLike):
-        raise ConfigurationError(f"{what}={path!r}: pass a path, as text or a pathlib.Path.")
+        raise ConfigurationError(f"{what}={path!r}: pass a path, as a string or a pathlib.Path.")
     text = os.fspath(path)
     if ADDRESS.match(text):
         raise ConfigurationError(
-            f"{what}={text!r} is an address, and files are written to local paths only: pass a path on this machine "
-            "(a mounted bucket or network folder has one) and copy what is there afterwards."
+            f"{what}={text!r} is a URL, but files can be written only to local paths: pass a path on this machine (a "
+            "mounted bucket or network folder works) and copy the files afterwards."
         )
     return Path(path)
 
@@ -299,17 +299,15 @@ def check_directory(path: str | os.PathLike[str], what: str = "path") -> None:
         return
     if not destination.is_dir():
         raise ConfigurationError(
-            f"{destination} is a file, and a checkpoint is a directory: move the file away, or choose another {what}, "
-            f"such as {str(destination.with_suffix('')) if destination.suffix else f'{destination}_checkpoint'!r}."
+            f"{destination} is a file, but a checkpoint is a directory: move the file, or choose another {what}, such "
+            f"as {str(destination.with_suffix('')) if destination.suffix else f'{destination}_checkpoint'!r}."
         )
     if destination.samefile(Path.cwd()):
-        raise ConfigurationError(
-            f"{what}={str(path)!r} is the folder that this program runs in: name a folder inside it."
-        )
+        raise ConfigurationError(f"{what}={str(path)!r} is the current folder: name a folder inside it.")
     if foreign := foreign_names(destination):
         raise ConfigurationError(
-            f"{destination} holds {_listed(foreign)}, which Loopwright did not write, so nothing there was touched: "
-            f"choose another {what}, or move that away."
+            f"{destination} holds {_listed(foreign)}, which Loopwright did not write, so nothing was changed: choose "
+            f"another {what}, or move these files."
         )
 
 
@@ -331,11 +329,11 @@ def check_file(path: str | os.PathLike[str], what: str = "path", *, force: bool 
     """Raise unless weights may be written here: where nothing or a file of weights is; with `force`, any file."""
     destination = local_path(path, what)
     if destination.is_dir():
-        raise ConfigurationError(f"{destination} is a directory, and weights are written to a file: name a file in it.")
+        raise ConfigurationError(f"{destination} is a directory, but weights are written to a file: name a file in it.")
     if not force and destination.exists() and destination.stat().st_size and weights_format(destination) is None:
         raise ConfigurationError(
-            f"{destination} is there and is not a file of weights, so it was not touched: choose another {what}, or "
-            "move it away."
+            f"{destination} exists and is not a file of weights, so it was not changed: choose another {what}, or move "
+            "the file."
         )
 
 

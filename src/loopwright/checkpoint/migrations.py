@@ -90,8 +90,9 @@ def migrate(part: str, state: Any, version: int, source: str) -> Any:
         step = MIGRATIONS.get((part, number))
         if step is None:
             raise VersionError(
-                f"The state of {part!r} in {source} has version {number}, and this Loopwright reads it from version "
-                f"{_oldest(part)} on: load it with an earlier Loopwright, and save it again with each one in between."
+                f"The state of {part!r} in {source} has version {number}, but this version of Loopwright reads version "
+                f"{_oldest(part)} and later: load it with an earlier version of Loopwright, and save it again with "
+                "each version in between."
             )
         with explained(f"The state of {part!r} in {source} cannot be migrated from version {number}"):
             state = step(state)
@@ -106,19 +107,21 @@ def complete_state(tree: Any, source: str) -> dict[str, Any]:
     tree = tree if isinstance(tree, Mapping) else {}
     if missing := [part for part in REQUIRED if part not in tree]:
         raise CheckpointError(
-            f"Checkpoint {source} is no complete state of a trainer: it holds no {', '.join(missing)}. For the weights "
-            "alone, as of a kept model, use `trainer.load_weights(path)`."
+            f"Checkpoint {source} is not a complete state of a trainer: it has no {', '.join(missing)}. To load only "
+            "the weights, for example of a kept model, use `trainer.load_weights(path)`."
         )
     if unknown := [str(part) for part in tree if part not in VERSIONS]:
         raise VersionError(
-            f"Checkpoint {source} holds state of {_listed(unknown)}, which this Loopwright does not know and would "
-            "lose with the next save: update Loopwright. For the weights alone, use `trainer.load_weights(path)`."
+            f"Checkpoint {source} holds state of {_listed(unknown)}, which this version of Loopwright does not know "
+            "and would lose in the next save: upgrade Loopwright. To load only the weights, use "
+            "`trainer.load_weights(path)`."
         )
     for part in NAMED:
         if not isinstance(tree[part], Mapping):
             raise CheckpointError(
-                f"Checkpoint {source} does not fit this trainer, and nothing was loaded:\n  - {part}: the checkpoint "
-                f"has {tree[part]!r:.40} ({type(tree[part]).__name__}) instead of a state for each of them"
+                f"Checkpoint {source} does not match this trainer; nothing was loaded:\n"
+                f"  - {part}: the checkpoint has {tree[part]!r:.40} ({type(tree[part]).__name__}) instead of a state "
+                "for each of them"
             )
     added = {part: migrate(part, None, 0, source) for part in ADDED if part not in tree}
     return {**tree, **added}
@@ -128,14 +131,16 @@ def migrate_callbacks(callbacks: Mapping[str, VersionedState], tree: Mapping[str
     """The saved states of callbacks, by name, each in the version of the callback that will load it."""
     saved, versions = dict(tree["callbacks"]), tree["callback_versions"]
     if not isinstance(versions, Mapping):
-        raise CheckpointError(f"Checkpoint {source} is damaged: callback_versions is {versions!r:.40} and no table.")
+        raise CheckpointError(f"Checkpoint {source} is damaged: callback_versions is {versions!r:.40}, not a table.")
     for name, callback in callbacks.items():
         version = versions.get(name, 1)
         if saved.get(name) is None:
             continue
         if type(version) is not int or version < 1:
             raise CheckpointError(f"Checkpoint {source} is damaged: callbacks: {name} has version {version!r:.40}.")
-        check_version(f"callback {name!r}", version, callback.state_version, source, "what defines the callback")
+        check_version(
+            f"callback {name!r}", version, callback.state_version, source, "the package that defines the callback"
+        )
         if version < callback.state_version:
             with explained(f"The state of callback {name!r} in {source} cannot be migrated from version {version}"):
                 saved[name] = callback.migrate_state(saved[name], version)
@@ -147,7 +152,8 @@ def check_version(what: str, version: int, known: int, source: str, owner: str =
     if version > known:
         reader = f"this {owner}" if owner == "Loopwright" else "this program"
         raise VersionError(
-            f"The state of {what} in {source} has version {version}; {reader} knows up to {known}: update {owner}."
+            f"The state of {what} in {source} has version {version}; {reader} knows versions up to {known}: upgrade "
+            f"{owner}."
         )
 
 
@@ -156,12 +162,12 @@ def unused_states(callbacks: Mapping[str, object], tree: Mapping[str, Any], sour
     for name, state in tree["callbacks"].items():
         if name not in callbacks and state:
             yield (
-                f"{source} has state of the callback {name}, which this trainer does not have: it was left out, and "
-                "will not be in the next checkpoint."
+                f"{source} has state of the callback {name}, which this trainer does not have: this state was ignored "
+                "and will not be in the next checkpoint."
             )
     for door in DOORS:
         if door in tree:
-            yield f"{source} was saved through the {door} door, and what only that door reads was left out."
+            yield f"{source} was saved by the {door} interface; state that only this interface uses was ignored."
 
 
 @contextmanager

@@ -52,7 +52,7 @@ def check_onnx_packages() -> None:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise MissingExtraError(
-            f"Export to ONNX needs {error.name}: pip install 'loopwright[onnx]'. (safetensors does without.)"
+            f"Export to ONNX needs {error.name}: pip install 'loopwright[onnx]'. (safetensors needs no extra package.)"
         ) from error
 
 
@@ -89,8 +89,8 @@ def export_module(
         difference, largest = _compare(module, staging, args, kwargs, is_dynamic=not why_fixed)
         if tolerance is not None and not difference <= tolerance:
             raise ExportError(
-                f"The network exported to {path} differs from torch's by {difference:.3g}, more than {tolerance:g}; it "
-                "was not kept. Try another version of ONNX's operators, or raise `tolerance`."
+                f"The outputs of the ONNX export to {path} differ from those of torch by {difference:.3g}, more than "
+                f"{tolerance:g}; no file was written. Try another ONNX opset version, or raise `tolerance`."
             )
         size = sum(os.path.getsize(os.path.join(folder, name)) for name in os.listdir(folder))
         for name in sorted(os.listdir(folder)):  # the weights of a very large model are a file of their own

@@ -38,10 +38,10 @@ class ResumePolicy:
         for name in ("every_updates", "every_epochs", "every_minutes"):
             value = getattr(self, name)
             if value is not None and not (_is_number(value) and value > 0):
-                raise ConfigurationError(f"Checkpoints({name}={value!r}): give a number above 0, or None.")
+                raise ConfigurationError(f"Checkpoints({name}={value!r}): use a number above 0, or None.")
         for seconds in (self.min_seconds_updates, self.min_seconds_epochs):
             if not (_is_number(seconds) and seconds >= 0):
-                raise ConfigurationError(f"Checkpoints(min_seconds={seconds!r}): give a number of seconds, 0 or more.")
+                raise ConfigurationError(f"Checkpoints(min_seconds={seconds!r}): use a number of seconds, 0 or more.")
         _check_keep("Checkpoints", self.keep)
 
     def is_due(self, *, update: int, epoch_end: int | None = None, minutes_since_last: float = 0.0) -> bool:
@@ -92,7 +92,7 @@ class KeepPolicy:
 
     def __post_init__(self) -> None:
         if self.mode not in ("min", "max"):
-            raise ConfigurationError(f"KeepPolicy(mode={self.mode!r}): say 'min' or 'max'.")
+            raise ConfigurationError(f"KeepPolicy(mode={self.mode!r}): use 'min' or 'max'.")
         _check_keep("BestModel", self.keep)
 
     def better(self, first: float, second: float) -> bool:

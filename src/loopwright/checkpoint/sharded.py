@@ -78,8 +78,8 @@ def check_token(group: Group, token: str) -> None:
     """Refuse to begin what the processes could not finish: without a common name they write to different places."""
     if group.world > 1 and not TOKEN.fullmatch(token):
         raise ConfigurationError(
-            f"{group.world} processes cannot write a checkpoint together with token={token!r}: make one with "
-            "`new_token()` in the process of rank 0, send it to the others, and pass it in all of them."
+            f"{group.world} processes cannot write a checkpoint together with token={token!r}: create a token with "
+            "`new_token()` on rank 0, send it to the other ranks, and pass it on all of them."
         )
 
 
@@ -138,8 +138,8 @@ def _wait_for_parts(staging: Path, group: Group, stop: threading.Event) -> list[
         if end := waiting.pause():
             ranks = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
             raise CheckpointError(
-                f"The checkpoint is not complete: {ranks} of {group.world} did not write a part {end}. "
-                "See to what became of that process; what was saved before is untouched."
+                f"The checkpoint is not complete: {ranks} of {group.world} did not write a part {end}. Find out what "
+                "happened to that process; earlier checkpoints are unchanged."
             )
 
 
@@ -156,7 +156,7 @@ class _Waiting:
     def pause(self) -> str | None:
         """Wait a little; why there is no more time, where there is none."""
         if self.stop.wait(self.seconds):
-            return "before it was given up"
+            return "before the save was abandoned"
         self.seconds = min(2 * self.seconds, LONGEST_PAUSE)
         if not self.is_leaving and not threading.main_thread().is_alive():
             # The program is over. The others' is too, and they had no more to write than this process.
@@ -304,8 +304,9 @@ def _read(source: Source, box: Box) -> Tensor:
         return source.detach()[box.slices]
     if source.box != box:
         raise CheckpointError(
-            f"A snapshot holds the part at {list(source.box.offsets)} of {list(source.box.shape)}, needed is "
-            f"{list(box.offsets)} of {list(box.shape)}: restore it into the tensors it was taken of."
+            f"A snapshot holds the part at {list(source.box.offsets)} of {list(source.box.shape)}, but the part at "
+            f"{list(box.offsets)} of {list(box.shape)} is needed: restore the snapshot into the tensors that it was "
+            "taken from."
         )
     return source.local
 

@@ -163,10 +163,12 @@ class CheckpointStore:
             except VersionError:
                 raise
             except CheckpointError as error:
-                logger.warning("Checkpoint %s is passed over: %s", path.name, error)
+                logger.warning("Checkpoint %s is skipped: %s", path.name, error)
                 self._passed_over.append(path)
         for path in sorted(copies):
-            logger.warning("Checkpoint %s is not resumed from by itself: it was written under another name.", path)
+            logger.warning(
+                "Checkpoint %s is not resumed automatically, because it was written under another name.", path
+            )
         return None
 
     def discard_damaged(self) -> list[str]:
@@ -217,7 +219,7 @@ def _is_plain(path: Path) -> bool:
 def checked_path(directory: Path, name: str) -> Path:
     """The place of a checkpoint, after refusing a name that is not one plain component."""
     if not FILE_NAME.fullmatch(name):
-        raise CheckpointError(f"{name!r} cannot name a checkpoint: use letters, digits, '.', '_' and '-'.")
+        raise CheckpointError(f"{name!r} cannot be the name of a checkpoint: use letters, digits, '.', '_' and '-'.")
     return directory / name
 
 

@@ -112,7 +112,7 @@ def _tied_in(path: Path, metadata: Mapping[str, str], tensors: Mapping[str, Tens
         return {name: kept for name, kept in noted.items() if kept in tensors and name not in tensors}
     tied = parse_json(metadata[TIED].encode("utf-8", "replace"), f"{path} ({TIED})")
     if not isinstance(tied, dict) or not all(isinstance(k, str) and k in tensors for k in tied.values()):
-        raise CheckpointError(f"{path} ties names to tensors that it does not hold: it is damaged.")
+        raise CheckpointError(f"{path} has tied names for tensors that it does not contain: it is damaged.")
     return {name: str(kept) for name, kept in tied.items() if name not in tensors}
 
 
@@ -245,7 +245,7 @@ class StoredTensor:
         try:
             values = torch.empty(box.shape, dtype=self.stored_dtype)
         except (RuntimeError, TypeError, OverflowError) as error:
-            raise CheckpointError(f"There is no memory for a tensor of {list(box.shape)}: {error}") from error
+            raise CheckpointError(f"There is not enough memory for a tensor of {list(box.shape)}: {error}") from error
         for shard in self.layout.shards:
             if (shared := shard.box.overlap(box)) is not None:
                 target = values[shared.relative_to(box.offsets).slices]

@@ -62,7 +62,7 @@ def _from_file(source: Path) -> dict[str, Tensor]:
 def is_safetensors(path: Path) -> bool:
     """Whether a file holds safetensors, or at least claims to by its name."""
     if not path.is_file():
-        raise CheckpointError(f"There is no checkpoint and no file of weights at {path}.")
+        raise CheckpointError(f"There is neither a checkpoint nor a file of weights at {path}.")
     try:
         return path.suffix == SAFE or weights_format(path) == SAFE
     except OSError as error:
@@ -104,7 +104,7 @@ def save_weights(
     if destination.suffix not in (SAFE, *PICKLED):
         onnx = " (For ONNX, use `loopwright.checkpoint.onnx.export_module(model, inputs, path)`.)"
         raise CheckpointError(
-            f"Weights are saved as {SAFE} or {', '.join(PICKLED)}, and {destination} ends in none of these: write "
+            f"Weights are saved as {SAFE} or {', '.join(PICKLED)}, but {destination} ends in none of these: use "
             f"{destination.stem + SAFE!r}.{onnx if destination.suffix == '.onnx' else ''}"
         )
     tensors = {name: _checked(name, tensor) for name, tensor in state_dict.items()}
@@ -122,11 +122,11 @@ def save_weights(
 def _checked(name: str, tensor: Tensor) -> Tensor:
     if not isinstance(name, str) or not isinstance(tensor, Tensor):
         raise CheckpointError(
-            f"Entry {name!r} of the state dict is {type(tensor).__name__}, not a tensor: leave it out, "
-            "or save a whole checkpoint."
+            f"Entry {name!r} of the state dict is {type(tensor).__name__}, not a tensor: remove it, or save a complete "
+            "checkpoint."
         )
     if tensor.dtype not in DTYPES:
-        raise CheckpointError(f"Entry {name!r} is {tensor.dtype}, which safetensors does not know: cast it.")
+        raise CheckpointError(f"Entry {name!r} is {tensor.dtype}, which safetensors does not support: cast it.")
     return plain_tensor(tensor, name)
 
 
@@ -141,7 +141,7 @@ def _from_checkpoint(directory: Path, model: str | None) -> dict[str, Tensor]:
     manifest = read_manifest(directory)
     names = sorted(manifest.models)
     if model is None and len(names) != 1:
-        raise CheckpointError(f"{directory} holds the models {names}: say which with `model=`.")
+        raise CheckpointError(f"{directory} holds the models {names}: choose one with `model=`.")
     name = names[0] if model is None else model
     if name not in manifest.models:
         raise CheckpointError(f"{directory} holds no model {name!r}, only {names}.")
@@ -178,8 +178,8 @@ def read_pickle(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # an untrusted file fails in any way it likes; none of them is ours
         raise CheckpointError(
-            f"{path} was refused: it is damaged, or does not hold plain tensors only, and loading "
-            "anything else could run code from it. Convert it where you trust it, with "
+            f"{path} was refused: it is damaged, or it contains more than plain tensors, and loading anything else "
+            "could run code from the file. If you trust it, convert it with "
             f"`safetensors.torch.save_file(model.state_dict(), 'weights.safetensors')`. ({error})"
         ) from error
 
@@ -193,7 +193,7 @@ def state_dict_in(content: Any, path: Path) -> tuple[dict[str, Tensor], dict[str
             if isinstance(content.get(key), Mapping) and _is_state_dict(content[key]):
                 return dict(content[key]), {str(name): value for name, value in content.items() if name != key}
     keys = sorted(map(str, content))[:8] if isinstance(content, Mapping) else type(content).__name__
-    raise CheckpointError(f"{path} holds no state dict, only {keys}: save `model.state_dict()` alone.")
+    raise CheckpointError(f"{path} contains no state dict, only {keys}: save only `model.state_dict()`.")
 
 
 def _is_state_dict(content: Mapping[object, object]) -> bool:

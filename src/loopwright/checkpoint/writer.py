@@ -258,7 +258,7 @@ class Write:
         if self.thread is not None:
             self.thread.join()
         if self.error is not None:
-            raise CheckpointError(f"{self.path} has to be saved before, and was not: {self.error}") from self.error
+            raise CheckpointError(f"{self.path} must be saved first, but was not: {self.error}") from self.error
 
 
 class AsyncWriter:
@@ -287,7 +287,7 @@ class AsyncWriter:
 
     def __init__(self, on_error: OnError = "raise", *, group: Group = SINGLE) -> None:
         if on_error not in ("raise", "warn"):
-            raise ConfigurationError(f"on_error is {on_error!r}; it may be 'raise' or 'warn'.")
+            raise ConfigurationError(f"on_error={on_error!r}: use 'raise' or 'warn'.")
         self.on_error = on_error
         self.group = group
         self._buffers = SnapshotBuffers(group)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 MORE = """\
-A run saves two sorts of checkpoints. Resume points hold the complete state of training. Kept models hold the weights of
+A run saves two kinds of checkpoints. Resume points hold the complete state of training. Kept models hold the weights of
 the best epochs. Nothing in a checkpoint is ever executed."""
 RUN = "a run (its path, the beginning of its name or id, or `last`), a folder of checkpoints, or one checkpoint"
 ONE = "a checkpoint, or a run (its path, the beginning of its name or id, or `last`)"
@@ -71,9 +71,10 @@ def _add_show(members: Any, common: argparse.ArgumentParser) -> None:
 def _add_diff(members: Any, common: argparse.ArgumentParser) -> None:
     what = "Compare two checkpoints bit for bit."
     more = (
-        "Without arguments those of the last two runs are compared. First come the metadata, then every tensor and "
-        "value; the time that training took is not compared. Use --checkpoint newest to compare the complete state of "
-        "training, not only weights.\nExit code 1: they differ."
+        "Without arguments, the checkpoints of the last two runs are compared: first the metadata, then every tensor "
+        "and value. The time that training took is not compared. Use --checkpoint newest to compare the complete "
+        "state of training, not only weights.\n"
+        "Exit code 1: they differ."
     )
     example = "checkpoint diff\ncheckpoint diff runs/first runs/second --checkpoint newest"
     parser = add_command(members, common, "diff", run=diff_command, what=what, more=more, example=example)

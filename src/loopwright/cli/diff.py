@@ -14,7 +14,7 @@ from .selection import find_two_runs
 
 MORE = """\
 Without arguments the last two runs are compared; with one RUN, that run and the last one. First come config, code,
-packages, seed, hardware and data, then the metrics of every step and epoch, bit for bit, up to the first that differs.
+packages, seed, hardware and data, then the metrics of every step and epoch, bit for bit, up to the first difference.
 Names, tags and folders are not compared, and neither are metrics of time and memory.
 Exit code 1: the runs differ."""
 EXAMPLE = """\

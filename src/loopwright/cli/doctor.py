@@ -169,7 +169,7 @@ def _on_disk(disk: Disk) -> Iterator[str]:
         yield f"{disk.folder} is not writable ({disk.problem}): choose another folder with `run_dir`."
         return
     if disk.free < LITTLE_SPACE:
-        yield f"Only {size_text(disk.free)} are free in {disk.folder}: keep fewer checkpoints, or use another folder."
+        yield f"Only {size_text(disk.free)} is free in {disk.folder}: keep fewer checkpoints, or use another folder."
     if disk.write_speed is not None and disk.write_speed < SLOW_DISK:
         seconds = TYPICAL / disk.write_speed
         yield (
@@ -195,7 +195,7 @@ def _on_devices(found: Findings) -> Iterator[str]:
         fastest = max(speeds, key=lambda name: (speeds[name], name == "bf16"))
         gain = speeds[fastest] / speeds["fp32"]
         if fastest == "fp32" or gain < 1.2:
-            yield f"On {device.name} use precision='fp32': no other is faster in large matrix products."
+            yield f"On {device.name} use precision='fp32': no other precision is faster for large matrix products."
         else:
             safe = "bf16" if speeds.get("bf16", 0.0) > 0.8 * speeds[fastest] else fastest
             factor = speeds[safe] / speeds["fp32"]
@@ -223,7 +223,7 @@ def _on_workers(found: Findings) -> Iterator[str]:
     shared = found.workers.shared_memory
     if most and shared is not None and shared < LITTLE_SHM:
         yield (
-            f"Only {size_text(shared)} of shared memory are free, and workers pass batches through it: start the "
+            f"Only {size_text(shared)} of shared memory is free, and workers pass batches through it: start the "
             "container with --shm-size=2g, or use num_workers=0."
         )
     if found.workers.open_files < FEW_FILES:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 LEAVING = frozenset(b"qQ\x03\x1b")
-HINT = "q to leave"
+HINT = "q to quit"
 
 
 def is_terminal() -> bool:

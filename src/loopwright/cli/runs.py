@@ -42,7 +42,7 @@ MORE = """\
 The folder is searched with all folders in it. The states of a run:
 
   running      its process is alive
-  crashed      its process is gone and recorded no end
+  crashed      its process is gone without recording how it ended
   finished     it reached its limit
   stopped      a callback or the program ended it early
   interrupted  a signal ended it, after it had saved

@@ -121,7 +121,7 @@ def _print_facts(run: RunView, *, is_full: bool) -> None:
     manifest = run.manifest
     because = f": {run.reason}" if run.reason else ""
     hint = (
-        ": its process ended without saying why; start the same program or command to resume it"
+        ": its process ended without recording a reason; start the same program or command to resume it"
         if run.state == "crashed"
         else because
     )

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from ..doors.configured.engine import Engine
 
 MORE = """\
-The run of the config is trained for some seconds with each of several settings, in turns with the present ones: data
-workers, batch size, precision, threads, torch.compile, channels-last, a fused optimizer, pinned memory. Then those that
-are worth it are tried together. Printed are samples per second, the ratio to the present settings with its spread, and
-what to change. A difference within the noise is none. No run directory is touched. Ctrl-C ends it with what is known.
-It takes run files; in a program, call trainer.tune(data)."""
+Trains the run for a few seconds with each of several settings, in turns with the current settings: data workers, batch
+size, precision, threads, torch.compile, channels-last, a fused optimizer, pinned memory. Then the settings that help
+are tried together. Prints samples per second, the ratio to the current settings with its spread, and what to change.
+A difference within the noise is not reported as faster. No run directory is written. Ctrl-C stops early and prints the
+results so far. This command takes run files; in a program, call trainer.tune(data)."""
 EXAMPLE = """\
 tune run.yaml
 tune run.yaml --only workers,batch-size --seconds 5 --json"""
@@ -34,12 +34,12 @@ IN_CODE = {
 
 def add_to(parsers: Any, common: argparse.ArgumentParser) -> None:
     """Add the command."""
-    what = "Try settings for their speed."
+    what = "Measure which settings make training faster."
     parser = add_command(parsers, common, "tune", run=tune_command, what=what, more=MORE, example=EXAMPLE)
     add_config(parser)
     parser.add_argument("--seconds", metavar="S", type=float, default=2.0, help="time per setting (default: 2)")
-    parser.add_argument("--only", metavar="NAMES", type=parse_names, help="try these alone, as in workers,compile")
-    parser.add_argument("--json", action="store_true", help="print JSON: all tries, and what is suggested")
+    parser.add_argument("--only", metavar="NAMES", type=parse_names, help="try only these, as in workers,compile")
+    parser.add_argument("--json", action="store_true", help="print all measurements and the suggestion as JSON")
 
 
 def parse_names(text: str) -> list[str]:
@@ -54,7 +54,7 @@ def tune_command(options: argparse.Namespace) -> int:
 
     if str(options.config).endswith(".py"):
         raise ConfigurationError(
-            f"`loopwright tune` takes a run file (YAML), and {options.config} is a program: call `trainer.tune(data)` "
+            f"`loopwright tune` takes a run file (YAML), but {options.config} is a program: call `trainer.tune(data)` "
             "in it instead."
         )
     with built(options) as engine:

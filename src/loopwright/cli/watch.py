@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 MORE = """\
 Shows the state, the progress, the time left and the curves of the metrics; a metric and its evaluation share a chart.
-It only reads files, so you can start and leave it at any time, also for a run that has ended or crashed. A column that
-covers several steps shows the range of their values, so no spike is lost. q, Escape or Ctrl-C leaves. Without a
+It only reads files, so you can start and quit it at any time, also for a run that has ended or crashed. A column that
+covers several steps shows the range of their values, so no spike is lost. q, Escape or Ctrl-C quits. Without a
 terminal, one picture is printed."""
 EXAMPLE = """\
 watch
@@ -149,7 +149,7 @@ def _heading(run: RunView, width: int) -> list[Text]:
     _ = run.epoch_names  # what cannot be read of them is a problem
     lines += [Text(printable(problem), style="red") for problem in run.problems]
     if run.state == "crashed":
-        lines.append(Text("Its process ended without saying why. Start the same program to resume the run."))
+        lines.append(Text("Its process ended without recording a reason. Start the same program to resume the run."))
     return lines
 
 
@@ -190,7 +190,7 @@ def _charts(run: RunView, options: argparse.Namespace, width: int, height: int, 
     lines = [line for at in range(0, len(charts), across) for line in _beside(charts[at : at + across], each)]
     if left_out:
         more = printable(", ".join(name for panel in left_out for name in panel))
-        lines.append(Text(f"no space for: {more} (choose with --metric NAME)", style="dim", no_wrap=True))
+        lines.append(Text(f"no room for: {more} (choose with --metric NAME)", style="dim", no_wrap=True))
     return lines
 
 

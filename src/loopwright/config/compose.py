@@ -157,7 +157,7 @@ class Resolver:
         parts.append(Node(text[end:], "", None))
         node.value = "".join(part.value for part in parts)
         if len(node.value) > MAX_TEXT:
-            raise UnresolvedError("becomes a text of more than a million characters.")
+            raise UnresolvedError("becomes a string of more than a million characters.")
         if any(part.source is not None for part in parts):
             node.source = "".join(escaped(part.value) if part.source is None else part.source for part in parts)
 
@@ -167,12 +167,12 @@ class Resolver:
             return Node("${", "", None)
         if match[1] is None:
             raise UnresolvedError(
-                "has a ${ that is not closed, or one variable inside another; for the text ${ write $${."
+                "has a ${ that is not closed, or one variable inside another; to write the characters ${, use $${."
             )
         name = match[1].strip()
         found = self.environment(name, is_text=True) if name.startswith(FUNCTIONS) else self.lookup(name)
         if isinstance(found.value, dict | list):
-            raise UnresolvedError(f"{match[0]} is {found.shown()} and cannot be part of a text.")
+            raise UnresolvedError(f"{match[0]} is {found.shown()} and cannot be part of a string.")
         value = found.value if isinstance(found.value, str) else plain_text(found.value)
         return Node(value, "", None, found.source)
 
@@ -212,7 +212,7 @@ class Resolver:
             self.open.pop()
         self.count += count_nodes(target, MAX_NODES)
         if self.count > MAX_NODES:
-            raise UnresolvedError("the variables expand to more values than a config has.")
+            raise UnresolvedError("the variables expand to more values than a config may have.")
         copied = target.copy()
         self.mark_done(copied)
         return copied
@@ -291,7 +291,7 @@ def load_config(
     for override in parsed:
         if override.is_sweep:
             message = (
-                "has several values, which makes a sweep of several runs; in quotes it is one text: 'key=\"a,b\"'."
+                "has several values, which means a sweep of several runs; in quotes it is one string: 'key=\"a,b\"'."
             )
             problems.extend(override.problem(message).problems)
     root = read_root(path, problems)
@@ -357,6 +357,6 @@ def module_folder(root: Node, folder: Path) -> Path:
         return folder
     found = (folder / node.value).resolve() if isinstance(node.value, str) else None
     if found is None or not folder.is_relative_to(found):
-        message = f"is {node.shown()}; expected a folder that the file lies in, such as `..` or `../..`."
+        message = f"is {node.shown()}; expected a folder that contains the file, such as `..` or `../..`."
         raise ConfigError([Problem(node.file, node.line, MODULES, message)])
     return found

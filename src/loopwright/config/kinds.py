@@ -91,7 +91,8 @@ def import_allowed(name: str, bases: tuple[type, ...], folder: Path | None) -> M
     """
     if name in sys.stdlib_module_names or name == "__main__":
         raise RefusedError(
-            f"{name} belongs to Python itself, and nothing in it is ever called; a file of that name is not seen."
+            f"{name} is a module of Python itself, and nothing in it is ever called; your own file with that name is "
+            "hidden by it."
         )
     is_beside = folder is not None and _is_beside(name, folder)
     if not is_beside:
@@ -99,7 +100,7 @@ def import_allowed(name: str, bases: tuple[type, ...], folder: Path | None) -> M
     module = import_or_refuse(name)
     if is_beside and folder is not None and _home(module) not in (None, folder.resolve()):
         raise RefusedError(
-            f"{name} lies beside the file, but another {name} was imported before: {module.__file__}. Rename it."
+            f"{name} is next to the file, but another {name} was imported before: {module.__file__}. Rename it."
         )
     return module
 
@@ -134,13 +135,13 @@ def _check_installed(name: str, bases: tuple[type, ...], folder: Path | None) ->
     owners = _owners().get(name, [])
     if owners and not any(depends_on(owner, package) for owner in owners for package in wanted):
         raise RefusedError(
-            f"{name} is not imported: {owners[0]} does not depend on {' or '.join(sorted(wanted))}, "
-            f"so it cannot define what is needed here."
+            f"{name} is not imported: {owners[0]} does not depend on {' or '.join(sorted(wanted))}, so it cannot "
+            "define the class that is needed here."
         )
     if find(name) is None:
         beside_file = sorted(path.stem for path in folder.glob("*.py")) if folder is not None else []
         there = f" (there: {', '.join(beside_file)})" if beside_file else ""
-        raise RefusedError(f"there is no module {name}, neither beside the file{there} nor installed.")
+        raise RefusedError(f"there is no module {name}, neither next to the file{there} nor installed.")
 
 
 @cache
@@ -217,7 +218,7 @@ def find_object(path: str, place: Place, folder: Path | None) -> Any:
     found, walked = _attribute(module, rest[0], place), f"{module.__name__}.{rest[0]}"
     for name in rest[1:]:
         if not is_class(found):
-            raise RefusedError(f"{walked} is {what_is(found)}, and nothing is looked up in it.")
+            raise RefusedError(f"{walked} is {what_is(found)}, not a module or class, so it has no members to use.")
         found, walked = inspect.getattr_static(found, name, None), f"{walked}.{name}"
         if found is None:
             raise RefusedError(f"there is no {walked}.")
@@ -233,10 +234,10 @@ def _attribute(module: ModuleType, name: str, place: Place) -> Any:
         return getattr(module, name)
     except AttributeError:
         usable = [key for key in _public_names(module) if _is_usable(module, key, place)]
-        hint = nearest(name, usable) if usable else f"nor has it any {place.wanted}."
+        hint = nearest(name, usable) if usable else f"it has no {place.wanted}."
         raise RefusedError(f"the module {module.__name__} has no {name}; {hint}") from None
     except Exception as error:  # a module with a `__getattr__` that fails
-        raise RefusedError(f"{module.__name__}.{name} cannot be had: {type(error).__name__}: {error}.") from error
+        raise RefusedError(f"{module.__name__}.{name} cannot be imported: {type(error).__name__}: {error}.") from error
 
 
 def _public_names(module: ModuleType) -> list[str]:

@@ -140,7 +140,7 @@ def _set(node: Node, last: str, override: Override, above: list[str], may_add: C
         _added(node, last, value, override, above)
         return
     if override.mark == "+":
-        raise override.problem(f"{override.key} is there already: leave out the + to change it.")
+        raise override.problem(f"{override.key} exists already: leave out the + to change it.")
     existing.value, existing.source = value.value, value.source
     existing.file, existing.line = override.file, override.line
 

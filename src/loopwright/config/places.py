@@ -210,7 +210,7 @@ class Builder:
         supplied = {name: value for name, value in self.given.items() if name in recipe.takes}
         missing = recipe.needed - supplied.keys()
         if missing:
-            raise TypeError(f"{label}: the program supplies {', '.join(sorted(missing))}, and did not.")
+            raise TypeError(f"{label}: the program must supply {', '.join(sorted(missing))}, but did not.")
         keywords = self.parts(recipe.arguments, node, key)
         positional = [keywords.pop(name) for name in recipe.positional if name in keywords]
         rest = keywords.pop(recipe.variadic, ())

@@ -65,7 +65,7 @@ def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
     if not names:
         return "there are none here."
     shown = names[:20]
-    return f"there is: {', '.join(shown)}{', ...' if len(names) > len(shown) else ''}."
+    return f"available: {', '.join(shown)}{', ...' if len(names) > len(shown) else ''}."
 
 
 def near_names(name: str, known: Sequence[str], *, cutoff: float = 0.5) -> list[str]:

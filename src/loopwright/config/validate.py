@@ -85,7 +85,9 @@ def build(node: Config | Mapping[str, Any], place: Place, /, **given: Any) -> An
     """
     unknown = given.keys() - set(place.given)
     if unknown:
-        raise TypeError(f"{', '.join(sorted(unknown))}: name what is given in Place({place.name!r}, given=...) too.")
+        raise TypeError(
+            f"{', '.join(sorted(unknown))}: also name what is given in Place({place.name!r}, given=...) too."
+        )
     config = node if isinstance(node, Config) else None
     root = config.root if config is not None else to_node(dict(node), HERE, None)  # type: ignore[arg-type]
     folder, key = (config.folder, config.key) if config is not None else (None, "")
@@ -170,8 +172,8 @@ class Validation:
                 name: one
                 if name in names
                 else mistake(
-                    f"stands beside several objects ({', '.join(map(str, names))}): put one into each of them, or a "
-                    f"single {name} for all at the top of the file."
+                    f"is next to several objects ({', '.join(map(str, names))}): put one into each of them, or one "
+                    f"{name} for all of them at the top of the file."
                 )
                 for name in value
             },

@@ -117,7 +117,9 @@ class Reader:
     def node(self, node: yaml.Node, key: str) -> Node:
         self.count += 1
         if self.count > MAX_NODES:
-            raise ConfigError([self.problem(node, key, "aliases (*name) expand to more values than a config has.")])
+            raise ConfigError(
+                [self.problem(node, key, "aliases (*name) expand to more values than a config may have.")]
+            )
         if len(self.open) > MAX_DEPTH:
             raise ConfigError([self.problem(node, "", "is nested too deeply for a config.")])
         if id(node) in self.open:
@@ -137,7 +139,7 @@ class Reader:
             return [self.node(child, join_key(key, index)) for index, child in enumerate(node.value)]
         if isinstance(node, yaml.ScalarNode) and (tag in TYPES or tag in (PLAIN, f"{TAG}str")):
             return self.scalar(node, key)
-        self.add(node, key, f"has the tag {tag.replace(TAG, '!!')}, and a config is data only: leave the tag out.")
+        self.add(node, key, f"has the tag {tag.replace(TAG, '!!')}, but a config contains only data: remove the tag.")
         return None
 
     def scalar(self, node: yaml.ScalarNode, key: str) -> Scalar:
@@ -153,7 +155,7 @@ class Reader:
             self.add(node, key, "is a number with more digits than can be read.")
             return None
         if node.tag != PLAIN and type(value) is not TYPES[node.tag]:
-            self.add(node, key, f"{text!r} is not what its tag {node.tag.replace(TAG, '!!')} says.")
+            self.add(node, key, f"{text!r} does not match its tag {node.tag.replace(TAG, '!!')}.")
         return value
 
     def mapping(self, node: yaml.MappingNode, key: str) -> dict[Key, Node]:
@@ -172,19 +174,19 @@ class Reader:
             if name in own:
                 first = own[name].line
                 since = f" (first in line {first})" if first is not None else ""
-                self.add(key_node, join_key(key, name), f"the key {name} is there twice{since}: remove one.")
+                self.add(key_node, join_key(key, name), f"the key {name} appears twice{since}: remove one.")
             own.setdefault(name, child)
         return {**merged, **own} if merged else own
 
     def key(self, node: yaml.Node, above: str) -> Key | None:
         """A key as text or a whole number; the words that YAML reads as other things are refused as keys."""
         if not isinstance(node, yaml.ScalarNode):
-            self.add(node, above, "has a key that is not text: a key is a name or a whole number.")
+            self.add(node, above, "has a key that is not a string: a key is a name or an integer.")
             return None
         value = self.scalar(node, above) if node.tag in (PLAIN, f"{TAG}str", f"{TAG}int") else None
         if isinstance(value, bool) or not isinstance(value, str | int):
             self.add(
-                node, above, f"has the key {str(node.value)!r}: a key is text or a whole number; put it in quotes."
+                node, above, f"has the key {str(node.value)!r}: a key is a string or an integer; put it in quotes."
             )
             return None
         return value

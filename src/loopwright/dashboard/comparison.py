@@ -93,15 +93,15 @@ def sentence(first: str, second: str, divergence: Divergence) -> str:
     count = f"{divergence.num_same:,} {unit if divergence.num_same == 1 else divergence.level}"
     if divergence.at is not None:
         values = "; ".join(f"{c.key} {c.first!r} and {c.second!r}" for c in divergence.changes[:3])
-        before = f"are the same in {count}, bit for bit, and part" if divergence.num_same else "part"
+        before = f"are identical for {count}, and differ" if divergence.num_same else "part"
         return f"{first} and {second} {before} at {unit} {divergence.at:,}: {values}."
     if not divergence.num_same:
         return f"{first} and {second} have no {divergence.level} in common."
     ends = divergence.ends
     longer = ""
     if ends[0] != ends[1] and None not in ends:
-        longer = f" {first} goes on to {unit} {ends[0]:,}, {second} to {ends[1]:,}."
-    return f"{first} and {second} are the same in {count}, bit for bit.{longer}"
+        longer = f" {first} continues to {unit} {ends[0]:,}, {second} to {ends[1]:,}."
+    return f"{first} and {second} are identical for {count}, bit for bit.{longer}"
 
 
 def sweep(entries: Iterable[Entry], folder: str) -> Json:

@@ -200,11 +200,11 @@ def find_problem(path: Path) -> str | None:
     """Why a run must not be read: it or a file of it is a link to elsewhere, or far too large."""
     home = path.resolve()
     if path.is_symlink() and not is_inside(home, path.parent.resolve()):
-        return f"It is a link to {home}, which is elsewhere: start `loopwright ui` there."
+        return f"It is a link to {home}, outside of this folder: start `loopwright ui` there."
     for name in OWN_FILES:
         file = path / name
         if file.is_symlink() and not is_inside(file.resolve(), home):
-            return f"{name} is a link that leads out of the run's folder: it is not read."
+            return f"{name} is a link that points outside of the run directory, so it is not read."
         if file.exists() and not file.is_file():
             return f"{name} is not a file."
     size = _time_and_size(os.path.join(path, MANIFEST))[1]

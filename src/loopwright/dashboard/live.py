@@ -149,7 +149,7 @@ class Live:
                     scanned = time.monotonic()
                     await self._compare_summaries()
             except Exception:
-                logger.warning("The runs cannot be looked at; trying again", exc_info=True)
+                logger.warning("The runs cannot be read; trying again", exc_info=True)
             await asyncio.sleep(POLL_SECONDS)
 
     async def _compare_files(self) -> None:
@@ -226,7 +226,7 @@ def parse_cursor(text: str) -> Cursor | None:
     try:
         return Cursor.parse(text) if text else None
     except ValueError:
-        raise Refusal(400, f"cursor={text[:40]!r} is none of this server's: read /api/curves again.") from None
+        raise Refusal(400, f"cursor={text[:40]!r} is not from this server: read /api/curves again.") from None
 
 
 class Rows:

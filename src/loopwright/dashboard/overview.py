@@ -20,13 +20,13 @@ STATES = {
     "crashed": "Crashed after",
 }
 OCCURRENCES = {
-    "started anew": "Started anew {times}: there was no resume point.",
+    "started anew": "Restarted from the beginning {times}, because there was no resume point.",
     "resumed": "Resumed {times}.",
-    "rewind": "Rewound {times} after values that were not finite or after a spike.",
+    "rewind": "Rewound {times} because of values that were not finite, or a spike.",
     "micro_batches": "Batches were split {times} because memory ran out.",
     "signal": "Received {count} {noun}.",
 }
-CRASHED = "Its process is gone and noted no end: the same program or command continues it"
+CRASHED = "Its process ended without recording how. The same program or command resumes it"
 
 
 def sentences(run: RunView, events: Iterable[Event] = ()) -> list[str]:
@@ -41,11 +41,15 @@ def sentences(run: RunView, events: Iterable[Event] = ()) -> list[str]:
 
 def _advice(run: RunView) -> str | None:
     if run.state == "interrupted":
-        return "The same program or command continues it."
+        return "The same program or command resumes it."
     if run.state != "crashed":
         return None
     has_resume_point = any(info.kind == "resume" for info in run.checkpoints())
-    where = "from its last resume point" if has_resume_point else "from the beginning, as there is no resume point yet"
+    where = (
+        "from its last resume point"
+        if has_resume_point
+        else ("from the beginning, because there is no resume point yet")
+    )
     return f"{CRASHED} {where}."
 
 
@@ -93,7 +97,7 @@ def _best(run: RunView) -> str | None:
 
 def _left(run: RunView) -> str | None:
     left = run.eta
-    return None if left is None else f"About {duration_text(left)} to go."
+    return None if left is None else f"About {duration_text(left)} left."
 
 
 def _occurrences(counts: Counter[str]) -> Iterator[str]:

@@ -91,11 +91,11 @@ def build_report(entries: Sequence[Entry], points: int | None = None) -> tuple[s
 def _notes(report: Report) -> list[str]:
     if report.num_thinned:
         report.notes.append(
-            f"{report.num_thinned} curves have more than {report.points:,} points and are thinned: mean, smallest and "
-            "largest value of each group of points."
+            f"{report.num_thinned} curves have more than {report.points:,} points and are thinned to the mean, "
+            "smallest and largest value of each group of points."
         )
     if report.num_left_out:
-        report.notes.append(f"{report.num_left_out} images are left out: the newest of each name are there.")
+        report.notes.append(f"{report.num_left_out} images are not included: the report has the newest of each name.")
     return report.notes
 
 

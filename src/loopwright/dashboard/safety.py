@@ -110,7 +110,7 @@ class Guard:
                 403, "The Host header is not this machine: open the page as http://localhost or http://127.0.0.1."
             )
         if is_data and headers.get(b"sec-fetch-site") == "cross-site":
-            return error_answer(403, "Another site may not read runs.")
+            return error_answer(403, "Other sites may not read runs.")
         return self._without_token(scope, headers, is_data=is_data)
 
     def _without_token(self, scope: Scope, headers: dict[bytes, str], *, is_data: bool) -> Response | None:

@@ -52,7 +52,7 @@ class Stores:
             except LoopwrightError:
                 raise
             except (ValueError, TypeError, LookupError, ArithmeticError) as error:  # no row that we have written
-                logger.debug("%s holds strange rows", metrics.path, exc_info=True)
+                logger.debug("%s contains malformed rows", metrics.path, exc_info=True)
                 raise CheckpointError(f"The metrics in {metrics.path} are damaged: {error}.") from error
 
     @contextmanager

@@ -58,8 +58,8 @@ class BatchTransform(Dataset[Any]):
         self.data = from_columns(data) if is_columns else data
         if not hasattr(self.data, "__getitem__") or not hasattr(self.data, "__len__"):
             raise DataError(
-                f"BatchTransform was given a {type(data).__name__}, which has no samples by index: pass tensors, "
-                "arrays or a data set with `__getitem__` and `__len__`. A DataLoader goes around it: "
+                f"BatchTransform was given a {type(data).__name__}, whose samples have no index: pass tensors, arrays "
+                "or a data set with `__getitem__` and `__len__`. To use a DataLoader, put it around the transform: "
                 "`DataLoader(BatchTransform(...))`."
             )
         self.transform = transform
@@ -104,8 +104,8 @@ def from_columns(data: Any) -> Any:
         return StackDataset(*_stacked(data))
     if any(_is_column(part) or is_frame(part) for part in data):
         raise DataError(
-            f"Data is a tuple of {_kinds(data)}: for inputs and targets make all of them tensors or arrays, with a row "
-            "for each sample; for batches pass a list."
+            f"Data is a tuple of {_kinds(data)}: for inputs and targets, make all of them tensors or arrays with one "
+            "row per sample; for batches, pass a list."
         )
     return data
 
@@ -118,14 +118,14 @@ def check_list(data: list[Any]) -> None:
     is_column = all(isinstance(part, (Tensor, np.ndarray)) and part.ndim for part in data[:8])
     if isinstance(first, np.ndarray) or (is_column and len(data) <= 3 and len({_row_of(part) for part in data}) > 1):
         raise DataError(
-            f"Data is a list of {_kinds(data[:8])}, and a list is one of batches: for inputs and targets pass a tuple, "
-            "`(x, y)`."
+            f"Data is a list of {_kinds(data[:8])}, and a list means a list of batches: for inputs and targets pass a "
+            "tuple, `(x, y)`."
         )
     is_sample = isinstance(first, (tuple, list)) and any(map(_is_single, first))
     if is_sample and any(isinstance(part, Tensor) and part.ndim for part in first):
         raise DataError(
-            f"Data is a list, which is one of batches, but its first entry is a {type(first).__name__} of "
-            f"{_kinds(first)}, which looks like a sample: pass `batch_size=` to have samples put together."
+            f"Data is a list, which means a list of batches, but its first entry is a {type(first).__name__} of "
+            f"{_kinds(first)}, which looks like a sample: pass `batch_size=` to combine samples into batches."
         )
 
 
@@ -134,24 +134,30 @@ def refuse(data: Any) -> None:
     kind = type(data).__name__
     if is_frame(data):
         hint = (
-            "say which columns are inputs and which are targets, as in `(torch.tensor(frame[['a', 'b']].to_numpy(), "
+            "choose the columns for inputs and targets, as in `(torch.tensor(frame[['a', 'b']].to_numpy(), "
             "dtype=torch.float32), torch.tensor(frame['y'].to_numpy()))`"
         )
     elif isinstance(data, nn.Module):
-        hint = "the model goes to the constructor, `Trainer(model, optimizer, loss_fn)`, and data comes first here"
+        hint = (
+            "pass the model to the constructor, `Trainer(model, optimizer, loss_fn)`; here the first argument is the "
+            "data"
+        )
     elif isinstance(data, Optimizer):
-        hint = "the optimizer goes to the constructor, `Trainer(model, optimizer, loss_fn)`, and data comes first here"
+        hint = (
+            "pass the optimizer to the constructor, `Trainer(model, optimizer, loss_fn)`; here the first argument is "
+            "the data"
+        )
     elif isinstance(data, (str, bytes, os.PathLike)):
-        hint = f"nothing is read from a path; {ACCEPTED}"
+        hint = f"data is not read from a path; {ACCEPTED}"
     elif isinstance(data, type):
-        kind, hint = f"class {data.__name__}", f"make an object of it, `{data.__name__}(...)`"
+        kind, hint = f"class {data.__name__}", f"create an instance, `{data.__name__}(...)`"
     elif isgeneratorfunction(data):
         hint = (
             f"call it, `{data.__name__}()`; a generator gives one epoch only, so for several epochs pass an object "
             "whose `__iter__` starts a new one"
         )
     elif hasattr(data, "__getitem__") and not hasattr(data, "__len__"):
-        hint = "give it `__len__`, and it is a data set"
+        hint = "add `__len__` to make it a data set"
     else:
         hint = ACCEPTED
     raise DataError(
@@ -164,8 +170,8 @@ def _check_names(data: Mapping[Any, Any]) -> None:
     if not data or others:
         names = ", ".join(f"{name!r}: {kind}" for name, kind in others.items()) or "nothing"
         raise DataError(
-            f"Data is a dict of {names}. A dict is one data set, of tensors with a row for each sample. If these are "
-            "several data sets, pass one of them, and measure others with "
+            f"Data is a dict of {names}. A dict is one data set of tensors, with one row per sample. If these are "
+            "several data sets, pass one of them, and evaluate the others with "
             "`callbacks=[loopwright.callbacks.OfflineLoss('test', datasets={'test': data})]`."
         )
 
@@ -175,12 +181,14 @@ def _columns(parts: Any, what: str, names: list[str]) -> list[Tensor]:
         part if isinstance(part, Tensor) else _tensor(part, name) for part, name in zip(parts, names, strict=True)
     ]
     if any(tensor.dim() == 0 for tensor in tensors):
-        raise DataError(f"Data is {what} with a tensor of no dimension: the first dimension is that of samples.")
+        raise DataError(
+            f"Data is {what} with a tensor that has no dimensions: the first dimension must count the samples."
+        )
     if len({len(tensor) for tensor in tensors}) > 1:
         lengths = ", ".join(f"{name}: {len(tensor)}" for name, tensor in zip(names, tensors, strict=True))
         raise DataError(
-            f"Data is {what} of tensors of different lengths ({lengths}): each needs a row for every sample. For "
-            "batches of their own, pass a list."
+            f"Data is {what} of tensors of different lengths ({lengths}): each needs one row per sample. If they are "
+            "separate batches, pass a list."
         )
     return tensors
 
@@ -195,7 +203,7 @@ def _tensor(array: Any, name: str) -> Tensor:
         return as_tensor(array)
     except TypeError as error:
         raise DataError(
-            f"The array {name or 'given as data'} is of {array.dtype}, of which torch knows none: {error}"
+            f"The array {name or 'given as data'} is of {array.dtype}, a dtype that torch does not have: {error}"
         ) from None
 
 
@@ -212,7 +220,7 @@ def _mapped_tensor(array: Any, name: str) -> Tensor:
     try:
         return as_tensor(array)
     except TypeError as error:
-        raise DataError(f"{what} is of {array.dtype}, of which torch knows none: {error}") from None
+        raise DataError(f"{what} is of {array.dtype}, a dtype that torch does not have: {error}") from None
 
 
 def is_mapped_array(array: Any) -> bool:

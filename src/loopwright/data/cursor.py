@@ -94,8 +94,8 @@ class Cursor:
             self._restore(state, is_inside=is_inside)
         elif is_inside:
             raise DataError(
-                f"The position to continue from was saved without a state of {type(self.source).__name__}, which had "
-                "none then: start a new run."
+                f"The saved position has no state of {type(self.source).__name__}, which had no state when it was "
+                "saved: start a new run."
             )
         self.is_exhausted, self._first = state["is_exhausted"], state.get("first")
         self._may_be_exhausted = self.is_exhausted or not position
@@ -129,8 +129,8 @@ class Cursor:
         found, saved = self._accessors(), state["source"]
         if found is None:
             raise DataError(
-                f"The position to continue from is that of an iterator of {type(self.source).__name__}, which now has "
-                "none: resume with the same data, or start a new run."
+                f"The saved position is the state of an iterator of {type(self.source).__name__}, but its iterators "
+                "now have no state: resume with the same data, or start a new run."
             )
         found.write(deepcopy(saved))
         self._is_placed = True
@@ -148,19 +148,19 @@ class Cursor:
         name, position = type(self.source).__name__, state["position"]
         if state["order"] != order_of_buffers(self.source):
             raise DataError(
-                f"{name} is shuffled in another order than when the position was saved: give `shuffle` a seed, "
+                f"{name} is shuffled in a different order than when the position was saved: pass a seed to `shuffle`, "
                 "`.shuffle(seed=0, buffer_size=...)`, and start a new run."
             )
         with self.preserved_generators():
             for number in range(position):
                 if not self._next(number):
                     raise DataError(
-                        f"{name} gave only {number} of the {position} items after which the run is to continue: resume "
-                        "with the same data, or start a new run."
+                        f"{name} gave only {number} of the {position} items that come before the saved position: "
+                        "resume with the same data, or start a new run."
                     )
         self.remark = (
-            f"{position} items of {name} were read again to get back to the position: its state does not hold the "
-            "examples in its shuffle buffer."
+            f"{position} items of {name} were read again to return to the saved position, because its state does not "
+            "contain the examples in its shuffle buffer."
         )
 
     def _check(self, number: int) -> None:
@@ -180,8 +180,9 @@ class Cursor:
             self._first = now
         elif now == self._first != self._loaded:
             raise DataError(
-                f"{found.owner}.{found.set.__name__}() did not take over the position: after item {number + 1} the "
-                "state is that after the first item. Continue there from the state that is passed, or start a new run."
+                f"{found.owner}.{found.set.__name__}() did not restore the position: after item {number + 1} the state "
+                "is the same as after the first item. Make it continue from the state that it receives, or start a "
+                "new run."
             )
 
     def _next(self, number: int) -> list[Any]:
@@ -211,8 +212,9 @@ def _note_on_workers(source: object) -> str | None:
     if not (isinstance(source, DataLoader) and source.num_workers):
         return None
     return (
-        f"{type(source).__name__} continues with the same samples, but random numbers that the data set draws in its "
-        f"{source.num_workers} workers are other ones than without the interruption: its state lacks their generators."
+        f"{type(source).__name__} continues with the same samples, but the random numbers that the data set draws in "
+        f"its {source.num_workers} workers differ from those of an uninterrupted run: its state does not contain the "
+        "generators of the workers."
     )
 
 

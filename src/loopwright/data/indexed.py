@@ -89,9 +89,9 @@ class Position:
     def check_resumable(self) -> None:
         if name := self.batch_plan.order.hidden_state():
             raise DataError(
-                f"A run with {name} cannot be resumed exactly: its order may depend on state that is not "
-                "saved. Give it `set_epoch(epoch)` and make its order a function of the epoch, or `state_dict` "
-                "and `load_state_dict`, or use shuffle=True."
+                f"A run with {name} cannot be resumed exactly: its order may depend on state that is not saved. Add "
+                "`set_epoch(epoch)` and let the order depend only on the epoch, or add `state_dict` and "
+                "`load_state_dict`, or use shuffle=True."
             )
 
     def _check_same_order(self, state: dict[str, Any]) -> None:
@@ -102,8 +102,8 @@ class Position:
             )
         if state["num_samples"] != self.epoch_plan.num_samples:
             raise DataError(
-                f"The position to continue from was saved in an epoch of {state['num_samples']} samples, but "
-                f"the data now gives {self.epoch_plan.num_samples}: resume with the same data, or start a new run."
+                f"The data position was saved in an epoch of {state['num_samples']} samples, but the data now has "
+                f"{self.epoch_plan.num_samples}: resume with the same data, or start a new run."
             )
 
 
@@ -169,8 +169,8 @@ class IndexedStream(Stream):
         self._position.check_resumable()
         if not self._in_order:
             raise DataError(
-                "A run whose DataLoader has in_order=False cannot be resumed exactly: which batches were given "
-                "out is not known. Leave in_order at True."
+                "A run whose DataLoader has in_order=False cannot be resumed exactly: it is not known which batches "
+                "have been used. Keep in_order=True."
             )
 
     def describe(self) -> dict[str, Any]:

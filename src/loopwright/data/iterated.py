@@ -71,8 +71,8 @@ class IteratedStream(Stream):
             self.check_resumable()
         if self._length is not None and state["position"] > self._length:
             raise DataError(
-                f"The position to continue from is item {state['position']}, but {type(self._cursor.source).__name__} "
-                f"has only {self._length} items now: resume with the same data, or start a new run."
+                f"The saved position is item {state['position']}, but {type(self._cursor.source).__name__} has only "
+                f"{self._length} items now: resume with the same data, or start a new run."
             )
         self.begin(state["epoch"])
         self._cursor.load_state_dict(state)
@@ -160,8 +160,8 @@ class SequenceStream(Stream):
         check_kind(state, _SEQUENCE_KIND)
         if state["position"] > len(self._batches):
             raise DataError(
-                f"The position to continue from is batch {state['position']}, but there are only "
-                f"{len(self._batches)} batches now: resume with the same data, or start a new run."
+                f"The saved position is batch {state['position']}, but there are only {len(self._batches)} batches "
+                "now: resume with the same data, or start a new run."
             )
         self._epoch, self._position = state["epoch"], state["position"]
 

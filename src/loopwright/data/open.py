@@ -93,8 +93,8 @@ def refuse_shuffled(data: Any) -> None:
     """Raise a `ConfigurationError` for a loader that shuffles: outputs of `predict` are in the order of the data."""
     if isinstance(data, DataLoader) and isinstance(data.sampler, RandomSampler):
         raise ConfigurationError(
-            "predict was given a DataLoader that shuffles, so nobody could tell which output belongs to which sample: "
-            "pass the data set itself, or a DataLoader without `shuffle=True`."
+            "predict was given a DataLoader that shuffles, so the outputs could not be matched with the samples: pass "
+            "the data set itself, or a DataLoader without `shuffle=True`."
         )
 
 
@@ -165,7 +165,7 @@ def is_samples(data: Any, batch_size: int | None) -> bool:
 
 def _check_batch_size(batch_size: int | None) -> None:
     if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
-        raise ConfigurationError(f"batch_size is {batch_size!r}: it must be a positive whole number.")
+        raise ConfigurationError(f"batch_size is {batch_size!r}: use a positive integer.")
 
 
 def _check_accepted(data: Any) -> None:
@@ -244,8 +244,8 @@ def _open_position(
 def open_items(dataset: Iterable[Any], batching: Batching, seed: int, shard: Shard | None = None) -> Stream:
     """Open a stream over an iterable data set that is read in this process."""
     refusal = (
-        f"A run with {type(dataset).__name__} cannot be resumed exactly: its position cannot be known. Give "
-        "it `state_dict` and `load_state_dict`, or use a map-style data set."
+        f"A run with {type(dataset).__name__} cannot be resumed exactly: its position is not known. Add `state_dict` "
+        "and `load_state_dict`, or use a map-style data set."
     )
     cursor = _cursor(dataset, seed, "PER_ITEM")
     if batching.size is None:
@@ -264,9 +264,9 @@ def open_stateful(batches: Iterable[Any], seed: int) -> Stream:
 def open_iterable(batches: Iterable[Any], seed: int) -> Stream:
     """Open a stream over any iterable of batches, whose position cannot be saved."""
     refusal = (
-        f"A run with {type(batches).__name__} cannot be resumed exactly: its position cannot be known. Use a "
-        "data set, a plain DataLoader with a sampler that has a length, a list of batches, or something that has "
-        "`state_dict` and `load_state_dict`, or `get_state` and `set_state`, as its iterators may have instead."
+        f"A run with {type(batches).__name__} cannot be resumed exactly: its position is not known. Use a data set, a "
+        "plain DataLoader with a sampler that has a length, a list of batches, or an object that has `state_dict` and "
+        "`load_state_dict`, or `get_state` and `set_state`. Its iterators may have these methods instead."
     )
     cursor = _cursor(batches, seed, "UNSEEDED")
     return IteratedStream(cursor, _READY_BATCHES, refusal=refusal, length=_length_of(batches))
@@ -275,8 +275,8 @@ def open_iterable(batches: Iterable[Any], seed: int) -> Stream:
 def _open_iterable_loader(loader: DataLoader[Any], seed: int) -> Stream:
     name, workers = type(loader.dataset).__name__, loader.num_workers
     refusal = (
-        f"A run with the iterable data set {name} read by {workers} workers cannot be resumed exactly: how "
-        f"far each worker has come cannot be known. {_INSTEAD}"
+        f"A run with the iterable data set {name} read by {workers} workers cannot be resumed exactly: the position of "
+        f"each worker is not known. {_INSTEAD}"
     )
     samples = _length_of(loader.dataset)  # not len(loader), which makes torch warn about its own estimate
     cursor = _cursor(loader, seed, "PER_EPOCH")

@@ -287,7 +287,7 @@ class GivenBatches:
     def __init__(self, batches: Sequence[Any]) -> None:
         self._batches = [batch.tolist() if isinstance(batch, Tensor) else list(batch) for batch in batches]
         if not all(self._batches):
-            raise DataError("The batch sampler gave a batch without indices: leave empty batches out.")
+            raise DataError("The batch sampler returned a batch without indices: skip empty batches.")
         self._ends = list(accumulate(map(len, self._batches)))
         self.num_batches = len(self._batches)
         self.num_samples = self._ends[-1] if self._ends else 0

@@ -79,7 +79,7 @@ class Accessors(NamedTuple):
             self.set(state)
         except Exception as error:
             raise DataError(
-                f"{self.owner}.{self.set.__name__}() refused the position that was saved, a {type(state).__name__} "
+                f"{self.owner}.{self.set.__name__}() refused the saved position, a {type(state).__name__} "
                 f"({type(error).__name__}: {error}): resume with the same data, or start a new run."
             ) from error
 

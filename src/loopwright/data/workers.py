@@ -177,14 +177,18 @@ def _end_of_worker(pid: int, code: int) -> str:
     """Return the message for a worker that ended unexpectedly."""
     if code > 0:
         return (
-            f"A worker of the loader (process {pid}) ended with exit code {code}: a data set must not end its process."
+            f"A worker of the loader (process {pid}) exited with code {code}: code in a data set must not exit its "
+            "process."
         )
     name = signal.Signals(-code).name
     advice = {
         "SIGKILL": "Most often the system ran out of memory: use fewer workers, or a smaller `prefetch_factor`.",
-        "SIGBUS": "Most often shared memory is full: use fewer workers, or give /dev/shm more room.",
+        "SIGBUS": "Most often shared memory is full: use fewer workers, or make /dev/shm larger.",
     }
-    return f"A worker of the loader (process {pid}) was killed by {name}. {advice.get(name, 'Look at its data set.')}"
+    return (
+        f"A worker of the loader (process {pid}) was killed by {name}. "
+        f"{advice.get(name, 'Check the code of the data set.')}"
+    )
 
 
 def _unchanged(batch: Any) -> Any:

@@ -56,13 +56,13 @@ class ResumeReport:
     def __str__(self) -> str:
         updates = counted(self.num_updates, "update")
         if self.ok:
-            return f"Resuming after {updates} is exact: nothing differs {updates} later."
+            return f"Resuming after {updates} is exact: after {updates} more, everything is identical."
         if self.irreproducible:
             first = "The run is not reproducible: two runs from the same start differ before anything is saved."
             return "\n".join([first, *_lines(self.irreproducible, "first run / second run"), f"  {_IRREPRODUCIBLE}"])
         lines = [f"Resuming after {updates} is not exact."]
         if self.unsaved:
-            lines += ["Not saved, and so not the same after loading:", *_lines(self.unsaved, "saved run / loaded run")]
+            lines += ["Not saved, so it differs after loading:", *_lines(self.unsaved, "saved run / loaded run")]
             lines += [f"  {advice}" for advice in dict.fromkeys(_advice(found.path) for found in self.unsaved)]
         if self.differing:
             lines += [f"Different {updates} later:", *_lines(self.differing, "in one piece / resumed")]
@@ -216,7 +216,7 @@ def _fresh(data: Any) -> Any:
         return deepcopy(data)
     except TypeError as error:
         raise ConfigurationError(
-            f"The data ({type(data).__name__}) cannot be copied ({error}): pass a function that makes it."
+            f"The data ({type(data).__name__}) cannot be copied ({error}): pass a function that returns it."
         ) from error
 
 
@@ -252,17 +252,17 @@ def _lines(differences: Sequence[Difference], sides: str) -> list[str]:
 
 
 _IRREPRODUCIBLE = (
-    "-> Something draws from generators that nobody seeds, or depends on time or on a file that changes. Pass `seed=` "
-    "to the trainer, and draw from torch, numpy or random's global generators."
+    "-> Something uses random generators that are not seeded, or depends on the time or on a file that changes. Pass "
+    "`seed=` to the trainer, and draw from torch, numpy or random's global generators."
 )
 _HIDDEN = (
-    "-> Something that influences training is kept where it was not looked for: a global variable, a closure, a "
-    "generator of a library. Keep it in a callback with `state_dict`, or make it a buffer of a model."
+    "-> Something that influences training is stored where this check does not look: a global variable, a closure, a "
+    "random generator of a library. Keep it in a callback with `state_dict`, or make it a buffer of a model."
 )
 _ADVICE = {
     "data": "-> data: draw from torch, numpy or random's global generators, which are seeded for every sample; or give "
     "an iterable data set `state_dict` and `load_state_dict`.",
-    "callbacks": "-> callbacks: return it from `state_dict` and take it back in `load_state_dict`.",
+    "callbacks": "-> callbacks: return it from `state_dict` and restore it in `load_state_dict`.",
     "models": "-> models: make it a buffer, `register_buffer(name, tensor)`, without persistent=False.",
     "trainer": "-> trainer: keep it in a callback with `state_dict`, or make it a buffer of a model; "
     "`trainer.progress` has counters that are saved.",

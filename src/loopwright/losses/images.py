@@ -89,9 +89,9 @@ def vgg_stages(path: str | Path) -> list[nn.Module]:
 
     if not Path(path).is_file():
         raise ConfigurationError(
-            f"There are no VGG19 weights at {path}, and they are not downloaded: save torchvision's "
-            "`vgg19(weights='IMAGENET1K_V1').state_dict()` to a file where you have network access and give its path, "
-            "or give a module of your own."
+            f"There are no VGG19 weights at {path}, and they are not downloaded automatically: save torchvision's "
+            "`vgg19(weights='IMAGENET1K_V1').state_dict()` to a file where you have network access and pass its path, "
+            "or pass your own module."
         )
     weights = load_weights(path)
     numbers = sorted(int(m[1]) for name in weights if (m := _CONVOLUTION_NAME.fullmatch(name)))
@@ -99,8 +99,8 @@ def vgg_stages(path: str | Path) -> list[nn.Module]:
         n for n in numbers if n <= _STAGE_ENDS[-1]
     ]:
         raise ConfigurationError(
-            f"{path} holds no VGG19: its convolutions are numbered {numbers}, those of torchvision's "
-            f"vgg19().features {list(_CONVOLUTIONS)}."
+            f"{path} does not contain a VGG19: its convolutions are numbered {numbers}, but those of torchvision's "
+            f"vgg19().features are {list(_CONVOLUTIONS)}."
         )
     prefix = "features." if "features.0.weight" in weights else ""
     stages: list[nn.Module] = []

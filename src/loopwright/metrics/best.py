@@ -205,8 +205,8 @@ class WatchedMetric:
     def __init__(self, name: str, given: str, owner: str, argument: str = "mode") -> None:
         if not isinstance(name, str):
             raise ConfigurationError(
-                f"{owner} watches {name!r}, which is no name of a metric: say which one, such as 'eval_loss', and "
-                "give other arguments by name."
+                f"{owner} watches {name!r}, which is not the name of a metric: pass a name such as 'eval_loss', and "
+                "pass other arguments by name."
             )
         if given not in ("auto", "min", "max"):
             raise ConfigurationError(f"{owner}({argument}={given!r}): use 'min', 'max' or 'auto'.")
@@ -223,8 +223,8 @@ class WatchedMetric:
         mode = self._mode or direction_of(self.name)
         if mode is None:
             raise ConfigurationError(
-                f"{self.owner} watches {self.name!r}, a name that does not say whether smaller or larger values are "
-                f'better: say {self.argument}="min" or {self.argument}="max".'
+                f"{self.owner} watches {self.name!r}, and this name does not say whether smaller or larger values are "
+                f'better: pass {self.argument}="min" or {self.argument}="max".'
             )
         return mode
 
@@ -234,13 +234,13 @@ class WatchedMetric:
             self._mode = directions.of(self.name)
             if self._mode is None and direction_of(self.name) is not None:
                 raise ConfigurationError(
-                    f"{self.owner} watches {self.name!r}, which ends like a loss of this run, while its name says that "
-                    f'larger values are better: say {self.argument}="min" or {self.argument}="max".'
+                    f"{self.owner} watches {self.name!r}, whose name ends like a loss of this run but also says that "
+                    f'larger values are better: pass {self.argument}="min" or {self.argument}="max".'
                 )
         if directions.given.setdefault(self.name, self.mode) != self.mode:
             raise ConfigurationError(
-                f"{self.owner} has {self.argument}={self.mode!r} for {self.name!r}, and another callback the opposite: "
-                "one of them would take the worst for the best. Say the same for both."
+                f"{self.owner} has {self.argument}={self.mode!r} for {self.name!r}, but another callback has the "
+                "opposite: one of them would take the worst value for the best. Use the same mode for both."
             )
 
 

@@ -64,9 +64,7 @@ class Series:
         self.values.extend(added.values)
         self.stride, self.num_seen = added.stride, added.num_seen
         if not len(self.steps) == len(self.values) == self._num_points(self.num_seen, self.stride):
-            raise ValueError(
-                f"{len(self.values)} points of {self.num_seen} values, of which every {self.stride}th stays"
-            )
+            raise ValueError(f"{len(self.values)} points of {self.num_seen} values (every {self.stride}th is kept)")
 
     @staticmethod
     def _num_points(num_seen: int, stride: int) -> int:
@@ -223,9 +221,9 @@ class History:
     def _unknown(self, name: str) -> KeyError:
         near = difflib.get_close_matches(name, self.names, n=1) if isinstance(name, str) else []
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        hint = hint if isinstance(name, str) else " The rows of epochs are in `history.epochs`."
+        hint = hint if isinstance(name, str) else " The rows of the epochs are in `history.epochs`."
         there = ", ".join(self.names) or "nothing yet"
-        return KeyError(f"No metric {name!r} in this history; there is: {there}.{hint}")
+        return KeyError(f"The history has no metric {name!r}; available: {there}.{hint}")
 
     def to_dict(self) -> dict[str, list[float]]:
         """A list of values per epoch metric, by name."""
@@ -262,7 +260,7 @@ class History:
         unknown = [name for name in names if name not in self]
         if unknown or not names:
             what = ", ".join(unknown) or "an empty history"
-            raise ConfigurationError(f"Cannot plot {what}; there is: {', '.join(self.names) or 'nothing'}.")
+            raise ConfigurationError(f"Cannot plot {what}; available: {', '.join(self.names) or 'nothing'}.")
         try:
             from .plotting import plot_epochs
         except ImportError as error:

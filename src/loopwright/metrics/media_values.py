@@ -38,7 +38,7 @@ def read_image(call: str, value: Any, value_range: Range | None) -> tuple[NDArra
     if type(value).__module__.startswith("PIL."):
         value = _read_pillow(value)
     elif isinstance(value, (list, tuple)) or not isinstance(value, (Tensor, np.ndarray)):
-        raise ConfigurationError(f"{call}: {_kind(value)} is no image{_instead_of_image(value)}; {ACCEPTED}.")
+        raise ConfigurationError(f"{call}: {_kind(value)} is not an image{_instead_of_image(value)}; {ACCEPTED}.")
     return _as_bytes(call, _channels_last(call, value), value_range)
 
 
@@ -55,7 +55,7 @@ def read_images(call: str, value: Any, value_range: Range | None) -> tuple[list[
         )
     read = [read_image(f"{call}, image {at}", image, value_range) for at, image in enumerate(value)]
     if not read:
-        raise ConfigurationError(f"{call}: there is no image in it.")
+        raise ConfigurationError(f"{call}: it contains no image.")
     return [pixels for pixels, _ in read], captions, sum(bad for _, bad in read)
 
 
@@ -69,7 +69,7 @@ def check_range(call: str, value_range: Any) -> Range | None:
         low = high = 0.0
     if not -np.inf < low < high < np.inf:
         raise ConfigurationError(
-            f"{call}: value_range={value_range!r}: give the values that become black and white, as (-1, 1)."
+            f"{call}: value_range={value_range!r}: pass the values that become black and white, such as (-1, 1)."
         )
     return low, high
 
@@ -103,10 +103,12 @@ def check_captions(call: str, captions: Any, count: int) -> list[str]:
     if captions is None:
         return [""] * count
     if isinstance(captions, str) or not isinstance(captions, Iterable):
-        raise ConfigurationError(f"{call}: captions={captions!r:.60}: pass a list with a text for each image.")
+        raise ConfigurationError(f"{call}: captions={captions!r:.60}: pass a list with one string per image.")
     texts = [str(caption) for caption in captions]
     if len(texts) != count:
-        raise ConfigurationError(f"{call}: there are {count} images and {len(texts)} captions: give one for each.")
+        raise ConfigurationError(
+            f"{call}: there are {count} images and {len(texts)} captions: pass one caption per image."
+        )
     return texts
 
 
@@ -114,8 +116,14 @@ def draw_figure(call: str, figure: Any) -> bytes:
     """Return a figure of matplotlib, or the figure of axes, as a PNG file."""
     owner = figure if hasattr(figure, "savefig") else getattr(figure, "figure", None)
     if owner is None or not hasattr(owner, "savefig"):
-        hint = "use log_image" if isinstance(figure, (Tensor, np.ndarray)) else "for pictures of others use log_image"
-        raise ConfigurationError(f"{call}: {_kind(figure)} is no figure: pass one of matplotlib, or its axes; {hint}.")
+        hint = (
+            "use log_image"
+            if isinstance(figure, (Tensor, np.ndarray))
+            else ("for pictures of other libraries use log_image")
+        )
+        raise ConfigurationError(
+            f"{call}: {_kind(figure)} is not a figure: pass a matplotlib figure or its axes; {hint}."
+        )
     file = BytesIO()
     owner.savefig(file, format="png")
     return file.getvalue()
@@ -174,9 +182,9 @@ def _check_values(call: str, values: NDArray[np.float64], high: float, *, is_who
     bounds = (-1, 1) if least >= -1 - TOLERANCE and most <= 1 + TOLERANCE else (round(least, 3), round(most, 3))
     bounds = (0, 255) if least >= 0 and 1 < most <= 255 else bounds
     raise ConfigurationError(
-        f"{call}: the values are from {least:.4g} to {most:.4g}, and an image has {kind}: pass "
-        f"value_range=({bounds[0]:g}, {bounds[1]:g}), the values that become black and white; values outside it are "
-        "cut off."
+        f"{call}: the values are from {least:.4g} to {most:.4g}, but an image has {kind}: pass "
+        f"value_range=({bounds[0]:g}, {bounds[1]:g}), the values that become black and white; values outside are "
+        "clipped."
     )
 
 
@@ -207,7 +215,7 @@ def _instead_of_shape(shape: tuple[int, ...]) -> str:
     if 0 in shape:
         return " has no values"
     if len(shape) == 4:
-        return " is a batch: use log_images, or take one of it, `images[0]`"
+        return " is a batch: use log_images, or take one image, `images[0]`"
     if len(shape) == 3:
         first, last = shape[0], shape[2]
         return f" has {first} or {last} channels: log `x[0]` or `x[:3]`, or {first} gray images with log_images"
@@ -248,16 +256,15 @@ def _edges(low: float, high: float, bins: int) -> NDArray[np.float64]:
 def read_counts(call: str, edges: Any, counts: Any) -> Histogram:
     """Return a histogram that was counted elsewhere."""
     if edges is None or counts is None:
-        raise ConfigurationError(f"{call}: pass the values, or both edges= and counts=, as of `np.histogram`.")
+        raise ConfigurationError(f"{call}: pass the values, or both edges= and counts=, as from `np.histogram`.")
     bounds = as_array(call, edges).astype(np.float64).ravel()
     numbers = as_array(call, counts).astype(np.float64).ravel()
     if len(bounds) != len(numbers) + 1 or not len(numbers):
         raise ConfigurationError(
-            f"{call}: there are {len(bounds)} edges and {len(numbers)} counts: there is one edge more than there are "
-            "counts."
+            f"{call}: there are {len(bounds)} edges and {len(numbers)} counts: there must be one more edge than counts."
         )
     if not np.isfinite(bounds).all() or not (np.diff(bounds) > 0).all():
-        raise ConfigurationError(f"{call}: the edges must be finite and increase from each to the next.")
+        raise ConfigurationError(f"{call}: the edges must be finite and increasing.")
     if not np.isfinite(numbers).all() or (numbers < 0).any() or (numbers != np.round(numbers)).any():
         raise ConfigurationError(f"{call}: the counts must be whole numbers, 0 or more.")
     return Histogram(tuple(bounds.tolist()), tuple(int(number) for number in numbers))
@@ -278,28 +285,28 @@ def read_table(call: str, value: Any, columns: Any) -> Table:
     if isinstance(value, (Tensor, np.ndarray)) and value.ndim == 2:
         value = as_array(call, value).tolist()
     if isinstance(value, str) or not isinstance(value, Iterable) or isinstance(value, Tensor):
-        raise ConfigurationError(f"{call}: {_kind(value)} is no table; {TABLES}")
+        raise ConfigurationError(f"{call}: {_kind(value)} is not a table; {TABLES}")
     return _by_row(call, list(value), names)
 
 
 TABLES = (
-    "pass a list of dicts, a dict of columns, rows with columns=[...], or a frame of pandas or polars. For a text use "
-    "log_text."
+    "pass a list of dicts, a dict of columns, rows with columns=[...], or a pandas or polars data frame. For a string "
+    "use log_text."
 )
 
 
 def _by_column(call: str, value: Mapping[Any, Any], names: list[str] | None) -> Table:
     if not all(isinstance(cells, Iterable) and not isinstance(cells, str) for cells in value.values()):
         raise ConfigurationError(
-            f"{call}: a dict has a list for each column: for one row pass a list with the dict in it, [{{...}}]."
+            f"{call}: a dict must have one list per column: for one row pass a list that contains the dict, [{{...}}]."
         )
     held = {str(name): list(cells) for name, cells in value.items()}
     if len({len(cells) for cells in held.values()}) > 1:
         lengths = ", ".join(f"{name} {len(cells)}" for name, cells in held.items())
-        raise ConfigurationError(f"{call}: the columns are not equally long ({lengths}).")
+        raise ConfigurationError(f"{call}: the columns have different lengths ({lengths}).")
     chosen = names or list(held)
     if unknown := [name for name in chosen if name not in held]:
-        raise ConfigurationError(f"{call}: there is no column {unknown[0]!r}; there is: {', '.join(held)}.")
+        raise ConfigurationError(f"{call}: there is no column {unknown[0]!r}; available: {', '.join(held)}.")
     return _checked_table(call, chosen, list(zip(*(held[name] for name in chosen), strict=True)))
 
 
@@ -309,9 +316,9 @@ def _by_row(call: str, rows: list[Any], names: list[str] | None) -> Table:
         names = names or list(dict.fromkeys(key for row in texts for key in row))
         return _checked_table(call, names, [tuple(row.get(name) for name in names) for row in texts])
     if names is None:
-        raise ConfigurationError(f"{call}: the rows have no names of columns; {TABLES}")
+        raise ConfigurationError(f"{call}: the rows have no column names; {TABLES}")
     if wrong := [row for row in rows if isinstance(row, (str, Mapping)) or not isinstance(row, Iterable)]:
-        raise ConfigurationError(f"{call}: {_kind(wrong[0])} is no row: a row has a value for each of its columns.")
+        raise ConfigurationError(f"{call}: {_kind(wrong[0])} is not a row: a row has one value per column.")
     return _checked_table(call, names, [tuple(row) for row in rows])
 
 
@@ -321,11 +328,11 @@ def _checked_table(call: str, names: Sequence[Any], rows: Iterable[Sequence[Any]
         raise ConfigurationError(f"{call}: the table has no columns.")
     if len(set(columns)) < len(columns):
         twice = next(name for name in columns if columns.count(name) > 1)
-        raise ConfigurationError(f"{call}: there are two columns {twice!r}: give each a name of its own.")
+        raise ConfigurationError(f"{call}: there are two columns {twice!r}: give each column its own name.")
     cells = []
     for at, row in enumerate(rows):
         if len(row) != len(columns):
-            raise ConfigurationError(f"{call}: row {at} has {len(row)} values, and there are {len(columns)} columns.")
+            raise ConfigurationError(f"{call}: row {at} has {len(row)} values, but there are {len(columns)} columns.")
         cells.append(tuple(map(_cell, row)))
     return Table(columns, tuple(cells))
 
@@ -343,8 +350,8 @@ def as_array(call: str, value: Any) -> NDArray[Any]:
     """Return real numbers as an array on the host."""
     if type(value).__name__ == "DTensor":
         raise ConfigurationError(
-            f"{call}: the tensor is sharded, and only the first process logs: call `.full_tensor()` on all processes "
-            "and log what it returns."
+            f"{call}: the tensor is sharded, but only the first process logs: call `.full_tensor()` on all processes "
+            "and log the result."
         )
     if isinstance(value, Tensor):
         tensor = value.detach()
@@ -356,7 +363,7 @@ def as_array(call: str, value: Any) -> NDArray[Any]:
     except (TypeError, ValueError):
         array = np.asarray(None)
     if array.dtype.kind not in "biuf":
-        raise ConfigurationError(f"{call}: {_kind(value)} does not hold real numbers: pass a tensor or array.")
+        raise ConfigurationError(f"{call}: {_kind(value)} does not contain real numbers: pass a tensor or array.")
     return array
 
 

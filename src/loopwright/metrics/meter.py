@@ -78,13 +78,14 @@ class Meter:
         """Add metrics to the step that was added last."""
         if not self._pending:
             raise ConfigurationError(
-                f"log_step({', '.join(values)}): there is no step to add it to, since the last one was read already. "
-                "Call it in on_train_step_end or on_update_end, or use `log` for the whole epoch."
+                f"log_step({', '.join(values)}): there is no step to add the value to, because the last step was "
+                "already logged. Call it in on_train_step_end or on_update_end, or use `log` for a metric of the "
+                "epoch."
             )
         for name, value in values.items():
             if not isinstance(value, (Real, ComputedMetric)) and not (isinstance(value, Tensor) and value.numel() == 1):
                 raise ConfigurationError(
-                    f"Cannot log {name!r} of a step: it is a {_kind(value)}; give a number, such as its mean, or a "
+                    f"Cannot log {name!r} of a step: it is a {_kind(value)}; pass a number, such as its mean, or a "
                     f"one-element tensor. {_other_call(name, value)}"
                 )
         loss, size, count, metrics, place = self._pending[-1]
@@ -94,7 +95,7 @@ class Meter:
         """Set values of the whole phase: numbers, one-element tensors, or objects with `compute` and `reset`."""
         if not isinstance(values, Mapping):
             raise ConfigurationError(
-                f"log({values!r:.60}): pass a dict of names and values, as `log({{'accuracy': value}})`."
+                f"log({values!r:.60}): pass a dict of names and values, as in `log({{'accuracy': value}})`."
             )
         for name, value in values.items():
             if isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1):
@@ -103,7 +104,7 @@ class Meter:
                 self._take(name, value)
             else:
                 raise ConfigurationError(
-                    f"Cannot log {name!r}: it is a {_kind(value)}; give a number, such as its mean, a one-element "
+                    f"Cannot log {name!r}: it is a {_kind(value)}; pass a number, such as its mean, a one-element "
                     f"tensor, or a metric with `compute` and `reset`. {_other_call(name, value)}"
                 )
 
@@ -166,7 +167,7 @@ class Meter:
         total, count = self.sums.get(name, 0.0), self.counts.get(name, 0.0)
         for (at, _, _, is_sum), value, weight in zip(cells, values, weights, strict=True):
             if is_sum and not weight >= 0:
-                raise ConfigurationError(f"The {name} of a step has the count {weight:g}: give a number, 0 or more.")
+                raise ConfigurationError(f"The {name} of a step has the count {weight:g}: use a number, 0 or more.")
             rows[at][name] = (value / weight if weight else 0.0) if is_sum else value
             self._weights[at][name] = weight
             if self.ignores_nonfinite and not isfinite(value):
@@ -260,8 +261,8 @@ def _to_host(values: list[Any], name: str) -> list[float]:
         for value in values:
             if not isinstance(value, (int, float)) and not (isinstance(value, Tensor) and value.numel() == 1):
                 raise ConfigurationError(
-                    f"The {name} of a step is a {_kind(value)}: reduce it to one number, such as its mean, or keep "
-                    f"what is more in StepResult.outputs. {_other_call(name, value)}"
+                    f"The {name} of a step is a {_kind(value)}: reduce it to one number, such as its mean, or put "
+                    f"larger values into StepResult.outputs. {_other_call(name, value)}"
                 ) from error
         raise
 
@@ -273,7 +274,7 @@ def _kind(value: Any) -> str:
 def _other_call(name: str, value: Any) -> str:
     """What logs a value that is no number."""
     if value is None:
-        return "None is no value: leave it out."
+        return "None is not a value: leave it out."
     if isinstance(value, str):
         what = [("text", "a text")]
     elif hasattr(value, "savefig"):
@@ -281,7 +282,7 @@ def _other_call(name: str, value: Any) -> str:
     elif isinstance(value, Tensor) or (hasattr(value, "__array__") and not hasattr(value, "columns")):
         dims = getattr(value, "ndim", 3)
         pictures = [("images", "images")] if dims == 4 else [("image", "an image")] if dims in (2, 3) else []
-        what = [*pictures, ("histogram", "how values are distributed")]
+        what = [*pictures, ("histogram", "the distribution of values")]
     else:
         what = [("table", "rows and columns")]
     calls = ", ".join(f"{kind} with `log_{method}({name!r}, ...)`" for method, kind in what)

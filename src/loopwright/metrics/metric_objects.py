@@ -194,8 +194,9 @@ def load_object_states(
         saved = [state[path]["state"] for state in states if path in state]
         if len(saved) > 1 and is_in_epoch:
             raise CheckpointError(
-                f"{path} was measuring an epoch on {len(saved)} processes, and what they had measured cannot be joined "
-                f"on {num_processes}: resume on {len(saved)} processes, or use a torchmetrics metric."
+                f"{path} was saved in the middle of an epoch on {len(saved)} processes, and their partial results "
+                f"cannot be combined on {num_processes}: resume on {len(saved)} processes, or use a torchmetrics "
+                "metric."
             )
         if saved:
             metric.load_state_dict(deepcopy(saved[0]))
@@ -216,16 +217,16 @@ def metrics_at(paths: Mapping[str, str], owners: MetricOwners) -> dict[str, Comp
 def check_saved(owners: MetricOwners, name: str, metric: ComputedMetric) -> None:
     """Refuse a metric that no checkpoint would save, since a run resumed inside an epoch would lose its state."""
     kind = type(metric).__name__
-    lost = "so a run that is resumed inside an epoch would lose what it has measured"
+    lost = "so a run that is resumed inside an epoch would lose its partial results"
     if not any(metric is known for known in _all(owners).values()):
         raise ConfigurationError(
-            f"The metric {name!r} ({kind}) is no attribute of the trainer or of a callback, {lost}: keep it in one, as "
-            f"in `self.{name} = {kind}()`, or train without `run_dir`."
+            f"The metric {name!r} ({kind}) is not an attribute of the trainer or of a callback, {lost}: make it one, "
+            f"as in `self.{name} = {kind}()`, or train without `run_dir`."
         )
     if not isinstance(metric, nn.Module | Stateful):
         raise ConfigurationError(
-            f"The metric {name!r} ({kind}) has no `state_dict` and `load_state_dict`, {lost}: give it both, return "
-            "numbers instead, which are averaged for you, or train without `run_dir`."
+            f"The metric {name!r} ({kind}) has no `state_dict` and `load_state_dict`, {lost}: add both methods, return "
+            "numbers instead (they are averaged for you), or train without `run_dir`."
         )
 
 

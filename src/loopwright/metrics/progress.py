@@ -20,8 +20,8 @@ def seconds_of(time: str | timedelta, name: str) -> float:
     parts = re.findall(r"([0-9]+(?:\.[0-9]+)?)\s*(d|h|min|m|s)\s*", time)
     if not parts or "".join(number + unit for number, unit in parts) != "".join(time.split()):
         raise ConfigurationError(
-            f"{name}={time!r}: use a number of seconds, a `timedelta`, or a text with units, such as '1h30m', '45min', "
-            "'90s' or '2d'."
+            f"{name}={time!r}: use a number of seconds, a `timedelta`, or a string with units, such as '1h30m', "
+            "'45min', '90s' or '2d'."
         )
     return sum(float(number) * UNITS[unit] for number, unit in parts)
 

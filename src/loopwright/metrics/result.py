@@ -78,7 +78,7 @@ def _checked_count(count: Any) -> Any:
         return count
     kind = f"tensor of shape {tuple(count.shape)}" if isinstance(count, Tensor) else type(count).__name__
     raise ConfigurationError(
-        f"A step returned a pair whose second part is a {kind}; a pair is (sum, count), a loss summed over that "
+        f"A step returned a pair whose second part is a {kind}; a pair means (sum, count): the loss summed over that "
         "number of items. To return a loss with outputs, use StepResult(loss, outputs=outputs)."
     )
 
@@ -86,26 +86,29 @@ def _checked_count(count: Any) -> Any:
 def mistake_in_loss(loss: Any, count: Any, takes_count: bool = True) -> str | None:
     """The mistake in a loss that could not be trained, or in its count; None if there is none."""
     if loss is None:
-        return "is None: look at what should have computed and returned it"
+        return "is None: check the code that should compute and return it"
     if isinstance(loss, Mapping):
         return (
-            f"is a {type(loss).__name__} ({', '.join(map(str, loss))}): give one tensor, such as the sum of its losses"
+            f"is a {type(loss).__name__} ({', '.join(map(str, loss))}): return one tensor, such as the sum of the "
+            "losses"
         )
     if not isinstance(loss, Tensor):
         shown = f" ({loss:g})" if type(loss) is float else ""
-        return f"is a {type(loss).__name__}{shown}: give the tensor itself, without `.item()`, `float()` or `.tolist()`"
+        return (
+            f"is a {type(loss).__name__}{shown}: return the tensor itself, without `.item()`, `float()` or `.tolist()`"
+        )
     if loss.is_complex():
-        return f"is complex ({loss.dtype}): give a real number, such as `loss.abs()` or `loss.real`"
+        return f"is complex ({loss.dtype}): return a real number, such as `loss.abs()` or `loss.real`"
     if loss.numel() != 1:
-        other = ", or give its sum with `count=`" if takes_count else ""
+        other = ", or return its sum with `count=`" if takes_count else ""
         return f"has shape {tuple(loss.shape)}: reduce it to one number, such as its mean{other}"
     if not loss.requires_grad:
         return (
             "has no graph, so there is nothing to train: compute it from the model's outputs, without `.detach()`, "
-            "`torch.tensor(...)` or `torch.no_grad()`, and with something that is not frozen"
+            "`torch.tensor(...)` or `torch.no_grad()`, and with parameters that are not all frozen"
         )
     if count is None:
         return None
     if not isinstance(count, (int, float, Tensor)) or (isinstance(count, Tensor) and count.numel() != 1):
-        return f"has the count {count!r}: give the number of items that it is a sum over"
-    return None if count >= 0 else f"has the count {float(count):g}: give the number of items that it is a sum over"
+        return f"has the count {count!r}: pass the number of items in the sum"
+    return None if count >= 0 else f"has the count {float(count):g}: pass the number of items in the sum"

@@ -102,8 +102,8 @@ class Schedule:
         name = self.metric or ("eval_loss" if "eval_loss" in metrics else "loss")
         if name not in metrics:
             raise ConfigurationError(
-                f"ReduceLROnPlateau watches {name!r}, which this epoch did not measure; there is: "
-                f"{', '.join(metrics)}. Say `Schedule(scheduler, metric=...)`."
+                f"ReduceLROnPlateau watches {name!r}, which this epoch did not measure; available: "
+                f"{', '.join(metrics)}. Pass `Schedule(scheduler, metric=...)`."
             )
         self.scheduler.step(metrics[name])
 
@@ -129,7 +129,9 @@ def build_optimizer(
     check_optimizer(given, name)
     built = call_factory(given, params(), name, "the parameters")
     if not isinstance(built, Optimizer):
-        raise ConfigurationError(f"The factory given as {name} returned a {type(built).__name__}, no torch optimizer.")
+        raise ConfigurationError(
+            f"The factory given as {name} returned a {type(built).__name__}, which is not a torch optimizer."
+        )
     return _fused(built)
 
 
@@ -163,13 +165,13 @@ def build_schedule(given: Any, optimizer: Optimizer | None) -> Schedule:
         is_curve = isinstance(scheduler, CurveLike) and not isinstance(scheduler, type)
         if not callable(scheduler) and not is_curve:
             raise ConfigurationError(
-                f"scheduler is a {type(scheduler).__name__}: pass a scheduler, or a function of the optimizer that "
-                "makes one."
+                f"scheduler is a {type(scheduler).__name__}: pass a scheduler, or a function that takes the optimizer "
+                "and returns one."
             )
         if optimizer is None:
             raise ConfigurationError(
-                "A scheduler factory needs to know its optimizer, and there are several: pass "
-                "`scheduler={'name of the optimizer': factory}`."
+                "A scheduler factory needs its optimizer, but there are several optimizers: pass `scheduler={'name of "
+                "the optimizer': factory}`."
             )
         scheduler = (
             CurveSchedule(scheduler, optimizer)
@@ -192,18 +194,19 @@ def check_given(model: Any, optimizer: Any, loss_fn: Any, *, run_dir: Any, seed:
     if run_dir is not None and not isinstance(run_dir, (str, os.PathLike)):
         raise ConfigurationError(f"run_dir={run_dir!r}: use the path of a directory, or leave it out to save nothing.")
     if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
-        raise ConfigurationError(f"seed={seed!r}: use a whole number, or None for another run each time.")
+        raise ConfigurationError(f"seed={seed!r}: use an integer, or None for different random numbers in each run.")
 
 
 def _check_model(given: Any) -> None:
     for name, model in named(given, "model").items():
         if isinstance(model, type):
             raise ConfigurationError(
-                f"{name} is the class {model.__name__}: make a model of it, `{model.__name__}(...)`."
+                f"{name} is the class {model.__name__}: create an instance, `{model.__name__}(...)`."
             )
         if not isinstance(model, nn.Module):
             raise ConfigurationError(
-                f"{name} is a {type(model).__name__}: pass a torch.nn.Module, or a dict of several by name. {ORDER}"
+                f"{name} is a {type(model).__name__}: pass a torch.nn.Module, or a dict of several models by name. "
+                f"{ORDER}"
             )
 
 
@@ -213,7 +216,7 @@ def _check_loss(given: Any) -> None:
     if isinstance(given, Optimizer) or _makes_optimizers(given):
         raise ConfigurationError(f"loss_fn is an optimizer. {ORDER}")
     if isinstance(given, type):
-        raise ConfigurationError(f"loss_fn is the class {given.__name__}: make an object of it, `{given.__name__}()`.")
+        raise ConfigurationError(f"loss_fn is the class {given.__name__}: create an instance, `{given.__name__}()`.")
     raise ConfigurationError(
         f"loss_fn is a {type(given).__name__}, {given!r:.60}: pass a function of (outputs, targets), such as "
         "`torch.nn.functional.cross_entropy` or `nn.MSELoss()`."
@@ -230,18 +233,19 @@ def check_optimizer(given: Any, name: str) -> None:
     is_module = isinstance(given, nn.Module) or (isinstance(given, type) and issubclass(given, nn.Module))
     if is_module or getattr(given, "__module__", None) == "torch.nn.functional":
         kind = getattr(given, "__name__", type(given).__name__)
-        raise ConfigurationError(f"{name} is {kind}, which is no optimizer. {ORDER}")
+        raise ConfigurationError(f"{name} is {kind}, which is not an optimizer. {ORDER}")
     if isinstance(given, LRScheduler) or (isinstance(given, type) and issubclass(given, LRScheduler)):
         raise ConfigurationError(f"{name} is a scheduler: pass it as `scheduler=`, and the optimizer as `optimizer=`.")
     if isinstance(given, (list, tuple)):
         raise ConfigurationError(
-            f"{name} is a {type(given).__name__}: pass several optimizers as a dict by name, and override `train_step`."
+            f"{name} is a {type(given).__name__}: pass several optimizers as a dict of them by name, and override "
+            "`train_step`."
         )
     if not callable(given) and not isinstance(given, (Optimizer, NamedFactory)):
         known = getattr(torch.optim, {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}.get(str(given).lower(), "Adam"))
         raise ConfigurationError(
-            f"{name} is a {type(given).__name__}: pass a torch optimizer, or a function of the parameters that makes "
-            f"one, such as `partial(torch.optim.{known.__name__}, lr=1e-3)`."
+            f"{name} is a {type(given).__name__}: pass a torch optimizer, or a function that takes the parameters and "
+            f"returns one, such as `partial(torch.optim.{known.__name__}, lr=1e-3)`."
         )
 
 
@@ -254,8 +258,8 @@ def call_factory(factory: Callable[[Any], Any], argument: Any, name: str, what: 
             raise
         label = getattr(factory, "__name__", type(factory).__name__)
         raise ConfigurationError(
-            f"The factory given as {name} was called with {what} alone, and that does not fit: {error}. Give it its "
-            f"other arguments with `functools.partial({label}, ...)`."
+            f"The factory given as {name} was called with only {what}, and failed: {error}. Set its other arguments "
+            f"with `functools.partial({label}, ...)`."
         ) from None
 
 

@@ -159,7 +159,7 @@ def _layers(model: nn.Module) -> list[str]:
     names = [name for name, child in model.named_children() if any(True for _ in child.parameters())]
     if not names:
         raise ConfigurationError(
-            f"{type(model).__name__} has no parts with parameters, so there are no layers to rate."
+            f"{type(model).__name__} has no parts with parameters, so there are no layers to give learning rates to."
         )
     return names
 
@@ -204,7 +204,7 @@ def matches(name: str, pattern: str) -> bool:
         try:
             return re.fullmatch(pattern.removeprefix(REGEX), name) is not None
         except re.error as error:
-            raise ConfigurationError(f"{pattern!r} is no regular expression: {error}.") from None
+            raise ConfigurationError(f"{pattern!r} is not a regular expression: {error}.") from None
     return fnmatchcase(name, pattern)
 
 
@@ -241,14 +241,14 @@ def _not_found(models: Mapping[str, nn.Module], pattern: str) -> ConfigurationEr
     names = [name for model in models.values() for name, _ in _named_modules(model) if name]
     names += [name for model in models.values() for name, _ in _named_params(model)]
     near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.4)
-    hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else f"There is: {', '.join(names[:12])}."
-    return ConfigurationError(f"No module or parameter of {', '.join(models)} is called {pattern!r}. {hint}")
+    hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else f"Available: {', '.join(names[:12])}."
+    return ConfigurationError(f"No module or parameter of {', '.join(models)} matches {pattern!r}. {hint}")
 
 
 def _inside(models: Mapping[str, nn.Module], module: nn.Module) -> tuple[list[nn.Module], list[nn.Parameter]]:
     if all(module is not other for other in _all_modules(models)):
         raise ConfigurationError(
-            f"{label_of(module)} is not a part of {', '.join(models)}: pass a module of the model that is trained."
+            f"{label_of(module)} is not part of {', '.join(models)}: pass a module of the model that is trained."
         )
     return [module], []
 

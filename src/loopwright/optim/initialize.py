@@ -158,8 +158,8 @@ def _renamed(weights: Mapping[str, Tensor], rename: Mapping[str, str], label: st
                 raise ConfigurationError(f"rename {pattern!r} -> {replacement!r}: {error}.") from None
         if new in origin:
             raise ConfigurationError(
-                f"rename makes {new!r} of both {origin[new]!r} and {name!r} of {label}: make the patterns tell them "
-                "apart, or `remove` one."
+                f"rename makes {new!r} of both {origin[new]!r} and {name!r} of {label}: change the patterns so that "
+                "the names differ, or `remove` one."
             )
         result[new], origin[new] = value, name
     return result
@@ -203,14 +203,19 @@ def _ties(model: nn.Module) -> dict[str, int]:
 def _check(report: LoadReport, strict: bool, offered: Mapping[str, Tensor], model: nn.Module) -> None:
     if not report.loaded:
         raise CheckpointError(
-            f"Nothing in {report.source} fits the model.\n  source: {_some(offered)}\n  model: "
-            f"{_some(model.state_dict())}\nUse `rename` to map the names of one to those of the other.\n{report}"
+            f"Nothing in {report.source} matches the model.\n"
+            f"  source: {_some(offered)}\n"
+            f"  model: {_some(model.state_dict())}\n"
+            "Use `rename` to map the names of one to those of the other.\n"
+            f"{report}"
         )
     if strict and not report.is_complete:
         raise CheckpointError(
-            f"{report.source} does not fit the model, and nothing was changed.\n{report}\nName what is not to be taken "
-            "from the source in `remove`, and what is to stay as the model has it in `reinit`; map names with "
-            "`rename`; or say strict=False to take what fits (arguments of `loopwright.initializers.load_matching`)."
+            f"{report.source} does not match the model; nothing was changed.\n"
+            f"{report}\n"
+            "List entries of the source to ignore in `remove`, and parts of the model to leave unchanged in `reinit`; "
+            "map names with `rename`; or pass strict=False to load whatever matches (arguments of "
+            "`loopwright.initializers.load_matching`)."
         )
 
 
@@ -287,7 +292,7 @@ class FromCheckpoint(Initializer):
         source_model: str | None = None,
     ) -> None:
         if use not in ("newest", "best", "any"):
-            raise ConfigurationError(f"FromCheckpoint(use={use!r}): say 'newest', 'best' or 'any'.")
+            raise ConfigurationError(f"FromCheckpoint(use={use!r}): use 'newest', 'best' or 'any'.")
         self.path = Path(path)
         self.rename = dict(rename or {})
         self.remove, self.reinit = tuple(remove), tuple(reinit)
@@ -322,7 +327,8 @@ class FromCheckpoint(Initializer):
             near = difflib.get_close_matches(self.model or "", models, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ConfigurationError(
-                f"FromCheckpoint(model={self.model!r}): say which of the models {', '.join(models)} to load into.{hint}"
+                f"FromCheckpoint(model={self.model!r}): choose one of the models {', '.join(models)} to load "
+                f"into.{hint}"
             )
         return models[self.model]
 

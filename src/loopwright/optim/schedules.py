@@ -121,8 +121,9 @@ class Extent:
         whole = {"epoch": self.epochs, "update": self.updates, "sample": self.samples}[unit]
         if not whole:
             raise ConfigurationError(
-                f"A schedule counts {amount:g} {unit}s, and how many of them this run has is not known: limit the run "
-                f"in {unit}s, use data with a length, or say it as a part of the run (0.05 for the first twentieth)."
+                f"A schedule counts {amount:g} {unit}s, but the number of {unit}s in this run is not known: limit the "
+                f"run in {unit}s, use data with a length, or give the length as a fraction of the run (0.05 for the "
+                "first twentieth)."
             )
         return amount / whole
 
@@ -260,11 +261,11 @@ class WarmupCosine(Curve):
             v for v in (self.warmup, self.warmup_epochs, self.warmup_updates, self.warmup_samples) if v is not None
         ]
         if len(given) > 1:
-            raise ConfigurationError("WarmupCosine: say the length of the warm-up once.")
+            raise ConfigurationError("WarmupCosine: set the length of the warm-up only once.")
         if any(v < 0 for v in given) or (self.warmup or 0) > 1:
             raise ConfigurationError(
-                f"WarmupCosine(warmup={given[0]!r}): use a part of the run from 0 to 1, or a number of epochs, updates "
-                "or samples, 0 or more."
+                f"WarmupCosine(warmup={given[0]!r}): use a fraction of the run from 0 to 1, or a number of epochs, "
+                "updates or samples, 0 or more."
             )
 
     def resolve(self, extent: Extent) -> Curve:
@@ -280,7 +281,10 @@ class WarmupCosine(Curve):
 
     def value(self, done: float) -> float:
         if self.warmup is None and (self.warmup_epochs or self.warmup_updates or self.warmup_samples):
-            raise ConfigurationError("WarmupCosine counts its warm-up: `resolve` it for the length of a run first.")
+            raise ConfigurationError(
+                "WarmupCosine counts its warm-up in epochs, updates or samples: call `resolve` with the length of the "
+                "run first."
+            )
         warmup = self.warmup or 0.0
         if done < warmup:
             return self.start + (self.peak - self.start) * done / warmup
@@ -313,10 +317,10 @@ class MultiStep(Curve):
     def __post_init__(self) -> None:
         if sum(map(bool, (self.at, self.at_epochs, self.at_updates))) != 1:
             raise ConfigurationError(
-                "MultiStep: say the points once: `at` (parts of the run), at_epochs or at_updates."
+                "MultiStep: set the points only once: `at` (fractions of the run), at_epochs or at_updates."
             )
         if self.at and not all(0 <= point <= 1 for point in self.at):
-            raise ConfigurationError(f"MultiStep(at={list(self.at)}): use parts of the run from 0 to 1.")
+            raise ConfigurationError(f"MultiStep(at={list(self.at)}): use fractions of the run from 0 to 1.")
 
     def resolve(self, extent: Extent) -> Curve:
         if self.at:
@@ -326,7 +330,9 @@ class MultiStep(Curve):
 
     def value(self, done: float) -> float:
         if not self.at:
-            raise ConfigurationError("MultiStep counts epochs or updates: `resolve` it for the length of a run first.")
+            raise ConfigurationError(
+                "MultiStep counts epochs or updates: call `resolve` with the length of the run first."
+            )
         return _Steps(self.factor, tuple(self.at), self.start).value(done)
 
 
@@ -362,11 +368,13 @@ class Sequential(Curve):
     def __post_init__(self) -> None:
         if not self.schedules or len(self.ends) != len(self.schedules) - 1:
             raise ConfigurationError(
-                f"Sequential: {len(self.schedules)} schedules need {max(len(self.schedules) - 1, 0)} ends, where each "
-                f"but the last is over; there are {len(self.ends)}."
+                f"Sequential: {len(self.schedules)} schedules need {max(len(self.schedules) - 1, 0)} ends (one for "
+                f"each schedule except the last), but there are {len(self.ends)}."
             )
         if not all(a < b for a, b in pairwise([0.0, *self.ends, 1.0])):
-            raise ConfigurationError(f"Sequential(ends={list(self.ends)}): use parts of the run, from 0 to 1 upwards.")
+            raise ConfigurationError(
+                f"Sequential(ends={list(self.ends)}): use fractions of the run from 0 to 1, in increasing order."
+            )
 
     def resolve(self, extent: Extent) -> Curve:
         """Resolve each curve for the length of its own section."""

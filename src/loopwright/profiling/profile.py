@@ -134,8 +134,8 @@ class Profile(Callback):
             return
         if is_timed(program.run):
             raise ConfigurationError(
-                "Two profiles are to measure one run, and each would measure the other: pass one `Profile`, or use one "
-                "around the training."
+                "Two profiles measure the same run, and each would measure the other: pass one `Profile` as a "
+                "callback, or use one around the training."
             )
         self._program, self._first_sample = program, program.progress.sample
         clock = self._clock = self._clock or Clock(_sync_of(program.runtime.device), self.sync_every)
@@ -246,7 +246,7 @@ class Profile(Callback):
         if self.trace is True:
             if directory is None:
                 raise ConfigurationError(
-                    "Profile(trace=True) writes to the run directory, and there is none: pass `run_dir=` to the "
+                    "Profile(trace=True) writes to the run directory, but there is none: pass `run_dir=` to the "
                     "trainer, or a path: Profile(trace='trace.json')."
                 )
             trace = directory / "trace.json"

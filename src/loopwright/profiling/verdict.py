@@ -41,7 +41,10 @@ COMPUTING = (FORWARD, BACKWARD, OPTIMIZER)
 HEALTHY = 0.8
 SHORT_STEP = 1_000_000  # nanoseconds; below, calls of torch cost as much as what they compute
 BRIEF = 2_000_000_000  # nanoseconds
-_BRIEF = "This was a short time: what a run does once, at its start and end, counts more than in a long one."
+_BRIEF = (
+    "The measured time is short, so work that a run does only once, at its start and end, has a larger share than in "
+    "a long run."
+)
 
 
 def findings(report: Report) -> list[str]:
@@ -59,7 +62,7 @@ def _calm(report: Report) -> str:
     if computing >= HEALTHY:
         return f"Healthy: {text}."
     largest = max((part for part in report.parts if part not in COMPUTING), key=report.parts.__getitem__)
-    return f"Nothing stands out: {text}; the largest of the rest is {largest}, {percent(report.shares[largest])}."
+    return f"Nothing stands out: {text}; the largest other part is {largest}, {percent(report.shares[largest])}."
 
 
 def _outstanding(report: Report) -> Iterator[tuple[float, str]]:
@@ -102,7 +105,7 @@ def _more_workers(report: Report, share: float) -> str:
     needed = ceil(workers / busy) if workers else ceil(share / busy)
     cheaper = "make the data set's __getitem__ cheaper (decode once, cache, smaller files)"
     if cores is not None and (cores == 1 or workers >= cores):
-        return f"{f'{workers} workers' if workers else 'this process'} on {_cores(cores)} can do no more: {cheaper}"
+        return f"{f'{workers} workers' if workers else 'this process'} on {_cores(cores)} cannot go faster: {cheaper}"
     wanted = max(needed, workers + 1) if cores is None else max(min(max(needed, workers + 1), cores), 1)
     how = "try" if report.num_workers is not None else "pass a DataLoader with"
     return f"{how} num_workers={wanted}" + (f", and {cheaper}" if needed > wanted else "")
@@ -115,19 +118,20 @@ def _cores(cores: int) -> str:
 def _transfer(report: Report, share: float) -> str:
     if report.device.startswith("cpu"):
         return (
-            f"{percent(share)} of the time is `prepare_batch`: there is nothing to move on the CPU, so it is your own "
-            "code; do it in the data set, whose workers can do it meanwhile."
+            f"{percent(share)} of the time is `prepare_batch`. On the CPU there is nothing to move, so this is your "
+            "own code: do this work in the data set, where workers can do it in parallel."
         )
     return (
         f"{percent(share)} of the time is moving batches to {report.device}: use a DataLoader with pin_memory=True, "
-        "and send less (integers instead of floats, images before they are scaled)."
+        "and send less data (integers instead of floats, images before they are scaled)."
     )
 
 
 def _train_step(report: Report, share: float) -> str:
     return (
         f"{percent(share)} of the time is code of the training step outside of the models: losses, metrics, reading "
-        "numbers (`.item()`), printing. Measure in `on_log` or the evaluation what need not be measured in every step."
+        "numbers (`.item()`), printing. If a value is not needed in every step, compute it in `on_log` or in the "
+        "evaluation."
     )
 
 
@@ -141,7 +145,7 @@ def _optimizer(report: Report, share: float) -> str:
 def _communication(report: Report, share: float) -> str:
     return (
         f"{percent(share)} of the time is waiting for the other processes: compute more between two updates "
-        "(`accumulate`, larger batches), and see whether one process is slower than the others."
+        "(`accumulate`, larger batches), and check whether one process is slower than the others."
     )
 
 
@@ -151,8 +155,8 @@ def _callbacks(report: Report, share: float) -> str:
     where = f" in `{event}`" if event else ""
     if spent / report.total < share / 2:
         return (
-            f"Callbacks take {percent(share)} of the time, {name} the most of them "
-            f"({percent(spent / report.total)}): call them less often, or leave some out."
+            f"Callbacks take {percent(share)} of the time, {name} most of all ({percent(spent / report.total)}): call "
+            "them less often, or remove some."
         )
     return (
         f"Callback {name} takes {percent(spent / report.total)} of the time{where}: do it less often (every n updates, "
@@ -184,14 +188,14 @@ def _checkpoints(report: Report, share: float) -> str:
 
 def _other(report: Report, share: float) -> str:
     return (
-        f"{percent(share)} of the time is in none of these parts: code of your own between the steps, or data that a "
-        "loop of your own reads from its loader. Profile(trace=True) writes a trace that shows it."
+        f"{percent(share)} of the time is in none of these parts: your own code between the steps, or your own loop "
+        "that reads data from a loader. Profile(trace=True) writes a trace that shows it."
     )
 
 
 def _most(report: Report, part: str) -> str:
     name = next(iter(report.details(part)), None)
-    return "" if name is None else f", {name} the most"
+    return "" if name is None else f", most of it in {name}"
 
 
 _SENTENCES = {

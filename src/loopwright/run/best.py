@@ -49,7 +49,7 @@ def choose(run: str | os.PathLike[str] | RunView, metric: str | None = None) -> 
         metric = main if main in names else headline(names, () if view is None else view.eval_keys)
     by_metric = [info for info in kept if _metric(info) == metric]
     if not by_metric:
-        raise CheckpointError(f"{path} has kept no model by {metric!r}; models were kept by {', '.join(names)}.")
+        raise CheckpointError(f"{path} has no model kept by {metric!r}; models were kept by {', '.join(names)}.")
     return ranked(sorted(by_metric, key=_age), _value, _mode_of(by_metric, view))[0]
 
 
@@ -59,8 +59,8 @@ def _mode_of(kept: list[CheckpointInfo], view: RunView | None) -> Mode:
     mode = kept[-1].mode or direction_of(metric) if view is None else view.mode_of(metric)
     if mode is None and len(kept) > 1:
         raise CheckpointError(
-            f"Models were kept by {metric!r}, without a note whether smaller or larger values are better: name one "
-            f"of {', '.join(info.name for info in kept)}."
+            f"Models were kept by {metric!r}, but it was not recorded whether smaller or larger values are better: "
+            f"name one of {', '.join(info.name for info in kept)}."
         )
     return mode or "min"
 
@@ -103,7 +103,7 @@ def load_weights(path: str | os.PathLike[str], *, model: str | None = None, use:
 
     if not isinstance(path, (str, os.PathLike)):
         raise CheckpointError(
-            f"load_weights was given a {type(path).__name__}, and takes a path: write "
+            f"load_weights was given a {type(path).__name__}, but it takes a path: write "
             "`model.load_state_dict(load_weights('runs/first'))`."
         )
     source = find_weights(path, use=use)
@@ -118,12 +118,12 @@ def find_weights(path: str | os.PathLike[str], *, use: Choice = "any") -> Path:
     if not source.is_dir() or is_checkpoint(source) or _is_published(source):
         return source
     if use not in ("any", "best", "newest"):
-        raise ConfigurationError(f"use={use!r}: say 'best', 'newest' or 'any'.")
+        raise ConfigurationError(f"use={use!r}: use 'best', 'newest' or 'any'.")
     best = None if use == "newest" else choose(source)
     if best is not None:
         return best.path
     if use == "best":
-        raise CheckpointError(f"{source} holds no kept model: train with BestModel, or use='newest'.")
+        raise CheckpointError(f"{source} has no kept model: train with BestModel, or pass use='newest'.")
     return find_checkpoint(source)
 
 

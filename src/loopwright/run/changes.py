@@ -15,8 +15,8 @@ MAX_LEAVES = 100_000
 MAX_LISTED = 20
 MAX_TEXT = 100
 COMPILED = re.compile(r"(.*) \(Python ([\d.]+)\)")  # a hash of code, which another version compiles differently
-OTHER_SAMPLES = "other samples than before; data that is drawn without a seed is another in every process: call " + (
-    "`loopwright.seed_everything(0)` before drawing it"
+OTHER_SAMPLES = "the samples have changed; random data without a seed is different in every process: call " + (
+    "`loopwright.seed_everything(0)` before you create it"
 )
 
 
@@ -147,9 +147,11 @@ def change_text(change: Change) -> str:
     """A difference as one line of text."""
     first, second = (isinstance(value, str) and bool(COMPILED.fullmatch(value)) for value in values_of(change))
     if first and second:
-        return f"{change.key}: its code is another"
+        return f"{change.key}: its code has changed"
     if first or second:
-        return f"{change.key}: {'written by you before, the default now' if first else 'the default before, yours now'}"
+        return (
+            f"{change.key}: {'overridden before, the default now' if first else 'the default before, overridden now'}"
+        )
     is_drawn = change.key.endswith("data.samples") and MISSING not in (change.first, change.second)
     return f"{change.key}: {values_text(change)}" + (f" ({OTHER_SAMPLES})" if is_drawn else "")
 
@@ -164,13 +166,16 @@ def listed(changes: Sequence[Change]) -> str:
 def refusal(what: str, changes: Sequence[Change], *, start_over: str, accept: str | None) -> str:
     """The error message for a run that is not continued; `accept` is None where the new values cannot be applied."""
     third = (
-        f"pass {accept} to go on with the new values, which is then noted in run.json"
+        f"pass {accept} to continue with the new values; run.json records the change"
         if accept is not None
-        else "going on with the new values is not possible here: the saved weights do not fit the model"
+        else "(the run cannot continue with the new values: the saved weights do not fit the model)"
     )
     return (
-        f"The program is not the one that {what} was started with:{listed(changes)}\nWays on:\n  - put it back, and "
-        f"the run goes on as it was\n  - pass {start_over} for a new run beside it\n  - {third}"
+        f"The program has changed since {what} was started:{listed(changes)}\n"
+        "You can:\n"
+        "  - undo the change to resume the run as it was\n"
+        f"  - pass {start_over} to start a new run next to it\n"
+        f"  - {third}"
     )
 
 
@@ -184,8 +189,8 @@ def rank_refusal(differing: Mapping[str, Mapping[int, object]]) -> str:
         lines.append(f"\n  - {key}: " + ", ".join(f"{text} on {_ranks_text(own)}" for text, own in ranks.items()))
     more = f"\n  - and {len(differing) - MAX_LISTED} more" if len(differing) > MAX_LISTED else ""
     return (
-        f"The processes do not train the same program; they differ in:{''.join(lines)}{more}\nBuild the same model, "
-        "optimizers and data on every process; what is drawn at random needs the same seed on all of them "
+        f"The processes do not run the same program; they differ in:{''.join(lines)}{more}\n"
+        "Build the same model, optimizers and data on every process; random values need the same seed on all of them "
         "(`loopwright.seed_everything(0)`)."
     )
 

@@ -73,12 +73,12 @@ class _Expansion:
                 self.add(done.anchor, done.size)
             elif isinstance(event, yaml.AliasEvent):
                 if event.anchor not in self.sizes:
-                    yield f"*{event.anchor} in line {line} stands for what contains it, or for nothing"
+                    yield f"*{event.anchor} in line {line} refers to itself, or to nothing"
                 self.add(None, self.sizes.get(str(event.anchor), 1))
             elif isinstance(event, yaml.ScalarEvent):
                 parent = self.open[-1]
                 if parent.expects_key and event.value in parent.keys:
-                    yield f"the key {event.value!r:.60} is there twice (line {line})"
+                    yield f"the key {event.value!r:.60} appears twice (line {line})"
                 if parent.expects_key:
                     parent.keys.add(event.value)
                 self.add(event.anchor, 1)

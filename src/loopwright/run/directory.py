@@ -146,7 +146,7 @@ class RunDirectory:
         directory.path = Path(path).absolute()
         directory._lock = RunLock(directory.path / LOCK)
         if not directory.has_run:
-            raise ConfigurationError(f"{directory.path} holds no run: there is no run.json in it.")
+            raise ConfigurationError(f"{directory.path} is not a run directory: it has no run.json.")
         return directory
 
     @classmethod
@@ -254,8 +254,8 @@ class RunDirectory:
         others = [name for name in files if (self.path / name).exists()]
         if others and not (self.path / LOCK).exists() and not (self.path / MANIFEST).exists():
             raise ConfigurationError(
-                f"{self.path} holds no run, but {' and '.join(others)}, which a run would write over: choose another "
-                "`run_dir`, such as a new folder inside it."
+                f"{self.path} is not a run directory, but it contains {' and '.join(others)}, which a run would "
+                "overwrite: choose another `run_dir`, such as a new folder inside it."
             )
 
     def set_aside(self) -> Path:

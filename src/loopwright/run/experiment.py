@@ -101,7 +101,7 @@ class Experiment(ABC, Generic[DoorTrainerT]):
         """The run in a run directory, from the config and the code that were kept there."""
         directory = RunDirectory.open(run)
         if not directory.config_path.is_file():
-            raise ConfigurationError(f"{run} was not started from a config: there is no config.yaml in it.")
+            raise ConfigurationError(f"{run} was not started from a run file: it has no config.yaml.")
         experiment = cls.from_config(load_config(directory.config_path), progress=progress)
         experiment.run = directory.path
         return experiment
@@ -181,7 +181,7 @@ class Experiment(ABC, Generic[DoorTrainerT]):
             return self.trainer
         if self.run is None:
             raise ConfigurationError(
-                "There is nothing to evaluate yet: call `train` first, or take a run that is there with "
+                "There is nothing to evaluate yet: call `train` first, or load an existing run with "
                 "Experiment.from_run(directory)."
             )
         if self._reader is None or self._reader[0] != str(checkpoint):
@@ -337,7 +337,7 @@ def load_for_use(trainer: Trainer, run: Path, which: str | Path) -> Path:
 def _best(run: Path) -> Path:
     info = choose(run)
     if info is None:
-        raise CheckpointError(f"{run} has kept no models by a metric: use the newest checkpoint, or name one.")
+        raise CheckpointError(f"{run} has no kept models: use the newest checkpoint, or name one.")
     return info.path
 
 

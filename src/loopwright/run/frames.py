@@ -171,7 +171,10 @@ class Run:
         if name not in self.view.epoch_names:
             raise ConfigurationError(self._missing(name, "epoch"))
         if mode is None and self.view.mode_of(name) is None:
-            raise ConfigurationError(f"Whether {name!r} is better when it is small or large is not known: pass mode=.")
+            raise ConfigurationError(
+                f"It is not known whether smaller or larger values of {name!r} are better: pass "
+                "mode='min' or mode='max'."
+            )
         return self.view.best_of(name, mode)
 
     def _missing(self, name: str, by: str | None) -> str:
@@ -235,9 +238,11 @@ class Runs(Sequence[Run]):
             return fitting[0]
         if fitting:
             paths = ", ".join(self._short(run) for run in fitting)
-            raise KeyError(f"{text!r} is the name of {len(fitting)} runs; take one by its path: {paths}.")
+            raise KeyError(f"{text!r} is the name of {len(fitting)} runs; choose one by its path: {paths}.")
         near = difflib.get_close_matches(text, [run.name for run in self._runs] + [*map(self._short, self._runs)], n=3)
-        raise KeyError(f"There is no run {text!r} in {self.root}{'; near it: ' + ', '.join(near) if near else ''}.")
+        raise KeyError(
+            f"There is no run {text!r} in {self.root}{'; similar names: ' + ', '.join(near) if near else ''}."
+        )
 
     def _short(self, run: Run) -> str:
         try:
@@ -267,7 +272,7 @@ def runs(root: str | os.PathLike[str] = "runs") -> Runs:
     folder = Path(root)
     if not folder.is_dir():
         raise ConfigurationError(
-            f"There is no folder {str(root)!r} (in {Path.cwd()}): name the one that runs are in, as in "
+            f"There is no folder {str(root)!r} (in {Path.cwd()}): name the folder that contains the runs, as in "
             "`loopwright.runs('runs')`."
         )
     found = [Run(path) for path in find_runs(folder)]

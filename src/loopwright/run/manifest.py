@@ -140,7 +140,7 @@ class RunManifest:
     ) -> Self:
         """The manifest after an update: a new state replaces the reason, other values are added; see its fields."""
         if state is not None and state not in get_args(State):
-            raise ConfigurationError(f"A run is never {state!r}; it is one of {', '.join(get_args(State))}.")
+            raise ConfigurationError(f"{state!r} is not a state of a run: use one of {', '.join(get_args(State))}.")
         return replace(
             self,
             updated=_now(),
@@ -221,11 +221,11 @@ def update_manifest(path: str | os.PathLike[str], **changes: Unpack[ManifestChan
 def _checked(content: object, path: object, known: set[str]) -> dict[str, Any]:
     required = {"id", "created", "command", "state"}
     if not isinstance(content, dict) or not required <= set(content):
-        raise CheckpointError(f"{path} is not a run's manifest: it lacks some of {sorted(required)}.")
+        raise CheckpointError(f"{path} is not the manifest of a run: it lacks some of {sorted(required)}.")
     if content["state"] not in get_args(State) or not isinstance(content.get("progress", {}), dict):
-        raise CheckpointError(f"{path} is not a run's manifest: its state is {content['state']!r:.60}.")
+        raise CheckpointError(f"{path} is not the manifest of a run: its state is {content['state']!r:.60}.")
     if not isinstance(content.get("fingerprint", {}), dict) or not isinstance(content.get("changes", []), list):
-        raise CheckpointError(f"{path} is not a run's manifest: what it says of the program is malformed.")
+        raise CheckpointError(f"{path} is not the manifest of a run: its record of the program is malformed.")
     unknown: dict[str, Any] = dict.fromkeys(known - OPTIONAL)
     return unknown | {key: value for key, value in content.items() if key in known}
 

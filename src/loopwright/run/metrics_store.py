@@ -224,8 +224,8 @@ class MetricsStore:
                 self._error = error
                 return
             self._error = CheckpointError(
-                f"The metrics in {self.path} cannot be written: {error}. What was there before is untouched; see to "
-                "free space and access."
+                f"The metrics in {self.path} cannot be written: {error}. Earlier data is unchanged; check the free "
+                "disk space and the permissions."
             )
             self._error.__cause__ = error
 
@@ -279,8 +279,8 @@ class MetricsStore:
         if self._tables is not None and not self.path.exists():
             self._disconnect()
             logger.warning(
-                "%s was removed while the run was writing it: the metrics and events in it are lost, and what comes "
-                "from now on is in a new file.",
+                "%s was removed while the run was writing it: its metrics and events are lost. A new file is written "
+                "from now on.",
                 self.path,
             )
 

@@ -286,8 +286,8 @@ class MetricsView:
             yield
         except sqlite3.Error as error:
             raise CheckpointError(
-                f"The metrics in {self.path} cannot be read: {error}. Restore the file, or copy the run to where you "
-                "may write."
+                f"The metrics in {self.path} cannot be read: {error}. Restore the file, or copy the run to a folder "
+                "that is writable."
             ) from error
 
     def _open(self) -> sqlite3.Connection:

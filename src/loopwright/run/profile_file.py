@@ -38,10 +38,10 @@ def read_profile(directory: Path, problems: list[str]) -> dict[str, Any] | None:
         return None
     profile: dict[str, Any] = content if isinstance(content, dict) else {}
     if profile.get("version", VERSION) != VERSION:
-        problems.append(f"{path} has version {profile['version']!r}, and this release reads {VERSION}.")
+        problems.append(f"{path} has version {profile['version']!r}, but this release reads {VERSION}.")
         return None
     if not all(type(profile.get(name)) is kind for name, kind in FIELDS.items()) or not _are_numbers(profile):
-        problems.append(f"{path} is not a run's profile.")
+        problems.append(f"{path} is not the profile of a run.")
         return None
     return profile
 

@@ -82,8 +82,8 @@ def _explained(connection: sqlite3.Connection, error: Exception) -> BaseExceptio
         return KeyboardInterrupt()
     if any(word in str(error) for word in REFUSALS):
         return ConfigurationError(
-            "A query only reads: write one SELECT statement. (Metrics are written by the run alone; to change a copy "
-            "of the file, open it with sqlite3.)"
+            "A query can only read: write one SELECT statement. (Only the run writes metrics; to change a copy of the "
+            "file, open it with sqlite3.)"
         )
     connection.set_authorizer(None)
     listed = "".join(f"\n  {name}({', '.join(columns)})" for name, columns, _ in described(connection))

@@ -292,7 +292,7 @@ class RunView:
         try:
             content = parse_json(path.read_bytes(), str(path))
         except FileNotFoundError:
-            raise ConfigurationError(f"{self.path} holds no run: there is no {MANIFEST} in it.") from None
+            raise ConfigurationError(f"{self.path} is not a run directory: it has no {MANIFEST}.") from None
         except (CheckpointError, OSError) as error:
             self.problems.append(str(error))
             return {}

@@ -72,8 +72,8 @@ def choose_directory(
         if not changed or accept is None:
             return Destination(run.path, is_new=False)
         remark = remark or (
-            f"{shown(run.path)} was started with another config:{listed(changed)}\nThis is a new run; to go on with "
-            f"that one and the new values, pass {accept}."
+            f"{shown(run.path)} was started with a different config:{listed(changed)}\n"
+            f"This is a new run. To resume the earlier run with the new values, pass {accept}."
         )
     return Destination(home, is_new=True, remark=remark)
 
@@ -102,7 +102,7 @@ def _named(path: Path, home: Path) -> Destination:
         raise ConfigurationError(
             f"resume: {str(path)!r} does not exist: name a run directory or a checkpoint, or use 'auto' or false."
         )
-    return Destination(home, is_new=True, resume=path, remark=f"Going on from {shown(path)} in a run of its own.")
+    return Destination(home, is_new=True, resume=path, remark=f"Starting a new run from {shown(path)}.")
 
 
 def differences(earlier: Mapping[str, Any], now: Mapping[str, Any], changeable: Collection[str]) -> list[Change]:
@@ -148,8 +148,8 @@ def check_modules(folder: Path, destination: Path) -> None:
         target = destination / below
         if target.is_file() and path != target.resolve() and target.read_bytes() != path.read_bytes():
             raise ConfigurationError(
-                f"{target} is another file than the module {below} that belongs to this run, and would be written "
-                "over: choose another `output_path`."
+                f"{target} is not the file of the module {below} that belongs to this run, and it would be "
+                "overwritten: choose another `output_path`."
             )
 
 

@@ -151,8 +151,8 @@ def version_of(connection: sqlite3.Connection, path: Path) -> int:
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
     if version not in (0, VERSION):
         raise CheckpointError(
-            f"The metrics in {path} have version {version} of the file format; this Loopwright reads the versions 0 "
-            f"and {VERSION}. Install the Loopwright that wrote them, or a newer one."
+            f"The metrics in {path} have version {version} of the file format; this version of Loopwright reads the "
+            f"versions 0 and {VERSION}. Install the version that wrote the file, or a newer one."
         )
     return version
 

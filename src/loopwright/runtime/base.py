@@ -243,21 +243,21 @@ def checked_device(given: str | torch.device) -> torch.device:
     try:
         device = torch.device(given)
     except (RuntimeError, TypeError):
-        near = " ('cuda' is the name of GPUs by NVIDIA and AMD)" if "gpu" in str(given).lower() else ""
+        near = " ('cuda' means NVIDIA and AMD GPUs)" if "gpu" in str(given).lower() else ""
         raise ConfigurationError(
-            f"{given!r} is no device that torch knows: write 'cpu', 'cuda'{near}, 'cuda:1' or 'mps', or leave it out "
-            "for the best there is."
+            f"{given!r} is not a device that torch knows: write 'cpu', 'cuda'{near}, 'cuda:1' or 'mps', or leave it "
+            "out to use the best available device."
         ) from None
-    best = f"Leave it out to use the best there is (here {detect_device().type!r})."
+    best = f"Leave it out to use the best available device (here {detect_device().type!r})."
     if device.type == "cuda" and not torch.cuda.is_available():
         why = "this torch was built without it" if torch.version.cuda is None else "torch finds no GPU"
-        raise ConfigurationError(f"The device {str(given)!r} is not there: {why}. {best}")
+        raise ConfigurationError(f"The device {str(given)!r} is not available: {why}. {best}")
     if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
         raise ConfigurationError(
-            f"The device {str(given)!r} is not there: torch finds {torch.cuda.device_count()}. {best}"
+            f"The device {str(given)!r} is not available: torch finds {torch.cuda.device_count()}. {best}"
         )
     if device.type == "mps" and not torch.backends.mps.is_available():
-        raise ConfigurationError(f"The device {str(given)!r} is not there: torch finds no Apple GPU. {best}")
+        raise ConfigurationError(f"The device {str(given)!r} is not available: torch finds no Apple GPU. {best}")
     return device
 
 
@@ -305,7 +305,8 @@ def resolve_runtime(
     runtime = _resolve(given, precision, None if device is None else checked_device(device), compile)
     if device is not None and not _is_same(checked_device(device), runtime.device):
         raise ConfigurationError(
-            f"device={str(device)!r} was given together with a runtime on {str(runtime.device)!r}: say it once."
+            f"device={str(device)!r} was given together with a runtime on {str(runtime.device)!r}: set it in only one "
+            "place."
         )
     return runtime
 
@@ -319,7 +320,8 @@ def _device_of_each(device: torch.device | None) -> torch.device | None:
     """The device of one of several processes; None where each takes the one of its local rank."""
     if device is not None and device.index is not None and device.type != "cpu":
         raise ConfigurationError(
-            f"device={str(device)!r} was given to several processes, which have a device each: write {device.type!r}."
+            f"device={str(device)!r} was given to several processes, but each process has its own device: write "
+            f"{device.type!r}."
         )
     return device if device is None or device.type == "cpu" else None
 
@@ -331,13 +333,13 @@ def _resolve(given: Any, precision: str, device: torch.device | None, compiled: 
     if isinstance(given, Runtime):
         if precision not in ("fp32", given.precision):
             raise ConfigurationError(
-                f"precision={precision!r} was given together with a runtime of precision {given.precision!r}: say it "
-                f"once, as in Runtime({given.device.type!r}, {precision!r})."
+                f"precision={precision!r} was given together with a runtime of precision {given.precision!r}: set it "
+                f"in only one place, as in Runtime({given.device.type!r}, {precision!r})."
             )
         if compiled not in (None, given.compile) and (given.compile is not None or compiled != "step"):
             raise ConfigurationError(
-                f"compile={compiled!r} was given together with a runtime that was built with compile="
-                f"{given.compile!r}: say it once, in Trainer(..., compile={compiled!r})"
+                f"compile={compiled!r} was given together with a runtime that was built with "
+                f"compile={given.compile!r}: set it in only one place, in Trainer(..., compile={compiled!r})"
                 + (f" or as in Runtime({given.device.type!r}, compile={compiled!r})." if compiled != "step" else ".")
             )
         return given

@@ -176,9 +176,9 @@ class Plan:
 
 def _added_late(param: nn.Parameter) -> RuntimeError:
     return RuntimeError(
-        f"A parameter of shape {tuple(param.shape)} got more gradients after its gradient was sent to the other "
-        "processes: its layer is used in several checkpoints with use_reentrant=True, and in this step more often than "
-        "in the first one. Give those checkpoints use_reentrant=False."
+        f"A parameter of shape {tuple(param.shape)} received more gradients after its gradient was sent to the other "
+        "processes: its layer is used in several activation checkpoints with use_reentrant=True, and in this step "
+        "more often than in the first. Use use_reentrant=False for these checkpoints."
     )
 
 

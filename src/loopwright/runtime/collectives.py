@@ -52,12 +52,12 @@ def _common_shape(
     """The largest of each dimension but the first. Every rank finds the same mistakes, so all raise together."""
     dtypes = [dtype for _, dtype in shapes]
     if len(set(dtypes)) > 1:
-        raise DataError(f"gather: dtypes differ between ranks: {_by_rank(dtypes)}. Convert them to one.")
+        raise DataError(f"gather: dtypes differ between ranks: {_by_rank(dtypes)}. Convert them to one dtype.")
     rests = [shape[1:] for shape, _ in shapes]
     if len({len(shape) for shape, _ in shapes}) > 1:
         raise DataError(
             f"gather: the number of dimensions differs between ranks: {_by_rank([shape for shape, _ in shapes])}. "
-            "Reshape them to as many."
+            "Reshape them to the same number of dimensions."
         )
     if len(set(rests)) > 1 and padding_value is None:
         raise DataError(

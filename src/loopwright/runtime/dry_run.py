@@ -44,7 +44,7 @@ class DryRun:
         self._asked_for, self._strategy = world, strategy
         self.world = world if world is not None else (prod(strategy.values()) if isinstance(strategy, Mapping) else 2)
         if self.world < 2:
-            raise ConfigurationError(f"{self.world} process: a dry run is for several, 2 or more.")
+            raise ConfigurationError(f"{self.world} process: a dry run needs 2 or more processes.")
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -69,7 +69,7 @@ class DryRun:
         if is_built:  # a Runtime, not a name or a Mesh
             raise ConfigurationError(
                 f"The program makes its own {type(given).__name__}, which --runtime and --mesh cannot replace: leave "
-                "them out, or give the trainer a name or a Mesh."
+                "these options out, or pass the trainer a runtime name or a Mesh."
             )
         if isinstance(self._strategy, str):
             return self._strategy

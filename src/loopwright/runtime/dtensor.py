@@ -104,13 +104,13 @@ class Mesh:
                 raise ConfigurationError(f"Mesh({name}={getattr(self, name)!r}): use a number of processes, 1 or more.")
         if self.tensor > 1 and not self.plan:
             raise ConfigurationError(
-                f"Mesh(tensor={self.tensor}) needs a plan that says which layers are cut: "
-                "Mesh(tensor=2, plan={'up': ColwiseParallel(), 'down': RowwiseParallel()})."
+                f"Mesh(tensor={self.tensor}) needs a plan that says which layers are split: Mesh(tensor=2, "
+                "plan={'up': ColwiseParallel(), 'down': RowwiseParallel()})."
             )
 
         if self.plan and self.tensor == 1:
             raise ConfigurationError(
-                "Mesh(plan=...): a plan= is given, but tensor=1, so that no layer would be cut. Say how many processes "
+                "Mesh(plan=...): a plan= is given, but tensor=1, so no layer would be split. Set how many processes "
                 "share a layer, as in Mesh(tensor=2, plan=...), or leave out the plan."
             )
 

@@ -53,7 +53,7 @@ class Launch:
         _check_below(local_rank, self.local_rank, local_world, self.local_world)
         if self.local_world > self.world:
             raise ConfigurationError(
-                f"{local_world} is {self.local_world}, more than {world}, which is {self.world}: processes of another "
+                f"{local_world} is {self.local_world}, more than {world}, which is {self.world}: variables of another "
                 f"job seem to be mixed in. {_advice(self.source)}"
             )
         if not 0 < self.master_port < 65536:
@@ -64,7 +64,7 @@ def _check_below(name: str, value: int, limit_name: str, limit: int) -> None:
     if not 0 <= value < limit:
         source = "slurm" if name.startswith("SLURM") else "torchrun"
         raise ConfigurationError(
-            f"{name} is {value}, but {limit_name} is {limit}: it has to be from 0 to {limit - 1}. {_advice(source)}"
+            f"{name} is {value}, but {limit_name} is {limit}: it must be from 0 to {limit - 1}. {_advice(source)}"
         )
 
 
@@ -177,4 +177,4 @@ def _integer(variables: Mapping[str, str], name: str) -> int:
     try:
         return int(variables[name])
     except ValueError:
-        raise ConfigurationError(f"{name}={variables[name]!r} is no whole number. {_advice('torchrun')}") from None
+        raise ConfigurationError(f"{name}={variables[name]!r} is not an integer. {_advice('torchrun')}") from None

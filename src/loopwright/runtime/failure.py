@@ -61,7 +61,7 @@ class Failure:
     def line(self, rank: int) -> str:
         """The line that another rank prints when it leaves because of this failure."""
         who = f"rank {self.rank} failed: " if self.rank >= 0 else ""
-        return f"rank {rank} leaves: {who}{self.error.strip().splitlines()[0]}"
+        return f"rank {rank} stops: {who}{self.error.strip().splitlines()[0]}"
 
 
 def describe(error: BaseException) -> str:

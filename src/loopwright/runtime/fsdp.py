@@ -46,8 +46,8 @@ def materialise(module: nn.Module, device: torch.device) -> None:
             missing.append(f"{name or 'the model'} ({type(part).__name__})")
     if missing:
         raise ConfigurationError(
-            f"A model on the meta device cannot be initialised: {', '.join(missing)} has tensors of its own and no "
-            "`reset_parameters()` to fill them. Add that method, or build the model on a real device."
+            f"A model on the meta device cannot be initialised: {', '.join(missing)} has its own tensors but no "
+            "`reset_parameters()` to initialise them. Add that method, or build the model on a real device."
         )
 
 
@@ -145,8 +145,8 @@ def shard_module(
     before, blocks = dict(module.named_parameters()), blocks_of(module)
     if not blocks and (forward_prefetch or backward_prefetch):
         raise ConfigurationError(
-            "forward_prefetch= and backward_prefetch= found no repeated blocks in the model (modules of one class in a "
-            "ModuleList or Sequential), so that there is nothing to gather ahead: leave them out."
+            "forward_prefetch= and backward_prefetch= found no repeated blocks in the model (modules of the same "
+            "class in a ModuleList or Sequential), so there is nothing to prefetch: leave them out."
         )
     for block in blocks:
         fully_shard(block, mesh=device_mesh, **settings)
@@ -170,8 +170,8 @@ def checkpoint_activations(module: nn.Module) -> None:
     blocks = blocks_of(module)
     if not blocks:
         raise ConfigurationError(
-            "activation_checkpointing=True found no repeated blocks in the model (modules of one class in a ModuleList "
-            "or Sequential): leave it off, or apply torch.utils.checkpoint in the model's forward."
+            "activation_checkpointing=True found no repeated blocks in the model (modules of the same class in a "
+            "ModuleList or Sequential): leave it off, or apply torch.utils.checkpoint in the model's forward."
         )
     for block in blocks:
         make_checkpointed(block)
@@ -182,7 +182,7 @@ def compile_parts(module: nn.Module, what: str) -> None:
     blocks = blocks_of(module)
     if what == "blocks" and not blocks:
         raise ConfigurationError(
-            "compile='blocks' found no repeated blocks in the model (modules of one class in a ModuleList or "
+            "compile='blocks' found no repeated blocks in the model (modules of the same class in a ModuleList or "
             "Sequential): use compile='model'."
         )
     for part in [module] if what == "model" else blocks:
@@ -356,7 +356,7 @@ def _explanation(unused: Sequence[Sequence[str]]) -> str:
         for rank, names in enumerate(unused)
     )
     return (
-        "The loss does not depend on the same parameters on all processes, which a sharded model needs in order to add "
-        f"up gradients. Without a gradient were, {listed}. Let every process use them all, or say "
-        "DistributedRuntime('fsdp', find_unused_parameters=True), which costs a look at every backward pass."
+        "The loss does not depend on the same parameters on all processes, which a sharded model needs to sum up "
+        f"gradients. Parameters without a gradient: {listed}. Use all parameters on every process, or pass "
+        "DistributedRuntime('fsdp', find_unused_parameters=True), which adds a check to every backward pass."
     )

@@ -168,8 +168,8 @@ def _raise_first(folder: Path, failed: Any) -> None:
         raise pickle.loads(content) from RankError(rank, text)
     how = failure.signal_name() if failure.exitcode < 0 else f"exit code {failure.exitcode}"
     raise LaunchError(
-        f"launch: rank {rank} (process {failure.pid}) ended with {how} and raised nothing. Its own output may say "
-        "more; a process that is killed without a word has often run out of memory."
+        f"launch: rank {rank} (process {failure.pid}) ended with {how} without an exception. Its output may say more; "
+        "a process that is killed without a message has often run out of memory."
     ) from None
 
 
@@ -177,7 +177,7 @@ def _check(fn: Callable[..., Any], processes: int, max_restarts: int) -> None:
     if os.environ.get(_LAUNCHER, str(os.getpid())) != str(os.getpid()):
         raise ConfigurationError(
             "launch was called in a process that launch started: put the call under `if __name__ == '__main__':`, "
-            "since the new processes import your program to find the function."
+            "because the new processes import your program to find the function."
         )
     if not callable(fn):
         raise ConfigurationError(f"launch({fn!r}): pass a function, and its arguments after it.")
@@ -201,9 +201,9 @@ def _check_method(method: str, fn: Callable[..., Any], args: tuple[Any, ...]) ->
     if method == "fork":
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             raise ConfigurationError(
-                "launch: the function was defined in a notebook, so its processes have to be forked, and CUDA was used "
-                "here already, which a forked process cannot use again. Restart the notebook and call launch before "
-                "anything touches the GPU, or move the function to a file and import it."
+                "launch: the function was defined in a notebook, so its processes must be forked, but CUDA was "
+                "already used here, and a forked process cannot use it again. Restart the notebook and call launch "
+                "before anything touches the GPU, or move the function to a file and import it."
             )
         return
     try:
@@ -211,8 +211,8 @@ def _check_method(method: str, fn: Callable[..., Any], args: tuple[Any, ...]) ->
     except Exception as error:
         raise ConfigurationError(
             f"launch: {getattr(fn, '__qualname__', fn)!r} or its arguments cannot be sent to new processes ({error}). "
-            "Define the function at the top level of a module (no lambda, no function inside a function), and build "
-            "what cannot be sent, such as open files and loaders, inside it."
+            "Define the function at the top level of a module (no lambda, no function inside a function), and create "
+            "objects that cannot be sent, such as open files and loaders, inside the function."
         ) from None
 
 

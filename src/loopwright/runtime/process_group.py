@@ -46,8 +46,8 @@ def rendezvous_store(launch: Launch, timeout: float) -> Store:
         name = _open(store, launch, end) if launch.rank == 0 else _join(store, launch, end)
     except RuntimeError as error:
         raise CommunicationError(
-            f"Rank {launch.rank} of {launch.world} did not meet the others at {where} within {timeout:g} s: are all "
-            f"{launch.world} running, and can this host reach {launch.master_addr}? ({error})"
+            f"Rank {launch.rank} of {launch.world} could not connect to the other processes at {where} within "
+            f"{timeout:g} s: are all {launch.world} running, and can this host reach {launch.master_addr}? ({error})"
         ) from error
     return PrefixStore(name, store)
 
@@ -60,7 +60,7 @@ def _open(store: Store, launch: Launch, end: float) -> str:
     while missing:
         missing = {rank for rank in missing if not store.check([f"{name}/joined{rank}"])}
         if missing and time.monotonic() > end:
-            raise RuntimeError(f"rank {', '.join(map(str, sorted(missing)))} did not come")
+            raise RuntimeError(f"rank {', '.join(map(str, sorted(missing)))} did not join")
         time.sleep(_PAUSE if missing else 0.0)
     joined = [store.get(f"{name}/joined{rank}").decode() for rank in range(1, launch.world)]
     store.set(f"{name}/all", " ".join(joined))
@@ -78,7 +78,7 @@ def _join(store: Store, launch: Launch, end: float) -> str:
         if name and store.check([f"{name}/all"]) and own in store.get(f"{name}/all").decode().split():
             return name
         if time.monotonic() > end:
-            raise RuntimeError("rank 0 did not come" if not name else "not all came")
+            raise RuntimeError("rank 0 did not join" if not name else "not all ranks joined")
         time.sleep(_PAUSE)
 
 
@@ -287,8 +287,8 @@ def current_group() -> Group | None:
 def _initialize(device: torch.device, timeout: float, launch: Launch | None) -> None:
     if launch is None:
         raise ConfigurationError(
-            "Several processes were asked for, but this one was started alone: start the program with "
-            "`torchrun --nproc-per-node 2 program.py`, with `srun`, or call `loopwright.launch(fn, processes=2)`."
+            "The program asks for several processes, but only one was started: start the program with `torchrun "
+            "--nproc-per-node 2 program.py`, with `srun`, or call `loopwright.launch(fn, processes=2)`."
         )
     if device.type == "cuda":
         torch.cuda.set_device(launch.local_rank if device.index is None else device.index)
@@ -310,7 +310,7 @@ def _explained(launch: Launch) -> Iterator[None]:
         if isinstance(error, CommunicationError) or not is_communication(error):
             raise
         raise CommunicationError(
-            f"Rank {launch.rank} of {launch.world} met the others, but cannot connect to all of them: can their hosts "
+            f"Rank {launch.rank} of {launch.world} joined the group, but cannot connect to all ranks: can their hosts "
             f"reach each other (GLOO_SOCKET_IFNAME names the network interface to use)? (torch: {error})"
         ) from error
 

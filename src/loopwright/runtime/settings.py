@@ -41,8 +41,8 @@ class Sharding:
         if self.reshard_after_forward is False and self.backward_prefetch is not None:
             raise ConfigurationError(
                 f"backward_prefetch={self.backward_prefetch} and reshard_after_forward=False contradict each other: "
-                "parameters that are kept after the forward pass are not gathered in the backward pass. Leave one of "
-                "them out."
+                "parameters that are kept after the forward pass are not gathered again in the backward pass. Leave "
+                "one of them out."
             )
 
     def check_size(self, shard: int) -> None:
@@ -76,8 +76,8 @@ def check_settings(strategy: str | Mesh, precision: str, sharding: Sequence[str]
     is_sharded = strategy.is_sharded if isinstance(strategy, Mesh) else strategy == "fsdp"
     if is_sharded and precision == "fp16":
         raise ConfigurationError(
-            "precision='fp16' does not go with a sharded model: each process would scale by what it sees of the "
-            "gradients. Use precision='bf16', or runtime='ddp'."
+            "precision='fp16' does not work with a sharded model: each process would scale the loss by its own part "
+            "of the gradients. Use precision='bf16', or runtime='ddp'."
         )
     if precision != "fp32" and "param_dtype" in sharding:
         raise ConfigurationError(
@@ -85,9 +85,9 @@ def check_settings(strategy: str | Mesh, precision: str, sharding: Sequence[str]
         )
     if sharding and not (strategy.shard > 1 if isinstance(strategy, Mesh) else is_sharded):
         raise ConfigurationError(
-            f"{', '.join(sharding)}: only for a model that is sharded. Use runtime='fsdp' or a Mesh with shard > 1, or "
-            "leave it out (with copies of the model precision='bf16' gives mixed precision, and parameters may be "
-            "unused without a setting)."
+            f"{', '.join(sharding)}: only for a sharded model. Use runtime='fsdp' or a Mesh with shard > 1, or leave "
+            "it out (with runtime='ddp', precision='bf16' gives mixed precision, and unused parameters need no "
+            "setting)."
         )
 
 
@@ -101,6 +101,6 @@ def check_bucket_size(strategy: str | Mesh, bucket_mb: float | None) -> None:
         )
     if strategy == "fsdp" or (isinstance(strategy, Mesh) and strategy.shard > 1):
         raise ConfigurationError(
-            f"bucket_mb={bucket_mb!r}: only for copies of the model (runtime='ddp'). FSDP2 reduces the gradients of a "
-            "sharded model block by block: leave it out."
+            f"bucket_mb={bucket_mb!r}: only for runtime='ddp'. FSDP2 reduces the gradients of a sharded model block by "
+            "block: leave it out."
         )

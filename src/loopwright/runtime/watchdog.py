@@ -243,8 +243,8 @@ class Watchdog:
     def _explained(self, error: BaseException) -> BaseException:
         silent = self._silent(2.0)
         elsewhere = [f"rank {rank} at {where}" for rank, where in self._places().items() if where != self._where]
-        more = f" No sign of life from {silent}." if silent else ""
-        more += f" Last heard of: {', '.join(elsewhere)}." if elsewhere else ""
+        more = f" No heartbeat from {silent}." if silent else ""
+        more += f" Last known positions: {', '.join(elsewhere)}." if elsewhere else ""
         explained = self._group.explain(error, self._where, more)
         explained.__cause__ = error
         return explained
@@ -298,7 +298,7 @@ class Watchdog:
         """A rank of this machine whose process is gone without a record; recorded here for the other machines."""
         for peer in self._others:
             if peer.is_gone() and not self._records.has_finished(peer.rank):
-                text = f"its process ({peer.pid} on {peer.host}) is gone without a word: killed, or out of memory"
+                text = f"its process ({peer.pid} on {peer.host}) ended without a message: killed, or out of memory"
                 return self._records.record(Failure(peer.rank, text, "", time.time(), peer.machine))
         return None
 
@@ -316,10 +316,10 @@ class Watchdog:
         """Suspect a failure. The store may also have ended with rank 0, which keeps it, in good order."""
         gone = next((peer for peer in self._others if peer.is_gone()), None)
         if gone is not None:
-            text = f"its process ({gone.pid} on {gone.host}) is gone: killed, or out of memory"
+            text = f"its process ({gone.pid} on {gone.host}) ended: killed, or out of memory"
             self._suspicion = Failure(gone.rank, text, "", time.time(), gone.machine)
         else:
-            text = "the store that all processes share cannot be reached any more: its host, or the network, is gone"
+            text = "the store that all processes share can no longer be reached: its host or the network is down"
             self._suspicion = Failure(-1, text, "", time.time())
         self._known.set()
 
@@ -365,7 +365,7 @@ class Watchdog:
                 and (silent := self._silent(SILENCE_SECONDS))
             ):
                 # While all others are alive, a long save is no reason to end the process.
-                text = f"asked to stop (SIGTERM), and there is no sign of life from {silent}"
+                text = f"asked to stop (SIGTERM), but there is no heartbeat from {silent}"
                 self._follow(Failure(-1, text, "", time.time()))
                 _end()
 

@@ -48,9 +48,9 @@ class Range:
         """The range in one sentence."""
         title = TITLES[self.strategy]
         if self.first is None:
-            return f"{title}: at no number of these devices: {self.before}."
+            return f"{title}: on none of these numbers of devices: {self.before}."
         begin = f" (below: {self.before})" if self.before else ""
-        end = f"; beyond that {self.after}" if self.after else ", the most that was asked for"
+        end = f"; beyond that {self.after}" if self.after else ", the largest number requested"
         if self.first == self.last:
             return f"{title}: {self.first:,} devices{begin}{end}."
         return f"{title}: {self.first:,} to {self.last:,} devices{begin}{end}."
@@ -167,7 +167,7 @@ def compare(
         >>> from loopwright.scaling import compare, transformer
         >>> table = compare(transformer(12, 768, sequence=1024), devices=[8], batch=256, strategies=["ddp"])
         >>> print(table.ranges[0].text)
-        DDP: 8 devices, the most that was asked for.
+        DDP: 8 devices, the largest number requested.
     """
     if not devices:
         raise ConfigurationError("compare(devices=[]): name at least one number of devices.")
@@ -199,7 +199,7 @@ def _checked(model: ModelShape, strategies: Sequence[str] | None) -> Sequence[st
             raise ConfigurationError(f"strategies: there is no {name!r}; use {', '.join(STRATEGIES)}.")
         if name not in known:
             raise ConfigurationError(
-                f"strategies: {name!r} cuts layers, and the model was measured without a plan= that says which."
+                f"strategies: {name!r} splits layers, but the model was measured without a plan= that says which."
             )
     return strategies or known
 

@@ -222,7 +222,7 @@ def estimate(
     sizes = resolve(strategy, devices, cluster)
     if sizes.tensor > 1 and not model.has_plan:
         raise ConfigurationError(
-            f"tensor={sizes.tensor}, but the model was measured without a plan, so that no layer is cut: use "
+            f"tensor={sizes.tensor}, but the model was measured without a plan, so no layer is split: use "
             "measure(module, batch, plan={...}), with the plan of your Mesh."
         )
     sharding = Sharding(param_dtype, reduce_dtype, reshard_after_forward=reshard_after_forward)
@@ -269,7 +269,7 @@ def _problems(one: Estimate) -> Iterator[tuple[str, str]]:
         yield "padding", f"there are more shards than rows to divide, so {padding:.1f} times the parameters are sent"
     thin = min((w.shape[w.cut] for w in one.model.weights if w.cut is not None), default=0) / one.sizes.tensor
     if one.sizes.tensor > 1 and thin < THIN:
-        yield "thin", f"layers are cut into {thin:.0f} columns, too few for fast matrix products"
+        yield "thin", f"layers are split into {thin:.0f} columns, too few for fast matrix products"
     if one.communication_share > 1 - LOW:
         yield "waiting", f"communication takes {one.communication_share:.0%} of an update"
 

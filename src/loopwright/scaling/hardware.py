@@ -177,8 +177,8 @@ def find(what: str, given: Any, known: Mapping[str, T], kind: type[T]) -> T:
     hint = f"Did you mean {next(name for name in known if _plain(name) == near[0])!r}? " if near else ""
     own = ", ".join(f"{each.name}=" for each in fields(kind)[:4])  # type: ignore[arg-type]
     raise ConfigurationError(
-        f"There is no {what} {given!r}. {hint}Known are {', '.join(known)}; any other is, in Python, "
-        f"{kind.__name__}({own})."
+        f"There is no {what} {given!r}. {hint}Available: {', '.join(known)}; for any other, pass "
+        f"{kind.__name__}({own}) in Python."
     )
 
 

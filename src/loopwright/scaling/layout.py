@@ -72,7 +72,7 @@ def resolve(strategy: str | Mesh | Mapping[str, int], devices: int, cluster: Clu
     if sizes.world != devices:
         raise ConfigurationError(
             f"A mesh of replicate={sizes.replicate} x shard={sizes.shard} x tensor={sizes.tensor} is for {sizes.world} "
-            f"devices, but there are {devices}: change the mesh, or say devices={sizes.world}."
+            f"devices, but there are {devices}: change the mesh, or pass devices={sizes.world}."
         )
     return sizes
 
@@ -94,7 +94,7 @@ def _named(strategy: str, devices: int, per_node: int) -> Sizes:
     if devices % per_node:
         near = max(devices // per_node, 1) * per_node
         raise ConfigurationError(
-            f"{strategy!r} needs whole nodes of {per_node} devices, which {devices} are not: use {near} or "
+            f"{strategy!r} needs whole nodes of {per_node} devices, but {devices} is not a multiple: use {near} or "
             f"{near + per_node}, or give the sizes of a mesh."
         )
     if strategy == "hsdp":
@@ -163,7 +163,7 @@ def _try_out(kind: Any, options: dict[str, Any]) -> OptimizerState:
     kept = [value for value in probe.state[param].values() if isinstance(value, torch.Tensor)]
     if any(value.shape != param.shape and value.numel() > 1 for value in kept):
         raise ConfigurationError(
-            f"{kind.__name__} keeps state of another shape than its parameters': pass "
+            f"{kind.__name__} keeps state whose shape differs from its parameters': pass "
             "optimizer=OptimizerState(values=, tensor_bytes=)."
         )
     alike = [value for value in kept if value.shape == param.shape]
@@ -193,8 +193,8 @@ class Training:
                 raise ConfigurationError(f"{name}={value!r}: use a whole number, 1 or more.")
         if self.batch % self.accumulate:
             raise ConfigurationError(
-                f"batch={self.batch} samples of an update do not divide into accumulate={self.accumulate} steps: use a "
-                f"multiple of {self.accumulate}, or other steps."
+                f"batch={self.batch} samples per update cannot be divided into accumulate={self.accumulate} steps: use "
+                f"a multiple of {self.accumulate}, or other steps."
             )
 
     @property

@@ -230,7 +230,9 @@ class _Rehearsal:
 def _rehearse(module: nn.Module, plan: Mapping[str, Any], tensor: int, args: Any, kwargs: Any) -> _Rehearsal:
     """Run the module as rank 0 of a fake tensor-parallel group, and count its collectives."""
     if dist.is_initialized():
-        raise ConfigurationError("measure(plan=...) rehearses processes of its own: call it where none are running.")
+        raise ConfigurationError(
+            "measure(plan=...) simulates its own processes: call it where no process group is running."
+        )
     from torch.distributed.device_mesh import init_device_mesh
 
     found = _Rehearsal()
@@ -242,7 +244,9 @@ def _rehearse(module: nn.Module, plan: Mapping[str, Any], tensor: int, args: Any
             for placement in getattr(param, "placements", ()):
                 found.dims[name] = getattr(placement, "dim", None)
         if not found.dims:
-            raise ConfigurationError(f"The plan cuts no layer of the model: none fits {', '.join(plan) or 'it'}.")
+            raise ConfigurationError(
+                f"The plan splits no layer of the model: no layer matches {', '.join(plan) or 'it'}."
+            )
         with FlopCounterMode(display=False) as flops:
             with counted_collectives() as forward, _kept(own) as kept:
                 loss = _forward(own, args, kwargs)
@@ -267,7 +271,7 @@ def _per_sample(sent: list[tuple[str, Collective]], samples: int) -> Iterator[Ex
         if each.payload % samples:
             raise ConfigurationError(
                 f"A collective of {each.payload} bytes in the {phase} pass of the plan does not grow with the batch of "
-                f"{samples} samples, so it cannot be scaled to another one."
+                f"{samples} samples, so it cannot be scaled to another batch size."
             )
         yield Exchange(each.kind, each.payload // samples, phase, count)
 

@@ -150,7 +150,7 @@ def transformer(
         if value is not None and (isinstance(value, bool) or not value > 0):
             raise ConfigurationError(f"transformer({key}={value!r}): use a number above 0.")
     if hidden is not None and parameters is not None:
-        raise ConfigurationError("transformer(hidden=, parameters=): the one follows from the other; leave one out.")
+        raise ConfigurationError("transformer(hidden=, parameters=): one follows from the other; leave one out.")
     hidden = hidden or (4 * width if parameters is None else _solve_hidden(layers, width, vocabulary, parameters))
     shapes = {"qkv": (3 * width, width), "out": (width, width), "up": (hidden, width), "down": (width, hidden)}
     weights = [Weight("embedding", (vocabulary, width))]

@@ -79,7 +79,7 @@ def check_file(path: str | Path | None, name: str) -> None:
     """Refuse a path that is a folder: as the file of another run it would be moved away, with all that is in it."""
     if path is not None and Path(path).is_dir():
         raise ConfigurationError(
-            f"{str(path)!r} is a folder: give the file to write, such as {str(Path(path, name))!r}."
+            f"{str(path)!r} is a folder: name the file to write, such as {str(Path(path, name))!r}."
         )
 
 
@@ -102,7 +102,7 @@ class LineFile(ABC):
         if self.path.exists() and not run.is_resumed and run.memory.get("path") != str(self.path):
             kept = free_path(self.path)
             os.replace(self.path, kept)
-            logger.warning("%s is of another run: it is now %s.", self.path, kept.name)
+            logger.warning("%s belongs to another run; it was renamed to %s.", self.path, kept.name)
         run.memory["path"] = str(self.path)
         self._open()
         self._cut(run)

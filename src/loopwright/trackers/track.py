@@ -187,7 +187,7 @@ class Track(Callback):
         background.call(partial(self._finish, state, reason))
         if not background.close(self.timeout):
             self._say(
-                f"{self.label} has not finished after {self.timeout:g} s, so that it may lack the end of the run. "
+                f"{self.label} has not finished after {self.timeout:g} s, so its record may lack the end of the run. "
                 f"Pass `{self.label}(..., timeout={2 * self.timeout:g})` to wait longer."
             )
 
@@ -253,13 +253,13 @@ class Track(Callback):
         self._warn(error)
 
     def _warn(self, error: BaseException) -> None:
-        what = "is off for this run" if self._has_failed else "lacks a part of this run"
-        self._say(f"The tracker {self.label} failed and {what}; training goes on. {type(error).__name__}: {error}")
+        what = "is off for this run" if self._has_failed else "is missing a part of this run"
+        self._say(f"The tracker {self.label} failed and {what}; training continues. {type(error).__name__}: {error}")
 
     def _warn_of_full(self) -> None:
         self._say(
-            f"The tracker {self.label} is slower than the run, and lacks a part of it; training goes on. Send fewer "
-            f"steps: `{self.label}(..., every={10 * self.every})`."
+            f"The tracker {self.label} is slower than the run and is missing a part of it; training continues. Send "
+            f"fewer steps: `{self.label}(..., every={10 * self.every})`."
         )
 
     def _say(self, text: str) -> None:
@@ -288,9 +288,9 @@ class Track(Callback):
 
 def _check_methods(tracker: object, label: str) -> None:
     if isinstance(tracker, type):
-        raise ConfigurationError(f"Track({tracker.__name__}): pass an object, as `Track({tracker.__name__}())`.")
+        raise ConfigurationError(f"Track({tracker.__name__}): pass an instance, as in `Track({tracker.__name__}())`.")
     if isinstance(tracker, Track):
-        raise ConfigurationError(f"Track({label}(...)): {label} is a callback itself, pass it without `Track`.")
+        raise ConfigurationError(f"Track({label}(...)): {label} is already a callback: pass it without `Track`.")
     for name, arguments in METHODS.items():
         method = getattr(tracker, name, None)
         if not callable(method):

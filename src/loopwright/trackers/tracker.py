@@ -93,7 +93,7 @@ class Tracker(Protocol):
     """An object that a run is sent to: pass `Track(tracker)` as a callback.
 
     The methods are called one after another on a thread of their own, never in the way of training. An exception in one
-    of them is logged once; training goes on.
+    of them is logged once; training continues.
 
     >>> from loopwright.trackers import Track
     >>> class Printing:
@@ -140,7 +140,7 @@ def check_text(owner: str, **given: object) -> None:
     """Refuse arguments that are neither text, nor a path, nor None."""
     for name, value in given.items():
         if not isinstance(value, str | Path | None) or value == "":
-            raise ConfigurationError(f"{owner}({name}={value!r}): use a text, or leave it out.")
+            raise ConfigurationError(f"{owner}({name}={value!r}): use a string, or leave it out.")
 
 
 def check_options(owner: str, options: object, own: Sequence[str]) -> None:

@@ -43,11 +43,14 @@ class NewValues:
         for name, optimizer in run.components.optimizers.items():
             if name in self.kept.optimizers:
                 kind = type(optimizer).__name__
-                run.say(f"Optimizer {name!r} ({kind}) does not fit the saved state: it starts without any.")
+                run.say(
+                    f"Optimizer {name!r} ({kind}) does not match the saved optimizer state, so it starts with empty "
+                    "state."
+                )
             self._apply_options(run, name, optimizer)
         for name in run.components.schedules:
             if name in self.kept.schedules:
-                run.say(f"Schedule {name!r} was not in this run before: it starts at its beginning.")
+                run.say(f"Schedule {name!r} is new in this run: it starts from its beginning.")
 
     # Components that do not fit their saved state
 

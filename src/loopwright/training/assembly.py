@@ -63,7 +63,8 @@ def check_returned(value: Any, name: str, example: str) -> None:
     """Refuse components that were returned and not assigned, as other frameworks have it."""
     if value is not None:
         raise ConfigurationError(
-            f"{name} returned a {type(value).__name__}, and what it returns is not used: assign it, `{example}`."
+            f"{name} returned a {type(value).__name__}, but its return value is not used: assign the value instead, as "
+            f"in `{example}`."
         )
 
 
@@ -152,9 +153,9 @@ def adopt_in_training(trainer: Program) -> None:
         return
     if trainer.run.directory is not None:
         raise ConfigurationError(
-            f"Replaced while a run with a run directory was training: {', '.join(changed)}. Were that run resumed, its "
-            "weights and states would go into what it starts with: replace it before `train`, or build it in "
-            "`configure_models` and `configure_optimizers`."
+            f"{', '.join(changed)} was replaced during training. A resumed run would load the saved weights and states "
+            "into the original objects instead: replace it before `train`, or build it in `configure_models` and "
+            "`configure_optimizers`."
         )
     check_components(trainer)
     _renew_updates(trainer)

@@ -50,7 +50,7 @@ def obstacle_in(optimizer: Optimizer, is_host: bool) -> str | None:
     kind = type(optimizer).__name__
     rule = rule_for(optimizer)
     if rule is None:
-        return f"{kind} is none of the optimizers that can be compiled ({', '.join(k.__name__ for k in RULES)})"
+        return f"{kind} is not one of the optimizers that can be compiled ({', '.join(k.__name__ for k in RULES)})"
     for group in optimizer.param_groups:
         if group.get("differentiable"):
             return f"{kind}(differentiable=True) keeps graphs of its steps"

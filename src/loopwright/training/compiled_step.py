@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 MOST_RECOMPILATIONS = 8  # after which a run goes on without graphs
 FASTER = 0.97  # of the time of an eager step: with less to gain, the step stays as it is
-CHANGING = ": it reads numbers that it changes, such as a counter; keep them in tensors"
+CHANGING = ": it reads Python numbers that change, such as a counter; keep them in tensors"
 COMPILERS = ("c++", "g++", "clang++", "cl")
 
 
@@ -121,14 +121,14 @@ class CompiledStep:
             return
         calls.forget()
         self.seconds = timed.compiling
-        pair = f"{_time(timed.compiled)} an update compiled, {_time(timed.eager)} as it is"
+        pair = f"{_time(timed.compiled)} per update compiled, {_time(timed.eager)} without compiling"
         times = f"{pair} (compiled in {self.seconds:.1f} s)"
         if timed.compiled < FASTER * timed.eager and timed.ratio < FASTER:
             self.choice = "compiled"
             run.say(f"The step is compiled: {times}.")
         else:
-            self.choice, self.reason = "eager", "it is not faster compiled"
-            run.say(f"The step is not compiled, since it is not faster: {times}.")
+            self.choice, self.reason = "eager", "compiling does not make it faster"
+            run.say(f"The step is not compiled, because that would not be faster: {times}.")
         run.note("compiled", f"{self.choice}: {times}", choice=self.choice)
 
     def _add_graph(self, graph: str) -> None:
@@ -143,8 +143,9 @@ class CompiledStep:
             again = counted(self.num_recompilations, "time")
             self._give_up(
                 run,
-                f"it was compiled again {again} in {run.progress.step + 1} steps, since batches have ever new shapes "
-                "or the step reads numbers that change: pad batches to a few lengths, or keep such numbers in tensors",
+                f"it was compiled again {again} in {run.progress.step + 1} steps, because the shapes of batches keep "
+                "changing or the step reads numbers that change: pad batches to a few lengths, or keep such numbers "
+                "in tensors",
             )
 
     def _give_up(self, run: TrainingRun, reason: str) -> None:

@@ -83,8 +83,8 @@ def replaced_in(
                 continue
             if result.setdefault(name, value) is not value:
                 raise ConfigurationError(
-                    f"{name!r} was replaced twice, by `trainer.{name} = ...` and by the entry of that name, with two "
-                    "different objects: assign one of them."
+                    f"{name!r} was replaced twice with different objects, by `trainer.{name} = ...` and by the entry "
+                    "with that name: assign only one of them."
                 )
     return result
 
@@ -112,7 +112,7 @@ def check_trainable(modules: Mapping[str, nn.Module], optimizers: Mapping[str, O
     if held and not any(p.requires_grad for p in held):
         raise ConfigurationError(
             f"Nothing to train: all {len(held)} parameters of the optimizers ({', '.join(optimizers)}) are frozen "
-            "(requires_grad=False). Unfreeze some of them, or give the optimizer the parameters that are not."
+            "(requires_grad=False). Unfreeze some of them, or give the optimizer parameters that are not frozen."
         )
 
 
@@ -167,9 +167,9 @@ def check_shared(modules: Mapping[str, nn.Module], optimizers: Mapping[str, Opti
             other = owners.setdefault(id(param), name)
             if other != name:
                 raise ConfigurationError(
-                    f"The parameter {names.get(id(param))!r} belongs to two optimizers, {other!r} and {name!r}: while "
-                    "gradients are accumulated, the sum for one would get into the other's. Give it to one of them, or "
-                    "do not accumulate."
+                    f"The parameter {names.get(id(param))!r} belongs to two optimizers, {other!r} and {name!r}. With "
+                    "gradient accumulation, gradients of one loss would be added to those of the other. Give the "
+                    "parameter to only one of them, or do not accumulate."
                 )
 
 
@@ -192,9 +192,9 @@ def check_reached(params: Sequence[nn.Parameter], name: str) -> None:
     """Refuse the first step of an optimizer if none of its parameters has a gradient."""
     if any(p.requires_grad for p in params) and all(p.grad is None for p in params):
         raise ConfigurationError(
-            f"Optimizer {name!r} is to be updated, and none of its {len(params)} parameters has a gradient, since the "
-            "loss does not depend on them: is it the loss of another optimizer, was something detached on the way, or "
-            "does the forward pass use another model?"
+            f"Optimizer {name!r} cannot be updated: none of its {len(params)} parameters has a gradient, because the "
+            "loss does not depend on them. Is this the loss of another optimizer, was something detached, or does the "
+            "forward pass use another model?"
         )
 
 
@@ -205,8 +205,8 @@ def check_default_model(trainer: object, models: Mapping[str, nn.Module]) -> Non
     if not models:
         raise ConfigurationError("Trainer has no model: pass `model=` or override `configure_models`.")
     raise ConfigurationError(
-        f"The default step trains `self.model`, and the models are {', '.join(models)}: override `train_step` "
-        "and `eval_step`, or `forward`."
+        f"The default `train_step` and `eval_step` use `self.model`, but the models are {', '.join(models)}: override "
+        "`train_step` and `eval_step`, or `forward`."
     )
 
 
@@ -217,10 +217,10 @@ def check_default_optimizers(model: nn.Module, loss_fn: Any, optimizers: Mapping
     for name, optimizer in optimizers.items():
         if not any(id(p) in reached for group in optimizer.param_groups for p in group["params"]):
             raise ConfigurationError(
-                f"The default step updates all optimizers with the loss of `self.model`, and optimizer {name!r} holds "
-                "none of its parameters: override `train_step` and say which optimizer each loss is for "
-                f"(`self.update(loss, {name!r})`, or for one loss `self.update(loss, {list(optimizers)})`), or "
-                "override `forward` where the loss depends on the other models too."
+                "The default `train_step` updates all optimizers with the loss of `self.model`, but optimizer "
+                f"{name!r} holds none of its parameters. Override `train_step` and pass the optimizer for each loss "
+                f"(`self.update(loss, {name!r})`; for a shared loss `self.update(loss, {list(optimizers)})`). Or "
+                "override `forward` if the loss depends on the other models too."
             )
 
 
@@ -247,9 +247,9 @@ def check_reduction(loss_fn: Any, accumulate: int, num_processes: int) -> None:
         parts = f"accumulate={accumulate}" if accumulate > 1 else f"{num_processes} processes"
         if accumulate > 1 or num_processes > 1:
             raise ConfigurationError(
-                f'{type(loss_fn).__name__}(reduction="sum") with {parts}: losses of parts of a batch are averaged, so '
-                'this would not be the loss of the whole batch. Use reduction="mean", or override `compute_loss` and '
-                "return (sum, count)."
+                f'{type(loss_fn).__name__}(reduction="sum") with {parts}: the losses of the parts of a batch are '
+                'averaged, so the result would not be the loss of the whole batch. Use reduction="mean", or override '
+                "`compute_loss` and return (sum, count)."
             )
 
 
@@ -258,17 +258,17 @@ def check_label(name: Any, tags: Any, config: Any) -> RunFacts:
     label: RunFacts = {}
     if name is not None:
         if not isinstance(name, str) or not name.strip():
-            raise ConfigurationError(f"name={name!r:.60}: use a text, the name of the run.")
+            raise ConfigurationError(f"name={name!r:.60}: use a string, the name of the run.")
         label["name"] = name
     if tags:
         words = [tags] if isinstance(tags, str) else list(tags) if isinstance(tags, Iterable) else [tags]
         if isinstance(tags, Mapping) or not all(isinstance(word, str) for word in words):
-            raise ConfigurationError(f"tags={tags!r:.60}: use a list of texts, such as ['baseline', 'small'].")
+            raise ConfigurationError(f"tags={tags!r:.60}: use a list of strings, such as ['baseline', 'small'].")
         label["tags"] = words
     if config is not None:
         if not isinstance(config, Mapping):
             raise ConfigurationError(
-                f"config is of type {type(config).__name__}: pass a dict of what you want to find again, such as "
+                f"config is of type {type(config).__name__}: pass a dict with the values to record, such as "
                 "`config=vars(args)` or `config=dataclasses.asdict(settings)`."
             )
         label["config"] = as_plain(config)

@@ -28,8 +28,8 @@ def uninitialized(modules: Mapping[str, nn.Module]) -> list[str]:
 def refuse(names: list[str], reason: str) -> ConfigurationError:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ConfigurationError(
-        f"{', '.join(names[:3])}{more} have no size before a first batch (LazyLinear and the like), and {reason}. Call "
-        "the model once before training, as in `model(torch.zeros(2, 10))`, or give its layers their sizes."
+        f"{', '.join(names[:3])}{more} have no size before the first batch (as LazyLinear layers do), but {reason}. "
+        "Call the model once before training, as in `model(torch.zeros(2, 10))`, or give its layers their sizes."
     )
 
 
@@ -42,7 +42,7 @@ def materialise(run: TrainingRun) -> None:
         return
     batches = peek(run)
     if not batches:
-        raise refuse(names, "a batch of the training data cannot be looked at without using it up")
+        raise refuse(names, "a batch of the training data cannot be read without consuming it")
     try:
         with run.program._eval_mode(), run.media.muted(), torch.no_grad(), run.runtime.autocast:
             run.window.size = batches[0].size

@@ -62,9 +62,15 @@ class MediaLog:
             return
         if len(self.waiting) < MAX_WAITING:
             self.waiting.append(media)
-            self.say_once(run, "before", f"{name!r} was logged before training: it is recorded when that begins.")
+            self.say_once(
+                run, "before", f"{name!r} was logged before training: it will be recorded when training starts."
+            )
         else:
-            self.say_once(run, "full", f"{name!r} is dropped: {MAX_WAITING} items that were logged wait for training.")
+            self.say_once(
+                run,
+                "full",
+                f"{name!r} is dropped: {MAX_WAITING} logged items are already waiting for training to start.",
+            )
 
     def _placed(self, run: LoggedRun, name: str, content: Content, count: int) -> Media:
         from ..metrics.media import Media
@@ -121,7 +127,7 @@ class MediaLog:
         """Whether a callback gets the item, or may get it once training begins; if none does, a line says so once."""
         if self.waiting is not None or run.hooks["on_media"]:
             return True
-        self.say_once(run, "nobody", f"{call}: nothing records it. {run.record_hint}")
+        self.say_once(run, "nobody", f"{call}: this value is not recorded anywhere. {run.record_hint}")
         return False
 
     def say_once(self, run: LoggedRun, key: str, line: str) -> None:
@@ -283,7 +289,7 @@ class MediaMethods:
         def read(call: str) -> tuple[Callable[[], Content], int, str]:
             if not isinstance(text, str):
                 raise ConfigurationError(
-                    f"{call}: the text is of type {type(text).__name__}: pass a str, as str(value), or use log_table "
+                    f"{call}: the value is of type {type(text).__name__}: pass a str, as str(value), or use log_table "
                     "for rows and columns."
                 )
             return lambda: text, 1, ""

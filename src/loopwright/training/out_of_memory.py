@@ -31,8 +31,8 @@ def split(batch: Any, size: int, number: int) -> list[tuple[Any, int]]:
         return [(batch, size)]
     if (reason := split_obstacle(batch, size)) is not None:
         raise DataError(
-            f"A batch has to be taken in micro-batches, since memory ran out before, and cannot be: {reason}. Use "
-            "smaller batches (with `accumulate=` for the same effect)."
+            "A batch must be split into micro-batches, because memory ran out before, but it cannot be split: "
+            f"{reason}. Use smaller batches (with `accumulate=` for the same effect)."
         )
     lengths = [size // number + (index < size % number) for index in range(number)]
     ends = list(accumulate(lengths))
@@ -46,7 +46,9 @@ def split_obstacle(batch: Any, size: int) -> str | None:
         if isinstance(leaf, Tensor | np.ndarray) and leaf.ndim:
             found = True
             if leaf.shape[0] != size:
-                return f"it is {describe(batch)}, where not everything has one row for each of its {size} samples"
+                return (
+                    f"it is {describe(batch)}, which does not have one row per sample ({size} samples) in every tensor"
+                )
         elif not isinstance(leaf, Tensor | np.ndarray | int | float | str | bytes | None):
             return f"it holds a {type(leaf).__name__}"
     return None if found else f"{describe(batch)} holds no tensor"
@@ -141,16 +143,16 @@ def redo_window(run: TrainingRun, batches: Sequence[Batch], position: int, error
             if len(run.updates.by_name) == 1:
                 raise
             error.add_note(
-                "With several optimizers that are not updated together a step in micro-batches is not the same as the "
-                "whole. " + _smaller_batches(run)
+                "With several optimizers that are updated separately, a step in micro-batches would give different "
+                "gradients. " + _smaller_batches(run)
             )
             raise error from several
     largest = max(batch.size for batch in batches)
     run.note("micro_batches", f"in up to {run.num_micro_batches} micro-batches", number=run.num_micro_batches)
     run.say(
-        f"Out of memory in update {run.progress.update + 1}: steps are now taken in up to {run.num_micro_batches} "
-        f"micro-batches (of {-(-largest // run.num_micro_batches)} instead of {largest} samples), with the same "
-        "gradients."
+        f"Out of memory in update {run.progress.update + 1}: each batch is now split into up to "
+        f"{run.num_micro_batches} micro-batches (of {-(-largest // run.num_micro_batches)} instead of {largest} "
+        "samples). The gradients stay the same."
     )
     return result
 
@@ -185,9 +187,9 @@ def _step_once(run: TrainingRun, micro_batch: Any, length: int) -> StepResult:
     calls = run.updates.calls - before
     if calls != 1:
         raise SeveralUpdatesError(
-            f"Memory ran out, and the step cannot be taken in micro-batches: `{run.words.step}` called "
-            f"`{run.words.update}` {calls} times, which for a micro-batch is not the same as for the batch. "
-            f"Use smaller batches and `{run.words.accumulate}=`."
+            f"Memory ran out, and the batch cannot be split into micro-batches: `{run.words.step}` called "
+            f"`{run.words.update}` {calls} times, so micro-batches would give different gradients. Use smaller batches "
+            f"and `{run.words.accumulate}=`."
         )
     return result
 
@@ -238,10 +240,10 @@ def _smaller_batches(run: TrainingRun) -> str:
 def _obstacle(run: TrainingRun, batches: Sequence[Batch], position: int, error: torch.OutOfMemoryError) -> str | None:
     less = _smaller_batches(run)
     if any(batch.total is not None for batch in batches):
-        return f"One of several processes cannot take a step in micro-batches alone. {less}"
+        return f"With several processes, one of them cannot split its batch into micro-batches on its own. {less}"
     frames = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
     if run.window.has_stepped or OptimizerUpdate.finish.__code__ in frames:
-        return f"The optimizer step was under way or taken, so this step cannot be taken again in micro-batches. {less}"
+        return f"The optimizer step had already begun, so this step cannot be repeated in micro-batches. {less}"
     largest = max(batch.size for batch in batches)
     if run.num_micro_batches >= largest:
         return (
@@ -250,4 +252,4 @@ def _obstacle(run: TrainingRun, batches: Sequence[Batch], position: int, error: 
         )
     failed = batches[position - 1]
     reason = split_obstacle(run.program.prepare_batch(failed.value), failed.size)
-    return None if reason is None else f"The batch cannot be taken in micro-batches: {reason}. {less}"
+    return None if reason is None else f"The batch cannot be split into micro-batches: {reason}. {less}"

@@ -60,10 +60,10 @@ class Words:
     update: str = "self.update(loss)"
     accumulate: str = "accumulate"
     nonfinite: str = (
-        "Lower the learning rate, clip gradients (`clip_norm=`) or look for bad samples; `NonFiniteGuard('skip')` goes "
-        "on without such updates."
+        "Lower the learning rate, clip gradients (`clip_norm=`) or look for bad samples; `NonFiniteGuard('skip')` "
+        "skips such updates."
     )
-    record_media: str = "Pass `run_dir=` to the trainer, or a tracker of `loopwright.trackers` as a callback."
+    record_media: str = "Pass `run_dir=` to the trainer, or add a tracker from `loopwright.trackers` to the callbacks."
     takes_count: bool = True  # whether a loss may be a sum, trained with the number of its items
 
 

@@ -45,8 +45,8 @@ def _check_plateau(schedule: Schedule, metric: str | None, directions: Direction
         return
     better, other = ("larger", "max") if own == "min" else ("smaller", "min")
     raise ConfigurationError(
-        f'ReduceLROnPlateau(mode="{own}") watches {metric!r}, of which {better} values are better: it would lower the '
-        f'learning rate while that improves. Make it with mode="{other}"; or, if its mode is right, say '
+        f'ReduceLROnPlateau(mode="{own}") watches {metric!r}, for which {better} values are better, so it would lower '
+        f'the learning rate while the metric improves. Use mode="{other}"; or, if its mode is right, pass '
         f'Schedule(scheduler, metric={metric!r}, mode="{own}").'
     )
 
@@ -62,9 +62,9 @@ def _check_measured(run: TrainingRun, wanted: dict[str, str]) -> None:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         if name.startswith("eval_") and run.eval_stream is None:
-            hint = " Pass `eval_data=` to have an evaluation."
+            hint = " Pass `eval_data=` to evaluate."
         raise ConfigurationError(
-            f"{wanted[name]} watches {name!r}, which this run will not measure; there will be: "
+            f"{wanted[name]} watches {name!r}, which this run will not measure; it will measure: "
             f"{', '.join(sorted(known))}.{hint}"
         )
 

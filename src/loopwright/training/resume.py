@@ -32,7 +32,7 @@ class Origin:
         """The arguments of `train`."""
         if changes not in ("refuse", "accept"):
             raise ConfigurationError(
-                f"changes={changes!r}: use 'refuse', or 'accept' to go on with a run although the program has changed."
+                f"changes={changes!r}: use 'refuse', or 'accept' to continue a run although the program has changed."
             )
         path = None if isinstance(resume, bool) or resume == "auto" else Path(resume)
         return cls(path, resume is False, changes == "accept")
@@ -90,7 +90,7 @@ def _open_directory(run: TrainingRun, *, is_fresh: bool) -> None:
     run.directory = RunDirectory.fresh(run.run_dir) if is_fresh else RunDirectory(run.run_dir).lock()
     run.runtime.broadcast_object(run.directory.path)
     if is_fresh and run.directory.path != run.run_dir.absolute():
-        run.say(f"{run.run_dir} holds a run already; this one goes to {run.directory.path}.")
+        run.say(f"{run.run_dir} already contains a run; the new run is in {run.directory.path}.")
         run.run_dir = run.directory.path
 
 
@@ -185,8 +185,8 @@ def _compare(run: TrainingRun, checkpoint: Checkpoint, origin: Origin) -> dict[s
     recorded = (_recorded(run) if origin.path is None else None) or saved
     if now is None or recorded is None:
         run.say(
-            f"{checkpoint.path} does not say what program wrote it: whether model, optimizer, loss and data are the "
-            "same was not compared."
+            f"{checkpoint.path} does not record the program that wrote it, so it was not checked whether model, "
+            "optimizer, loss and data are the same."
         )
         return {}
     run.accepted = program_changes(recorded, now)
@@ -195,7 +195,7 @@ def _compare(run: TrainingRun, checkpoint: Checkpoint, origin: Origin) -> dict[s
         accept = run.words.accept_changes if _weights_fit(run, checkpoint) else None
         raise ConfigurationError(refusal(what, run.accepted, start_over=run.words.start_over, accept=accept))
     if run.accepted:
-        run.say(f"Going on with changes:{listed(run.accepted)}")
+        run.say(f"Continuing with changes:{listed(run.accepted)}")
     return {change.key: change for change in program_changes(saved or recorded, now)}
 
 
@@ -256,7 +256,7 @@ def _schedule_texts(run: TrainingRun) -> Iterator[str]:
     """Yield a text for each scheduler whose interval the program does not name."""
     for schedule in run.components.schedules.values():
         if schedule.every is None and not isinstance(schedule.scheduler, CurveSchedule):
-            yield f"{type(schedule.scheduler).__name__} stepped once an {schedule.interval}"
+            yield f"{type(schedule.scheduler).__name__} stepped once per {schedule.interval}"
 
 
 def _untrained_text(run: TrainingRun) -> str:
@@ -270,7 +270,7 @@ def _untrained_text(run: TrainingRun) -> str:
         return ""
     more = f" and {len(left) - 3} more" if len(left) > 3 else ""
     return (
-        f" No optimizer has {', '.join(left[:3])}{more}, which stay as they are: give them to an optimizer, or "
+        f" No optimizer trains {', '.join(left[:3])}{more}, so they will not change: add them to an optimizer, or "
         "freeze them with requires_grad_(False)."
     )
 

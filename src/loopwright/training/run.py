@@ -219,9 +219,10 @@ class TrainingRun:
         self.current_meter.log(values)  # first: a value that is none is the mistake to tell of
         if not self.phases and self.meter.is_over and not self.progress.in_epoch:
             raise ConfigurationError(
-                f"log({', '.join(map(str, values))}): no epoch or evaluation is under way, so no row would have it. "
-                "For a value of the epoch, call it in a step or in on_train_epoch_end (in on_epoch_end its row is "
-                "written already); for a remark before or after training, use log_text or log_table."
+                f"log({', '.join(map(str, values))}): no epoch or evaluation is in progress, so the value would be "
+                "lost. For a metric of the epoch, call it in a step or in on_train_epoch_end (when on_epoch_end is "
+                "called, the row of the epoch is already written); before or after training, use log_text or "
+                "log_table."
             )
 
     @contextmanager
@@ -360,6 +361,6 @@ def seek(stream: Stream, state: dict[str, Any]) -> None:
         raise
     except Exception as error:  # any error of a damaged state, or of a user's own load_state_dict
         raise CheckpointError(
-            f"The position in the data that the checkpoint holds cannot be used ({type(error).__name__}: {error}): use "
-            "another checkpoint, or start a new run."
+            f"The data position in the checkpoint cannot be used ({type(error).__name__}: {error}): use another "
+            "checkpoint, or start a new run."
         ) from error

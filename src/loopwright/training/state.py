@@ -107,8 +107,8 @@ def restore(run: TrainingRun, tree: Any, source: str, *, kept: Kept = NOTHING_KE
     small["callbacks"] = migrate_callbacks(callbacks, small, source)
     if problems := _compare(run, tree, small, kept):
         raise CheckpointError(
-            f"Checkpoint {source} does not fit this trainer, and nothing was loaded:{listed(problems)}\nBuild the same "
-            "models, optimizers and callbacks as the run that wrote it, or start a new run "
+            f"Checkpoint {source} does not match this trainer; nothing was loaded:{listed(problems)}\n"
+            "Build the same models, optimizers and callbacks as the run that wrote it, or start a new run "
             f"({run.words.start_over})."
         )
     measured = own_process(run, small["metrics"])
@@ -240,7 +240,10 @@ def wrong_positions(run: TrainingRun, small: Mapping[str, Any]) -> list[str]:
     world, now = max(map(len, found), default=0), run.runtime.num_shares
     if all(len(states) == now for states in found):
         return []
-    return [f"data: {world} processes had a position each in data of their own, and there are {now} now: start {world}"]
+    return [
+        f"data: {world} processes each had a position in their own data, but now there are {now} processes: start "
+        f"{world}"
+    ]
 
 
 def _positions(saved: Any) -> list[Any] | None:

@@ -91,7 +91,7 @@ def compare_components(
         held, saved = ({n: value for n, value in named.items() if n not in left} for named in (components, states))
         if not partly:
             problems += [f"{part}: {name!r} is not in the checkpoint" for name in held if name not in saved]
-            problems += [f"{part}: the checkpoint has {n!r}, the trainer has not" for n in saved if n not in held]
+            problems += [f"{part}: the checkpoint has {n!r}, but the trainer does not" for n in saved if n not in held]
         for name in held:
             if name in saved:
                 problems += [f"{part}: {name}: {problem}" for problem in compare(held[name], saved[name])]
@@ -103,8 +103,8 @@ def compare_model(model: nn.Module, saved: Any) -> list[str]:
     if not isinstance(saved, Mapping):
         return [f"the checkpoint has {_kind(saved)} instead of a state dict"]
     own = model.state_dict()
-    problems = [f"{key} is missing in the checkpoint" for key in own if key not in saved]
-    problems += [f"{key} is in the checkpoint only" for key in saved if key not in own]
+    problems = [f"{key} is missing from the checkpoint" for key in own if key not in saved]
+    problems += [f"{key} is only in the checkpoint" for key in saved if key not in own]
     problems += [f"{key} {p}" for key in own if key in saved and (p := _misfit(own[key], saved[key])) is not None]
     metadata = state_dict_metadata(saved) or {}
     if not isinstance(metadata, Mapping) or not all(isinstance(entry, Mapping) for entry in metadata.values()):
@@ -172,7 +172,7 @@ def _completed(optimizer: Optimizer, groups: Sequence[Mapping[str, Any]]) -> lis
 def _compare_options(own: Mapping[str, Any], saved: Mapping[str, Any]) -> Iterator[str]:
     missing = [name for name in own if name not in saved and name != "param_names"]
     if missing:
-        yield f"{', '.join(missing)} of a group: not in the checkpoint, which may be of another kind of optimizer"
+        yield f"{', '.join(missing)} of a group: not in the checkpoint, which may be from another optimizer class"
     for name in own:
         if own[name] is None and isinstance(saved.get(name), Mapping | list | Tensor):
             yield f"of a group, {name} is {_kind(saved[name])} in the checkpoint"
@@ -309,7 +309,7 @@ def wrong_fields(part: str, saved: Any, known: Collection[str], optional: Collec
         return
     yield from (f"{part}: {name!r} is not in the checkpoint" for name in known if name not in saved)
     unknown = [name for name in saved if name not in known and name not in optional]
-    yield from (f"{part}: {name!r:.40} is in the checkpoint, and not known to this version" for name in unknown)
+    yield from (f"{part}: {name!r:.40} is in the checkpoint, but this version does not know it" for name in unknown)
 
 
 def _wrong_progress(saved: Any) -> Iterator[str]:

@@ -64,8 +64,8 @@ class StepWatch:
         is_whole = self._is_whole and progress.is_exhausted
         if is_whole and self.updates and self.optimization.calls == self._calls:
             raise ConfigurationError(
-                f"Nothing was trained: {progress.epoch_step} steps of epoch {progress.epoch + 1} are over, and "
-                f"`{self.trainer._words.step}` updated none of the optimizers "
+                f"Nothing was trained: after {progress.epoch_step} steps of epoch {progress.epoch + 1}, "
+                f"`{self.trainer._words.step}` has not updated any of the optimizers "
                 f"({', '.join(self.optimization.by_name)}). Call `{self.trainer._words.update}` in it."
             )
 
@@ -76,14 +76,14 @@ class StepWatch:
         step, call = self.trainer._words.step, self.trainer._words.update
         if any(param.grad is not None for update in self.updates for param in update.params):
             raise ConfigurationError(
-                f"`{step}` called backward() and no optimizer was stepped, so nothing was trained. Call `{call}` "
-                "instead: it is backward, accumulation, clipping, the optimizer's step and zeroing."
+                f"`{step}` called backward(), but no optimizer was stepped, so nothing was trained. Call `{call}` "
+                "instead: it runs backward, accumulates, clips, steps the optimizer and zeroes the gradients."
             )
         values = [result.loss, *result.metrics.values()]
         if any(isinstance(value, Tensor) and value.requires_grad for value in values):
             raise ConfigurationError(
-                f"`{step}` returned a loss and updated nothing: returning the loss does not train, it only reports. "
-                f"Call `{call}` before you return."
+                f"`{step}` returned a loss but updated nothing: a returned loss is only logged. Call `{call}` before "
+                "you return."
             )
 
     def _check_window(self, position: int) -> None:
@@ -108,10 +108,10 @@ class StepWatch:
         else:
             what = f"updated in the steps before, but not in step {position}"
         raise ConfigurationError(
-            f"{update.subject} {what} of an accumulation window of {self.trainer.accumulate} batches, so "
-            "its gradients would not be those of the window. Update it once in every step of a window or in none: "
-            "go by `self.progress.update`, which is the same in all steps of a window (`if self.progress.update % 5 == "
-            "0: self.update(...)`), or do not accumulate."
+            f"{update.subject} {what} of an accumulation window of {self.trainer.accumulate} batches, so its gradients "
+            "would not be those of the window. Update it once in every step of a window, or in none of them: use a "
+            "condition on `self.progress.update`, which is the same in all steps of a window (`if "
+            "self.progress.update % 5 == 0: self.update(...)`), or do not accumulate."
         )
 
     def _before_own_step(self, update: OptimizerUpdate) -> None:
@@ -163,10 +163,10 @@ def check_trained(run: TrainingRun) -> None:
 
 def _untrained_text(update: OptimizerUpdate) -> str | None:
     if update.num_updates == 0:
-        return f"optimizer {update.name!r} was never stepped, so its {len(update.params)} parameters are as they were"
+        return f"optimizer {update.name!r} was never stepped, so its {len(update.params)} parameters have not changed"
     if update.num_updates == update.empty_steps:
         return (
-            f"optimizer {update.name!r} was stepped {update.num_updates} times and never had a gradient; call "
+            f"optimizer {update.name!r} was stepped {update.num_updates} times but never had a gradient; call "
             "zero_grad() before backward(), not between backward() and step()"
         )
     return None
@@ -176,8 +176,8 @@ def refuse_own_step(trainer: Program, update: OptimizerUpdate) -> None:
     """Raise where an optimizer step outside of `update` would be wrong."""
     if (obstacle := own_step_obstacle(trainer, update)) is not None:
         raise ConfigurationError(
-            f"`{trainer._words.step}` called step() of optimizer {update.name!r} itself, which {obstacle}: call "
-            f"`{trainer._words.update}` in place of backward() and step()."
+            f"`{trainer._words.step}` called step() of optimizer {update.name!r} directly, which {obstacle}: call "
+            f"`{trainer._words.update}` instead of backward() and step()."
         )
 
 
@@ -189,36 +189,40 @@ def own_step_obstacle(
     A door that averages gradients over processes or clips them before such a step says so.
     """
     if update.peers is not None and not is_averaged:
-        return "would go by the gradients of this process's part of the batch, and the processes' weights would differ"
+        return (
+            "would use only the gradients of this process's part of the batch, so the weights would differ between "
+            "processes"
+        )
     if trainer.accumulate > 1:
         return (
-            f"would come after every batch, not after {trainer.accumulate} of them as {trainer._words.accumulate} says"
+            f"would happen after every batch, not after every {trainer.accumulate} batches as "
+            f"{trainer._words.accumulate} requires"
         )
     if trainer.run.num_micro_batches > 1:
-        return "would come after a part of the batch, since memory ran out and batches are taken in micro-batches"
+        return "would happen after a part of the batch, because memory ran out and batches are split into micro-batches"
     if not is_clipped and (update.clip_norm is not None or update.clip_value is not None):
         name, value = (
             ("clip_norm", update.clip_norm) if update.clip_norm is not None else ("clip_value", update.clip_value)
         )
-        return f"would leave out the clipping that {name}={value} asks for"
+        return f"would skip the clipping that {name}={value} requires"
     if update.scaler is not None:
-        return "would go without the loss scaling that precision='fp16' needs"
-    return "`update` has done as well, so that it would be stepped twice" if update.calls else None
+        return "would skip the loss scaling that precision='fp16' needs"
+    return "`update` has also done, so the optimizer would be stepped twice" if update.calls else None
 
 
 def refuse_update(trainer: Program, loss: Any, count: Any) -> None:
     """Raise for an update in an evaluation, or with a value that is not a loss."""
     if trainer.run.is_evaluating:
         raise ConfigurationError(
-            f"An update during an evaluation would train on its data: `{trainer._words.eval_step}`, and what else runs "
-            f"in an evaluation or prediction, only measures. Update in `{trainer._words.step}`."
+            f"An update during an evaluation would train on the evaluation data. `{trainer._words.eval_step}` and "
+            f"other code that runs in an evaluation or prediction must not update. Update in `{trainer._words.step}`."
         )
     if (mistake := mistake_in_loss(loss, count, trainer._words.takes_count)) is not None:
-        raise ConfigurationError(f"The loss trained in `{trainer._words.step}` {mistake}.") from None
+        raise ConfigurationError(f"The loss in `{trainer._words.step}` {mistake}.") from None
     error, names = sys.exception(), list(trainer.optimizers)
     if len(names) > 1 and any(text in str(error) for text in ("a second time", "by an inplace operation")):
         assert error is not None
-        error.add_note(f"If one loss is for several optimizers, update them together: `self.update(loss, {names})`.")
+        error.add_note(f"If several optimizers share one loss, update them together: `self.update(loss, {names})`.")
 
 
 def scheduler_positions(update: OptimizerUpdate) -> list[Any]:

@@ -245,8 +245,11 @@ def _has_given_all(progress: Progress, stream: Stream) -> bool:
 def _check_length(progress: Progress, stream: Stream) -> None:
     """Raise if an epoch had no batches, or fewer than its length: this is an error and not the end of training."""
     if progress.epoch_step == 0:
-        reason = "gave nothing in this epoch; an iterator can be used only once"
-        remedy = "an object that can be iterated in each epoch: a data set, a list, one whose `__iter__` starts anew"
+        reason = "is empty in this epoch; an iterator can be used only once"
+        remedy = (
+            "an object that can be iterated in every epoch: a data set, a list, or an object whose `__iter__` starts "
+            "from the beginning"
+        )
         if progress.epoch == 0:
             reason, remedy = "is empty", "a data set or loader with at least one batch"
             remedy += " (is `drop_last` on with fewer samples than a batch?)"
@@ -254,5 +257,5 @@ def _check_length(progress: Progress, stream: Stream) -> None:
     if stream.num_batches is not None and progress.epoch_step < stream.num_batches:
         raise DataError(
             f"The training data ended early: {progress.epoch_step} batches in epoch {progress.epoch + 1}, but its "
-            f"length says {stream.num_batches}. Correct its `__len__`, or remove it to train on data of any length."
+            f"length is {stream.num_batches}. Correct its `__len__`, or remove it to train on data of any length."
         )

@@ -41,8 +41,8 @@ def checked_pair(returned: Any) -> tuple[Any, Any]:
     if isinstance(returned, (tuple, list)) and len(returned) == 2:
         return returned[0], returned[1]
     raise ConfigurationError(
-        f"`split_batch` returned {describe(returned)}, and has to return two values: (inputs, targets), or "
-        "(inputs, None) where there are no targets."
+        f"`split_batch` returned {describe(returned)}; it must return two values: (inputs, targets), or (inputs, None) "
+        "if there are no targets."
     )
 
 
@@ -57,8 +57,8 @@ def call_model(model: nn.Module, inputs: Any, *, split: str = "split_batch", for
     except (TypeError, RuntimeError, ValueError, IndexError) as error:
         if "more than 1 value per channel" in str(error):
             error.add_note(
-                "This batch has a single sample, of which batch norm has no statistics: use another `batch_size`, or a "
-                "DataLoader with `drop_last=True`."
+                "This batch has a single sample, and batch norm cannot compute statistics from one sample: use "
+                "another `batch_size`, or a DataLoader with `drop_last=True`."
             )
         elif is_about_inputs(error):
             error.add_note(
@@ -106,10 +106,10 @@ def loss_of(outputs: Any, targets: Any, loss_fn: Callable[..., Any] | None, *, o
                     f"The loss was called with {describe(outputs)} as outputs and {describe(targets)} as targets."
                 )
             raise
-        how = "(outputs), since the batches have no targets" if targets is None else "(outputs, targets)"
+        how = "(outputs), because the batches have no targets" if targets is None else "(outputs, targets)"
         raise ConfigurationError(
-            f"The loss was called with {how}, and that does not fit: {error}. Pass data of inputs and targets, such as "
-            f"`(x, y)`, a function that takes these arguments, or override `{override}`."
+            f"The loss was called with {how}, but it does not take these arguments: {error}. Pass data of inputs and "
+            f"targets, such as `(x, y)`, a function that takes these arguments, or override `{override}`."
         ) from error
 
 

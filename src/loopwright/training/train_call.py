@@ -43,8 +43,8 @@ def _check_run(run: object) -> None:
     """Refuse an object that a subclass has assigned in place of the trainer's run."""
     if not isinstance(run, TrainingRun):
         raise ConfigurationError(
-            f"`trainer.run` is a {type(run).__name__}, and it is where a trainer keeps the state of its run: give your "
-            "own attribute another name, such as `self.my_run`."
+            f"`trainer.run` is a {type(run).__name__}, but the trainer keeps the state of its run there: give your own "
+            "attribute another name, such as `self.my_run`."
         )
 
 
@@ -138,15 +138,15 @@ def _finished_line(run: TrainingRun) -> str:
     progress = run.progress
     if run.num_calls < progress.call:
         number, later = run.num_calls, progress.call
-        return f"Call {number} of `train` was finished by an earlier process; the run goes on in call {later}."
+        return f"Call {number} of `train` was finished by an earlier process; the run continues in call {later}."
     length = f"{counted(progress.epoch, 'epoch')}, {counted(progress.update, 'update')}"
     start = f"Nothing to train: the run in {run.run_dir} is finished ({length})"
     if run.stop_reason is not None:
         return (
-            f"{start}; what ended it: {run.stop_reason}. Pass {run.words.accept_changes} to go on all the same, or "
+            f"{start}; it ended because: {run.stop_reason}. Pass {run.words.accept_changes} to continue anyway, or "
             f"{run.words.start_over} to start over."
         )
-    return f"{start}. Raise the limit to go on, or pass {run.words.start_over} to start over."
+    return f"{start}. Raise the limit to continue, or pass {run.words.start_over} to start over."
 
 
 def _place(run: TrainingRun, stream: Stream, pending: PendingRestore, *, is_changed: bool) -> None:
@@ -158,7 +158,7 @@ def _place(run: TrainingRun, stream: Stream, pending: PendingRestore, *, is_chan
     except DataError as error:
         if not is_changed:
             raise
-        run.say(f"The rest of epoch {run.progress.epoch + 1} is left out: {error}")
+        run.say(f"The rest of epoch {run.progress.epoch + 1} is skipped: {error}")
         run.progress.next_epoch()
         pending.restore_rng()
 
@@ -238,7 +238,7 @@ def emit_exception(run: TrainingRun, error: BaseException) -> None:
         try:
             hook(error)
         except Exception as second:
-            error.add_note(f"and on_exception itself failed: {second!r}")
+            error.add_note(f"on_exception failed as well: {second!r}")
 
 
 def _leave_if_interrupted(run: TrainingRun) -> None:
@@ -246,11 +246,15 @@ def _leave_if_interrupted(run: TrainingRun) -> None:
     if not run.is_interrupted:
         return
     update, is_saved = run.progress.update, run.directory is not None
-    saved = "saved; start the same program again to continue" if is_saved else "nothing saved: no run_dir"
+    saved = (
+        "saved; start the same program again to resume"
+        if is_saved
+        else ("nothing was saved, because there is no run_dir")
+    )
     if not is_notebook():
         run.say(f"{run.signals.name} after update {update}: {saved}.")
     raise interruption(
         run.signals.exit_code,
-        f"Interrupted after update {update}{', which was saved' if is_saved else ''}. The trainer is as it was then: "
-        "`train` goes on from there.",
+        f"Interrupted after update {update}{', which was saved' if is_saved else ''}. The trainer keeps this state: "
+        "call `train` to continue.",
     )

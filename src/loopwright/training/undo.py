@@ -60,7 +60,7 @@ def undone_on_error(run: TrainingRun, source: str, callbacks: Iterable[Callback]
         load_metric_states(measuring, [metrics])
         load_object_states(owners, [objects], is_in_epoch=False, num_processes=1)
         raise CheckpointError(
-            f"Checkpoint {source} does not fit this trainer, and nothing was loaded: {place.part} failed with "
+            f"Checkpoint {source} does not match this trainer; nothing was loaded: {place.part} failed with "
             f"{type(error).__name__}: {error}"
         ) from error
 
@@ -112,7 +112,7 @@ def load_parts(run: TrainingRun, parts: Parts, *, optimizers: bool = True, sched
     problems = [f"the trainer has no model {name!r}" for name in models if name not in run.components.models]
     problems += compare_components(run.components, parts.models, states, schedulers, partly=True)
     if problems:
-        raise CheckpointError(f"{parts.path} does not fit this trainer; nothing was loaded:{listed(problems)}")
+        raise CheckpointError(f"{parts.path} does not match this trainer; nothing was loaded:{listed(problems)}")
     with undone_on_error(run, str(parts.path)) as at:
         for name, optimizer in run.components.optimizers.items():
             if name in states:

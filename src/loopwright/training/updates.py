@@ -62,9 +62,10 @@ class JointUpdate(OptimizerUpdate):
         held = {id(p): p for member in self.members for p in member.params}
         if (num_shared := sum(len(member.params) for member in self.members) - len(held)) > 0:
             raise ConfigurationError(
-                f"One update is for {self.title}, and {num_shared} of their {len(held)} parameters belong to more than "
-                "one of them, so that an update would change these twice. Give each parameter to one optimizer; a "
-                "factory is called with all parameters: `lambda params: Muon([p for p in params if p.ndim == 2])`."
+                f"update(loss) is called for {self.title}, but {num_shared} of their {len(held)} parameters belong to "
+                "more than one of them and would be updated twice. Give each parameter to only one optimizer; a "
+                "factory receives all parameters and can choose: `lambda params: Muon([p for p in params if p.ndim == "
+                "2])`."
             )
         trained = {id(p): p for p in trainable}
         self.holds_all = trained.keys() <= held.keys()
@@ -187,11 +188,11 @@ class Updates:
 
     def _unclear(self) -> ConfigurationError:
         if not self.by_name:
-            return ConfigurationError("update(loss) was called and no training is under way: call it in a step.")
+            return ConfigurationError("update(loss) was called outside of training: call it in `train_step`.")
         names = list(self.by_name)
         return ConfigurationError(
-            f"update(loss) is ambiguous: there are the optimizers {', '.join(names)}. Say which: "
-            f"update(loss, {names[0]!r}), or for one loss of several update(loss, {names})."
+            f"update(loss) is ambiguous: there are the optimizers {', '.join(names)}. Name one: update(loss, "
+            f"{names[0]!r}); for a loss that several optimizers share: update(loss, {names})."
         )
 
     def note_own_step(self, update: OptimizerUpdate) -> None:
@@ -222,15 +223,15 @@ class Updates:
             if update.optimizer is optimizer:
                 return update
         raise ConfigurationError(
-            f"{optimizer!r} is none of this trainer's optimizers ({', '.join(self.by_name)}): "
-            "assign it to self in configure_optimizers, or pass it to the constructor."
+            f"{optimizer!r} is not one of this trainer's optimizers ({', '.join(self.by_name)}): assign it to self in "
+            "configure_optimizers, or pass it to the constructor."
         )
 
     def _find_joint(self, optimizers: Iterable[OneOptimizer]) -> OptimizerUpdate:
         if isinstance(optimizers, set | frozenset):
             shown = ", ".join(sorted(map(repr, optimizers)))
             raise ConfigurationError(
-                f"update(loss, {{{shown}}}): a set has no order to step the optimizers in; give a list."
+                f"update(loss, {{{shown}}}): a set has no order in which to step the optimizers; pass a list."
             )
         members = [self._find_one(optimizer) for optimizer in optimizers]
         names = tuple([member.name for member in members])
@@ -238,13 +239,13 @@ class Updates:
             return self._joint[names]
         if not names:
             raise ConfigurationError(
-                f"update(loss, []) names no optimizer: give those that the loss is for ({', '.join(self.by_name)})."
+                f"update(loss, []) names no optimizer: name those that the loss is for ({', '.join(self.by_name)})."
             )
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise ConfigurationError(
-                f"update(loss, {list(names)}) names optimizer {twice!r} twice, so that it would be stepped twice with "
-                "the same gradients: name each optimizer once."
+                f"update(loss, {list(names)}) names optimizer {twice!r} twice, so it would be stepped twice with the "
+                "same gradients: name each optimizer once."
             )
         return members[0] if len(members) == 1 else self._join(names, members)
 

@@ -117,8 +117,8 @@ def find_batch_size(
     length = _length_of(data)
     if not 1 <= start <= min(max_size, length):
         raise ConfigurationError(
-            f"Batches from {start} to {max_size} samples of {length}: use 1 <= start <= max_size, and no more than "
-            "there are."
+            f"Batches from {start} to {max_size} samples of {length}: use 1 <= start <= max_size, and at most the "
+            "number of samples."
         )
     search = _Search(trainer, data, length, num_updates, memory, on_trial)
     with fresh_run(trainer, [NonFiniteGuard("off"), search.watch]):
@@ -131,8 +131,8 @@ def find_batch_size(
 def _length_of(data: Any) -> int:
     if isinstance(data, DataLoader) or not isinstance(data, Dataset) or isinstance(data, IterableDataset):
         raise ConfigurationError(
-            f"Data of type {type(data).__name__} has batches of its own, or no length: pass the data set itself, of "
-            "which batches of any size can be made."
+            f"Data of type {type(data).__name__} makes its own batches, or has no length: pass the data set itself, so "
+            "that batches of any size can be made."
         )
     return len(data)  # type: ignore[arg-type]  # a map-style data set
 
@@ -171,7 +171,7 @@ class _Search:
                 fitting = middle
             else:
                 failing = middle
-        return f"memory, which does not hold {failing}"
+        return f"memory, which does not fit {failing}"
 
     def _fits(self, size: int) -> bool:
         trial = self._foreseen(size) or self._try(size)
@@ -188,7 +188,7 @@ class _Search:
         need = known.memory * size // known.size
         if need <= self._memory:
             return None
-        reason = f"would keep about {need} bytes, with {self._memory} to be had"
+        reason = f"would need about {need} bytes, but {self._memory} are available"
         return Trial(size, False, memory=need, reason=reason)
 
     def _try(self, size: int) -> Trial:
@@ -207,5 +207,5 @@ class _Search:
             return Trial(size, False, reason="memory ran out; it would fit in micro-batches")
         memory = self.watch.memory
         if memory is not None and self._memory is not None and memory > self._memory:
-            return Trial(size, False, memory=memory, reason=f"keeps {memory} bytes, with {self._memory} to be had")
+            return Trial(size, False, memory=memory, reason=f"needs {memory} bytes, but {self._memory} are available")
         return Trial(size, True, self.watch.samples_per_second, memory)

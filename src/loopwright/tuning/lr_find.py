@@ -103,7 +103,7 @@ class LearningRateScan:
         try:
             from matplotlib.figure import Figure
         except ImportError as error:
-            raise MissingExtraError("A drawn scan needs matplotlib: pip install 'loopwright[plots]'.") from error
+            raise MissingExtraError("Drawing a scan needs matplotlib: pip install 'loopwright[plots]'.") from error
         figure = Figure(figsize=(7, 4), layout="constrained")
         axes = figure.subplots()
         axes.semilogx(self.rates, self.losses, color="0.8", label="loss")
@@ -198,7 +198,7 @@ class _Growth(Callback):
 
     def on_train_step_end(self, trainer: Program, batch: Any, result: StepResult) -> None:
         if result.loss is None:
-            raise ConfigurationError("train_step returned no loss, and a scan is about the loss: return it as well.")
+            raise ConfigurationError("train_step returned no loss, which the scan needs: return the loss.")
         self._meter.add(result)
 
     def on_update_end(self, trainer: Program) -> None:
@@ -236,11 +236,12 @@ def _groups_of(trainer: Program, name: str | None) -> list[tuple[dict[str, Any],
     """Return the parameter groups that are scanned, each with its rate divided by the largest."""
     if name is None and len(trainer.optimizers) > 1:
         raise ConfigurationError(
-            f"There are several optimizers ({', '.join(trainer.optimizers)}): say which one's rate is looked for."
+            f"There are several optimizers ({', '.join(trainer.optimizers)}): choose the one whose learning rate to "
+            "find."
         )
     chosen = next(iter(trainer.optimizers)) if name is None else name
     if chosen not in trainer.optimizers:
-        raise ConfigurationError(f"There is no optimizer {chosen!r}; there is: {', '.join(trainer.optimizers)}.")
+        raise ConfigurationError(f"There is no optimizer {chosen!r}; available: {', '.join(trainer.optimizers)}.")
     groups: Sequence[dict[str, Any]] = trainer.optimizers[chosen].param_groups
     if any("lr" not in group for group in groups):
         raise ConfigurationError(f"Optimizer {chosen!r} has no `lr` that could be changed.")

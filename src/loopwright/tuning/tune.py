@@ -183,8 +183,8 @@ class Tuner:
         compiling = ", and the time of compiling" if values.get("compile") else ""
         self._say(
             f"Trying {counted(number, 'setting')} on {self._trainer.runtime.device} with "
-            f"{counted(num_cores(), 'core')}: about {usual:.0f} s{compiling}; at most {bound:.0f} s. Ctrl-C ends it "
-            "with what is known by then."
+            f"{counted(num_cores(), 'core')}: about {usual:.0f} s{compiling}; at most {bound:.0f} s. Ctrl-C stops "
+            "early and prints the results so far."
         )
         self._say(aligned(tune_table.HEADER, WIDTHS))
         self._say(aligned(tune_table.present_cells(median(self._speeds)), WIDTHS))
@@ -198,7 +198,7 @@ class Tuner:
         best = 1.0
         for value in values:
             if self._is_over():
-                self._reasons[name] = "the time was over"
+                self._reasons[name] = "the time was up"
                 return
             if name == "batch_size" and (reason := self._too_large(value)):
                 self._add(TuningRow({name: value}, note=reason))
@@ -221,7 +221,7 @@ class Tuner:
         if self._step_bytes is None:
             self._step_bytes = self._count_bytes(present)
         need, free = self._step_bytes * size // present, int(SPARE * available_memory())
-        return None if need <= free else f"a step would keep about {need >> 20} MB, with {free >> 20} MB to be had"
+        return None if need <= free else f"a step would need about {need >> 20} MB, but {free >> 20} MB are available"
 
     def _count_bytes(self, size: int) -> int:
         """The bytes that a step with the present settings keeps for its backward pass."""
@@ -307,10 +307,10 @@ class Tuner:
         compiled = tried.run.compiled
         if compiled is not None and compiled.choice == "eager":
             start = note if len(settings) > 1 else ""
-            return "; ".join(filter(None, (start, f"not compiled after all: {compiled.reason}")))
+            return "; ".join(filter(None, (start, f"not compiled: {compiled.reason}")))
         seconds = warm_ups[0] - median(warm_ups[1:]) if compiled is None else compiled.seconds
         if seconds < LEAST_COMPILING:
-            return f"{note}; no time went into compiling: torch seems to have left it as it is"
+            return f"{note}; compiling took no time: torch seems to have compiled nothing"
         present, speed = (median(pair[at] for pair in pairs) for at in (0, 1))
         pays = ""
         if speed > present * (1 + LEAST_GAIN) and seconds > 0:
@@ -322,9 +322,9 @@ def _checked(world: int, seconds: float, only: Iterable[str] | None) -> list[str
     """The names of the settings to try."""
     if world > 1:
         raise ConfigurationError(
-            f"tune was called on {world} processes, where each try would have to be the same on all of "
-            "them: start the program on one process, without a launcher. Workers, precision, compile and memory "
-            "format carry over; a batch size is then that of one process."
+            f"tune was called on {world} processes, but a trial would have to be the same on all of them: start the "
+            "program on one process, without a launcher. Workers, precision, compile and memory format carry over; a "
+            "batch size is then that of one process."
         )
     if not seconds > 0:
         raise ConfigurationError(f"seconds={seconds}: use a number of seconds above 0.")

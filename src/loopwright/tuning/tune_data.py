@@ -32,10 +32,12 @@ class TunedData:
         elif is_samples(self.given, batch_size) or isinstance(self.given, IterableDataset):
             self.batch_size = batch_size or DEFAULT_BATCH_SIZE
         else:
-            self._fix(f"a {type(self.given).__name__} has its batches already: pass the data set itself")
+            self._fix(f"a {type(self.given).__name__} already has batches: pass the data set itself")
             self._refuse_iterator()
         if isinstance(self.given, IterableDataset) or isinstance(getattr(self.given, "dataset", None), IterableDataset):
-            self.fixed["workers"] = "each worker would read the whole iterable data set, unless it divides itself"
+            self.fixed["workers"] = (
+                "each worker would read the whole iterable data set, unless the data set divides itself"
+            )
 
     @property
     def is_loader(self) -> bool:
@@ -68,10 +70,10 @@ class TunedData:
         self.workers, self.pin_memory = loader.num_workers, bool(loader.pin_memory)
         self.batch_size = loader.batch_size
         if not is_plain(loader):
-            self._fix(f"a {type(loader).__name__} that iterates in a way of its own")
+            self._fix(f"a {type(loader).__name__} with its own way of iterating")
         elif loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
             self.batch_size = None
-            self.fixed["batch_size"] = "the loader has a batch sampler of its own"
+            self.fixed["batch_size"] = "the loader has its own batch sampler"
 
     def _fix(self, reason: str) -> None:
         self.fixed |= dict.fromkeys(("workers", "batch_size", "pin_memory"), reason)
@@ -79,8 +81,8 @@ class TunedData:
     def _refuse_iterator(self) -> None:
         if iter(self.given) is self.given and not isinstance(self.given, Stateful):
             raise ConfigurationError(
-                f"tune reads the data many times, and a {type(self.given).__name__} can be read once: pass a data set, "
-                "a DataLoader or a list of batches."
+                f"tune reads the data many times, but a {type(self.given).__name__} can be read only once: pass a data "
+                "set, a DataLoader or a list of batches."
             )
 
     def _rebuilt(self, loader: DataLoader[Any], batch_size: int | None, workers: int, pins: bool) -> DataLoader[Any]:

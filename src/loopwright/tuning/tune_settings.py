@@ -106,7 +106,7 @@ class Choices:
 
     def _channels_last(self) -> list[bool]:
         if not any(True for _ in _images(self._trainer.modules.values())):
-            self.reasons["channels_last"] = "the model has no weights of four dimensions, as convolutions have them"
+            self.reasons["channels_last"] = "the model has no four-dimensional weights, such as those of convolutions"
             return []
         return [True]
 

@@ -267,10 +267,10 @@ def summary_of(tuning: Tuning, lines_of: Callable[[Mapping[str, Any]], list[str]
     """What is worth it, the lines to change, and what was not tried; `lines_of` returns the lines for settings."""
     lines_of = partial(lines_for, named=tuning.named) if lines_of is None else lines_of
     words = [label_of(name, value) for name, value in tuning.present.items() if value is not False]
-    lines = [f"Present settings: {', '.join(words)}."]
-    lines += [f"Not tried: {UNTRIED.get(name, name)}, since {reason}." for name, reason in tuning.not_tried.items()]
+    lines = [f"Current settings: {', '.join(words)}."]
+    lines += [f"Not tried: {UNTRIED.get(name, name)}, because {reason}." for name, reason in tuning.not_tried.items()]
     if not tuning.is_complete:
-        lines.append("It was ended early: this is what is known so far.")
+        lines.append("Stopped early; these are the results so far.")
     best, same = tuning.best, tuning.best_of_same_numbers
     if best is None:
         return [*lines, "Nothing is worth changing: no setting was faster by more than the noise."]
@@ -300,5 +300,5 @@ def _remark(settings: Mapping[str, Any]) -> str:
     if "batch_size" in settings:
         parts.append("Larger batches mean fewer updates per epoch, which may need another learning rate.")
     if "precision" in settings:
-        parts.append(f"With {settings['precision']}, numbers are rounded otherwise.")
-    return " ".join([*parts, "Compare the losses of a run before you keep it."])
+        parts.append(f"With {settings['precision']}, numbers are rounded differently.")
+    return " ".join([*parts, "Compare the losses of a run before you adopt this."])

@@ -66,7 +66,7 @@ def test_a_config_that_is_well_passes_and_says_what_was_checked(capsys):
     printed = capsys.readouterr().out
     for words in (
         *("the config", "data set train", "data set test", "training steps", "evaluation and prediction on test"),
-        *("1 callback", "saving and loading", "resuming", "the place for the run"),
+        *("1 callback", "saving and loading", "resuming", "the run directory"),
         *("parameters  67\n", "for a batch of 4 (measured)", "40 updates of 2 batches, 5 epochs: about "),
         "No mistakes found in run.yaml",
     ):

@@ -207,7 +207,7 @@ MISTAKES = {
         "build(runtime=Mesh(shard=2, tensor=2, plan={'up': ColwiseParallel()})).train(data)",
         "names up, which the model does not have; it has: 0, 1, 2",
     ),
-    "fp16 with shards": ("build(runtime='fsdp', precision='fp16')", "'fp16' does not go with a sharded model"),
+    "fp16 with shards": ("build(runtime='fsdp', precision='fp16')", "'fp16' does not work with a sharded model"),
     "an optimizer of another model": (
         "Trainer(model, torch.optim.Adam(nn.Linear(2, 2).parameters()), loss_fn).train(data)",
         "holds 2 of 2 parameters that belong to none of the models",
@@ -250,7 +250,7 @@ def test_an_error_of_the_program_is_shown_with_its_traceback_after_what_is_known
 NOT_DONE = {
     "no training": ("print('hello')", (), "ended without calling `train`"),
     "left early": ("sys.exit(3)", (), "exited with code 3 before it trained"),
-    "one process": ("build().train(data)", ("--processes", "1"), "a dry run is for several"),
+    "one process": ("build().train(data)", ("--processes", "1"), "a dry run needs 2 or more"),
     "an unknown axis": ("build().train(data)", ("--mesh", "pipe=2"), "'pipe=2' is not one of replicate=N"),
 }
 

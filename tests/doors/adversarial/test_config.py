@@ -63,7 +63,7 @@ def test_two_configs_share_no_group():
     [
         ({"common": {"devise": "cpu"}}, r"common\.devise\s+there is no such setting; did you mean common\.device\?"),
         ({"batch_size": 3}, r"batch_size\s+there is no such setting; did you mean dataloader\.batch_size\?"),
-        ({"save": {"zzz": 1}}, r"save\.zzz\s+there is no such setting; there is: save_model, "),
+        ({"save": {"zzz": 1}}, r"save\.zzz\s+there is no such setting; available: save_model, "),
         ({"train": {"generator": {"learning_rate": {"initial": "a"}}}}, r"learning_rate\.initial\s+.*it is 'a'"),
         ({"dataloader": {"batch_size": 0}}, r"dataloader\.batch_size\s+.*greater than or equal to 1; it is 0"),
         ({"dataloader": {"batch_size": "4"}}, r"dataloader\.batch_size\s+.*valid integer; it is '4'"),

@@ -203,7 +203,7 @@ def test_a_damaged_state_is_passed_over(data: Path, tmp_path: Path, caplog: pyte
     content[-1] ^= 1
     file.write_bytes(content)
     assert Pix2pixTrainer(continued(config)).loaded_epoch == 1
-    assert "epoch2 is passed over" in caplog.text
+    assert "epoch2 is skipped" in caplog.text
 
 
 def test_networks_of_another_size_are_refused_with_what_differs(data: Path, tmp_path: Path):

@@ -85,7 +85,7 @@ def test_every_curve_begins_and_ends_where_it_should(kind):
     [
         (("linaer", 0, 1), "use one of linear"),
         (("linear", 3, 1), "end_epoch=1 is before start_epoch=3"),
-        (("exponential", 0, 3, 1.0, -1.0), "one sign"),
+        (("exponential", 0, 3, 1.0, -1.0), "same sign"),
     ],
 )
 def test_schedules_that_make_no_sense_are_refused(arguments, message):
@@ -162,7 +162,7 @@ def test_lines_can_be_printed_or_returned(capsys: pytest.CaptureFixture[str]):
 
 
 def test_a_name_is_registered_once():
-    with pytest.raises(ConfigurationError, match="'L1' is registered already"):
+    with pytest.raises(ConfigurationError, match="'L1' is already registered"):
         manager().register_loss_fn("L1", nn.L1Loss())
 
 

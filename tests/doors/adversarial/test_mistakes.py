@@ -174,7 +174,7 @@ MISTAKES: list[tuple[str, type[Exception], str, Callable[[dict[str, Any]], Any]]
         "load_epoch cannot be 'last'",
         lambda config: setattr(load_config().train.load, "load_epoch", "last"),
     ),
-    ("`common.device: gpu`", ConfigurationError, "'gpu', which is no device", with_settings("common", device="gpu")),
+    ("`common.device: gpu`", ConfigurationError, "'gpu', which is not a device", with_settings("common", device="gpu")),
     ("`common.device: cuda` without one", ConfigurationError, "use 'cpu'", with_settings("common", device="cuda")),
     (
         "`dataloader.dataroot` left empty",
@@ -215,7 +215,7 @@ MISTAKES: list[tuple[str, type[Exception], str, Callable[[dict[str, Any]], Any]]
     (
         "continuing an experiment that is not there",
         ConfigurationError,
-        "versions there are: none",
+        "existing versions: none",
         lambda config: Pix2pixTrainer(continued(config)),
     ),
     # calls
@@ -233,7 +233,7 @@ MISTAKES: list[tuple[str, type[Exception], str, Callable[[dict[str, Any]], Any]]
         "Did you mean 'train_step'",
         called_with(callback_kwargs={"train_steps": {}}),
     ),
-    ("a hook that was called", ConfigurationError, "leave out the brackets", called_with(on_epoch_end={"loss": 1.0})),
+    ("a hook that was called", ConfigurationError, "remove the brackets", called_with(on_epoch_end={"loss": 1.0})),
     ("`train_step(self, batch, idx)`", ConfigurationError, r"def train_step\(self, x, y, idx", batch_alone),
     (
         "`on_epoch_start(self)` with `callback_kwargs` for it",
@@ -338,19 +338,19 @@ MISTAKES: list[tuple[str, type[Exception], str, Callable[[dict[str, Any]], Any]]
     (
         "a schedule that ends before it starts",
         ConfigurationError,
-        "exchange them",
+        "swap them",
         lambda config: Schedule("linear", 5, 1),
     ),
     (
         "an exponential schedule through zero",
         ConfigurationError,
-        "one sign",
+        "same sign",
         lambda config: Schedule("exponential", 0, 3, 1.0, -1.0),
     ),
     # afterwards
     ("testing an epoch that was not saved", CheckpointError, "saved are: epoch1", measured_on(load_epoch=7)),
     ("`run_test(image_count=0)`", ConfigurationError, "image_count=0", measured_on(image_count=0)),
-    ("`load_checkpoint('G', self.disc)`", CheckpointError, "does not fit this network", swapped_networks),
+    ("`load_checkpoint('G', self.disc)`", CheckpointError, "does not match this network", swapped_networks),
 ]
 
 
@@ -392,7 +392,7 @@ def test_going_back_to_an_earlier_epoch_says_what_is_replaced(
     assert caplog.text == ""
     Pix2pixTrainer(continued(config, 1))
     (line,) = [record.getMessage() for record in caplog.records]
-    assert "what was recorded of steps 4 to 6 is replaced" in line
+    assert "the records of steps 4 to 6 will be replaced" in line
     mistake.said(SECTION, "`load_epoch` before the last one", line)
 
 

@@ -115,8 +115,8 @@ def test_keys_without_an_effect_are_said_once(
     }
     trainers = [Trainer(config) for _ in range(2)]
     assert [record.getMessage() for record in caplog.records] == [
-        "Without an effect in the config: common.cudnn.benchmark (set torch.backends.cudnn.benchmark in the program).",
-        "Without an effect in the config: visualizer.visdom.server, visualizer.visdom.port (pictures and curves are "
+        "Settings without an effect: common.cudnn.benchmark (set torch.backends.cudnn.benchmark in the program).",
+        "Settings without an effect: visualizer.visdom.server, visualizer.visdom.port (pictures and curves are "
         "files in the experiment's folder live).",
     ]
     mistake.said("Door: adversarial", "`visualizer.visdom.server` in a config", caplog.records[1].getMessage())

@@ -253,7 +253,7 @@ def test_properties_that_a_batch_does_not_have_are_named():
 
 def test_a_batch_that_is_no_dict_is_described():
     data = torch.utils.data.TensorDataset(torch.zeros(8, 3), torch.zeros(8))
-    with pytest.raises(ConfigurationError, match="let the data set give dicts, or override"):
+    with pytest.raises(ConfigurationError, match="return dicts from the data set, or override"):
         build_trainer(datasets={"train": data}).train()
 
 
@@ -264,7 +264,7 @@ def test_a_model_that_takes_something_else_is_told_what_it_was_called_with():
 
 
 def test_a_missing_data_set_is_named():
-    with pytest.raises(ConfigurationError, match="no data set 'train'; there is: 'test'"):
+    with pytest.raises(ConfigurationError, match="no data set 'train'; available: 'test'"):
         build_trainer(datasets={"test": Points()}).train()
 
 

@@ -46,7 +46,7 @@ def test_every_mistake_is_in_one_report_before_anything_is_built(project):
         (["~datasets.train"], "no data set `train`"),
         (["name=a/b"], "name of a folder"),
         (["trainer.callbacks=[{kind: OfflineLoss, dataset_key: tset}]"], "no data set 'tset'; did you mean test"),
-        (["+optimizer.kind=SGD", "+optimizer.lr=0.1"], "there is one in `model` too"),
+        (["+optimizer.kind=SGD", "+optimizer.lr=0.1"], "there is another one in `model`"),
     ],
 )
 def test_mistakes_between_keys_are_reported_as_well(project, overrides, message):

@@ -139,4 +139,4 @@ def test_a_module_without_a_fitting_class_suggests_none_of_another_kind(project)
     tree = yaml.safe_load(FILE)
     tree["model"]["optimizer"]["kind"] = "mine.Nett"
     (problem,) = problems(tree)
-    assert problem.message == "the module mine has no Nett; nor has it any torch.optim.Optimizer."
+    assert problem.message == "the module mine has no Nett; it has no torch.optim.Optimizer."

@@ -58,7 +58,7 @@ def test_nothing_computed_is_an_error(nothing):
 
 @pytest.mark.parametrize("wrong", [1.0, "loss", {"mse": 1.0}, [one, None], (one, 2.0)])
 def test_what_is_no_loss_is_refused_with_what_is_accepted(wrong):
-    with pytest.raises(ValueError, match=r"expected a dict of named losses|every loss is a tensor"):
+    with pytest.raises(ValueError, match=r"expected a dict of named losses|every loss must be a tensor"):
         result_of(wrong)
 
 

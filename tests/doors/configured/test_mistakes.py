@@ -157,7 +157,7 @@ def updating(self, batch, model):
 
 
 def test_backward_without_a_step(refused):
-    with refused("`loss.backward()` in `train_step`, and `TrainerResult(loss)`", match="Leave backward"):
+    with refused("`loss.backward()` in `train_step`, and `TrainerResult(loss)`", match="Remove backward"):
         build_trainer(step(backward_and_return)).train()
     with refused("`loss.backward(retain_graph=True)` in `train_step`, and `TrainerResult(loss)`", match="Leave backw"):
         build_trainer(step(backward_and_retain)).train()
@@ -195,7 +195,7 @@ def test_an_optimizer_step_in_an_evaluation(refused):
             self.optimizer.step()
             return TrainerResult(loss)
 
-    with refused("`self.optimizer.step()` in `eval_step`", match="would train on its data"):
+    with refused("`self.optimizer.step()` in `eval_step`", match="would train on the evaluation data"):
         build_trainer(Sneaking).evaluate("test")
 
 
@@ -319,7 +319,7 @@ def test_batches(refused):
         build_trainer(forward_properties=["coords"]).train()
     with refused("`target_properties` that a batch does not have", match="'label'"):
         build_trainer(target_properties=["label"]).train()
-    with refused("samples that are no dicts", match="let the data set give dicts"):
+    with refused("samples that are no dicts", match="return dicts from the data set"):
         build_trainer(datasets={"train": TensorDataset(torch.randn(8, 3), torch.randn(8))}).train()
     with refused("`evaluate` with a key that is not there", match=r"no data set 'tset'.*Did you mean 'test'\?"):
         build_trainer().evaluate("tset")
@@ -349,7 +349,7 @@ def test_callbacks(refused):
         build_trainer(callbacks=[type("Mine", (Callback,), {"on_epoch_ended": lambda self, trainer: None})()])
     with refused("a callback with an event of the published system", match="here that event is on_update_end"):
         build_trainer(callbacks=[type("Mine", (Callback,), {"after_update": lambda self, update_counter: None})()])
-    with refused("`OfflineLoss` of a data set that is not there", match="no data set of that name"):
+    with refused("`OfflineLoss` of a data set that is not there", match="no data set with that name"):
         build_trainer(callbacks=[OfflineLoss("tset")]).train()
 
 
@@ -364,8 +364,8 @@ FILES = {
     "`optimizer: {kind: Adamm}`": (["model.optimizer.kind=Adamm"], "did you mean Adam"),
     "`dataset_key: tset`": (["trainer.callbacks.0.dataset_key=tset"], r"did you mean test\?"),
     "`effective_batch_size: 0`": (["trainer.effective_batch_size=0"], "greater than or equal to 1"),
-    "an optimizer in `model` and at the top": (["++optimizer={kind: SGD, lr: 0.1}"], "keep one of them"),
-    "`model.optimizer: null`": (["model.optimizer=null"], "leave it out for AdamW"),
+    "an optimizer in `model` and at the top": (["++optimizer={kind: SGD, lr: 0.1}"], "keep only one of them"),
+    "`model.optimizer: null`": (["model.optimizer=null"], "leave it out to use AdamW"),
 }
 
 
@@ -382,8 +382,8 @@ PARTS = {
     "an optimizer beside two models": (
         "{a: {kind: mine.Net}, b: {kind: mine.Net}, optimizer: {kind: SGD, lr: 0.1}}", "put one into each"),
     "a scheduler in one of two models without an optimizer": (
-        "{a: {kind: mine.Net, scheduler: {kind: Cosine}}, b: {kind: mine.Net}}", "has no optimizer to work on"),
-    "a model whose name is no name": ("{a-1: {kind: mine.Net}, b: {kind: mine.Net}}", "to be the name of a model"),
+        "{a: {kind: mine.Net, scheduler: {kind: Cosine}}, b: {kind: mine.Net}}", "has no optimizer to schedule"),
+    "a model whose name is no name": ("{a-1: {kind: mine.Net}, b: {kind: mine.Net}}", "usable as the name of a model"),
 }  # fmt: skip
 
 

@@ -246,8 +246,8 @@ def test_a_loss_module_of_the_trainer_is_where_the_model_is_and_one_that_is_not_
     trainer.train()
     said = [line for line in capsys.readouterr().out.splitlines() if "no optimizer trains" in line]
     assert said == [
-        "WithModules.head has 2 parameters that no optimizer trains, since it is not part of a model. To train it, "
-        "describe it under `model` with the others; otherwise freeze it with `requires_grad_(False)`."
+        "WithModules.head has 2 parameters that no optimizer trains, because it is not part of a model. To train it, "
+        "describe it under `model` as another model; otherwise freeze it with `requires_grad_(False)`."
     ]
     assert trainer.loss.pos_weight.device == trainer.device
 

@@ -42,7 +42,7 @@ def test_a_history_keeps_series_of_values() -> None:
 def test_a_metric_that_was_never_recorded_is_named_with_the_nearest() -> None:
     history = InMemoryRunHistory()
     history.update_metric("accuracy", 1.0)
-    with pytest.raises(ConfigurationError, match=r"'acuracy'; there is: accuracy\. Did you mean 'accuracy'"):
+    with pytest.raises(ConfigurationError, match=r"'acuracy'; available: accuracy\. Did you mean 'accuracy'"):
         history.get_latest_metric("acuracy")
 
 

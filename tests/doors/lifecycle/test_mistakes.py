@@ -90,14 +90,14 @@ def mistakes(points: TensorDataset, folder: Path) -> dict[str, tuple[type[Except
             lambda: Trainer(model, optimizer, nn.CrossEntropyLoss()),  # type: ignore[arg-type]
         ),
         "`loss_func=nn.CrossEntropyLoss` without brackets": (
-            wrong, r"pass an object of it", lambda: Trainer(model, nn.CrossEntropyLoss, optimizer),
+            wrong, r"pass an instance", lambda: Trainer(model, nn.CrossEntropyLoss, optimizer),
         ),
         "`optimizer=torch.optim.SGD`": (
             wrong, r"SGD\(model.parameters\(\), lr=0.01\)",
             lambda: Trainer(model, nn.CrossEntropyLoss(), torch.optim.SGD),  # type: ignore[arg-type]
         ),
         "an optimizer of another model": (
-            wrong, r"make it from `model.parameters\(\)`",
+            wrong, r"create it with `model.parameters\(\)`",
             lambda: Trainer(build_net(), nn.CrossEntropyLoss(), optimizer, callbacks=()).train(points, 1),
         ),
         "`callbacks=PrintProgressCallback` without a list": (
@@ -172,18 +172,18 @@ def mistakes(points: TensorDataset, folder: Path) -> dict[str, tuple[type[Except
             wrong, r"such as `loss.mean\(\)`", lambda: run(calculate_train_batch_loss=loss_of(lambda x: {"loss": x.repeat(2)}))(1),
         ),
         "a `backward_step` in `calculate_eval_batch_loss`": (
-            wrong, "would train on its data",
+            wrong, "would train on the evaluation data",
             lambda: run(calculate_eval_batch_loss=lambda self, batch: self.backward_step(torch.zeros(())))(1, eval_dataset=points),
         ),
         "a `backward_step` that does nothing": (
             wrong, "There are no gradients", lambda: run(backward_step=lambda self, loss: None)(1),
         ),
         "`optimizer.step()` in `backward_step`, with accumulation": (
-            wrong, "put the step into `optimizer_step`",
+            wrong, "move the step to `optimizer_step`",
             lambda: run(backward_step=zero_backward_step)(1, gradient_accumulation_steps=2),
         ),
         "`optimizer.step()` in `backward_step`, with clipping": (
-            wrong, "put the step into `optimizer_step`",
+            wrong, "move the step to `optimizer_step`",
             lambda: run(backward_step=zero_backward_step)(1, gradient_clip_value=0.5),
         ),
         "`optimizer.step()` in both `backward_step` and `optimizer_step`": (
@@ -194,7 +194,7 @@ def mistakes(points: TensorDataset, folder: Path) -> dict[str, tuple[type[Except
             wrong, r"`optimizer_step` took no .* Call `self.optimizer.step\(\)`", lambda: run(optimizer_step=lambda self: None)(1),
         ),
         "`zero_grad()` before `step()` in `optimizer_step`": (
-            wrong, r"drop the gradients after that step", lambda: run(optimizer_step=zero_and_step)(1),
+            wrong, r"zero the gradients after that step", lambda: run(optimizer_step=zero_and_step)(1),
         ),
         "an `_update_weights` that does nothing": (
             wrong, r"Call `self.optimizer_step\(\)`", lambda: run(_update_weights=lambda self: None)(1),

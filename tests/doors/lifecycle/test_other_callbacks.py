@@ -140,7 +140,7 @@ def test_without_evaluation_the_average_is_saved_every_epoch(points: TensorDatas
     trainer.load_checkpoint(tmp_path / "ema")
     assert ema.ema_model is not None
     assert_same_model(trainer.model, ema.ema_model.module)
-    with pytest.raises(ConfigurationError, match="no data for it"):
+    with pytest.raises(ConfigurationError, match="there is no data"):
         train(build_trainer(callbacks=[ModelEmaCallback]), points, 1)
 
 

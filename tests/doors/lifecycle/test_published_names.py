@@ -230,7 +230,7 @@ def test_a_run_history_needs_only_what_the_document_lists(points: TensorDataset)
 
 def test_a_run_history_without_prefixes_refuses_metrics_that_need_one(points: TensorDataset, tmp_path: Path) -> None:
     trainer = build_trainer(run_history=Minimal(), callbacks=[ModelEmaCallback(save_path=tmp_path / "average")])
-    with pytest.raises(ConfigurationError, match="give it `set_metric_name_prefix"):
+    with pytest.raises(ConfigurationError, match="add `set_metric_name_prefix"):
         train(trainer, points, 1, eval_dataset=points)
 
 

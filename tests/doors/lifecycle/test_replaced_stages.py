@@ -433,5 +433,5 @@ def test_scheduler_without_a_counter_that_optimizer_step_stepped_is_not_stepped_
 def test_stage_assigned_to_the_trainer_object_is_checked_as_that_of_a_subclass(points: TensorDataset) -> None:
     trainer = build_trainer()
     trainer.backward_step = partial(zero_backward_step, trainer)  # type: ignore[method-assign]
-    with pytest.raises(ConfigurationError, match="would come after every batch"):
+    with pytest.raises(ConfigurationError, match="would happen after every batch"):
         train(trainer, points, 1, gradient_accumulation_steps=2)

@@ -90,7 +90,7 @@ def test_early_stopping_begins_anew_with_every_run_unless_configured_otherwise(p
 
 def test_a_metric_that_is_not_plainly_to_fall_has_to_be_said_to_rise_or_fall(mistake: Mistakes) -> None:
     with mistake("Door: lifecycle", '`EarlyStoppingCallback(watch_metric="accuracy")` without `greater_is_better`',
-                 ConfigurationError, match="greater_is_better=True, or False"):  # fmt: skip
+                 ConfigurationError, match="greater_is_better=True, or greater_is_better=False"):  # fmt: skip
         EarlyStoppingCallback(watch_metric="accuracy")
     with mistake("Door: lifecycle", '`SaveBestModelCallback(watch_metric="foo")` without `greater_is_better`',
                  ConfigurationError, match="does not say"):  # fmt: skip

@@ -233,7 +233,7 @@ def test_clipping_after_the_step_is_refused() -> None:
             super().training_step(batch, batch_idx)
             self.clip_gradients(self.g_optimizer, max_norm=1.0)
 
-    with pytest.raises(ConfigurationError, match="comes after step"):
+    with pytest.raises(ConfigurationError, match="was called after step"):
         Late(Config()).fit()
 
 

@@ -169,7 +169,7 @@ MISTAKES: list[Mistake] = [
     ("LBFGS without a closure", lambda: trained(configure_optimizers=lbfgs), "closure"),
     ("`next(batches)` after an epoch's last batch", lambda: trained(training_loop=too_far), "call it again"),
     ("`training_step` twice for a batch, with gradient_accumulation_steps=2",
-     lambda: trained(config=Config(gradient_accumulation_steps=2), training_loop=twice), "once a batch"),
+     lambda: trained(config=Config(gradient_accumulation_steps=2), training_loop=twice), "once per batch"),
     ("all parameters frozen", lambda: trained(configure_models=lambda self: self.model.requires_grad_(False) and None),
      "Unfreeze"),
     ("models in a list", lambda: trained(OnlyList), "ModuleList"),

@@ -183,7 +183,7 @@ def test_losses_that_could_be_for_one_optimizer_or_two_are_refused(mistake: Mist
 
 def test_losses_of_alternating_batches_are_refused_by_the_third(mistake: Mistakes) -> None:
     trainer = Alternating(Config())
-    with pytest.raises(ConfigurationError, match="not clear whose losses"):
+    with pytest.raises(ConfigurationError, match="not clear which optimizer"):
         trainer.fit()
     assert trainer.global_step == 2
 
@@ -524,10 +524,10 @@ REFUSED: list[tuple[str, type[MyTrainer], dict[str, Any], str]] = [
     ("`clip_grad_norm_` in an accumulation window", idioms.ClippingAlone, ACCUMULATING, "clip_gradients"),
     ("`clip_grad_norm_` with precision='fp16'", idioms.ClippingAlone, {"precision": "fp16"}, "clip_gradients"),
     ("`zero_grad()` before each `self.backward(loss)` of an accumulation window", Zeroing, ACCUMULATING,
-     "Leave zero_grad"),
+     "Remove zero_grad"),
     ("`zero_grad(set_to_none=False)` in an accumulation window", ZeroingInPlace, ACCUMULATING, "zero_grad"),
-    ("`zero_grad()` after `self.backward(loss)`", ZeroingLate, {}, "Leave zero_grad"),
-    ("`loss.backward()` and nothing else", NoStep, {}, r"`loss\.backward\(\)`, and no optimizer was stepped"),
+    ("`zero_grad()` after `self.backward(loss)`", ZeroingLate, {}, "Remove zero_grad"),
+    ("`loss.backward()` and nothing else", NoStep, {}, r"`loss\.backward\(\)`, but no optimizer was stepped"),
     ("`loss.backward()`, and the loss returned", BackwardAndReturn, {}, r"optimizer\.step\(\)` after it, or return"),
     ("`loss.backward(retain_graph=True)`, and the loss returned", BackwardRetained, {}, "without calling backward"),
     ("`loss.backward()` in some steps, and a returned loss trained in others", LaterBackward, {}, "Some steps"),
@@ -537,7 +537,7 @@ REFUSED: list[tuple[str, type[MyTrainer], dict[str, Any], str]] = [
     ("a loss returned under another name than 'loss', and no `backward`", OtherName, {}, "total"),
     ("a loss returned by some steps, and `backward` called by others", SometimesReturning, {}, r"loss\.detach"),
     ("a `training_loop` without batches", EmptyLoop, {}, "self.train_loader"),
-    ("`backward` in a loop over another loader", OwnData, {}, "outside a batch"),
+    ("`backward` in a loop over another loader", OwnData, {}, "outside of a batch"),
     ("`optimizer.step()` in `validation_step`", InValidation, {}, "`validation_step`"),
     ("a scheduler stepped by the trainer and in a callback", SchedulerTwice, {}, "stepped twice"),
     ("a scheduler of epochs stepped by the trainer and in `on_epoch_end`", EpochSchedulerTwice, {}, "stepped twice"),

@@ -135,6 +135,6 @@ def test_trained_attributes_that_checkpoints_do_not_hold_are_said_once(
             self.critic_optimizer = torch.optim.SGD(self.critic.parameters(), lr=0.1)
 
     Two(build_linear()).train(shuffled(points), 2, save_dir=tmp_path)
-    (line,) = (line for line in capsys.readouterr().out.splitlines() if "do not hold" in line)
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "do not contain" in line)
     mistake.said("Door: simple", "a second model in a subclass that does not override `_save_checkpoint`", line)
     assert "critic, critic_optimizer," in line

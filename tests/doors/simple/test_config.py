@@ -73,7 +73,7 @@ def test_accumulated_batches_are_one_update_of_the_big_batch(points: TensorDatas
         ("weight_decay", "1e-2", "training.weight_decay is '1e-2', a str; use a number"),
         ("max_grad_norm", True, "training.max_grad_norm is True"),
         ("max_grad_norm", 0, "use a number above 0, or leave it out"),
-        ("gradient_accumulation_steps", 0, "training.gradient_accumulation_steps is 0; use how many batches"),
+        ("gradient_accumulation_steps", 0, "training.gradient_accumulation_steps is 0; use the number of batches"),
         ("gradient_accumulation_steps", 2.0, "training.gradient_accumulation_steps is 2.0"),
         ("scheduler_step_per_batch", "yes", "use True .* or False"),
     ],

@@ -170,7 +170,7 @@ def test_early_stopping_begins_anew_in_the_next_call(points: TensorDataset) -> N
 @pytest.mark.parametrize(
     ("trainer_class", "metric", "has_eval", "words"),
     [
-        (Counted, "eval_acuracy", True, "there is: eval_accuracy, eval_loss, train_loss.*mean 'eval_accuracy'"),
+        (Counted, "eval_acuracy", True, "available: eval_accuracy, eval_loss, train_loss.*mean 'eval_accuracy'"),
         (Counted, "eval_accuracy", False, "Pass `eval_dataloader=`"),
         (Counted, "accuracy", True, "mean 'eval_accuracy'"),
         (AccuracyTrainer, "accuracy", True, "did you mean 'eval_accuracy'"),
@@ -212,9 +212,9 @@ def test_checking_a_metric_trains_nothing(points: TensorDataset, tmp_path: Path)
     ("options", "words"),
     [
         ({"save_freq": 0}, "save_freq=0: use a number of epochs"),
-        ({"early_stopping_patience": 0}, "early_stopping_patience=0: use how many epochs"),
+        ({"early_stopping_patience": 0}, "early_stopping_patience=0: use the number of epochs"),
         ({"callbacks": [lambda trainer: None]}, "does not take the arguments .*trainer, epoch, metrics"),
-        ({"callbacks": [3]}, "3 is not a function of"),
+        ({"callbacks": [3]}, "3 is neither a function of"),
         ({"num_epochs": -1}, "num_epochs=-1"),
     ],
 )

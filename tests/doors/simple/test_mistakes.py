@@ -106,7 +106,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "loss and optimizer swapped": (swapped, r"The order is `Trainer\(model, optimizer, loss_fn\)`"),
     "the loss's class for the loss: `nn.CrossEntropyLoss`": (
         lambda: build(loss_fn=nn.CrossEntropyLoss),
-        r"make an object of it, `CrossEntropyLoss\(\)`",
+        r"create an instance, `CrossEntropyLoss\(\)`",
     ),
     "the model's class for the model": (lambda: Trainer(nn.Linear, None, None), r"as Linear\(\.\.\.\)"),  # type: ignore[arg-type]
     '`optimizer="adam"`': (lambda: Trainer(build_linear(), "adam", None), r"partial\(torch\.optim\.Adam, lr=1e-3\)"),
@@ -115,7 +115,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         r"functools\.partial",
     ),
     "no loss at all: `loss_fn=None`": (lambda: train(loss_fn=None), r"Pass `loss_fn=`"),
-    "a loss that returns None": (lambda: train(loss_fn=lambda outputs, targets: None), "let it return the loss"),
+    "a loss that returns None": (lambda: train(loss_fn=lambda outputs, targets: None), "return the loss"),
     "a loss made a number by `.item()`": (
         lambda: train(loss_fn=lambda outputs, targets: cross_entropy(outputs, targets).item()),
         r"without `\.item\(\)`",
@@ -137,7 +137,10 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         r"functools\.partial\(StepLR, \.\.\.\)",
     ),
     '`device="gpu"`': (lambda: build(device="gpu"), "write 'cpu', 'cuda'"),
-    '`device="mps"` where there is none': (lambda: build(device="mps"), "Leave it out to use the best there is"),
+    '`device="mps"` where there is none': (
+        lambda: build(device="mps"),
+        "Leave it out to use the best available device",
+    ),
     "a data set for the loader": (
         lambda: build().train(TensorDataset(INPUTS, TARGETS), 1),  # type: ignore[arg-type]
         r"DataLoader\(dataset, batch_size=32, shuffle=True\)",
@@ -148,7 +151,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         "use a whole number of epochs",
     ),
     "`num_epochs=2.0`": (lambda: build().train(data(INPUTS, TARGETS), 2.0), "use a whole number"),  # type: ignore[arg-type]
-    "a loader without targets": (lambda: build().train(data(INPUTS), 1), "let the loader give"),
+    "a loader without targets": (lambda: build().train(data(INPUTS), 1), r"return \(inputs, targets\) from the loader"),
     "batches of inputs, targets and weights": (
         lambda: build().train(data(INPUTS, TARGETS, torch.ones(16)), 1),
         "override `_prepare_batch`",
@@ -164,7 +167,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a callback that was called: `callbacks=[log()]`": (
         lambda: build().train(data(INPUTS, TARGETS), 1, callbacks=[None]),  # type: ignore[list-item]
-        "not a function of",
+        "neither a function of",
     ),
     "a callback with one argument": (
         lambda: build().train(data(INPUTS, TARGETS), 1, callbacks=[lambda trainer: None]),  # type: ignore[list-item]
@@ -181,12 +184,12 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "`train_step` that returns None": (lambda: train(NoStep), "expected a dict with 'loss'"),
     "`train_step` that returns a list": (lambda: train(Listing), "expected a dict with 'loss'"),
-    "`eval_step` with a metric for each sample": (lambda: train(PerSample), "each of its metrics is one number"),
+    "`eval_step` with a metric for each sample": (lambda: train(PerSample), "each metric must be one number"),
     "`train_epoch` that returns None": (lambda: train(NoEpoch), "expected a dict of metrics"),
     "`evaluate` that returns None": (lambda: train(NoEvaluate), "expected a dict of metrics"),
     "`_prepare_batch` that returns one value": (lambda: train(Unpaired), "`return inputs, targets`"),
-    "`_forward_pass` that returns None": (lambda: train(NoOutputs), "`_forward_pass` if you override it, return them"),
-    "`_compute_loss` that returns None": (lambda: train(NoLoss), "let it return the loss"),
+    "`_forward_pass` that returns None": (lambda: train(NoOutputs), "from `_forward_pass` if you override it"),
+    "`_compute_loss` that returns None": (lambda: train(NoLoss), "return the loss"),
     "no `super().__init__()`": (lambda: NoSuper().train(data(INPUTS, TARGETS), 1), r"super\(\)\.__init__\(model"),
     "`self.optimizer = ...` before `super().__init__()`": (TooEarly, "or assign it afterwards"),
     "all of the model frozen": (

@@ -171,7 +171,7 @@ def test_plateau_that_would_take_an_improvement_for_its_opposite_is_refused(
     points: TensorDataset, mistake: Any
 ) -> None:
     what = '`ReduceLROnPlateau(mode="min")` with `best_model_metric="eval_accuracy"`'
-    with mistake("Door: simple", what, ConfigurationError, match='make it with mode="max"'):
+    with mistake("Door: simple", what, ConfigurationError, match='create it with mode="max"'):
         plateau(AccuracyTrainer, "min").train(shuffled(points), 1, in_order(points), best_model_metric="eval_accuracy")
     what = '`ReduceLROnPlateau(mode="max")` and no `best_model_metric`'
     with mistake("Door: simple", what, ConfigurationError, match="best_model_metric="):
@@ -182,7 +182,7 @@ def test_plateau_that_would_take_an_improvement_for_its_opposite_is_refused(
 
 def test_plateau_of_a_metric_that_no_epoch_has_is_refused_before_the_first_step(points: TensorDataset) -> None:
     trainer = plateau(Trainer, "max")
-    with pytest.raises(ConfigurationError, match="'eval_accuracy' is nothing that these epochs measure"):
+    with pytest.raises(ConfigurationError, match="'eval_accuracy' is not measured in these epochs"):
         trainer.train(shuffled(points), 1, in_order(points), best_model_metric="eval_accuracy")
 
 
@@ -204,7 +204,7 @@ def both(model: nn.Module, **own: float) -> list[dict[str, Any]]:
 def test_weight_decay_goes_to_groups_without_their_own(capsys: Any) -> None:
     assert decays(lambda model: model.parameters(), 0.3)[0] == [0.3]
     assert (
-        "training.weight_decay=0.3 is used by the optimizer (AdamW), in place of the default" in capsys.readouterr().out
+        "training.weight_decay=0.3 is used by the optimizer (AdamW), instead of the default" in capsys.readouterr().out
     )
     assert decays(partial(both, weight_decay=0.0), 0.3)[0] == [0.3, 0.0]
     assert "in 1 of 2 parameter groups" in capsys.readouterr().out

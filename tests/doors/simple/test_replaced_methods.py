@@ -269,7 +269,7 @@ def test_loop_around_train_epoch_that_steps_the_scheduler_again_is_refused(point
                 self.scheduler.step()
 
     what = "`scheduler.step()` after `train_epoch`, which has stepped it"
-    with mistake("Door: simple", what, ConfigurationError, match="leave out your own"):
+    with mistake("Door: simple", what, ConfigurationError, match="remove your own"):
         build(Twice).train(loader(points), 3)
 
 
@@ -325,7 +325,7 @@ def test_training_on_evaluation_data_is_refused(method: str, points: TensorDatas
 
     trainer = build(Trainer)
     setattr(trainer, method, evaluate if method == "evaluate" else step)
-    with mistake("Door: simple", f"`optimizer.step()` in `{method}`", ConfigurationError, match="only measure"):
+    with mistake("Door: simple", f"`optimizer.step()` in `{method}`", ConfigurationError, match="must not update"):
         trainer.train(loader(points), 1, loader(points))
 
 
@@ -404,7 +404,7 @@ def test_own_epoch_that_was_interrupted_is_saved_and_goes_on_exactly(
     with pytest.raises(SystemExit) as caught:
         trainer.train(loader(points), 4, save_dir=tmp_path, save_freq=10)
     assert caught.value.code == 128 + signal.SIGTERM
-    assert "checkpoint_latest') and train go on from there" in capsys.readouterr().out
+    assert "checkpoint_latest') and train to continue" in capsys.readouterr().out
     again = build(OwnEpoch, seed=9)
     assert again.load_checkpoint(tmp_path / "checkpoint_latest")["num_epochs"] == 2
     again.train(loader(points), 2)

@@ -36,7 +36,7 @@ def check_config_command(path: Path, arguments: Sequence[str], *, as_json: bool)
     parser.add_argument("--debug", action="store_true")  # accepted as by every command, and not needed
     options = parser.parse_args(arguments)
     if not path.is_file():
-        raise ConfigurationError(f"{path} is no file: name a run file (YAML) or a Python program.")
+        raise ConfigurationError(f"{path} is not a file: name a run file (YAML) or a Python program.")
     with redirect_stdout(sys.stderr) if options.json else nullcontext():  # the output of the run is no JSON
         report = check_config(path, options.overrides)
     print_report(report, as_json=options.json)
@@ -153,7 +153,7 @@ class ConfigCheck:
                 key, f"{place} is not writable, so the run cannot be recorded in {path}: choose another folder."
             )
         else:
-            self.report.checked.append("the place for the run")
+            self.report.checked.append("the run directory")
 
     def _check_datasets(self, experiment: Experiment) -> bool:
         """Build and check each data set; return whether all could be built."""

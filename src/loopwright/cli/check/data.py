@@ -25,7 +25,7 @@ def check_dataset(report: ConfigReport, key: str, dataset: Any) -> Any:
     place = f"datasets.{key}"
     if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
         return None
-    with report.collecting(place, "its length cannot be asked for") as succeeded:
+    with report.collecting(place, "its length cannot be read") as succeeded:
         length = len(dataset)
     if not succeeded:
         return None

@@ -140,7 +140,7 @@ class DryRunProbe(Callback):
             )
         elif total % shares:
             message = f"{total} samples do not divide by {shares}: some processes wait for others."
-            self.report.note("", f"{message} The result is the same.")
+            self.report.note("", f"{message} The result does not change.")
         if how == "ready batches" and total < batch.size * shares:
             self.report.mistake(
                 "",
@@ -328,7 +328,7 @@ def _memory_lines(layout: Layout, *, is_full: bool) -> Iterator[str]:
     missing = [] if layout.has_stepped else ["gradients", "optimizer state"]
     missing.append("activations")
     if layout.mesh.shard > 1:
-        missing.append("the whole parameters of the block that computes")
+        missing.append("the full parameters of the block that is computing")
     yield from (f"Not counted: {', '.join(missing)}.", "")
 
 

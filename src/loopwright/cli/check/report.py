@@ -24,7 +24,7 @@ ADVICE = {  # a pattern in the message of an error, and what to do about it
         "keep them as buffers with register_buffer, which move with the model."
     ),
     r"cannot be multiplied|size mismatch|must match the size|tensors must match|invalid for input": (
-        "The sizes of the data and of the layers do not go together: compare the shapes with the model's arguments."
+        "The sizes of the data and of the layers do not match: compare the shapes with the arguments of the model."
     ),
     r"does not require grad|has no graph": (
         "The loss is not computed from trained weights: look for detach(), item(), numpy() or no_grad() on the way to "

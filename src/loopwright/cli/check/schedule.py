@@ -127,7 +127,7 @@ def _check_curve(report: ConfigReport, key: str, curve: Curve, length: Length) -
     for point in range(POINTS):
         value = resolved.value(point / (POINTS - 1))
         if not math.isfinite(value) or value < 0:
-            report.mistake(key, f"the schedule is {value} when {point}% of the run is done.")
+            report.mistake(key, f"the schedule is {value} after {point}% of the run.")
             return
     report.checked.append("schedule to the end")
 
@@ -168,9 +168,9 @@ def _check_length(report: ConfigReport, key: str, schedule: Schedule, steps: int
         if isinstance(amount, int | float) and amount > steps:
             report.mistake(
                 key,
-                f"{name}({option}={amount}) counts {unit}s, but the run has only {steps}: it is longer than the "
-                f"run.\n-> Use {option}: {steps}, or `every: {'update' if unit == 'epoch' else 'epoch'}` if it counts "
-                "those.",
+                f"{name}({option}={amount}) counts {unit}s, but the run has only {steps}: the period is longer than "
+                "the run.\n"
+                f"-> Use {option}: {steps}, or `every: {'update' if unit == 'epoch' else 'epoch'}` if it counts those.",
             )
         elif option == "T_max" and isinstance(amount, int | float) and amount < steps:
             report.note(key, f"{name}(T_max={amount}) is stepped {steps} times: after {amount} it rises again.")

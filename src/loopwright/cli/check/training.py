@@ -32,7 +32,7 @@ MAX_LISTED = 5
 def check_steps(report: ConfigReport, factory: Factory) -> bool:
     """Train, evaluate and predict without callbacks; return whether training works."""
     probe = Probe()
-    with report.collecting("trainer", "a tiny run cannot be put together") as built:
+    with report.collecting("trainer", "a small test run cannot be built") as built:
         callbacks = factory.build().run.callbacks
         extra = {i for i, callback in enumerate(callbacks) if not isinstance(callback, ESSENTIAL)}
         engine = factory.build_tiny(extra, [probe])
@@ -149,7 +149,7 @@ def check_callbacks(report: ConfigReport, factory: Factory, folder: Path) -> tup
             at = own.index(error.owner) if isinstance(error, UnsavableStateError) and error.owner in own else None
             at = culprit(error, own[: len(places)]) if at is None else at
             if at is None or at >= len(places):
-                report.failed("trainer", "a tiny run with all callbacks fails", error)
+                report.failed("trainer", "a small test run with all callbacks fails", error)
                 return dropped, None
             dropped.add(places[at])
             key = key_of_callback(report.config, callbacks, places[at])

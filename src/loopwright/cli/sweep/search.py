@@ -58,8 +58,8 @@ class Optuna:
         )
         if study.direction.name.lower() != ("minimize" if mode == "min" else "maximize"):
             raise ConfigurationError(
-                f"{folder} has a sweep that is to {study.direction.name.lower()} its metric, but this one does the "
-                f"opposite: name another folder with --output, or add --direction {study.direction.name.lower()}."
+                f"{folder} contains a sweep that should {study.direction.name.lower()} its metric, but this sweep does "
+                f"the opposite: name another folder with --output, or add --direction {study.direction.name.lower()}."
             )
         known = study.get_trials(deepcopy=False)
         study.sampler = optuna.samplers.TPESampler(seed=sweep.seed + len(known))

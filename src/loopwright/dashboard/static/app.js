@@ -36,7 +36,7 @@ function show() {
 
 function buildHead() {
   const links = PAGES.filter((page) => page.isInNavigation).map((page) => el("a", { data: { page: page.path } }, page.title));
-  const state = isLive ? el("span", { class: "connection", id: "connection", title: "New values appear by themselves" }, "live")
+  const state = isLive ? el("span", { class: "connection", id: "connection", title: "New values appear automatically" }, "live")
     : el("span", { class: "made", title: report.made ?? "" }, "report", report.made ? el("span", {}, ` of ${report.made.slice(0, 10)}`) : null);
   fill(top,
     el("a", { class: "brand", data: { page: "runs" }, "aria-label": "Loopwright: runs" }, logo(), el("span", {}, "Loopwright")),
@@ -100,12 +100,12 @@ function connectionChanged(state) {
   const word = document.getElementById("connection");
   word?.classList.toggle("is-lost", state === "lost");
   if (word) setText(word, state === "lost" ? "no connection" : "live");
-  say(state === "lost" ? "The server does not answer: is loopwright ui still running? What is shown may be old. It is asked again by itself." : null);
+  say(state === "lost" ? "The server does not answer: is loopwright ui still running? The values shown may be out of date. The page keeps trying." : null);
 }
 
 async function start() {
   if (url.page !== "runs") plotly().catch(() => {}); // while the runs are read; a chart says it where it cannot be had
-  const waiting = setTimeout(() => fill(main, el("p", { class: "waiting" }, "Reading the runs: the first time takes longest.")), 700);
+  const waiting = setTimeout(() => fill(main, el("p", { class: "waiting" }, "Reading the runs: the first time takes the longest.")), 700);
   try {
     await runs.load();
     clearTimeout(waiting);

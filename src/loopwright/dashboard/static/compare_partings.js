@@ -11,7 +11,7 @@ export function partings(divergences, ignored = []) {
   const seconds = [...new Set(divergences.map(({ second }) => second))];
   return [
     seconds.map((second) => card(divergences.filter((one) => one.second === second))),
-    ignored.length > 0 && el("p", { class: "hint" }, `Not compared, since they differ in any two runs: ${ignored.join(", ")}.`),
+    ignored.length > 0 && el("p", { class: "hint" }, `Not compared, because they always differ between runs: ${ignored.join(", ")}.`),
   ];
 }
 
@@ -29,9 +29,9 @@ const name = (id) => el("strong", { class: "parting-run" }, el("span", { class: 
 
 function words(one, first) {
   const unit = one.level.slice(0, -1);
-  if (one.at !== null) return one.num_same ? ["is the same as ", name(first), ` in ${plural(one.num_same, unit)}, bit for bit, and parts at `, el("strong", { class: "parting-place" }, `${unit} ${count(one.at)}`), "."] : ["differs from ", name(first), " from the first ", unit, " on, ", el("strong", { class: "parting-place" }, `${unit} ${count(one.at)}`), "."];
+  if (one.at !== null) return one.num_same ? ["is the same as ", name(first), ` in ${plural(one.num_same, unit)}, bit for bit, and first differs at `, el("strong", { class: "parting-place" }, `${unit} ${count(one.at)}`), "."] : ["differs from ", name(first), " from the first ", unit, " on, ", el("strong", { class: "parting-place" }, `${unit} ${count(one.at)}`), "."];
   if (!one.num_same) return ["has no ", unit, " in common with ", name(first), "."];
-  return ["is the same as ", name(first), ` in all ${plural(one.num_same, unit)} that both have, bit for bit.`, longer(one, unit)];
+  return ["is the same as ", name(first), ` in all ${plural(one.num_same, unit)} that they have in common, bit for bit.`, longer(one, unit)];
 }
 
 function plainWords(one) {
@@ -42,7 +42,7 @@ function plainWords(one) {
 
 function longer({ ends }, unit) {
   if (!ends || ends[0] === ends[1] || ends.includes(null)) return "";
-  return ` The one ends at ${unit} ${count(ends[1])}, the other at ${count(ends[0])}.`;
+  return ` One ends at ${unit} ${count(ends[1])}, the other at ${count(ends[0])}.`;
 }
 
 /** The values of the step at which runs part, with all digits: the difference is often in the last ones. */

@@ -74,7 +74,7 @@ function settings(summaries, isAll) {
   const rows = keys.map((key) => rowOf(key, summaries.map((run) => run.config?.[key]), summaries.map((run) => key in (run.config ?? {}))));
   const isOwn = ({ key }) => key === "name" || key === "output_path";
   const shown = isAll ? rows : rows.filter((row) => !row.isSame && !isOwn(row));
-  return { title: TITLES.config, rows: shown, none: keys.length ? `All ${keys.length} settings are the same.` : "These runs have noted no settings." };
+  return { title: TITLES.config, rows: shown, none: keys.length ? `All ${keys.length} settings are the same.` : "These runs have not recorded any settings." };
 }
 
 function others(ids, answer) {

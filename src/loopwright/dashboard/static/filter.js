@@ -45,7 +45,7 @@ export function makeFilter(text, { keys, valueOf, textOf }) {
 function unknown(key, keys) {
   const scored = keys.map((one) => [likeness(key, one.slice(one.lastIndexOf(".") + 1)), one]).filter(([score]) => score >= 0.4);
   const near = scored.sort(([a], [b]) => b - a).slice(0, 2).map(([, one]) => one);
-  return `No column is called “${key}”${near.length ? `: is it ${near.join(" or ")}?` : ". Columns are config keys such as optimizer.lr, and state, name, device."}`;
+  return `There is no column “${key}”${near.length ? `: is it ${near.join(" or ")}?` : ". Columns are config keys such as optimizer.lr, and state, name, device."}`;
 }
 
 /** How many pairs of letters two words share: 1 for all, 0 for none. */

@@ -90,8 +90,8 @@ class ComparePage {
     this.frame = this.panels = null;
     this.#asked = "";
     follow(null);
-    if (!runs.all.length) return fill(this.root, empty("No runs yet", "A run appears by itself as soon as a training starts that writes one: give the trainer a run_dir."));
-    return fill(this.root, empty(number ? "One run is selected" : "No run is selected", `Choose ${number ? "at least one more" : "two or more"} in the table of runs, and what differs between them is shown here: settings, results, curves, and the first step at which their values part.`),
+    if (!runs.all.length) return fill(this.root, empty("No runs yet", "A run appears as soon as training starts: pass a run_dir to the trainer."));
+    return fill(this.root, empty(number ? "One run is selected" : "No run is selected", `Choose ${number ? "at least one more" : "two or more"} in the table of runs. This page shows how they differ: settings, results, curves, and the first step at which their values differ.`),
       el("p", { class: "centred" }, el("a", { class: "button primary", href: url.link("runs") }, "Choose runs")));
   }
 
@@ -128,7 +128,7 @@ class ComparePage {
       el("div", { class: "page-head" }, el("h1", {}, "Compare"), this.count),
       this.problem,
       el("section", { class: "run-part", "aria-label": "Settings and results" }, el("header", { class: "part-head" }, el("h2", {}, "Settings and results"), el("label", { class: "field" }, "Compared with", this.first), this.all), this.table.element),
-      el("section", { class: "run-part", "aria-label": "Where they part" }, el("header", { class: "part-head" }, el("h2", {}, "Where they part")), this.partings),
+      el("section", { class: "run-part", "aria-label": "Where they differ" }, el("header", { class: "part-head" }, el("h2", {}, "Where they differ")), this.partings),
       el("section", { class: "run-part", "aria-label": "Curves" }, el("header", { class: "part-head" }, el("h2", {}, "Curves"), this.more, el("label", { class: "field" }, "x", this.x), this.reset), this.panels.element),
     ];
     fill(this.root, el("div", { class: "run-body" }, this.frame));
@@ -178,7 +178,7 @@ class ComparePage {
   /** Lines at the steps where runs part, in the colour of the run that differs from the first. */
   #marks(axis) {
     return (this.found ?? []).filter(({ at, level }) => at !== null && at !== undefined && ((level === "steps" && axis.name === "step") || (level === "epochs" && axis.name === "epoch"))).map(({ at, second, first }) => ({
-      x: at, kind: "parts", colour: runs.colour(second), label: () => `parts from ${first} (${second})`,
+      x: at, kind: "parts", colour: runs.colour(second), label: () => `differs from ${first} (${second})`,
     }));
   }
 

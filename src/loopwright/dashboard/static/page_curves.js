@@ -131,7 +131,7 @@ class CurvesView extends CurveSettings {
     const hasRuns = runs.all.length > 0;
     fill(this.root, hasRuns ? el("div", {}, empty("No run is selected", "Choose the runs whose curves you want to see in the table of runs: tick the boxes, or press Space."),
       el("p", { class: "centred" }, el("a", { class: "button primary", href: url.link("runs") }, "Choose runs")))
-      : empty("No runs yet", "A run appears here by itself as soon as a training starts that writes one: give the trainer a run_dir."));
+      : empty("No runs yet", "A run appears here as soon as training starts: pass a run_dir to the trainer."));
   }
 
   async #loadEvents() {
@@ -172,7 +172,7 @@ class CurvesView extends CurveSettings {
     this.groupsHost = el("div", { class: "groups" });
     this.frame = [
       this.chips,
-      el("div", { class: "toolbar" }, el("div", { class: "search" }, icon("search"), this.find), el("label", { class: "field" }, "x", this.x), el("label", { class: "field", title: "A running mean over the raw curve: a point has lost half of its weight after so many points. Values of epochs are not smoothed." }, "Smooth", this.smooth, this.smoothText),
+      el("div", { class: "toolbar" }, el("div", { class: "search" }, icon("search"), this.find), el("label", { class: "field" }, "x", this.x), el("label", { class: "field", title: "A running mean, drawn over the raw curve. A point loses half of its weight after this many points. Values of epochs are not smoothed." }, "Smooth", this.smooth, this.smoothText),
         menu("Scales", () => this.#scaleMenu()), menu([icon("flag"), "Marks"], () => this.#markMenu()), this.valuesButton, this.reset),
       this.groupsHost,
     ];

@@ -59,7 +59,7 @@ class RunPage {
   async #load() {
     this.#last = performance.now();
     let detail;
-    if (!runs.get(this.id) && !this.detail) return this.#failed({ status: 404, message: `There is no run “${this.id}” in this folder. It may have been moved or removed; if it comes, it is shown here.` });
+    if (!runs.get(this.id) && !this.detail) return this.#failed({ status: 404, message: `There is no run “${this.id}” in this folder. It may have been moved or removed. If it appears, it is shown here.` });
     try {
       detail = await api("run", {}, { of: this.id });
     } catch (error) {
@@ -221,8 +221,8 @@ function joined(known, lines) {
 /** What a run without anything will show, and how it gets there. */
 function coming({ summary, problems }) {
   const isRunning = summary.state === "running";
-  if (problems.length || summary.state === "unreadable") return [el("h2", {}, "What it recorded cannot be read"), el("p", { class: "muted" }, "The reason is above. Other runs are not affected, and nothing here writes to this one.")];
+  if (problems.length || summary.state === "unreadable") return [el("h2", {}, "Its record cannot be read"), el("p", { class: "muted" }, "The reason is above. Other runs are not affected, and nothing here writes to this one.")];
   return [el("h2", {}, isRunning ? "Nothing is recorded yet" : "Nothing was recorded"),
-    el("p", { class: "muted" }, isRunning ? "It appears here by itself: curves with the first logged step, checkpoints with the first save, the log with the first line. What you log yourself too:" : "The run ended before its first log point. What a run logs is shown here, and what you log yourself too:"),
+    el("p", { class: "muted" }, isRunning ? "This page fills up as the run goes on: curves with the first logged step, checkpoints with the first save, the log with the first line. It also shows what you log yourself:" : "The run ended before its first log point. This page shows what a run logs, and what you log yourself:"),
     el("pre", { class: "command" }, el("code", {}, 'trainer.log_step({"accuracy": accuracy})\ntrainer.log_images("samples", [source, generated, target])'))];
 }

@@ -55,7 +55,7 @@ class RunsView {
   #nothing() {
     const { exists, root } = runs.about;
     const title = exists === false ? `There is no folder “${root}” yet` : `No runs in “${root}” yet`;
-    return empty(title, "A run appears here by itself as soon as a training starts that writes one. Give the trainer a folder:", firstRun(root));
+    return empty(title, "A run appears here as soon as training starts. Pass a folder to the trainer:", firstRun(root));
   }
 
   #build() {
@@ -176,7 +176,7 @@ class RunsView {
     this.equal.hidden = !equal.length && url.get("equal") !== "shown";
     this.equal.setAttribute("aria-pressed", String(url.get("equal") !== "shown"));
     setText(this.equal, url.get("equal") === "shown" ? "Hide equal columns" : `${plural(equal.length, "equal column")} hidden`);
-    this.equal.title = "Columns in which all runs say the same";
+    this.equal.title = "Columns in which all runs have the same value";
     this.curves.href = url.link("curves");
     this.compare.href = url.link("compare");
     this.compare.hidden = this.selected.size < 2;

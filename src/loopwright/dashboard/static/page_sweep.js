@@ -95,7 +95,7 @@ class SweepPage {
 
   #show() {
     if (!this.answer) return;
-    if (!runs.all.length) return this.#nothing("No runs yet", "A run appears by itself as soon as a training starts that writes one: give the trainer a run_dir.");
+    if (!runs.all.length) return this.#nothing("No runs yet", "A run appears as soon as training starts: pass a run_dir to the trainer.");
     if (!this.frame) this.#build();
     const data = this.#data();
     this.#controls(data);
@@ -129,7 +129,7 @@ class SweepPage {
     this.scatter = new ScatterGrid();
     const holder = el("div");
     this.charts = el("div", { class: "run-body" },
-      el("section", { class: "run-part", "aria-label": "Parallel coordinates" }, el("header", { class: "part-head" }, el("h2", {}, "Parallel coordinates"), el("span", { class: "hint" }, "The better a run, the stronger its line. Click a point to select the run."), this.parallel.tools), this.parallel.element, this.note),
+      el("section", { class: "run-part", "aria-label": "Parallel coordinates" }, el("header", { class: "part-head" }, el("h2", {}, "Parallel coordinates"), el("span", { class: "hint" }, "The better the run, the stronger its line. Click a point to select the run."), this.parallel.tools), this.parallel.element, this.note),
       el("section", { class: "run-part", "aria-label": "Metric against each parameter" }, el("header", { class: "part-head" }, this.scatterTitle = el("h2"), el("span", { class: "hint" }, "Strongest first, by rank correlation")), this.scatter.element));
     this.frame = [el("div", { class: "page-head" }, el("h1", {}, "Sweep"), this.count), el("div", { class: "toolbar" }, el("label", { class: "field" }, "Runs", this.from), el("label", { class: "field" }, "Metric", this.metric)), this.why, this.charts,
       el("section", { class: "run-part", "aria-label": "Runs of the sweep" }, el("header", { class: "part-head" }, el("h2", {}, "Runs")), holder)];
@@ -212,8 +212,8 @@ function order(column, isDescending) {
 }
 
 function why({ rows, parameters, metric }, isSelection) {
-  if (rows.length < 2) return empty("A sweep needs two runs or more", isSelection ? "Select more runs in the table of runs, or choose a folder above." : "Put the runs of a sweep into one folder, and they are compared here by their settings:", isSelection ? null : 'for lr in (0.1, 0.01, 0.001):\n    Trainer(..., run_dir=f"runs/sweep/lr={lr}", config={"lr": lr})');
-  if (!parameters.length) return empty("These runs have the same settings", "Nothing varies that a metric could depend on. Settings are what the run's config says: pass them to the trainer, and they are compared here.", 'Trainer(..., config={"lr": lr, "width": width})');
+  if (rows.length < 2) return empty("A sweep needs two or more runs", isSelection ? "Select more runs in the table of runs, or choose a folder above." : "Put the runs of a sweep into one folder to compare them here by their settings:", isSelection ? null : 'for lr in (0.1, 0.01, 0.001):\n    Trainer(..., run_dir=f"runs/sweep/lr={lr}", config={"lr": lr})');
+  if (!parameters.length) return empty("These runs have the same settings", "No setting varies, so there is nothing to compare a metric with. Pass settings to the trainer with config=, and they are compared here.", 'Trainer(..., config={"lr": lr, "width": width})');
   if (!metric) return empty("No run has a metric yet", "Charts appear here with the first value that is logged at the end of an epoch or an evaluation.");
   return null;
 }

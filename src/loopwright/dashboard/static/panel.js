@@ -148,7 +148,7 @@ export class Panel {
     const every = Math.max(1, ...curves.map((curve) => curve.series.every));
     this.note.hidden = every === 1;
     setText(this.note, `1 of ${count(every)} points`);
-    this.note.title = `Each place of the line is the mean of up to ${count(every)} points, and the band reaches from their smallest to their largest value. Zoom in for every single point.`;
+    this.note.title = `Each point of the line is the mean of up to ${count(every)} values, and the band shows the range from the smallest to the largest. Zoom in to see every value.`;
   }
 
   /** True where something of it can be drawn: for the table of values. */

@@ -7,8 +7,8 @@ import { url } from "./url.js";
 
 const STATES = { running: "live", finished: "good", stopped: "warn", interrupted: "warn", failed: "bad", crashed: "bad", unreadable: "bad" };
 const STATE_HINTS = {
-  interrupted: "Stopped by a signal after saving: start the same command to go on", crashed: "Its process is gone without saying why: start the same command to go on",
-  failed: "An error ended it: the run's page shows the traceback", unreadable: "Its files cannot be read", stopped: "A callback or a limit ended it early",
+  interrupted: "Stopped by a signal after saving: start the same command to resume it", crashed: "Its process ended without recording a reason: start the same command to resume it",
+  failed: "It ended with an error: the run's page shows the traceback", unreadable: "Its files cannot be read", stopped: "A callback or a limit ended it early",
 };
 
 /** A run's state as a coloured word. */

@@ -48,7 +48,7 @@ export class RunHead {
     const isSelected = runs.selected.includes(this.id);
     this.select.setAttribute("aria-pressed", String(isSelected));
     fill(this.select, isSelected && icon("check"), isSelected ? "Selected" : "Select");
-    this.select.title = "The selection is what the pages of curves and of the comparison show";
+    this.select.title = "The pages Curves and Compare show the selected runs";
     this.swatch.hidden = !isSelected;
     this.swatch.style.setProperty("--swatch", runs.colour(this.id));
   }
@@ -56,13 +56,13 @@ export class RunHead {
   #problemList({ problems, sentences }) {
     const said = problems.filter((problem) => !sentences.includes(problem));
     this.problems.hidden = !said.length;
-    if (said.length) fill(this.problems, el("strong", {}, "Not everything of this run can be read."), el("ul", {}, said.map((problem) => el("li", {}, problem))));
+    if (said.length) fill(this.problems, el("strong", {}, "Parts of this run cannot be read."), el("ul", {}, said.map((problem) => el("li", {}, problem))));
   }
 
   /** The run's folder is no longer there; what is shown stays. */
   gone() {
     this.problems.hidden = false;
-    fill(this.problems, "The folder of this run was removed or renamed. What is shown here is from before.");
+    fill(this.problems, "The folder of this run was removed or renamed. This page shows its last known state.");
   }
 
   #bar({ progress, state, eta }) {

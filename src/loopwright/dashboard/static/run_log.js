@@ -88,7 +88,7 @@ class LogView {
     while (this.lines.children.length > MOST) this.lines.firstChild.remove();
     this.none.hidden = this.lines.children.length > 0;
     this.lines.hidden = !this.none.hidden;
-    setText(this.none, `None of the ${count(this.#shown)} lines shown is of this kind.`);
+    setText(this.none, `None of the ${count(this.#shown)} lines shown matches.`);
     if (this.following.getAttribute("aria-pressed") === "true") this.lines.scrollTop = this.lines.scrollHeight;
   }
 

@@ -14,7 +14,7 @@ export const checkpointSection = {
 class CheckpointView {
   constructor({ id }) {
     this.id = id;
-    this.verify = el("button", { class: "button", type: "button", title: "Read the files and compare their hashes with those that were noted when they were saved", onclick: () => this.#verify() }, "Verify contents");
+    this.verify = el("button", { class: "button", type: "button", title: "Read the files and compare their hashes with those recorded when they were saved", onclick: () => this.#verify() }, "Verify contents");
     this.tools = isLive && this.verify;
     this.body = el("tbody");
     const head = ["Name", "Update", "Epoch", "Metric", "Size", "Saved", "Validity"].map((title, index) => el("th", { scope: "col", class: [1, 2, 4].includes(index) ? "number" : "" }, title));
@@ -50,7 +50,7 @@ class CheckpointView {
 
 function validity({ is_sound: isSound, is_verified: isVerified, problems }) {
   if (!isSound) return [el("span", { class: "pill bad" }, "damaged"), el("div", { class: "hint is-bad" }, problems.join(" "))];
-  return isVerified ? el("span", { class: "pill good", title: "The hashes of all files are as noted" }, "verified") : el("span", { class: "pill", title: "All files are there in the size that was noted; their contents were not read" }, "complete");
+  return isVerified ? el("span", { class: "pill good", title: "The hashes of all files match" }, "verified") : el("span", { class: "pill", title: "All files exist and have the recorded size; their contents were not read" }, "complete");
 }
 
 export function size(bytes) {

@@ -141,14 +141,14 @@ class Masking(Group):
     """Losses that look at parts of the images only, which is not supported; `enable` must be false."""
 
     enable: bool = False
-    mask_directory: str = without_effect("", "there are no masks")
-    mask_channel: int = without_effect(0, "there are no masks")
-    combination_type: str = without_effect("single_channel", "there are no masks")
-    blend_channel: int = without_effect(1, "there are no masks")
-    blend_amount: float = without_effect(0.5, "there are no masks")
-    visdom_overlay_mask: bool = without_effect(True, "there are no masks")
-    visdom_mask_color: list[float] = without_effect([1.0, 0.0, 0.0], "there are no masks")
-    visdom_mask_opacity: float = without_effect(0.5, "there are no masks")
+    mask_directory: str = without_effect("", "masks are not supported")
+    mask_channel: int = without_effect(0, "masks are not supported")
+    combination_type: str = without_effect("single_channel", "masks are not supported")
+    blend_channel: int = without_effect(1, "masks are not supported")
+    blend_amount: float = without_effect(0.5, "masks are not supported")
+    visdom_overlay_mask: bool = without_effect(True, "masks are not supported")
+    visdom_mask_color: list[float] = without_effect([1.0, 0.0, 0.0], "masks are not supported")
+    visdom_mask_opacity: float = without_effect(0.5, "masks are not supported")
 
     @field_validator("enable")
     @classmethod
@@ -290,8 +290,8 @@ def runtime_of(settings: Common) -> Runtime | str | None:
     _check_device(device)
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigurationError(
-            f"common.device is {device!r}, and torch finds no such device here: use 'cpu', or 'auto' for the best "
-            "there is."
+            f"common.device is {device!r}, but torch finds no such device here: use 'cpu', or 'auto' for the best "
+            "available device."
         )
     if is_launched():
         from ...runtime.distributed import DistributedRuntime
@@ -307,8 +307,8 @@ def _check_device(device: str) -> None:
         torch.device("cpu" if device == "auto" else device)
     except RuntimeError:
         raise ConfigurationError(
-            f"common.device is {device!r}, which is no device: use 'auto' for the best there is, 'cpu', 'cuda', or one "
-            "of several such as 'cuda:1'."
+            f"common.device is {device!r}, which is not a device: use 'auto' for the best available device, 'cpu', "
+            "'cuda', or a device with its number, such as 'cuda:1'."
         ) from None
 
 
@@ -320,15 +320,15 @@ def _own_device(settings: Common) -> str | None:
     if device != "cuda":
         if ":" in device:
             raise ConfigurationError(
-                f"common.device is {device!r}, which is one device, and several processes were started: use "
-                f"{device.partition(':')[0]!r}, with common.gpu_ids if not all are to be used."
+                f"common.device is {device!r}, which is a single device, but several processes were started: use "
+                f"{device.partition(':')[0]!r}, and common.gpu_ids to use only some of the devices."
             )
         return device
     launch = Launch.from_environment()
     own = 0 if launch is None else launch.local_rank
     if own >= len(ids):
         raise ConfigurationError(
-            f"common.gpu_ids names {len(ids)} devices, and more processes were started on this machine: start "
-            f"{len(ids)}, or name one device for each."
+            f"common.gpu_ids names {len(ids)} devices, but more processes were started on this machine: start "
+            f"{len(ids)}, or name one device for each process."
         )
     return f"cuda:{ids[own]}"

@@ -208,7 +208,7 @@ class Engine(CoreTrainer):
     def train_once(self, data: Any, hooks: EpochHooks) -> None:
         """One epoch over the data, or what is left of one; what an exception cut short starts over next time."""
         if self.is_running:
-            raise ConfigurationError("train_paired was called in a hook of itself: call it when the epoch is over.")
+            raise ConfigurationError("train_paired was called in one of its own hooks: call it after the epoch.")
         self.adopt()
         self._place()
         self._steps.start_epoch()
@@ -262,7 +262,7 @@ class Engine(CoreTrainer):
         progress, recorded = self.progress, self._recorded()
         if recorded is not None and recorded.progress.step > progress.step and self.runtime.is_main:
             logger.warning(
-                "%s goes on from step %d of %s; what was recorded of steps %d to %d is replaced as it trains.",
+                "%s continues from step %d of %s; the records of steps %d to %d will be replaced during training.",
                 *(self.run_dir, progress.step, checkpoint.path, progress.step + 1, recorded.progress.step),
             )
         self.runtime.barrier("continuing")
@@ -291,8 +291,8 @@ def checked_trackers(given: Any) -> list[Track]:
         if tracker is None:
             raise ConfigurationError(
                 f"callbacks has {callback!r}; expected trackers of loopwright.trackers, as in "
-                "callbacks=[TensorBoard('logs')]. Other things are done in the hooks of an epoch; a `Profile` is used "
-                "as `with Profile(): ...` around the epochs."
+                "callbacks=[TensorBoard('logs')]. Use the hooks of an epoch for everything else, and `with Profile(): "
+                "...` around the epochs to profile."
             )
         tracker.is_kept_open = True
     return [tracker for _, tracker in trackers if tracker is not None]
@@ -303,7 +303,7 @@ def as_pair(batch: Any) -> tuple[Tensor, Tensor]:
         parts = f" of {len(batch)}" if isinstance(batch, (tuple, list, dict)) else ""
         raise DataError(
             f"A batch of self.train_loader is a {type(batch).__name__}{parts}; paired training needs (inputs, "
-            "targets): let the data set return two tensors for each item."
+            "targets): return two tensors for each item of the data set."
         )
     return batch[0], batch[1]
 

@@ -49,8 +49,8 @@ def choose_directory(config: Config) -> tuple[Path, bool]:
     if choice is True and not wanted.is_dir():
         there = ", ".join(f"v{number}" for number in versions(config)) or "none"
         raise ConfigurationError(
-            f"train.load.continue_train is true, but there is no experiment {wanted}; versions there are: {there}. "
-            "Set common.experiment_version, or continue_train to false."
+            f"train.load.continue_train is true, but there is no experiment {wanted}; existing versions: {there}. Set "
+            "common.experiment_version, or continue_train to false."
         )
     if choice and wanted.is_dir():
         return wanted, choice is True or bool(_resumable(wanted)) or any(wanted.glob("epoch*_net*"))
@@ -98,8 +98,8 @@ def _make(directory: Path) -> None:
         directory.mkdir(parents=True)
     except FileExistsError:
         raise ConfigurationError(
-            f"There is an experiment {directory} already: set save.auto_increment_version to true for the next "
-            "version, train.load.continue_train to true to go on with it, or choose another name."
+            f"The experiment {directory} already exists: set save.auto_increment_version to true for the next version, "
+            "train.load.continue_train to true to continue it, or choose another name."
         ) from None
 
 
@@ -119,7 +119,7 @@ def read_state(directory: Path, epoch: int | str) -> Checkpoint | None:
         except VersionError:  # sound, and going back to an older one would undo what it holds
             raise
         except CheckpointError as error:
-            logger.warning("Checkpoint %s is passed over: %s", entry.path, error)
+            logger.warning("Checkpoint %s is skipped: %s", entry.path, error)
     return None
 
 
@@ -168,9 +168,9 @@ def load_network(
         problems += [f"optimizer of {kind}: {problem}" for problem in compare_groups(optimizer, state)]
     if problems:
         raise CheckpointError(
-            f"{source} does not fit this network; nothing was loaded:{listed(problems)}\nBuild it with the settings of "
-            "the run that wrote it, which are in its train1_config.json, or give load_checkpoint the network that was "
-            f"saved as {kind!r}."
+            f"{source} does not match this network; nothing was loaded:{listed(problems)}\n"
+            "Build the network with the settings in train1_config.json of the run that wrote the checkpoint, or pass "
+            f"load_checkpoint the network that was saved as {kind!r}."
         )
     network.load_state_dict(weights)
     if optimizer is not None and state is not None:
@@ -197,7 +197,7 @@ def _find(directory: Path, epoch: int | str, kind: str, names: Sequence[str]) ->
     there = sorted({path.name.split(".")[0] for path in directory.glob(f"epoch*_net{kind}*")})
     there += [f"epoch{saved}" for saved in saved_epochs(directory)]
     raise CheckpointError(
-        f"{directory} has no network {kind!r} of epoch {epoch}; saved are: {', '.join(there) or 'none'}. Set "
+        f"{directory} has no network {kind!r} of epoch {epoch}; saved epochs: {', '.join(there) or 'none'}. Set "
         "train.load.load_epoch (or load_epoch=) to an epoch that was saved."
     )
 
@@ -281,7 +281,7 @@ class ExperimentRun(RunDirectory):
             else:
                 self.finish("failed", f"{type(error).__name__}: {error}")
         except (CheckpointError, OSError) as problem:
-            logger.warning("How the experiment in %s ended is not noted: %s", self.path, problem)
+            logger.warning("The end of the experiment in %s could not be recorded: %s", self.path, problem)
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,14 +148,14 @@ class LossManager:
     ) -> None:
         """Add a loss under a name of its own."""
         if loss_name in self.loss_fns:
-            raise ConfigurationError(f"A loss {loss_name!r} is registered already: choose another name.")
+            raise ConfigurationError(f"A loss {loss_name!r} is already registered: choose another name.")
         if isinstance(loss_fn, type) or not callable(loss_fn):
             what = f"the class {loss_fn.__name__}" if isinstance(loss_fn, type) else repr(loss_fn)
             raise ConfigurationError(
                 f"The loss {loss_name!r} is {what}; expected a module or function of two tensors, such as nn.L1Loss()."
             )
         if isinstance(tags, str):
-            raise ConfigurationError(f"The tags of loss {loss_name!r} are the text {tags!r}: write [{tags!r}].")
+            raise ConfigurationError(f"The tags of loss {loss_name!r} are the string {tags!r}: write [{tags!r}].")
         function = loss_fn.to(self.device) if isinstance(loss_fn, nn.Module) else loss_fn
         self.loss_fns[loss_name] = LMLoss(loss_name, function, loss_weight, schedule, list(tags or ()))
 
@@ -197,7 +197,7 @@ class LossManager:
 
     def _loss(self, name: str) -> LMLoss:
         if name not in self.loss_fns:
-            there = f"registered are: {', '.join(self.loss_fns)}" if self.loss_fns else "none is registered"
+            there = f"registered losses: {', '.join(self.loss_fns)}" if self.loss_fns else "none is registered"
             raise ConfigurationError(
                 f"There is no loss {name!r}; {there}. Call register_loss_fn({name!r}, ...) or init_from_spec first."
             )

@@ -108,7 +108,7 @@ def say_without_effect(config: Config) -> None:
     _said.update(given)
     for why in dict.fromkeys(given.values()):
         keys = ", ".join(key for key, reason in given.items() if reason == why)
-        logger.warning("Without an effect in the config: %s (%s).", keys, why)
+        logger.warning("Settings without an effect: %s (%s).", keys, why)
 
 
 def settings_without_effect(group: BaseModel, before: str = "") -> Iterator[tuple[str, bool, str]]:
@@ -187,7 +187,7 @@ def _nearest(key: str, kind: type[BaseModel]) -> str:
     near += [other for other in keys if other.rpartition(".")[2] == name]
     if near:
         return f"; did you mean {near[0]}?"
-    return f"; there is: {', '.join(known)}." if known else "."
+    return f"; available: {', '.join(known)}." if known else "."
 
 
 def _keys(kind: type[BaseModel], before: str = "") -> Iterator[str]:

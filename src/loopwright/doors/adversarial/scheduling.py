@@ -49,17 +49,17 @@ class Schedule:
             )
         if self.end_epoch < self.start_epoch:
             raise ConfigurationError(
-                f"Schedule: end_epoch={self.end_epoch} is before start_epoch={self.start_epoch}; exchange them."
+                f"Schedule: end_epoch={self.end_epoch} is before start_epoch={self.start_epoch}; swap them."
             )
         if self.schedule == "exponential" and self.initial_value * self.target_value < 0:
             raise ConfigurationError(
-                f"Schedule('exponential') goes from {self.initial_value} to {self.target_value}, which no exponential "
-                "curve does: give values of one sign, or use 'linear'."
+                f"Schedule('exponential') goes from {self.initial_value} to {self.target_value}, but an exponential "
+                "curve cannot cross zero: use values with the same sign, or 'linear'."
             )
         if self.end_epoch == NEVER and not callable(self.schedule) and self.initial_value != self.target_value:
             logger.warning(
-                "Schedule(%r) has no end_epoch: the value stays %s and %s is never reached. Say in which epoch it is "
-                "to be reached, as in end_epoch=100.",
+                "Schedule(%r) has no end_epoch: the value stays %s and never reaches %s. Set the epoch in which to "
+                "reach it, as in end_epoch=100.",
                 *(self.schedule, self.initial_value, self.target_value),
             )
 
@@ -70,8 +70,8 @@ class Schedule:
         unknown = sorted(weight_kwargs.keys() - KEYWORDS.get(self.schedule, set()))
         if unknown:
             raise ConfigurationError(
-                f"weight_kwargs has {', '.join(unknown)}, and the schedule {self.schedule!r} takes "
-                f"{', '.join(sorted(KEYWORDS.get(self.schedule, ()))) or 'none'}: leave them out, or give a function "
+                f"weight_kwargs has {', '.join(unknown)}, but the schedule {self.schedule!r} takes "
+                f"{', '.join(sorted(KEYWORDS.get(self.schedule, ()))) or 'none'}: leave them out, or pass a function "
                 "as the schedule."
             )
         if epoch <= self.start_epoch:

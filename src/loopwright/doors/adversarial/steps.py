@@ -73,14 +73,14 @@ class OwnSteps:
         names = ", ".join(optimizers)
         if names and not self.num_steps and self.has_loss:
             raise ConfigurationError(
-                f"Epoch {epoch} trained nothing: train_step returned a loss, and none of the optimizers ({names}) took "
-                "a step. What train_step returns is only recorded: call self.update(loss, self.<optimizer>) in it."
+                f"Epoch {epoch} trained nothing: train_step returned a loss, but none of the optimizers ({names}) took "
+                "a step. A returned value is only logged: call self.update(loss, self.<optimizer>) in it."
             )
         if names and not self.num_steps and not self._has_warned:
             self._has_warned = True
             logger.warning(
                 "Epoch %s trained nothing: none of the optimizers (%s) took a step. In train_step call "
-                "self.update(loss, self.<optimizer>) for each, or backward and step of your own.",
+                "self.update(loss, self.<optimizer>) for each, or your own backward() and step().",
                 *(epoch, names),
             )
         if self.num_own:
@@ -89,9 +89,9 @@ class OwnSteps:
     def _before(self, update: OptimizerUpdate) -> None:
         if self.is_shared:
             raise ConfigurationError(
-                f"{type(update.optimizer).__name__}.step() was called on one of several processes, which would take it "
-                "with the gradients of its own part of the batch: call self.update(loss, optimizer), which is backward "
-                "and the step on all of them together, or train with one process."
+                f"{type(update.optimizer).__name__}.step() was called with several processes, so each process would "
+                "use only the gradients of its own part of the batch: call self.update(loss, optimizer), which runs "
+                "backward and steps on all processes together, or train with one process."
             )
 
     def _after(self, updates: Updates, update: OptimizerUpdate) -> None:
@@ -107,9 +107,9 @@ def check_weights(models: Mapping[str, nn.Module], epoch: int | None) -> None:
         states = [p.detach().isfinite().all() for p in model.parameters() if p.is_floating_point()]
         if states and not torch.stack(states).all():
             raise NonFiniteLossError(
-                f"The weights of {name} are not finite after epoch {epoch}: a step of your own was taken with a loss "
-                "that is NaN or infinite. Call self.update(loss, optimizer), which refuses such a step before it is "
-                "taken, or lower the learning rate; then go on from the last epoch that was saved."
+                f"The weights of {name} are not finite after epoch {epoch}: your own code stepped with a loss that is "
+                "NaN or infinite. Call self.update(loss, optimizer), which refuses such a step, or lower the learning "
+                "rate; then continue from the last saved epoch."
             )
 
 
@@ -117,8 +117,8 @@ def check_loss(loss: Any) -> None:
     """Refuse a value that has no gradients to train with."""
     if not isinstance(loss, Tensor):
         raise ConfigurationError(
-            f"The loss given to update is {loss!r}, of type {type(loss).__name__}; expected a tensor of one "
-            "number: compute_loss_xy returns one, and .item() makes it a number that nothing can be learnt from."
+            f"The loss given to update is {loss!r}, of type {type(loss).__name__}; expected a tensor of one number: "
+            "compute_loss_xy returns one; .item() turns it into a plain number without a gradient."
         )
     if loss.numel() != 1:
         raise ConfigurationError(
@@ -126,7 +126,7 @@ def check_loss(loss: Any) -> None:
         )
     if not loss.requires_grad:
         raise ConfigurationError(
-            "The loss given to update has no graph, so no gradients: it was detached, made of numbers, or "
+            "The loss given to update has no graph, so no gradients: it was detached, created from numbers, or "
             "computed under torch.no_grad(). Compute it from the network's output."
         )
 
@@ -135,9 +135,10 @@ def check_gradients(params: Iterable[nn.Parameter], name: str) -> None:
     """Refuse to add a loss's gradients to those of another one, which a backward pass of the user's own left."""
     if any(param.grad is not None for param in params):
         raise ConfigurationError(
-            f"The parameters of {name} have gradients that no update made: a backward() of your own reached them, such "
-            f"as that of a generator's loss through the discriminator. Call self.{name}.zero_grad() before "
-            f"self.update(loss, self.{name}), or, if both are meant, give update the sum of the losses."
+            f"The parameters of {name} have gradients that do not come from update: your own backward() reached them, "
+            "for example the backward pass of the generator's loss through the discriminator. Call "
+            f"self.{name}.zero_grad() before self.update(loss, self.{name}). If you want both gradients, pass update "
+            "the sum of the losses."
         )
 
 
@@ -149,8 +150,8 @@ def optimizer_name(optimizers: Mapping[str, Optimizer], given: Any) -> str:
     there = ", ".join(f"self.{name}" for name in optimizers) or "none"
     shown = type(given).__name__ if isinstance(given, Optimizer) else repr(given)
     raise ConfigurationError(
-        f"update was given {shown}, which is none of this trainer's optimizers (there is: {there}): assign it to self "
-        "first, as in self.opt = self.build_optimizer(self.net), and call self.update(loss, self.opt)."
+        f"update was given {shown}, which is not one of this trainer's optimizers ({there}): assign it to self first, "
+        "as in self.opt = self.build_optimizer(self.net), and call self.update(loss, self.opt)."
     )
 
 
@@ -198,8 +199,8 @@ def check_hooks(hooks: EpochHooks) -> None:
     for name, hook in zip(HOOKS, (hooks.start, hooks.step, hooks.end), strict=True):
         if not callable(hook):
             raise ConfigurationError(
-                f"train_paired was given {name}={hook!r}; expected a function, or nothing for the method. If it was "
-                "called by mistake, leave out the brackets."
+                f"train_paired was given {name}={hook!r}; expected a function, or None to use the method. If you "
+                "called the function by mistake, remove the brackets."
             )
         keywords = hooks.keywords.get(name, {})
         try:

@@ -122,7 +122,7 @@ class Trainer(LoggingTrainer):
         if override is not None:
             if not isinstance(override, LossManager):
                 raise ConfigurationError(
-                    f"init_loss_manager was given {override!r}; expected a LossManager, or nothing to make one."
+                    f"init_loss_manager was given {override!r}; expected a LossManager, or None to create one."
                 )
             self.loss_manager = override
             return
@@ -170,7 +170,8 @@ class Trainer(LoggingTrainer):
             shown = getattr(optimizer, "__name__", repr(optimizer))
             raise ConfigurationError(
                 f"build_optimizer was given {shown}; expected a class that takes lr and betas, such as "
-                "torch.optim.Adam. Make any other one yourself: self.opt = torch.optim.SGD(net.parameters(), lr=0.1)."
+                "torch.optim.Adam. Create any other optimizer yourself: self.opt = torch.optim.SGD(net.parameters(), "
+                "lr=0.1)."
             ) from None
         return optimizer(network.parameters(), **options)
 
@@ -219,7 +220,7 @@ class Trainer(LoggingTrainer):
         keywords = checked_keywords({} if callback_kwargs is None else callback_kwargs)
         if self.train_loader is None:
             raise ConfigurationError(
-                "There is nothing to train on: assign self.train_loader, as in `self.train_loader = "
+                "There is no training data: assign self.train_loader, as in `self.train_loader = "
                 "self.build_dataloader('train')`."
             )
         hooks = EpochHooks(
@@ -292,7 +293,7 @@ class Trainer(LoggingTrainer):
         """
         if str(mode).lower() != "both":
             raise ConfigurationError(
-                f"save_checkpoint was given mode={mode!r}; expected 'both', which keeps everything. For one network "
+                f"save_checkpoint was given mode={mode!r}; expected 'both', which saves everything. For one network "
                 "use self.export_model_weights(network, optimizer, 'G')."
             )
         path = self._save_state()
@@ -313,8 +314,8 @@ class Trainer(LoggingTrainer):
         if checkpoint is None:
             there = ", ".join(map(str, saved_epochs(self._directory()))) or "none"
             raise CheckpointError(
-                f"{self.experiment_dir} has no state of epoch {wanted} to continue from; saved epochs: {there}. Set "
-                "train.load.load_epoch to one of them, or to 'latest'."
+                f"{self.experiment_dir} has no saved state of epoch {wanted} to continue from; saved epochs: {there}. "
+                "Set train.load.load_epoch to one of them, or to 'latest'."
             )
         self.loaded_epoch = self._engine.continue_from(checkpoint)
 

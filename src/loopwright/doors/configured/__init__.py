@@ -20,7 +20,7 @@ __all__ = ["BaseTrainer", "BaseTrainerConfig", "Experiment", "TrainerResult"]
 def __getattr__(name: str) -> Any:
     """Import `Experiment` at its first use: a trainer that is put together in Python needs no YAML."""
     if name != "Experiment":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; there is: {', '.join(__all__)}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; available: {', '.join(__all__)}")
     from .experiment import Experiment
 
     return Experiment

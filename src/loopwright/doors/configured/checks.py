@@ -54,7 +54,7 @@ EVENTS = {  # of the published system's callbacks, which have other arguments to
     "after_update": "on_update_end",
     "track_after_accumulation_step": "on_train_step_end",
     "track_after_update_step": "on_update_end",
-    "periodic_callback": "measure, of a subclass of loopwright.callbacks.Periodic",
+    "periodic_callback": "measure, in a subclass of loopwright.callbacks.Periodic",
 }
 
 
@@ -76,8 +76,8 @@ def check_methods(door: BaseTrainer) -> None:
     for name in hook_names(TrainerHooks):
         if callable(getattr(kind, name, None)):
             raise ConfigurationError(
-                f"{kind.__name__}.{name} would never be called: events are for callbacks. Write it in a subclass of "
-                "loopwright.Callback, with `trainer` as its first argument, and name that under `callbacks`."
+                f"{kind.__name__}.{name} would never be called: events belong to callbacks. Put it into a subclass of "
+                "loopwright.Callback, with `trainer` as its first argument, and list that class under `callbacks`."
             )
     for name, (positional, keywords) in REPLACEABLE.items():
         if door.overrides(name):
@@ -111,7 +111,7 @@ def checked_config(door: BaseTrainer, config: Any) -> BaseTrainerConfig:
         raise ConfigurationError(f"{name} computes no loss: override `loss_compute`, or the whole `train_step`.")
     if not config.forward_properties and not door.overrides("_split_batch"):
         raise ConfigurationError(
-            f"{name} has no forward_properties: name the keys of a batch that the model gets, or override "
+            f"{name} has no forward_properties: list the keys of a batch to pass to the model, or override "
             "`_split_batch`."
         )
     return config
@@ -130,8 +130,8 @@ def check_models(door: BaseTrainer, model: Any) -> None:
             )
     if several and not door.overrides("train_step"):
         raise ConfigurationError(
-            f"{type(door).__name__} has several models ({', '.join(model)}), and the default `train_step` calls one: "
-            "override `train_step(self, batch, model)`, where `model` is the dict of them, and call "
+            f"{type(door).__name__} has several models ({', '.join(model)}), but the default `train_step` calls only "
+            "one: override `train_step(self, batch, model)`, where `model` is the dict of them, and call "
             "`self.update(loss, name)` for each optimizer."
         )
 
@@ -145,7 +145,7 @@ def refuse_loss(loss: Any, door: BaseTrainer, *, is_total: bool) -> None:
     else:
         what = "The sum of the losses that `loss_compute` returned"
     if (mistake := loss_mistake(loss)) is not None:
-        own = " A `train_step` that makes its updates itself calls `self.update(loss)` for each of them."
+        own = " If your `train_step` makes its own updates, call `self.update(loss)` for each of them."
         raise ConfigurationError(f"{what} {mistake}.{own if door.overrides('train_step') else ''}") from None
     if "second time" in str(sys.exception()):
         raise _passed_before(what) from None
@@ -170,8 +170,8 @@ def _is_about(grad: Tensor | None, other: Any) -> bool:
 def _passed_before(what: str) -> ConfigurationError:
     """A step called backward() itself, and the trainer's own would add the same gradients once more."""
     return ConfigurationError(
-        f"{what} went through backward() before. Leave backward() out, since the trainer does it with the "
-        "total_loss, or call `self.update(loss)` in its place."
+        f"{what} has already been through backward(). Remove backward(), because the trainer calls it with the "
+        "total_loss, or call `self.update(loss)` instead."
     )
 
 
@@ -186,28 +186,28 @@ def check_optimizer_name(given: Any, optimizers: Mapping[str, Optimizer]) -> Non
     """Refuse an update that does not say which optimizers it is for, or names one that is not there."""
     if given is None:
         raise ConfigurationError(
-            f"There are the optimizers {', '.join(optimizers)}, so an update must name one: call "
-            f'`self.update(loss, "{next(iter(optimizers))}")` in `train_step`, once for each that is to be updated, or '
-            f"`self.update(loss, {list(optimizers)})` where they share a loss."
+            f"There are several optimizers ({', '.join(optimizers)}), so an update must name one: call "
+            f'`self.update(loss, "{next(iter(optimizers))}")` in `train_step`, once for each optimizer, or '
+            f"`self.update(loss, {list(optimizers)})` if they share a loss."
         )
     for name in listed(given):
         if isinstance(name, str) and name not in optimizers:
             raise ConfigurationError(
-                f"self.update(loss, {given!r}): no optimizer is called {name!r}; {nearest(name, optimizers)}"
+                f"self.update(loss, {given!r}): there is no optimizer {name!r}; {nearest(name, optimizers)}"
             )
 
 
 def refuse_in_evaluation(what: str, door: BaseTrainer) -> NoReturn:
     """Raise for something that would train on the data of an evaluation."""
     if door.overrides("eval_step"):
-        advice = "`eval_step` only measures: leave it out there"
+        advice = "remove it from `eval_step`, which must not update"
     else:
         advice = (
-            "an evaluation uses `train_step` where there is no `eval_step`: override `eval_step(self, batch, model)`, "
-            "which returns a TrainerResult and updates nothing"
+            "an evaluation uses `train_step` if there is no `eval_step`: override `eval_step(self, batch, model)`, "
+            "which returns a TrainerResult and does not update"
         )
     raise UpdateInEvaluationError(
-        f"{type(door).__name__} {what} during an evaluation, and would train on its data; {advice}."
+        f"{type(door).__name__} {what} during an evaluation and would train on the evaluation data; {advice}."
     )
 
 
@@ -216,6 +216,6 @@ def refuse_backward(error: RuntimeError, name: str) -> None:
     if "does not require grad" in str(error):
         raise UpdateInEvaluationError(
             f"`{name}` called backward() in an evaluation, where there are no gradients: override `eval_step(self, "
-            "batch, model)`, which returns a TrainerResult and updates nothing, and call `self.update(loss)` in "
+            "batch, model)`, which returns a TrainerResult and does not update, and call `self.update(loss)` in "
             "`train_step`."
         ) from error

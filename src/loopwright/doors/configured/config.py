@@ -27,9 +27,9 @@ UNITS = ("epochs", "updates", "samples")
 LIMITS = tuple(f"max_{unit}" for unit in UNITS)
 PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 WITHOUT_EFFECT = {
-    "static_graph": "gradients are averaged without what torch assumes of it",
+    "static_graph": "Loopwright averages gradients without it",
     "add_default_callbacks": "callbacks are those under `callbacks`, the progress display and the run directory",
-    "add_trainer_callbacks": "a trainer has no callbacks of its own",
+    "add_trainer_callbacks": "a trainer class has no callbacks",
 }
 
 
@@ -48,13 +48,15 @@ class BaseTrainerConfig(BaseModel):
     )
     num_workers: Count = Field(0, description="Processes that read the training data; 0 reads it in this one.")
     precision: Precision = Field("fp32", description="Arithmetic of the forward pass.")
-    callbacks: list[Annotated[Any, CALLBACK]] = Field(default_factory=list, description="What observes the run.")
+    callbacks: list[Annotated[Any, CALLBACK]] = Field(
+        default_factory=list, description="Callbacks, which observe the run."
+    )
     initializer: Annotated[Any, INITIALIZER] = Field(None, description=INITIALIZER.description)
     start_at_epoch: Count = Field(
         0, description="Count epochs, updates and samples as if this number of epochs were done."
     )
     forward_properties: list[str] = Field(
-        default_factory=list, description="Keys of a batch that the model gets, as keyword arguments."
+        default_factory=list, description="Keys of a batch to pass to the model as keyword arguments."
     )
     target_properties: list[str] = Field(default_factory=list, description="Keys of a batch that are the targets.")
     log_every_n_epochs: Positive | None = Field(None, description="Report progress every n epochs.")
@@ -63,14 +65,14 @@ class BaseTrainerConfig(BaseModel):
     track_every_n_epochs: Positive | None = Field(None, description="Record the mean losses every n epochs.")
     track_every_n_updates: Positive | None = Field(None, description="Record the mean losses every n updates.")
     track_every_n_samples: Positive | None = Field(None, description="Record the mean losses every n samples.")
-    skip_nan_loss: StrictBool = Field(False, description="Leave out updates whose loss is not finite.")
-    skip_nan_loss_max_count: Count = Field(100, description="How many updates may be left out before it is an error.")
+    skip_nan_loss: StrictBool = Field(False, description="Skip updates whose loss is not finite.")
+    skip_nan_loss_max_count: Count = Field(100, description="How many updates may be skipped before it is an error.")
     use_torch_compile: StrictBool = Field(False, description="Compile the model with torch.compile.")
     find_unused_params: StrictBool = Field(
-        False, description="Name the parameters that the first update leaves without a gradient."
+        False, description="List the parameters without a gradient in the first update."
     )
     save_on_sigint: StrictBool = Field(
-        True, description="Finish the update and save when Ctrl-C is pressed, rather than end at once."
+        True, description="On Ctrl-C, finish the update and save instead of exiting at once."
     )
 
     disable_gradient_accumulation: StrictBool = Field(
@@ -95,7 +97,7 @@ class BaseTrainerConfig(BaseModel):
         given = [name for name in LIMITS if getattr(self, name) is not None]
         if len(given) != 1:
             found = "none of them" if not given else " and ".join(given)
-            raise ValueError(f"exactly one of {', '.join(LIMITS)} says how long to train; found {found}")
+            raise ValueError(f"exactly one of {', '.join(LIMITS)} must set how long to train; found {found}")
         return self
 
     @model_validator(mode="after")

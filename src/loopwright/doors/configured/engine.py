@@ -63,8 +63,8 @@ class Engine(CoreTrainer):
     _words = Words(
         accumulate="max_batch_size",
         nonfinite=(
-            "Lower the learning rate (`lr` of the optimizer) or look for bad samples; `skip_nan_loss: true` leaves "
-            "such updates out."
+            "Lower the learning rate (`lr` of the optimizer) or look for bad samples; `skip_nan_loss: true` skips "
+            "such updates."
         ),
     )
     _step_methods = ("train_step", "loss_compute", "_split_batch")
@@ -250,8 +250,8 @@ class Engine(CoreTrainer):
         count = sum(p.requires_grad and id(p) not in owned for p in module.parameters())
         if count:
             self.run.say(
-                f"{type(self.door).__name__}.{name} has {count} parameters that no optimizer trains, since it is not "
-                "part of a model. To train it, describe it under `model` with the others; otherwise freeze it with "
+                f"{type(self.door).__name__}.{name} has {count} parameters that no optimizer trains, because it is not "
+                "part of a model. To train it, describe it under `model` as another model; otherwise freeze it with "
                 "`requires_grad_(False)`."
             )
 
@@ -317,7 +317,7 @@ class Engine(CoreTrainer):
             near = near_names(key, list(self.datasets))
             hint = f"Did you mean {' or '.join(map(repr, near))}? Otherwise add it" if near else "Add it"
             known = ", ".join(map(repr, self.datasets)) or "none"
-            raise ConfigurationError(f"There is no data set {key!r}; there is: {known}. {hint} under `datasets`.")
+            raise ConfigurationError(f"There is no data set {key!r}; available: {known}. {hint} under `datasets`.")
         return self.datasets[key]
 
     def _open(self, data: Any, batch_size: int | None, *, shuffle: bool) -> Stream:
@@ -343,8 +343,8 @@ class Engine(CoreTrainer):
         stream.close()
         if num_batches is None or num_samples is None:
             raise ConfigurationError(
-                f"start_at_epoch={self.config.start_at_epoch} needs to know how long an epoch is: give the training "
-                "data a length, or leave it out."
+                f"start_at_epoch={self.config.start_at_epoch} needs the length of an epoch: use training data with a "
+                "length, or leave start_at_epoch out."
             )
         epochs = self.config.start_at_epoch
         updates = -(-num_batches // self.accumulate)

@@ -33,7 +33,9 @@ GROUPING = {
         description="Options for the parameters whose names match a pattern; `lr_scale` is a factor of `lr`.",
     ),
     "no_decay": Entry(bool, description="Leave biases and normalisation layers without weight decay."),
-    "layer_factor": Entry(float, description="Factor of the learning rate from each layer to the one before."),
+    "layer_factor": Entry(
+        float, description="Factor between the learning rates of each layer and the layer before it."
+    ),
 }
 OPTIMIZER = Place(
     "optimizer",
@@ -41,7 +43,7 @@ OPTIMIZER = Place(
     given=("params",),
     default="torch.optim.AdamW",
     also=GROUPING,
-    description="What updates the weights; AdamW where nothing is said.",
+    description="The optimizer; the default is AdamW.",
 )
 SCHEDULER = Place(
     "scheduler",
@@ -50,20 +52,20 @@ SCHEDULER = Place(
     short={**scheduler_names(), **schedule_names()},
     also={
         "every": Entry(
-            Literal["update", "epoch"], description="How often a scheduler of torch is stepped; a curve needs no steps."
+            Literal["update", "epoch"], description="How often a torch scheduler is stepped; a curve needs no steps."
         )
     },
-    description="How the learning rate changes: a curve over the run, or a scheduler of torch.",
+    description="How the learning rate changes: a curve over the run, or a torch scheduler.",
 )
 MODEL = Place(
     "model",
     nn.Module,
     also={
-        "optimizer": Entry(one_of_kind(OPTIMIZER), description="What updates its weights."),
+        "optimizer": Entry(one_of_kind(OPTIMIZER), description="Its optimizer."),
         "scheduler": Entry(one_of_kind(SCHEDULER), description="How the learning rate changes."),
     },
     several=True,
-    description="The model, any torch.nn.Module; or several by their names, each with its optimizer.",
+    description="The model, any torch.nn.Module; or several models by name, each with its optimizer.",
 )
 DATASET = Place("dataset", Dataset, description="A data set whose samples are dicts.")
 TRAINER = Place("trainer", BaseTrainer, given=DEPENDENCIES, description="The trainer and its settings.")
@@ -181,7 +183,9 @@ def _other_problems(config: Config) -> Iterator[Problem]:
     """Mistakes that the types of single values do not show."""
     name = config.get("name")
     if isinstance(name, str) and not NAME.fullmatch(name):
-        yield config.problem("name", f"{name!r} is to be the name of a folder: use letters, digits, '.', '-' and '_'.")
+        yield config.problem(
+            "name", f"{name!r} must be usable as the name of a folder: use letters, digits, '.', '-' and '_'."
+        )
     datasets = config.get("datasets")
     if isinstance(datasets, Mapping) and "train" not in datasets:
         known = ", ".join(map(str, datasets)) or "none"
@@ -191,7 +195,9 @@ def _other_problems(config: Config) -> Iterator[Problem]:
     if isinstance(config.get("model"), Mapping):
         yield from _wrong_parts(config, model_names(config))
     if config.get("initializer") is not None and config.get("trainer.initializer") is not None:
-        yield config.problem("initializer", "there is one in `trainer` too (trainer.initializer): keep one of them.")
+        yield config.problem(
+            "initializer", "there is another one in `trainer` (trainer.initializer): keep only one of them."
+        )
 
 
 def _wrong_parts(config: Config, names: Sequence[str]) -> Iterator[Problem]:
@@ -200,9 +206,11 @@ def _wrong_parts(config: Config, names: Sequence[str]) -> Iterator[Problem]:
     for part in ("optimizer", "scheduler"):
         own = [f"{owner}.{part}" for owner in owners if config.get(f"{owner}.{part}") is not None]
         if own and config.get(part) is not None:
-            yield config.problem(part, f"there is one in `model` too ({', '.join(own)}): keep one of them.")
+            yield config.problem(part, f"there is another one in `model` ({', '.join(own)}): keep only one of them.")
     if not names and "model.optimizer" in config and config.get("model.optimizer") is None:
-        yield config.problem("model.optimizer", "is null, and a model is trained: leave it out for AdamW, or name one.")
+        yield config.problem(
+            "model.optimizer", "is null, but the model must be trained: leave it out to use AdamW, or name one."
+        )
     yield from _wrong_names(config, names)
     with_optimizer = [name for name in names if config.get(f"model.{name}.optimizer") is not None]
     for name in names:
@@ -210,11 +218,11 @@ def _wrong_parts(config: Config, names: Sequence[str]) -> Iterator[Problem]:
         if with_optimizer and f"{key}.optimizer" not in config:
             yield config.problem(
                 key,
-                f"has no optimizer, and model.{with_optimizer[0]} has one: give it an `optimizer:` of its own, or say "
+                f"has no optimizer, but model.{with_optimizer[0]} has one: give it its own `optimizer:`, or write "
                 "`optimizer: null` for a model that is not trained.",
             )
         if config.get(f"{key}.scheduler") is not None and name not in with_optimizer:
-            yield config.problem(f"{key}.scheduler", "has no optimizer to work on: add one to this model.")
+            yield config.problem(f"{key}.scheduler", "has no optimizer to schedule: add one to this model.")
     if len(with_optimizer) > 1 and config.get("scheduler") is not None:
         there = ", ".join(f"model.{name}.optimizer" for name in with_optimizer)
         yield config.problem("scheduler", f"there are several optimizers ({there}): put a scheduler into each model.")
@@ -223,7 +231,7 @@ def _wrong_parts(config: Config, names: Sequence[str]) -> Iterator[Problem]:
 def _wrong_names(config: Config, names: Sequence[str]) -> Iterator[Problem]:
     for name in names:
         if not name.isidentifier():
-            message = f"{name!r} is to be the name of a model: use letters, digits and '_', as in Python."
+            message = f"{name!r} must be usable as the name of a model: use letters, digits and '_', as in Python."
             yield config.problem(f"model.{name}", message)
 
 

@@ -42,7 +42,7 @@ def result_of(returned: Any) -> TrainerResult:
     if losses is None or (isinstance(losses, (Mapping, list, tuple)) and not losses):
         raise ConfigurationError(
             "No losses computed: loss_compute returned nothing to optimise. Check that it returns its losses, and "
-            "that the keys it looks for are among the model's outputs and the target_properties."
+            "that the keys it uses are in the model's outputs and in target_properties."
         )
     named = name_losses(losses)
     total, *others = named.values()
@@ -57,7 +57,7 @@ def split_additional(returned: Any) -> tuple[Any, Mapping[str, Any] | None]:
         losses, additional = returned
         if additional is not None and not isinstance(additional, Mapping):
             raise ConfigurationError(
-                f"loss_compute returned a pair whose second is {shown(additional)}; expected {_ACCEPTED}."
+                f"loss_compute returned a pair whose second part is {shown(additional)}; expected {_ACCEPTED}."
             )
         return losses, additional
     return returned, None
@@ -75,9 +75,9 @@ def name_losses(losses: Any) -> dict[str, Tensor]:
     for name, loss in losses.items():
         if not isinstance(loss, Tensor):
             raise ConfigurationError(
-                f"loss_compute returned {shown(loss)} as the loss {name!r}; every loss is a tensor, so that its "
-                "gradient is known. Numbers and the like belong into the additional outputs: return (losses, {"
-                f"{name!r}: ...}})."
+                f"loss_compute returned {shown(loss)} as the loss {name!r}; every loss must be a tensor, so that it "
+                "has a gradient. Put numbers and other values into the additional outputs: return (losses, "
+                f"{{{name!r}: ...}})."
             )
     return dict(losses)
 
@@ -86,8 +86,8 @@ def step_result_of(result: Any, size: int, step: str = "train_step") -> StepResu
     """A `TrainerResult` as the core has it: the total is the `loss`, and each loss a metric of its own."""
     if not isinstance(result, TrainerResult):
         raise ConfigurationError(
-            f"{step} returned {shown(result)}; expected a TrainerResult: return TrainerResult(total_loss=loss), "
-            "with losses_to_log and additional_outputs if there are any."
+            f"{step} returned {shown(result)}; expected a TrainerResult: return TrainerResult(total_loss=loss), with "
+            "losses_to_log and additional_outputs if you have any."
         )
     metrics = dict(_metrics(result.total_loss, (result.losses_to_log or {}).items()))
     return StepResult(result.total_loss, size, metrics, None, result.additional_outputs, tuple(metrics))

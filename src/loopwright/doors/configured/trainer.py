@@ -120,7 +120,7 @@ class BaseTrainer:
         """What `predict` is to give for one batch: the model's outputs, by default."""
         if isinstance(model, Mapping):
             raise ConfigurationError(
-                f"{type(self).__name__} has several models ({', '.join(model)}), so it must say what they predict: "
+                f"{type(self).__name__} has several models ({', '.join(model)}), so it must define the predictions: "
                 "override `predict_step(self, batch, model)`, where `model` is the dict of them."
             )
         return call_model(model, self._split_batch(batch)[0], split="_split_batch", forward="predict_step")
@@ -129,8 +129,8 @@ class BaseTrainer:
         """The parts of a batch that `forward_properties` and `target_properties` name."""
         if not isinstance(batch, Mapping):
             raise ConfigurationError(
-                f"A batch is {describe(batch)}, and forward_properties and target_properties are keys of a dict: let "
-                "the data set give dicts, or override `_split_batch`."
+                f"A batch is {describe(batch)}, but forward_properties and target_properties are keys of a dict: "
+                "return dicts from the data set, or override `_split_batch`."
             )
         for setting in ("forward_properties", "target_properties"):
             missing = [name for name in getattr(self, setting) if name not in batch]
@@ -139,7 +139,7 @@ class BaseTrainer:
                 hint = f" Did you mean {' or '.join(near)}?" if near else ""
                 raise ConfigurationError(
                     f"{setting} names {', '.join(map(repr, missing))}, which a batch does not have; it has: "
-                    f"{', '.join(map(str, batch))}.{hint} Correct the setting, or let the data set give it."
+                    f"{', '.join(map(str, batch))}.{hint} Correct the setting, or return this key from the data set."
                 )
         return {name: batch[name] for name in self.forward_properties}, {
             name: batch[name] for name in self.target_properties
@@ -218,7 +218,7 @@ class BaseTrainer:
         if engine is None:
             what = "used" if name == "_engine" else f"asked for `{name}`"
             raise ConfigurationError(
-                f"{type(self).__name__} is {what} before it is put together: in its `__init__`, call "
+                f"{type(self).__name__} is {what} before it is initialised: in its `__init__`, call "
                 "`super().__init__(trainer_config, **kwargs)` first."
             )
         try:
@@ -265,7 +265,7 @@ class BaseTrainer:
         optimizers = self.optimizers
         if len(optimizers) != 1:
             raise ConfigurationError(
-                f"There are the optimizers {', '.join(optimizers) or '(none)'}: use `self.optimizers[name]`, or "
+                f"The optimizers are {', '.join(optimizers) or '(none)'}: use `self.optimizers[name]`, or "
                 "`self.update(loss, name)`."
             )
         return next(iter(optimizers.values()))

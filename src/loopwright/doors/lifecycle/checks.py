@@ -30,11 +30,10 @@ def check_components(model: Any, loss_func: Any, optimizer: Any) -> None:
             raise ConfigurationError(f"{name} is an optimizer ({type(value).__name__}): {expected}.")
         if isinstance(value, type):
             made = f"{value.__name__}({'model.parameters(), lr=0.01' if name == 'optimizer' else ''})"
-            raise ConfigurationError(f"{name} is the class {value.__name__}: pass an object of it, as in `{made}`.")
+            raise ConfigurationError(f"{name} is the class {value.__name__}: pass an instance, as in `{made}`.")
     if isinstance(optimizer, partial | FunctionType):
         raise ConfigurationError(
-            "optimizer is a function that makes one: pass the optimizer itself, as in "
-            "`SGD(model.parameters(), lr=0.01)`."
+            "optimizer is a function: pass the optimizer itself, as in `SGD(model.parameters(), lr=0.01)`."
         )
     if isinstance(optimizer, nn.Module):
         raise ConfigurationError(f"optimizer is a {type(optimizer).__name__}, which is a module: {expected}.")
@@ -56,8 +55,8 @@ def check_start(trainer: object, per_device_batch_size: Any) -> None:
     """Refuse what neither `train` nor `evaluate` can begin with."""
     if "_core" not in vars(trainer):
         raise ConfigurationError(
-            f"{type(trainer).__name__}.__init__ did not set the trainer up: call `super().__init__(model, loss_func, "
-            "optimizer)` in it."
+            f"{type(trainer).__name__}.__init__ did not initialise the trainer: call `super().__init__(model, "
+            "loss_func, optimizer)` in it."
         )
     size = per_device_batch_size
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
@@ -70,12 +69,12 @@ def check_scheduler(trainer: Trainer, scheduler: Any) -> None:
         if trainer.create_scheduler_fn is not None:
             raise ConfigurationError(
                 "`create_scheduler` returned None, so the create_scheduler_fn of `train` would not be used: end it "
-                "with `return scheduler`, or pass no create_scheduler_fn for a run without a scheduler."
+                "with `return scheduler`, or leave out create_scheduler_fn for a run without a scheduler."
             )
         return
     if isinstance(scheduler, type):
         raise ConfigurationError(
-            f"The scheduler of this run is the class {scheduler.__name__}: make one from the optimizer, as in "
+            f"The scheduler of this run is the class {scheduler.__name__}: create one with the optimizer, as in "
             f"`return {scheduler.__name__}(self.optimizer, ...)` in `create_scheduler`."
         )
     if not trainer._overrides("scheduler_step") and not callable(getattr(scheduler, "step", None)):
@@ -86,17 +85,20 @@ def check_scheduler(trainer: Trainer, scheduler: Any) -> None:
     target = getattr(scheduler, "optimizer", None)
     if isinstance(target, Optimizer) and target is not trainer.optimizer:
         raise ConfigurationError(
-            "The scheduler belongs to an optimizer that this trainer does not have, so it would change nothing: make "
-            "it from `self.optimizer` in `create_scheduler`, or from the argument of create_scheduler_fn."
+            "The scheduler belongs to an optimizer that this trainer does not have, so it would have no effect: "
+            "create it with `self.optimizer` in `create_scheduler`, or with the argument of create_scheduler_fn."
         )
 
 
 def step_obstacle(config: Any) -> str | None:
     """Why `backward_step` cannot step the optimizer itself in this run, or None."""
     if (count := config.gradient_accumulation_steps) > 1:
-        return f"would come after every batch, not after {count} of them as gradient_accumulation_steps={count} says"
+        return (
+            f"would happen after every batch, not after every {count} batches as gradient_accumulation_steps={count} "
+            "requires"
+        )
     if config.gradient_clip_value is not None:
-        return f"would leave out the clipping that gradient_clip_value={config.gradient_clip_value} asks for"
+        return f"would skip the clipping that gradient_clip_value={config.gradient_clip_value} requires"
     return None
 
 
@@ -169,8 +171,8 @@ class WeightsWatch:
             what = "take batches from `train_dl` and call `self.optimizer.step()` after `loss.backward()`"
             what = what if method == "_run_train_epoch" else "call `self._run_train_epoch(self._train_dataloader)`"
             trainer.print(
-                f"`{method}` trained nothing: it is over without an optimizer step that had gradients, and the weights "
-                f"are as they were. To train, {what} in it, or leave `{method}` out."
+                f"`{method}` trained nothing: it ended without an optimizer step that had gradients, so the weights "
+                f"have not changed. To train, {what} in it, or remove `{method}`."
             )
 
     @property
@@ -189,7 +191,7 @@ class WeightsWatch:
         name = "optimizer_step" if is_step else "_update_weights"
         call = "self.optimizer.step()" if is_step else "self.optimizer_step()"
         return ConfigurationError(
-            f"Nothing was trained: {self.num_updates} updates are over, and `{name}` took no optimizer step that had "
-            f"gradients, so the weights are as they were. Call `{call}` or `super().{name}()` in it, and drop the "
-            "gradients after that step, as `optimizer_zero_grad` does, not before it."
+            f"Nothing was trained: in {self.num_updates} updates, `{name}` took no optimizer step that had gradients, "
+            f"so the weights have not changed. Call `{call}` or `super().{name}()` in it, and zero the gradients after "
+            "that step, as `optimizer_zero_grad` does, not before it."
         )

@@ -100,12 +100,11 @@ class Components(CoreTrainer):
         if self.run.phases:
             raise ConfigurationError(
                 "`backward_step`, `optimizer_step` and `optimizer_zero_grad` are for training: in an evaluation they "
-                "would train on its data. Leave them out of `calculate_eval_batch_loss` and the other stages of it."
+                "would train on the evaluation data. Remove them from `calculate_eval_batch_loss` and the other "
+                "evaluation stages."
             )
         if self._gradients is None:
-            raise ConfigurationError(
-                "There are no gradients outside of `train`: call this in a stage of a training run."
-            )
+            raise ConfigurationError("There are no gradients outside of `train`: call this method in a training stage.")
         return self._gradients
 
     @property
@@ -155,9 +154,9 @@ class Components(CoreTrainer):
             check_owners(self._current_models(), {"optimizer": door.optimizer})
         except ConfigurationError:
             raise ConfigurationError(
-                "The optimizer holds parameters that are not the model's, so training would not change the model: "
-                "make it from `model.parameters()` of the model that the trainer has. Whoever replaces `trainer.model` "
-                "has to replace `trainer.optimizer` too."
+                "The optimizer holds parameters that do not belong to the model, so training would not change the "
+                "model: create it with `model.parameters()` of the trainer's model. If you replace `trainer.model`, "
+                "replace `trainer.optimizer` too."
             ) from None
 
     def _rebuild_update(self, guard: Guard | None) -> None:

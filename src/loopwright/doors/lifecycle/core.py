@@ -143,8 +143,8 @@ class Core(Components):
             self.drop_steps()
             if isinstance(error, torch.OutOfMemoryError):
                 error.add_note(
-                    "Use a smaller `per_device_batch_size`, with as many more `gradient_accumulation_steps` for the "
-                    "same effect, or mixed_precision='bf16'."
+                    "Use a smaller `per_device_batch_size`, with proportionally more `gradient_accumulation_steps` "
+                    "for the same effect, or mixed_precision='bf16'."
                 )
             raise
         self.leave_steps()

@@ -64,7 +64,7 @@ class Epochs(LoggingTrainer, Stages):
             if core.stage != "steps":
                 core.end_epoch()
             self.print(
-                f"Resumed in epoch {self.run_history.current_epoch} with a `_run_training` of its own: its epochs are "
+                f"Resumed in epoch {self.run_history.current_epoch} with your own `_run_training`: its epochs must be "
                 "range(self.run_history.current_epoch - 1, self.run_config.num_epochs)."
             )
         watch = WeightsWatch(self)

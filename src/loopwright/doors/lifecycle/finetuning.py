@@ -42,7 +42,7 @@ class ModelFreezer:
         self._groups = list(model.children())
         self.num_groups = len(self._groups)
         if not self._groups:
-            raise ConfigurationError(f"ModelFreezer: {type(model).__name__} has no parts that could be frozen.")
+            raise ConfigurationError(f"ModelFreezer: {type(model).__name__} has no layers that can be frozen.")
         model.requires_grad_(True)
 
     def get_layer_groups(self) -> list[LayerGroup]:

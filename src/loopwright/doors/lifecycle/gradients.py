@@ -79,8 +79,8 @@ class Gradients:
         if not loss.requires_grad:
             raise ConfigurationError(
                 'The "loss" of `calculate_train_batch_loss` has no gradients: it was detached, computed under '
-                "`torch.no_grad()`, made anew from a number, or from frozen layers alone. Return the loss as it was "
-                "computed."
+                "`torch.no_grad()`, created from a number, or computed only from frozen layers. Return the loss as it "
+                "was computed."
             )
         if self._is_complete:  # a second loss for gradients that are averaged and unscaled already
             self._run_exactly(loss.backward)
@@ -108,8 +108,8 @@ class Gradients:
         self._is_complete = True
         if not self._has_trained and all(param.grad is None for param in self.update.params):
             raise ConfigurationError(
-                "There are no gradients to change the weights by: `backward_step` computed none for the parameters of "
-                "the optimizer. Call `loss.backward()` or `super().backward_step(loss)` in it, with a loss of the "
+                "There are no gradients to update the weights with: `backward_step` computed none for the parameters "
+                "of the optimizer. Call `loss.backward()` or `super().backward_step(loss)` in it, with a loss of the "
                 "trainer's model."
             )
         self._has_trained = True
@@ -170,11 +170,11 @@ class Gradients:
         if self._is_in_backward and self._obstacle is not None:
             raise ConfigurationError(
                 f"`backward_step` called `optimizer.step()`, which {self._obstacle}: leave only `loss.backward()` in "
-                "`backward_step` and put the step into `optimizer_step`."
+                "`backward_step` and move the step to `optimizer_step`."
             )
         if self._is_taken and not self._is_in_backward:
             raise ConfigurationError(
-                "`backward_step` called `optimizer.step()`, and it is called once more in the same update: leave only "
+                "`backward_step` called `optimizer.step()`, which is called again in the same update: leave only "
                 "`loss.backward()` in `backward_step` and keep the step in `optimizer_step`."
             )
 

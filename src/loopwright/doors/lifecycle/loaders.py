@@ -23,7 +23,7 @@ GATHER, FIRST, OVER, WAITING, END = (
     "called gather for the first time in an evaluation step",
     "went through an evaluation step without calling gather",
     "had no sample in an evaluation step",
-    "came to the end of the evaluation",
+    "reached the end of the evaluation",
 )
 
 
@@ -50,8 +50,8 @@ class Gathering:
         structures = self._say(GATHER, structure)
         if len(set(structures)) > 1:
             raise ConfigurationError(
-                f"gather was given different things on different processes: {_by_process(structures)}. Give it the "
-                "same kind of tensor or container on all of them."
+                f"gather was given different values on different processes: {_by_process(structures)}. Pass the same "
+                "kind of tensor or container on all of them."
             )
         return map_tensors(value, lambda tensor: self._rows(tensor, padding_value))
 
@@ -114,9 +114,9 @@ def _check(kinds: list[str]) -> None:
     if len(others) < 2 and (others <= {FIRST, OVER} or WAITING not in kinds):
         return
     raise ConfigurationError(
-        f"The processes do different things: {_by_process(kinds)}. `gather` waits for all processes: call it on every "
-        "one, as often and in the same order, and not under a condition such as `if self.run_config."
-        "is_world_process_zero`."
+        f"The processes took different paths: {_by_process(kinds)}. `gather` waits for all processes: call it on every "
+        "process, equally often and in the same order, and not under a condition such as `if "
+        "self.run_config.is_world_process_zero`."
     )
 
 
@@ -133,8 +133,8 @@ def describe(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"({', '.join(map(describe, value))})"
     raise ConfigurationError(
-        f"gather was given a {type(value).__name__}: it takes tensors, and lists, tuples and dicts of tensors. Make it "
-        "one, as in `torch.tensor(value, device=self.device)`."
+        f"gather was given a {type(value).__name__}: it takes tensors, and lists, tuples and dicts of tensors. Convert "
+        "the value, as in `torch.tensor(value, device=self.device)`."
     )
 
 

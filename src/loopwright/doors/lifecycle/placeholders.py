@@ -65,8 +65,8 @@ class _Arithmetic:
 
     def __int__(self) -> NoReturn:
         raise ConfigurationError(
-            f"{self!r} is not known before training starts, so it cannot be made a whole number yet: use `//` or "
-            "`round(...)`, which are done then, or override `create_scheduler`."
+            f"{self!r} is not known before training starts, so it cannot be converted to an integer yet: use `//` or "
+            "`round(...)`, which are evaluated later, or override `create_scheduler`."
         )
 
     __float__ = __index__ = __int__
@@ -134,8 +134,9 @@ def resolve(given: Any, values: Mapping[TrainerPlaceholderValues, int | None]) -
         value = values.get(given)
         if value is None:
             raise ConfigurationError(
-                f"TrainerPlaceholderValues.{given.name} is not known in this run: {given.value} cannot be told from "
-                "its data. Pass data that has a length (and `eval_dataset=`, if it is about that), or the number."
+                f"TrainerPlaceholderValues.{given.name} is not known in this run: {given.value} cannot be determined "
+                "from the data. Pass data that has a length (and `eval_dataset=`, if the value depends on it), or the "
+                "number."
             )
         return value
     if isinstance(given, Expression):

@@ -90,7 +90,7 @@ def load_callbacks(door: Trainer, tree: Mapping[str, Any]) -> None:
     saved = tree[OWN]["callbacks"]
     for name, callback in door.callback_handler.named().items():
         if name in saved:
-            with explained(f"{OWN}: callbacks: {name} cannot take its state of the training state"):
+            with explained(f"{OWN}: callbacks: {name} cannot load its part of the training state"):
                 callback.load_state_dict(saved[name])
     set_rng_state(own_rng(tree["rng"], door._core.run))
 
@@ -115,7 +115,9 @@ def _core_of(door: Trainer) -> Core:
 
 def _read_state(directory: str | Path) -> dict[str, Any]:
     if not Path(directory).exists():
-        raise CheckpointError(f"There is no training state at {directory}: pass one that `save_training_state` wrote.")
+        raise CheckpointError(
+            f"There is no training state at {directory}: pass a directory that `save_training_state` wrote."
+        )
     tree: Any = read_checkpoint(directory).tree
     own = tree.get(OWN) if isinstance(tree, Mapping) else None
     if not isinstance(own, Mapping) or "stage" not in own:

@@ -84,8 +84,9 @@ class Stages:
         scheduler = build_scheduler(self.create_scheduler_fn, self.optimizer, placeholder_values(self))
         if isinstance(scheduler, ReduceLROnPlateau) and not is_overridden(self, "scheduler_step", Stages):
             raise ConfigurationError(
-                "create_scheduler_fn made a ReduceLROnPlateau, which is stepped with a metric: use another scheduler, "
-                "or override `scheduler_step` and step it where you have the metric, as in `training_run_epoch_end`."
+                "create_scheduler_fn returned a ReduceLROnPlateau, which needs a metric for each step: use another "
+                "scheduler, or override `scheduler_step` and step it where you have the metric, as in "
+                "`training_run_epoch_end`."
             )
         return scheduler
 
@@ -177,7 +178,7 @@ def _pair(batch: Any) -> tuple[Any, Any]:
     kind = f"{type(batch).__name__} of {len(batch)}" if isinstance(batch, list | tuple) else type(batch).__name__
     raise ConfigurationError(
         f"A batch is a {kind}: the default `calculate_train_batch_loss` and `calculate_eval_batch_loss` expect "
-        "(inputs, targets). Let the data set or `collate_fn` give such pairs, or override both methods."
+        "(inputs, targets). Return such pairs from the data set or `collate_fn`, or override both methods."
     )
 
 
@@ -210,14 +211,14 @@ def build_loader(dataset: Any, options: Mapping[str, Any]) -> DataLoader[Any]:
         )
     if isinstance(dataset, tuple) and len(dataset) > 1 and all(isinstance(part, Tensor) for part in dataset):
         raise ConfigurationError(
-            f"The data set is a tuple of {len(dataset)} tensors: make one data set of them, as in "
+            f"The data set is a tuple of {len(dataset)} tensors: make one data set from them, as in "
             "`TensorDataset(inputs, targets)`."
         )
     unknown = next((name for name in options if name not in _KNOWN), None)
     if unknown is not None:
         near = difflib.get_close_matches(unknown, _KNOWN, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there is: {', '.join(_KNOWN)}."
-        raise ConfigurationError(f"A DataLoader has no option {unknown!r}, which the dataloader kwargs hold; {hint}")
+        hint = f"did you mean {near[0]!r}?" if near else f"available: {', '.join(_KNOWN)}."
+        raise ConfigurationError(f"A DataLoader has no option {unknown!r}, which is in the dataloader kwargs; {hint}")
     return DataLoader(dataset, **options)
 
 
@@ -229,17 +230,19 @@ def build_scheduler(
     """What the factory makes of the optimizer, with the placeholders in it filled in."""
     if isinstance(factory, LRScheduler) or not callable(factory):
         raise ConfigurationError(
-            f"create_scheduler_fn is a {type(factory).__name__}: pass a function of the optimizer that makes a "
-            "scheduler, such as `functools.partial(StepLR, step_size=7)`."
+            f"create_scheduler_fn is a {type(factory).__name__}: pass a function that takes the optimizer and returns "
+            "a scheduler, such as `functools.partial(StepLR, step_size=7)`."
         )
     try:
         scheduler = resolve(factory, values)(optimizer)
     except TypeError as error:
-        error.add_note("create_scheduler_fn is called with the optimizer alone: fix the rest with `functools.partial`.")
+        error.add_note(
+            "create_scheduler_fn is called with only the optimizer: set the other arguments with `functools.partial`."
+        )
         raise
     if scheduler is None:
         raise ConfigurationError(
-            "create_scheduler_fn returned None: return the scheduler that it makes, or pass None for no scheduler."
+            "create_scheduler_fn returned None: return the scheduler, or pass None for no scheduler."
         )
     return scheduler
 

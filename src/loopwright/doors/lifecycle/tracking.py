@@ -34,7 +34,9 @@ class RunHistory(ABC):
 
     def delete_metric(self, metric_name: str) -> None:
         """Forget a metric and all its values."""
-        raise ConfigurationError(f"{type(self).__name__} cannot forget a metric: give it `delete_metric(metric_name)`.")
+        raise ConfigurationError(
+            f"{type(self).__name__} cannot delete a metric: add the method `delete_metric(metric_name)`."
+        )
 
     @property
     def metric_name_prefix(self) -> str:
@@ -45,8 +47,9 @@ class RunHistory(ABC):
         """Change the prefix; without an argument there is none."""
         if prefix:
             raise ConfigurationError(
-                f"{type(self).__name__} puts no prefix before the names of metrics, so that those with {prefix!r} "
-                "would be mixed up with the others: give it `set_metric_name_prefix(prefix)` and `metric_name_prefix`."
+                f"{type(self).__name__} does not support a prefix for metric names, so metrics with the prefix "
+                f"{prefix!r} would be mixed up with others: add `set_metric_name_prefix(prefix)` and "
+                "`metric_name_prefix`."
             )
 
     @property
@@ -134,7 +137,7 @@ class InMemoryRunHistory(RunHistory):
         near = difflib.get_close_matches(name, self._metrics, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         known = ", ".join(sorted(self._metrics)) or "nothing yet"
-        raise ConfigurationError(f"No values have been recorded for the metric {name!r}; there is: {known}.{hint}")
+        raise ConfigurationError(f"No values have been recorded for the metric {name!r}; available: {known}.{hint}")
 
 
 class LossTracker:

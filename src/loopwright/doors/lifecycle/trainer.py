@@ -161,7 +161,7 @@ class Trainer(Epochs):
         """
         check_start(self, per_device_batch_size)
         if dataset is None and self.eval_dataset is None:
-            raise ConfigurationError("evaluate() has no data: pass `dataset=`, or train with `eval_dataset=` before.")
+            raise ConfigurationError("evaluate() has no data: pass `dataset=`, or train with `eval_dataset=` first.")
         before = self._evaluated_state()
         self.eval_dataset = self.eval_dataset if dataset is None else dataset
         self.collate_fn = collate_fn or self.collate_fn
@@ -196,7 +196,7 @@ class Trainer(Epochs):
     def _start_core(self) -> None:
         """Begin a run of its own, so that nothing of an earlier one takes part in it."""
         if self._is_training:
-            raise ConfigurationError("train() was called while this trainer is training: call it when that has ended.")
+            raise ConfigurationError("train() was called while this trainer is training: call it after training ends.")
         before = self._core.run
         self._core = Core(self, self._runtime, trains=True)
         self._core.run.media.take_over(before.media)
@@ -287,7 +287,7 @@ class Trainer(Epochs):
         """Print a line about an overridden method that this run does not call."""
         if self._overrides("_clip_gradients") and self.run_config.gradient_clip_value is None:
             self.print(
-                "`_clip_gradients` is not called in this run: it is for runs with a limit, "
+                "`_clip_gradients` would not be called in this run: it is only for runs with "
                 "`train(gradient_clip_value=...)`."
             )
 
@@ -363,9 +363,9 @@ def _checked_accelerator(given: Any) -> Any:
     """Refuse settings of an accelerator of the user's own, which nothing would go by."""
     if not isinstance(given, Accelerator):
         raise ConfigurationError(
-            f"`_create_accelerator` returned a {type(given).__module__}.{type(given).__name__}, whose settings would "
-            "not be used: leave the method out and pass `Trainer(..., mixed_precision='bf16')`; processes are those of "
-            "torchrun."
+            f"`_create_accelerator` returned a {type(given).__module__}.{type(given).__name__}, but its settings would "
+            "not be used: remove the method and pass `Trainer(..., mixed_precision='bf16')`; start several processes "
+            "with torchrun."
         )
     return given
 

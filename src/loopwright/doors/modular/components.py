@@ -38,8 +38,8 @@ def assign(owner: object, returned: Any, kind: type | tuple[type, ...], method: 
         )
     if not isinstance(returned, Mapping) or not all(isinstance(part, kind) for part in parts):
         raise ConfigurationError(
-            f"{method} returned {type(returned).__name__}: assign what it makes to self and return nothing, or return "
-            "it under its names, as in {'generator': ..., 'discriminator': ...}."
+            f"{method} returned {type(returned).__name__}: assign its objects to self and return nothing, or return "
+            "them by name, as in {'generator': ..., 'discriminator': ...}."
         )
     for name, part in returned.items():
         setattr(owner, name, part)
@@ -52,8 +52,8 @@ def modules_of(owner: object) -> dict[str, nn.Module]:
     for name, value in vars(owner).items():
         if isinstance(value, nn.parallel.DistributedDataParallel):
             raise ConfigurationError(
-                f"self.{name} is a DistributedDataParallel: assign the module itself, or what self.wrap_model makes of "
-                "it; the trainer averages gradients over processes as its config says."
+                f"self.{name} is a DistributedDataParallel: assign the module itself, or the result of "
+                "self.wrap_model; the trainer averages gradients over processes according to its config."
             )
         if isinstance(value, nn.Module) and id(raw_module(value)) not in seen:
             seen.add(id(raw_module(value)))
@@ -67,7 +67,8 @@ def check_models(owner: object, models: Mapping[str, nn.Module]) -> None:
         return
     hidden = hidden_modules(owner)
     how = (
-        f"self.{hidden} holds some, which is not seen: make it an nn.ModuleList or nn.ModuleDict"
+        f"self.{hidden} contains modules, but the trainer does not look inside: make it an nn.ModuleList or "
+        "nn.ModuleDict"
         if hidden
         else ("override configure_models and write `self.model = ...` in it")
     )
@@ -106,7 +107,7 @@ def check_ready(trainer: Engine) -> None:
     is_validated = trainer.overrides("validation_step") or trainer.overrides("validation_loop")
     if trainer.loaders[1] is not None and not is_validated:
         raise ConfigurationError(
-            "There is a validation loader and no validation_step: override it, or return None for that loader."
+            "There is a validation loader but no validation_step: override it, or return None for the loader."
         )
 
 
@@ -141,7 +142,7 @@ def as_loaders(returned: Any) -> tuple[Any, Any]:
         unknown = [name for name in returned if name not in ("train", "val")]
         if unknown:
             raise ConfigurationError(
-                f"configure_dataloaders returned {', '.join(unknown)}: name them 'train' and 'val'."
+                f"configure_dataloaders returned {', '.join(unknown)}: use the names 'train' and 'val'."
             )
         return returned.get("train"), returned.get("val")
     if isinstance(returned, tuple | list):

@@ -113,18 +113,18 @@ def check_fields(kind: type[DreamTrainerConfig], args: Sequence[Any], given: Map
         bare = [name for name in vars(part) if name in known and name not in annotated]
         if "__dataclass_fields__" not in vars(part) and (annotated or bare):
             raise ConfigurationError(
-                f"{part.__name__} is not a dataclass, so that its fields ({', '.join([*annotated, *bare])}) would be "
+                f"{part.__name__} is not a dataclass, so its fields ({', '.join([*annotated, *bare])}) would be "
                 "ignored: write @dataclass(kw_only=True) above it."
             )
         if bare:
             raise ConfigurationError(
-                f"{part.__name__}.{bare[0]} has no type, so that the default of the base class would stay"
-                f": write `{bare[0]}: {type(vars(part)[bare[0]]).__name__} = {vars(part)[bare[0]]!r}`."
+                f"{part.__name__}.{bare[0]} has no type annotation, so the default of the base class would be used: "
+                f"write `{bare[0]}: {type(vars(part)[bare[0]]).__name__} = {vars(part)[bare[0]]!r}`."
             )
     names = inspect.signature(kind.__init__).parameters
     if args and not any(p.kind in (p.VAR_POSITIONAL, p.POSITIONAL_OR_KEYWORD) for p in list(names.values())[1:]):
         raise ConfigurationError(
-            f"{kind.__name__} was given {args[0]!r} without a name: all fields are keywords, as in "
+            f"{kind.__name__} was given {args[0]!r} without a name: all fields are keyword arguments, as in "
             f"{kind.__name__}(n_epochs=3)."
         )
     takes_any = any(p.kind is p.VAR_KEYWORD for p in names.values())
@@ -161,7 +161,7 @@ def check_config(config: DreamTrainerConfig) -> None:
     _check_device(config.device)
     if isinstance(config.callbacks, str) or not isinstance(config.callbacks, Iterable):
         shown = getattr(config.callbacks, "__name__", type(config.callbacks).__name__)
-        raise ConfigurationError(f"callbacks is {shown}, no list: write callbacks=[{shown}], even for one.")
+        raise ConfigurationError(f"callbacks is {shown}, not a list: write callbacks=[{shown}].")
 
 
 COUNTS = {
@@ -189,7 +189,7 @@ def _check_numbers(config: DreamTrainerConfig) -> None:
             other = ", or None" if name in OPTIONAL else ""
             raise ConfigurationError(f"{name}={value!r}: use a whole number, {least} or more{other}.")
     if config.seed is not None and (not isinstance(config.seed, int) or isinstance(config.seed, bool)):
-        raise ConfigurationError(f"seed={config.seed!r}: use a whole number, or None for other weights every time.")
+        raise ConfigurationError(f"seed={config.seed!r}: use an integer, or None for different weights in each run.")
     for name in ("learning_rate", "weight_decay"):
         value = getattr(config, name)
         if isinstance(value, str):
@@ -205,7 +205,8 @@ def _check_device(device: str | torch.device | None) -> None:
         raise ConfigurationError(f"device={device!r}: use 'cpu', 'cuda', 'cuda:1', 'mps', or None.") from None
     if kind == "cuda" and not torch.cuda.is_available():
         raise ConfigurationError(
-            f"device={str(device)!r}, and torch finds no CUDA device here: leave `device` out to use what there is."
+            f"device={str(device)!r}, but torch finds no CUDA device here: leave `device` out to use the best "
+            "available device."
         )
 
 
@@ -245,7 +246,7 @@ def _arranged(config: DreamTrainerConfig) -> str | Mesh:
     num_shards = config.num_shards or launch.local_world
     if launch.world % num_shards:
         raise ConfigurationError(
-            f"num_shards={num_shards} does not divide the {launch.world} processes: start a multiple of it, or "
-            "change num_shards."
+            f"num_shards={num_shards} does not divide the {launch.world} processes: start a multiple of {num_shards} "
+            "processes, or change num_shards."
         )
     return Mesh(replicate=launch.world // num_shards, shard=num_shards)

@@ -227,7 +227,7 @@ class Engine(CoreTrainer):
             self._check_update(loss)
         if self._logged is None and not self._is_in_step:
             raise ConfigurationError(
-                "`backward(loss)` was called outside a batch, where no step would follow: call it in `training_step`, "
+                "`backward(loss)` was called outside of a batch, so no step would follow: call it in `training_step`, "
                 "or in a `training_loop` that iterates `self.train_loader`."
             )
         self.gradients.use("backward")

@@ -41,7 +41,7 @@ class StepMethods:
         """Note how an optimizer is about to be stepped; a second method for it is refused."""
         if method != "own" and isinstance(update.optimizer, LBFGS):
             raise ConfigurationError(
-                f"self.{update.name} is LBFGS, which computes the loss several times a step: write "
+                f"self.{update.name} is LBFGS, which computes the loss several times per step: write "
                 f"`self.{update.name}.step(closure)` in `training_step`, or use another optimizer."
             )
         first = self._first.setdefault(update.name, method)
@@ -49,15 +49,15 @@ class StepMethods:
             return
         name = update.name
         words = {
-            "end": "the trainer, at the end of a batch that called `self.backward(loss)` and no `step`",
+            "end": "the trainer, at the end of a batch that called `self.backward(loss)` but no `step`",
             "step": f"`self.step(self.{name})`",
             "own": f"`self.{name}.step()`",
         }
         raise ConfigurationError(
-            f"Optimizer {name!r} is stepped in two ways, so once too often: first by {words[first]}, now by "
-            f"{words[method]}. Choose one for every batch: `self.backward(loss)` alone, or followed by "
-            f"`self.step(self.{name})` or `self.{name}.step()` in the same `training_step`. To step "
-            "after every fourth batch only, set gradient_accumulation_steps=4 and leave the step to the trainer."
+            f"Optimizer {name!r} is stepped in two different ways: first by {words[first]}, now by {words[method]}. "
+            f"Choose one for every batch: `self.backward(loss)` alone, or followed by `self.step(self.{name})` or "
+            f"`self.{name}.step()` in the same `training_step`. To step after every fourth batch only, set "
+            "gradient_accumulation_steps=4 and leave the step to the trainer."
         )
 
 
@@ -85,10 +85,10 @@ def _unclear(names: frozenset[str], other: frozenset[str]) -> ConfigurationError
     both, first, second = sorted(names & other), " and ".join(sorted(names)), " and ".join(sorted(other))
     example = min(names ^ other, default=both[0])
     return ConfigurationError(
-        "It is not clear whose losses these are: one `self.backward(loss)` reaches the parameters of "
-        f"{first}, another one those of {second}, so that {both[0]} would be trained on both. Say whom each loss is "
-        f"for: `self.backward(loss, self.{example})`, or call `self.step(self.{example})` after it. One loss for all "
-        "of them is `self.backward(first + second)`."
+        "It is not clear which optimizer each loss is for: one `self.backward(loss)` reaches the parameters of "
+        f"{first}, another one those of {second}, so {both[0]} would be trained on both. Name the optimizer of each "
+        f"loss: `self.backward(loss, self.{example})`, or call `self.step(self.{example})` after it. For one loss for "
+        "all of them, call `self.backward(first + second)`."
     )
 
 
@@ -99,17 +99,17 @@ def check_own_step(trainer: Engine, update: OptimizerUpdate, *, is_ours: bool) -
         trainer._check_update(None)
     obstacle = own_step_obstacle(trainer, update, is_averaged=is_ours, is_clipped=True)
     if obstacle is None and not is_ours and update.clip_norm is not None and not has_gradients(update):
-        obstacle = f"has no gradients yet that gradient_clip_val={update.clip_norm} could clip, as with a closure"
+        obstacle = f"has no gradients yet for gradient_clip_val={update.clip_norm} to clip, as with a closure"
     if obstacle is None:
         return
     if is_ours:
-        instead = f"write `self.step(self.{name})` in place of it, or nothing at all, and leave out zero_grad()"
+        instead = f"write `self.step(self.{name})` instead, or leave the step to the trainer, and remove zero_grad()"
     else:
         instead = (
-            "write `self.backward(loss)` in place of `loss.backward()`, and leave out "
-            f"`self.{name}.step()` and zero_grad(), which the trainer does"
+            f"write `self.backward(loss)` instead of `loss.backward()`, and remove `self.{name}.step()` and "
+            "zero_grad(), which the trainer calls"
         )
-    raise ConfigurationError(f"`self.{name}.step()` was called by your program, which {obstacle}: {instead}.")
+    raise ConfigurationError(f"`self.{name}.step()` was called by your code, which {obstacle}: {instead}.")
 
 
 def complete(update: OptimizerUpdate) -> None:
@@ -125,9 +125,9 @@ def gradients_gone(trainer: Engine, update: OptimizerUpdate) -> ConfigurationErr
     else:
         where = "before the optimizer was stepped"
     return ConfigurationError(
-        f"Optimizer {update.name!r} has no gradients any more, {where}, though `self.backward(loss)` was called: "
-        "zero_grad() has removed them, or the loss does not depend on its parameters. Leave zero_grad() out; the "
-        "trainer does it after the step."
+        f"Optimizer {update.name!r} no longer has gradients, {where}, although `self.backward(loss)` was called: "
+        "zero_grad() has removed them, or the loss does not depend on its parameters. Remove zero_grad(); the trainer "
+        "calls it after the step."
     )
 
 
@@ -140,11 +140,10 @@ def gradients_changed(trainer: Engine, update: OptimizerUpdate) -> Configuration
     else:
         why = f"part of a sum over {trainer.accumulate} batches (gradient_accumulation_steps)"
     return ConfigurationError(
-        f"The gradients of optimizer {update.name!r} were changed after `self.backward(loss)`, while they were {why}: "
-        "by clip_grad_norm_, perhaps, or zero_grad(set_to_none=False). Call "
-        f"`self.clip_gradients(self.{update.name}, max_norm)` "
-        "or set gradient_clip_val, which clip when they are complete; change them otherwise in "
-        "`on_optimizer_step_start`."
+        f"The gradients of optimizer {update.name!r} were changed after `self.backward(loss)`, while they were {why}. "
+        "The cause may be clip_grad_norm_ or zero_grad(set_to_none=False). Call "
+        f"`self.clip_gradients(self.{update.name}, max_norm)` or set gradient_clip_val, which clip when they are "
+        "complete; make other changes in `on_optimizer_step_start`."
     )
 
 
@@ -152,16 +151,15 @@ def twice_in_window(trainer: Engine, update: OptimizerUpdate) -> ConfigurationEr
     return ConfigurationError(
         f"Optimizer {update.name!r} would be stepped twice in the last batch of an accumulation window, the second "
         f"time without the gradients of the other batches: with gradient_accumulation_steps={trainer.accumulate} step "
-        "it once a batch, and call `training_step` once."
+        "it once per batch, and call `training_step` once."
     )
 
 
 def gradients_left(update: OptimizerUpdate) -> ConfigurationError:
     return ConfigurationError(
-        f"A batch has left gradients of `loss.backward()` to optimizer {update.name!r} and not stepped it, and the "
-        "resume points in `run_dir` do not hold them: a run that is killed would not go on the same. To step after "
-        "several batches set gradient_accumulation_steps and call `self.backward(loss)`; gradients that nothing uses, "
-        "remove with zero_grad()."
+        f"A batch called `loss.backward()` but did not step optimizer {update.name!r}. Resume points in `run_dir` do "
+        "not contain such gradients, so a killed run could not continue exactly. To step after several batches, set "
+        "gradient_accumulation_steps and call `self.backward(loss)`; remove unused gradients with zero_grad()."
     )
 
 
@@ -169,9 +167,9 @@ def check_unmixed(update: OptimizerUpdate, left: Versions | None) -> None:
     """Refuse to add to gradients that `loss.backward()` of an earlier step left."""
     if left and left == gradient_versions(update):
         raise ConfigurationError(
-            f"Optimizer {update.name!r} still has gradients that `loss.backward()` left in an earlier batch, and "
-            "`self.backward(loss)` would add to them. Call one of the two in every batch; gradients that nothing uses, "
-            f"remove with `self.{update.name}.zero_grad()`."
+            f"Optimizer {update.name!r} still has gradients from `loss.backward()` in an earlier batch, and "
+            "`self.backward(loss)` would add to them. Use the same one of the two in every batch; remove unused "
+            f"gradients with `self.{update.name}.zero_grad()`."
         )
 
 
@@ -182,21 +180,21 @@ def have_changed(updates: Iterable[OptimizerUpdate], before: Mapping[str, Versio
 
 def clipped_late(update: OptimizerUpdate) -> ConfigurationError:
     return ConfigurationError(
-        f"clip_gradients({update.name}) comes after step({update.name}), too late to change it: call it before."
+        f"clip_gradients({update.name}) was called after step({update.name}), which is too late: call it before."
     )
 
 
 def sharded_in_window(update: OptimizerUpdate) -> ConfigurationError:
     return ConfigurationError(
-        f"Gradients of a sharded model that optimizer {update.name!r} is not to have cannot be taken out of an "
-        "accumulation window again: say whose they are, as in self.backward(loss, self.g_optimizer)."
+        f"In an accumulation window of a sharded model, gradients that optimizer {update.name!r} should not use cannot "
+        "be removed again: name the optimizer of each loss, as in self.backward(loss, self.g_optimizer)."
     )
 
 
 def unknown_optimizer(given: Any, updates: Iterable[str]) -> ConfigurationError:
     shown = repr(given) if isinstance(given, str) else f"a {type(given).__name__}"
     return ConfigurationError(
-        f"{shown} is none of this trainer's optimizers ({', '.join(updates)}): give one that configure_optimizers "
+        f"{shown} is not one of this trainer's optimizers ({', '.join(updates)}): pass one that configure_optimizers "
         "assigned to self, or its name."
     )
 
@@ -210,12 +208,12 @@ def are_incomplete(trainer: Engine, update: OptimizerUpdate) -> bool:
 
 def step_without_backward(trainer: Engine, update: OptimizerUpdate) -> ConfigurationError:
     raw = (
-        " There are gradients of `loss.backward()`, which are neither scaled nor averaged."
+        " There are gradients from `loss.backward()`, which are neither scaled nor averaged."
         if has_gradients(update)
         else ""
     )
     return ConfigurationError(
-        f"`self.step(self.{update.name})` was called and no `self.backward(loss)` before it in this batch.{raw} Write "
+        f"`self.step(self.{update.name})` was called without `self.backward(loss)` before it in this batch.{raw} Write "
         f"`self.backward(loss)` and then `self.step(self.{update.name})`."
     )
 
@@ -226,19 +224,19 @@ def loss_in(trainer: Engine, returned: Any) -> Tensor | None:
     losses = {name: value for name, value in values.items() if isinstance(value, Tensor) and value.requires_grad}
     if losses and "loss" not in losses:
         raise ConfigurationError(
-            f"`training_step` returned {', '.join(losses)} and trained nothing: only what it returns as 'loss' is "
-            "trained by itself. Call `self.backward(loss)` for each, with several optimizers "
-            f"`self.backward(loss, self.{next(iter(trainer.optimizers))})`; what is only to be reported, return as "
-            "`value.detach()`."
+            f"`training_step` returned {', '.join(losses)} but trained nothing: only a value returned as 'loss' is "
+            "trained automatically. Call `self.backward(loss)` for each loss; with several optimizers, "
+            f"`self.backward(loss, self.{next(iter(trainer.optimizers))})`. Return values that should only be reported "
+            "as `value.detach()`."
         )
     return losses.get("loss")
 
 
 def two_uses() -> ConfigurationError:
     return ConfigurationError(
-        "Some steps call `self.backward(loss)` or `loss.backward()` or step an optimizer, others only return a loss, "
-        "which was trained since nothing else had been. Call `self.backward(loss)` in each of them; a loss that is not "
-        "to be trained, return as `loss.detach()`."
+        "Some steps call `self.backward(loss)` or `loss.backward()` or step an optimizer, but others only return a "
+        "loss, which is then trained automatically. Call `self.backward(loss)` in each of them, and return a loss "
+        "that should not be trained as `loss.detach()`."
     )
 
 
@@ -246,15 +244,15 @@ def nothing_trained(trainer: Engine) -> ConfigurationError:
     """An epoch is over in which there was neither a `backward` nor a step."""
     progress, updates = trainer.progress, trainer.run.updates.by_name
     raw = [name for name, update in updates.items() if has_gradients(update)]
-    what = "called `loss.backward()`, and no optimizer was stepped" if raw else "trained none of the optimizers"
+    what = "called `loss.backward()`, but no optimizer was stepped" if raw else "trained none of the optimizers"
     advice = (
         f"Call `self.{raw[0]}.step()` after it, or return the loss without calling backward()"
         if raw
         else "Call `self.backward(loss)` in `training_step`, or return the loss itself"
     )
     return ConfigurationError(
-        f"Nothing was trained: epoch {progress.epoch + 1} is over ({progress.epoch_step} batches), and your program "
-        f"{what} ({', '.join(updates)}). {advice}, neither detached nor as a number."
+        f"Nothing was trained: in epoch {progress.epoch + 1} ({progress.epoch_step} batches) your code {what} "
+        f"({', '.join(updates)}). {advice}; it must be neither detached nor a plain number."
     )
 
 
@@ -345,7 +343,7 @@ class EpochSchedulers:
         watched = self.trainer.config.monitor or usual
         if watched not in row:
             raise ConfigurationError(
-                f"self.{name} (ReduceLROnPlateau) watches {watched!r}, which this epoch did not measure; there is: "
+                f"self.{name} (ReduceLROnPlateau) watches {watched!r}, which this epoch did not measure; available: "
                 f"{', '.join(row) or 'nothing'}. Name one of them with monitor=."
             )
         return replace(schedule, metric=watched)
@@ -358,7 +356,7 @@ def check_scheduler(trainer: Engine, scheduler: Any, left_at: int | None) -> Non
         return
     name = next((name for name, s in trainer.schedules.items() if s.scheduler is scheduler), "scheduler")
     raise ConfigurationError(
-        f"Scheduler {name!r} was stepped twice, by the trainer and then by your program (`self.{name}.step()` "
-        "in a callback or event). Leave that out, or step it in `training_step` or `training_loop`: what they step, "
-        "the trainer does not."
+        f"Scheduler {name!r} was stepped twice, by the trainer and then by your code (`self.{name}.step()` in a "
+        "callback or event). Remove that call, or move it to `training_step` or `training_loop`: the trainer does not "
+        "step the schedulers that they step."
     )

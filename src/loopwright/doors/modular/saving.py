@@ -131,7 +131,7 @@ class Rounds(Callback):
         if epoch == 1 and engine.overrides("compute_metrics") and not engine.has_computed:
             engine.run.say(
                 "compute_metrics was not called: call it in a step, or return 'outputs' and 'targets' from the step, "
-                "of which the trainer then computes the metrics."
+                "from which the trainer then computes the metrics."
             )
         if folder is not None and epoch % engine.config.save_every_n_epochs == 0:
             Path(folder).mkdir(parents=True, exist_ok=True)

@@ -82,7 +82,7 @@ class DreamTrainer(LoggingTrainer, Hooks):
     def __getattr__(self, name: str) -> Any:
         if name in ("_engine", "_calls", "config"):
             raise ConfigurationError(
-                f"{type(self).__name__}.__init__ has not called super().__init__(config): make that its first line."
+                f"{type(self).__name__}.__init__ has not called super().__init__(config): call it first."
             )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
@@ -200,7 +200,9 @@ class DreamTrainer(LoggingTrainer, Hooks):
 
     @device.setter
     def device(self, device: Any) -> None:
-        raise ConfigurationError(f"self.device = {device!r}: say it in the config, DreamTrainerConfig(device=...).")
+        raise ConfigurationError(
+            f"self.device = {device!r}: set the device in the config, DreamTrainerConfig(device=...)."
+        )
 
     @property
     def world_size(self) -> int:

@@ -36,13 +36,13 @@ class UserLoop:
             trainer.door.training_loop()
         except StopIteration as error:
             raise ConfigurationError(
-                "`training_loop` asked for a batch after the last one of an epoch: `iter(self.train_loader)` is one "
-                "epoch, so call it again for the next."
+                "`training_loop` asked for a batch after the last one of the epoch: `iter(self.train_loader)` is one "
+                "epoch, so call it again for the next epoch."
             ) from error
         self.end_epoch()
         if run.updates.calls == calls and run.progress.step == step and not run.is_done():
             raise ConfigurationError(
-                "`training_loop` has ended, and it trained nothing: iterate `self.train_loader` in it, once for each "
+                "`training_loop` has ended but trained nothing: iterate `self.train_loader` in it, once for each "
                 "epoch, and call `self.training_step(batch, batch_idx)` or `self.backward(loss)` for each batch."
             )
 

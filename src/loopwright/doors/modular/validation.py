@@ -52,7 +52,7 @@ def check_returned(returned: Any, step: str) -> None:
         if kind is not None:
             raise ConfigurationError(
                 f"`{step}` returned {name!r}, a {kind}: reduce it to one number, such as its mean, or leave it out. "
-                "Only 'outputs' and 'targets' may be more, both together, for `compute_metrics`."
+                "Only 'outputs' and 'targets', returned together for `compute_metrics`, may have more values."
             )
 
 
@@ -184,8 +184,8 @@ def _named(measured: Mapping[str, float], begins: tuple[str, ...]) -> Metrics:
         new = name if name.startswith(begins) else f"val_{name}"
         if new in row:
             raise ConfigurationError(
-                f"A validation measured {new.removeprefix('val_')!r} and {new!r}, which are one name: in the history "
-                "what it measures begins with val_. Leave one out, or name it otherwise."
+                f"A validation measured {new.removeprefix('val_')!r} and {new!r}, which have the same name in the "
+                "history, where metrics of a validation begin with val_. Remove or rename one of them."
             )
         row[new] = value
     return row

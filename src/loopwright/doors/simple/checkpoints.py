@@ -42,7 +42,7 @@ def load(
         if "optimizers: " not in str(error):
             raise
         raise CheckpointError(
-            f"{error}\nFor the weights alone, call load_checkpoint(path, load_optimizer=False)."
+            f"{error}\nTo load only the weights, call load_checkpoint(path, load_optimizer=False)."
         ) from error
     noted = dict(parts.rest.get("simple", {}) if parts.path.is_dir() else parts.rest)
     noted.pop("run", None)
@@ -67,10 +67,10 @@ def _check_there(path: Path) -> None:
         return
     folder = path.parent
     found = sorted(one.name for one in folder.iterdir() if not one.name.startswith(".")) if folder.is_dir() else []
-    there = f"in {folder} there is: {', '.join(found[:8])}" if found else f"{folder} is not there or empty"
+    there = f"{folder} contains: {', '.join(found[:8])}" if found else f"{folder} does not exist or is empty"
     raise CheckpointError(
-        f"There is no checkpoint and no file of weights at {path}; {there}. Pass what `save_dir` of train was, and "
-        "best_model or checkpoint_epoch_<n> in it."
+        f"There is neither a checkpoint nor a file of weights at {path}; {there}. Pass a path inside the `save_dir` of "
+        "train, such as best_model or checkpoint_epoch_<n>."
     )
 
 
@@ -82,8 +82,8 @@ def say_unsaved(door: object, engine: Engine) -> None:
     if names and not engine.has_said_unsaved:
         engine.has_said_unsaved = True
         engine.run.say(
-            f"Checkpoints do not hold {', '.join(names)}, which {type(door).__name__} has beside model, optimizer and "
-            "scheduler: override `_save_checkpoint` and `load_checkpoint` to save more."
+            f"Checkpoints do not contain {', '.join(names)}, which {type(door).__name__} has in addition to model, "
+            "optimizer and scheduler: override `_save_checkpoint` and `load_checkpoint` to save more."
         )
 
 

@@ -21,7 +21,7 @@ TRAIN_ORDER = "The order is train(train_dataloader, num_epochs, eval_dataloader)
 
 def check_model(model: Any, verb: str = "pass") -> None:
     if isinstance(model, type):
-        raise ConfigurationError(f"model is the class {model.__name__}: {verb} a model made of it, as {made(model)}.")
+        raise ConfigurationError(f"model is the class {model.__name__}: {verb} an instance, such as {made(model)}.")
     if not isinstance(model, nn.Module):
         raise ConfigurationError(f"model is a {type(model).__name__}: {verb} a torch.nn.Module.")
 
@@ -30,7 +30,7 @@ def check_loss(loss_fn: Any) -> None:
     check_given(None, None, loss_fn, run_dir=None, seed=None)
     if loss_fn is not None and not takes(loss_fn, 2) and not takes(loss_fn, 1):
         raise ConfigurationError(
-            f"loss_fn ({_name(loss_fn)}) cannot be called as loss_fn(outputs, targets): give its other arguments with "
+            f"loss_fn ({_name(loss_fn)}) cannot be called as loss_fn(outputs, targets): set its other arguments with "
             "functools.partial, or override `_compute_loss`."
         )
 
@@ -44,8 +44,8 @@ def check_data(data: Any, name: str) -> None:
     """Refuse data that gives no batches: samples, or a single batch."""
     if isinstance(data, Dataset) or hasattr(type(data), "__getitems__"):
         raise ConfigurationError(
-            f"{name} is a {type(data).__name__}, which gives samples and no batches: pass "
-            f"DataLoader(dataset, batch_size=32{'' if name == 'eval_dataloader' else ', shuffle=True'})."
+            f"{name} is a {type(data).__name__}, which returns samples, not batches: pass DataLoader(dataset, "
+            f"batch_size=32{'' if name == 'eval_dataloader' else ', shuffle=True'})."
         )
     if isinstance(data, (Tensor, Mapping, str)) or not isinstance(data, Iterable):
         shown = describe(data) if isinstance(data, Tensor) else repr(data)
@@ -64,8 +64,8 @@ def check_epochs(num_epochs: Any) -> None:
 def check_callbacks(callbacks: Any) -> None:
     if callbacks is not None and (callable(callbacks) or isinstance(callbacks, (str, Mapping))):
         raise ConfigurationError(
-            f"callbacks is {_name(callbacks)}, and no list: pass a list of functions of (trainer, epoch, metrics), as "
-            f"callbacks=[{_name(callbacks)}]."
+            f"callbacks is {_name(callbacks)}, not a list: pass a list of functions of (trainer, epoch, metrics), as "
+            f"in callbacks=[{_name(callbacks)}]."
         )
 
 
@@ -75,15 +75,15 @@ def as_pair(prepared: Any) -> tuple[Any, Any]:
         return prepared[0], prepared[1]
     shown = "None" if prepared is None else describe(prepared)
     raise ConfigurationError(
-        f"`_prepare_batch` returned {shown}; expected the pair (inputs, targets), such as `return inputs, targets`, "
-        "or `return inputs, None` where there are no targets."
+        f"`_prepare_batch` returned {shown}; expected the pair (inputs, targets), such as `return inputs, targets`, or "
+        "`return inputs, None` if there are no targets."
     )
 
 
 def check_outputs(outputs: Any) -> None:
     if outputs is None:
         raise ConfigurationError(
-            "The outputs are None: let the model's `forward`, or `_forward_pass` if you override it, return them."
+            "The outputs are None: return them from the model's `forward`, or from `_forward_pass` if you override it."
         )
 
 
@@ -91,11 +91,11 @@ def check_loss_value(loss: Any, is_own: bool) -> None:
     """Refuse a value that is no loss, before its backward pass."""
     source = "`_compute_loss`" if is_own else "loss_fn"
     if loss is None:
-        raise ConfigurationError(f"{source} returned None: let it return the loss, a tensor of one number.")
+        raise ConfigurationError(f"{source} returned None: return the loss, a tensor of one number.")
     if isinstance(loss, Tensor) and loss.numel() != 1:
         raise ConfigurationError(
             f"{source} returned a loss of shape {tuple(loss.shape)}: reduce it to one number, such as loss.mean() "
-            "(torch's losses do so with reduction='mean')."
+            "(torch's losses do this with reduction='mean')."
         )
 
 
@@ -109,7 +109,7 @@ def check_step_result(returned: Any, method: str) -> None:
         if value is None or isinstance(value, (str, list, tuple)) or (isinstance(value, Tensor) and value.numel() != 1):
             shown = repr(value) if value is None or isinstance(value, str) else describe(value)
             raise ConfigurationError(
-                f"`{method}` returned {shown} as {name!r}; each of its metrics is one number, such as "
+                f"`{method}` returned {shown} as {name!r}; each metric must be one number, such as "
                 "`loss.mean().item()`."
             )
 
@@ -123,7 +123,7 @@ def as_numbers(returned: Any, method: str) -> dict[str, float]:
         shown = ", ".join(f"{name}: {type(value).__name__}" for name, value in returned.items())
     example = '{"train_loss": 0.5}' if method == "train_epoch" else '{"loss": 0.5, "accuracy": 0.9}'
     raise ConfigurationError(
-        f"`{method}` returned {shown}; expected a dict of metrics, each of them a number, such as {example}."
+        f"`{method}` returned {shown}; expected a dict of metrics that are numbers, such as {example}."
     )
 
 

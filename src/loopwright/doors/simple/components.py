@@ -52,7 +52,7 @@ def settle_weight_decay(optimizer: Optimizer, value: float) -> str | None:
     for group in free:
         group["weight_decay"] = value
     where = "" if len(free) == len(groups) else f" in {len(free)} of {len(groups)} parameter groups"
-    return f"{said} used by the optimizer ({kind}){where}, in place of the default, {default:g}."
+    return f"{said} used by the optimizer ({kind}){where}, instead of the default, {default:g}."
 
 
 def unused_rate(optimizer: Optimizer, value: float) -> str | None:
@@ -61,7 +61,7 @@ def unused_rate(optimizer: Optimizer, value: float) -> str | None:
     if value in rates:
         return None
     own = ", ".join(f"{rate:g}" for rate in dict.fromkeys(rates))
-    return f"config: training.learning_rate={value:g} is not used: the optimizer that was given has its own, {own}."
+    return f"config: training.learning_rate={value:g} is not used: the optimizer that you passed has its own, {own}."
 
 
 def settle(optimizer: Optimizer, settings: Settings) -> list[str]:
@@ -129,9 +129,9 @@ class EpochWatch:
         for name, schedule in self.engine.schedules.items():
             if self.own_steps and schedule.interval == "update" and not self.has_moved(name):
                 raise ConfigurationError(
-                    f"train_epoch called optimizer.step() {self.own_steps} times and scheduler.step() never, while "
-                    f"{type(schedule.scheduler).__name__} is to be stepped after each batch: call "
-                    "self.scheduler.step() after self.optimizer.step(), or self.train_step(batch) in place of both."
+                    f"train_epoch called optimizer.step() {self.own_steps} times but never scheduler.step(), although "
+                    f"{type(schedule.scheduler).__name__} must be stepped after each batch: call self.scheduler.step() "
+                    "after self.optimizer.step(), or self.train_step(batch) instead of both."
                 )
 
     def _count(self, update: OptimizerUpdate) -> None:
@@ -220,8 +220,8 @@ class Components(CoreTrainer):
         if device == self.runtime.device:
             return
         if self.is_running or self.runtime.world > 1:
-            when = "while this trainer is training" if self.is_running else "to one of several processes"
-            raise ConfigurationError(f"device={str(device)!r} was assigned {when}: assign it before, or leave it out.")
+            when = "while this trainer is training" if self.is_running else "in a run of several processes"
+            raise ConfigurationError(f"device={str(device)!r} was assigned {when}: assign it earlier, or leave it out.")
         self.runtime = resolve_runtime(device, self.runtime.precision)
         self.run.updates = Updates({}, self.run.window)  # made anew for that device by the next step
         for module in self.modules.values():
@@ -271,8 +271,8 @@ class Components(CoreTrainer):
         for name, position in self._stepped.items():
             if name in self.schedules and scheduler_position(self.schedules[name].scheduler) != position:
                 raise ConfigurationError(
-                    "The scheduler was stepped by train_epoch, and once more after it: leave out your own "
-                    "scheduler.step(), or step it in an overridden train_epoch."
+                    "The scheduler was stepped by train_epoch, and again after it: remove your own scheduler.step(), "
+                    "or step it in an overridden train_epoch."
                 )
 
     def note_stepped(self) -> None:

@@ -40,11 +40,11 @@ class Settings:
         mode = _entry(training, "best_model_mode")
         if mode not in (None, "auto", "min", "max"):
             raise ConfigurationError(
-                f"config: training.best_model_mode is {mode!r}; use 'min' or 'max', whichever values of "
-                "best_model_metric are better, or 'auto' to go by its name."
+                f"config: training.best_model_mode is {mode!r}; use 'min' if smaller values of best_model_metric are "
+                "better, 'max' if larger values are better, or 'auto' to decide by its name."
             )
         return cls(
-            _above_zero(training, "learning_rate", "leave it out for AdamW's own"),
+            _above_zero(training, "learning_rate", "leave it out to use AdamW's default"),
             _not_negative(training, "weight_decay"),
             _above_zero(training, "max_grad_norm", "leave it out for no clipping"),
             _per_batch(training),
@@ -68,7 +68,7 @@ def _accumulation(training: Any) -> int | None:
     if value is None or (type(value) is int and value >= 1):
         return value
     raise ConfigurationError(
-        f"config: training.gradient_accumulation_steps is {value!r}; use how many batches make an update, 1 or more."
+        f"config: training.gradient_accumulation_steps is {value!r}; use the number of batches per update, 1 or more."
     )
 
 
@@ -92,8 +92,8 @@ def _number(training: Any, name: str) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ConfigurationError(
-            f"config: training.{name} is {value!r}, a {type(value).__name__}; use a number (YAML reads 1e-2 as text, "
-            "1.0e-2 as a number)."
+            f"config: training.{name} is {value!r}, a {type(value).__name__}; use a number (YAML reads 1e-2 as a "
+            "string, 1.0e-2 as a number)."
         )
     return float(value)
 

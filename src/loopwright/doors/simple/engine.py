@@ -114,19 +114,21 @@ class Engine(Components):
         step = "optimizer.step() was called"
         if self.run.is_evaluating:
             raise ConfigurationError(
-                f"{step} in an evaluation, which would train on its data: evaluate and eval_step only measure."
+                f"{step} in an evaluation, which would train on the evaluation data: evaluate and eval_step must not "
+                "update."
             )
         if self.accumulate > 1:
             raise ConfigurationError(
-                f"{step} after every batch by your own train_step or train_epoch, and "
-                f"training.gradient_accumulation_steps is {self.accumulate}: call super().train_step(batch) in it, or "
-                "leave out that setting."
+                f"{step} after every batch by your own train_step or train_epoch, but "
+                f"training.gradient_accumulation_steps is {self.accumulate}: call super().train_step(batch) instead, "
+                "or remove that setting."
             )
         if update.peers is not None or self.run.num_micro_batches > 1:
+            reason = "it is divided among processes" if update.peers is not None else "memory ran out for all of it"
             raise ConfigurationError(
-                f"{step} by your own train_step or train_epoch with the gradients of a part of the batch, since "
-                f"{'it is spread over processes' if update.peers is not None else 'memory ran out for all of it'}: "
-                "call super().train_step(batch) in place of backward() and step()."
+                f"{step} by your own train_step or train_epoch with the gradients of only a part of the batch, because "
+                f"{reason}: "
+                "call super().train_step(batch) instead of backward() and step()."
             )
         if update.clip_norm is not None and not self._has_said:
             self._has_said = True
@@ -156,10 +158,9 @@ class Engine(Components):
             return self.learn(batch)
         if self._left is not None and self._left != [gradient_versions(update) for update in updates]:
             raise ConfigurationError(
-                "Gradients were changed between two calls of super().train_step(batch), which add up to one update "
-                f"(training.gradient_accumulation_steps is {self.accumulate}): by a backward(), zero_grad() or "
-                "clip_grad_norm_ of your own. Leave it out, or compute it with torch.autograd.grad, or leave out that "
-                "setting."
+                "Gradients were changed between two calls of super().train_step(batch), which belong to one update "
+                f"(training.gradient_accumulation_steps is {self.accumulate}): by your own backward(), zero_grad() or "
+                "clip_grad_norm_. Remove that call, use torch.autograd.grad instead, or remove that setting."
             )
         self._left = None
         result = self.learn(batch)
@@ -202,7 +203,9 @@ class Engine(Components):
         which a signal requested it.
         """
         if self.is_running:
-            raise ConfigurationError("train() was called while this trainer is training: call it after that has ended.")
+            raise ConfigurationError(
+                "train() was called while this trainer is training: call it after training has ended."
+            )
         self._epoch, self._end_epoch, self._save = epoch, end_epoch, save
         try:
             self.train(data, num_epochs)
@@ -301,8 +304,8 @@ class Engine(Components):
         At once and not at the end of the core's loop: a subclass's `train_epoch` cannot go on without the metrics.
         """
         saved = None if self._save is None else self._save()
-        what = "nothing saved, since train was called without save_dir"
-        what = what if saved is None else f"saved; load_checkpoint({saved!r}) and train go on from there"
+        what = "nothing was saved, because train was called without save_dir"
+        what = what if saved is None else f"saved; call load_checkpoint({saved!r}) and train to continue"
         epoch = self.progress.epoch
         when = f"in epoch {epoch + 1}" if self.progress.in_epoch else f"after epoch {epoch}"
         line = f"{self.run.signals.name} {when}: {what}."

@@ -55,8 +55,8 @@ class EpochEnds:
         self._watched = WatchedMetric(metric or "eval_loss", mode, "best_model_metric", "training.best_model_mode")
         if patience is not None and (type(patience) is not int or patience < 1):
             raise ConfigurationError(
-                f"early_stopping_patience={patience!r}: use how many epochs to wait for an improvement, 1 or more, or "
-                "None not to stop early."
+                f"early_stopping_patience={patience!r}: use the number of epochs to wait for an improvement, 1 or "
+                "more, or None for no early stopping."
             )
         if save_dir is not None:
             check_inside(save_dir, None if trainer._overrides("_save_checkpoint") else SAVED, "save_dir")
@@ -215,7 +215,7 @@ def read_run(parts: Parts, engine: Engine | None) -> dict[str, Any]:
     if engine is not None:
         problems += compare_run(engine.run, parts.rest)
     if problems:
-        raise CheckpointError(f"{parts.path} does not fit this trainer; nothing was loaded:{listed(problems)}")
+        raise CheckpointError(f"{parts.path} does not match this trainer; nothing was loaded:{listed(problems)}")
     return dict(run)
 
 
@@ -231,20 +231,19 @@ def check_metric(trainer: Trainer, name: str | None, eval_dataloader: Any) -> No
         return
     known, hint = {"train_loss"}, ""
     if eval_dataloader is None:
-        hint = " Pass `eval_dataloader=` to have an evaluation." if name.startswith("eval_") else ""
+        hint = " Pass `eval_dataloader=` to evaluate." if name.startswith("eval_") else ""
     elif not trainer._overrides("evaluate"):
         known |= {f"eval_{found}" for found in trainer._engine.names_of_one_batch(eval_dataloader)}
     elif name.startswith("eval_"):
         return
     else:
-        hint = f" What `evaluate` returns has eval_ in front: did you mean 'eval_{name}'?"
+        hint = f" The metrics that `evaluate` returns begin with eval_: did you mean 'eval_{name}'?"
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        own = " To have a metric of your own, return it from `eval_step` and pass `eval_dataloader=`."
+        own = " To use your own metric, return it from `eval_step` and pass `eval_dataloader=`."
         hint = hint or (f" Did you mean {near[0]!r}?" if near else own)
         raise ConfigurationError(
-            f"best_model_metric={name!r} is nothing that these epochs measure; there is: "
-            f"{', '.join(sorted(known))}.{hint}"
+            f"best_model_metric={name!r} is not measured in these epochs; available: {', '.join(sorted(known))}.{hint}"
         )
 
 
@@ -254,9 +253,9 @@ def check_plateau(engine: Engine, metric: str, mode: Mode, where: str = "") -> N
         if schedule.watches and schedule.metric is None and schedule.scheduler.mode != mode:
             better = "larger" if mode == "max" else "smaller"
             raise ConfigurationError(
-                f'ReduceLROnPlateau(mode="{schedule.scheduler.mode}") watches {metric!r}{where}, of which {better} '
-                f'values are better: make it with mode="{mode}", or have it watch another metric with '
-                "train(..., best_model_metric=...)."
+                f'ReduceLROnPlateau(mode="{schedule.scheduler.mode}") watches {metric!r}{where}, for which {better} '
+                f'values are better: create it with mode="{mode}", or let it watch another metric with train(..., '
+                "best_model_metric=...)."
             )
 
 
@@ -265,8 +264,8 @@ def _checked(callback: EpochCallback, trainer: Trainer) -> Callable[..., None]:
     name = getattr(callback, "__name__", type(callback).__name__)
     if not callable(callback):
         raise ConfigurationError(
-            f"callbacks: {callback!r} is not a function of (trainer, epoch, metrics), nor a tracker: pass functions "
-            "themselves, as callbacks=[log], not callbacks=[log()]."
+            f"callbacks: {callback!r} is neither a function of (trainer, epoch, metrics) nor a tracker: pass the "
+            "functions themselves, as in callbacks=[log], not callbacks=[log()]."
         )
     check_arguments(callback, ("trainer", "epoch", "metrics"), f"Callback {name}")
     return named_hook(callback, f"callback {name}", trainer)

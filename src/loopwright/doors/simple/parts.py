@@ -111,8 +111,8 @@ class Assignable:
             own = getattr(self, name)
             if own is not value and not (name == "device" and as_device(value) in (None, own)):
                 raise ConfigurationError(
-                    f"self.{name} was assigned before super().__init__(), which sets it from its own arguments: pass "
-                    f"it there, or assign it afterwards."
+                    f"self.{name} was assigned before super().__init__(), which overwrites it: pass it as an argument "
+                    "there, or assign it afterwards."
                 )
 
     def __getattr__(self, name: str) -> Any:

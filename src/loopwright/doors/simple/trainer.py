@@ -83,9 +83,8 @@ class Trainer(Assignable, LoggingTrainer):
         engine = self._engine
         if engine.accumulate > 1 and not engine.is_passing:
             raise ConfigurationError(
-                f"training.gradient_accumulation_steps is {engine.accumulate}, and train_step was called on its own, "
-                "where each batch is an update: leave out that setting, or let train or super().train_epoch take the "
-                "batches."
+                f"training.gradient_accumulation_steps is {engine.accumulate}, but train_step was called outside of "
+                "train, where each batch is an update: remove that setting, or use train or super().train_epoch."
             )
         engine.ready_for_step()
         engine.run.window.size = batch_size_of(batch)
@@ -178,7 +177,9 @@ class Trainer(Assignable, LoggingTrainer):
         self._engine.record_in(save_dir)
         ends.catch_up()
         if ends.has_stopped:
-            self._engine.run.say("Nothing to train: early stopping ended the run that was loaded; raise its patience.")
+            self._engine.run.say(
+                "Nothing to train: the loaded run was ended by early stopping; raise its patience to continue."
+            )
         else:
             with tracked(self._engine.run, ends.trackers):
                 self._engine.run_epochs(
@@ -261,9 +262,9 @@ class Trainer(Assignable, LoggingTrainer):
             if not isinstance(inputs, tuple) or takes(self.model, len(inputs)):
                 raise
             raise ConfigurationError(
-                f"The model does not take {len(inputs)} inputs ({describe(inputs)}). Of a batch with more than two "
-                "parts, the last is taken for the targets and all others for inputs: override `_prepare_batch` to "
-                "return (inputs, targets)."
+                f"The model does not take {len(inputs)} inputs ({describe(inputs)}). If a batch has more than two "
+                "parts, the last part is the targets and all others are inputs: override `_prepare_batch` to return "
+                "(inputs, targets)."
             ) from error
 
     def _compute_loss(self, outputs: Any, targets: Any) -> Any:
@@ -275,8 +276,8 @@ class Trainer(Assignable, LoggingTrainer):
             return loss_of(outputs, None, lambda outputs: loss_fn(outputs, None), override="_compute_loss")
         except (TypeError, AttributeError) as error:
             raise ConfigurationError(
-                f"The batch has no targets, and loss_fn(outputs, None) failed ({error}): let the loader give "
-                "(inputs, targets), or override `_prepare_batch` to return them."
+                f"The batch has no targets, and loss_fn(outputs, None) failed ({error}): return (inputs, targets) from "
+                "the loader, or override `_prepare_batch` to return them."
             ) from error
 
     def _overrides(self, name: str) -> bool:

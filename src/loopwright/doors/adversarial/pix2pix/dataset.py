@@ -136,7 +136,7 @@ def color_jitter(settings: ColorJitter, name: str, num_images: int = 1) -> Chang
 def _range(settings: Any, low: str, high: str) -> tuple[float, float]:
     first, last = (getattr(settings, key.partition(".")[2]) for key in (low, high))
     if first > last:
-        raise ConfigurationError(f"dataloader.augmentations.{low} is {first}, above {high} ({last}): exchange them.")
+        raise ConfigurationError(f"dataloader.augmentations.{low} is {first}, above {high} ({last}): swap them.")
     return first, last
 
 
@@ -205,8 +205,8 @@ class PairedDataset(Dataset[tuple[Tensor, Tensor]]):
         if self.crop_size > self.load_size:
             raise ConfigurationError(
                 f"dataloader.load.crop_size is {self.crop_size}, larger than dataloader.load.load_size "
-                f"({self.load_size}): nothing that large can be cut from an image. Set crop_size to "
-                f"{self.load_size} or less."
+                f"({self.load_size}): a crop cannot be larger than the image. Set crop_size to {self.load_size} or "
+                "less."
             )
         self.transform = PairTransform(settings.augmentations, self.crop_size) if self.is_train else None
         self.paths = _image_paths(self.root)

@@ -93,7 +93,7 @@ class ONNXConverter(Tester):
             ("suppress_onnx_warnings", suppress_onnx_warnings),
         ):
             if not is_usual:
-                logger.warning("convert_model(%s=False) has no effect: torch's exporter does that in any case.", name)
+                logger.warning("convert_model(%s=False) has no effect: torch's exporter always does that.", name)
         path = self._directory() / f"epoch{self.loaded_epoch}.onnx"
         generator = torch.Generator().manual_seed(0)
         size = (1, self.in_channels, self.crop_size, self.crop_size)
@@ -111,6 +111,6 @@ def _check_arguments(export_params: Any, opset_version: Any) -> None:
         )
     if not export_params:
         raise ConfigurationError(
-            "convert_model was given export_params=False; a file without weights computes nothing that could be "
-            "checked: leave it out."
+            "convert_model was given export_params=False; a file without weights cannot be checked: leave the "
+            "argument out."
         )

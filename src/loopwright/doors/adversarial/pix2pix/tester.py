@@ -86,8 +86,8 @@ class Tester(Trainer):
         """
         if image_count is not None and (type(image_count) is not int or image_count < 1):
             raise ConfigurationError(
-                f"run_test was given image_count={image_count!r}; expected a whole number of images from 1, or nothing "
-                "for all of them."
+                f"run_test was given image_count={image_count!r}; expected a whole number of images from 1, or leave "
+                "it out for all of them."
             )
         dataset = PairedDataset(self.config, Path(self.config.dataloader.dataroot) / "test", is_train=False)
         runtime = self._engine.runtime
@@ -127,7 +127,7 @@ def config_in(directory: Path) -> Path:
     copies = config_copies(directory)
     if not copies:
         raise ConfigurationError(
-            f"{directory} has no train1_config.json, so it is not known how its generator is built: pass `config=`."
+            f"{directory} has no train1_config.json, so its generator cannot be built: pass `config=`."
         )
     return copies[-1][1]
 

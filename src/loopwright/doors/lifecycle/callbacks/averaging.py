@@ -97,7 +97,7 @@ class ModelEmaCallback(SaveBestModelCallback):
         super().on_training_run_start(trainer)
         if self.evaluate_during_training and trainer.eval_dataset is None:
             raise ConfigurationError(
-                "ModelEmaCallback is to evaluate the average, but there is no data for it: pass `eval_dataset=`, or "
+                "ModelEmaCallback should evaluate the averaged model, but there is no data: pass `eval_dataset=`, or "
                 "evaluate_during_training=False."
             )
         self.ema_model = self._model_ema(trainer.get_model(keep_torch_compile=False), decay=self.decay)
@@ -178,7 +178,7 @@ class WSDCheckpointCallback(TrainerCallback):
     def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         if not hasattr(trainer.scheduler, "get_checkpoint_steps"):
             raise ConfigurationError(
-                f"WSDCheckpointCallback saves where a WSDLrScheduler decays, but the scheduler is "
+                "WSDCheckpointCallback saves when a WSDLrScheduler decays, but the scheduler is "
                 f"{type(trainer.scheduler).__name__}: pass `create_scheduler_fn=WSDLrScheduler.create_scheduler_fn()`."
             )
         self.decay_fraction = trainer.scheduler.decay_phase_ratio
@@ -189,7 +189,7 @@ class WSDCheckpointCallback(TrainerCallback):
         """A state from before a decay has that in its name; everything else is a checkpoint."""
         if not path.exists():
             raise ConfigurationError(
-                f"initial_checkpoint={str(path)!r} does not exist: pass one that was saved, or None."
+                f"initial_checkpoint={str(path)!r} does not exist: pass a saved checkpoint, or None."
             )
         is_state = path.suffix != ".pt"
         content = trainer.load_training_state(str(path)) if is_state else trainer.load_checkpoint(path)

@@ -146,7 +146,7 @@ class CallbackHandler:
         if not isinstance(added, TrainerCallback):
             raise CallbackNotFoundError(
                 f"{callback!r} is not a callback: pass a subclass of TrainerCallback, or an instance of one, or a "
-                "tracker of loopwright.trackers. A `Profile` is used as `with Profile(): trainer.train(...)`."
+                "tracker from loopwright.trackers. To profile, use `with Profile(): trainer.train(...)`."
             )
         check_hook_names(added, TrainerCallback, allow_other=True)
         for event in EVENTS:
@@ -212,7 +212,7 @@ class CallbackHandler:
         near = difflib.get_close_matches(event, EVENTS, n=1, cutoff=0.8)
         listening = [c for c in self.callbacks if callable(getattr(c, event, None))]
         if near and not listening:
-            raise ConfigurationError(f"There is no event {event!r} that a callback hears; did you mean {near[0]!r}?")
+            raise ConfigurationError(f"Callbacks have no event {event!r}; did you mean {near[0]!r}?")
         return [(c, named_hook(getattr(c, event), f"{type(c).__name__}.{event}")) for c in listening]
 
 

@@ -135,13 +135,13 @@ class PrintProgressCallback(TrainerCallback):
         trainer.print(f"\nEpoch {trainer.run_history.current_epoch}")
 
     def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        trainer.print("\nTraining is over")
+        trainer.print("\nTraining is finished")
 
     def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
         trainer.print("\nEvaluating")
 
     def on_evaluation_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        trainer.print("Evaluation is over")
+        trainer.print("Evaluation is finished")
 
 
 class ProgressBarCallback(TrainerCallback):

@@ -47,17 +47,17 @@ class TerminateOnNaNCallback(TrainerCallback):
         """The program must not go on as if the model were trained."""
         if self.triggered:
             raise NonFiniteLossError(
-                f"Training was stopped: {self.triggered}. The weights are those of the update before. Lower the "
-                "learning rate, pass `gradient_clip_value=`, or look at the data; without TerminateOnNaNCallback "
-                "training goes on."
+                f"Training was stopped: {self.triggered}. The weights are those of the previous update. Lower the "
+                "learning rate, pass `gradient_clip_value=`, or look at the data; without TerminateOnNaNCallback, "
+                "training continues."
             )
 
     def on_evaluation_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
         loss = _latest(trainer, "evaluation_loss")
         if not math.isfinite(loss):
             raise NonFiniteLossError(
-                f"The evaluation loss is {loss}: look at the weights and the data that is evaluated; without "
-                "TerminateOnNaNCallback it is only recorded."
+                f"The evaluation loss is {loss}: check the weights and the evaluation data. Without "
+                "TerminateOnNaNCallback, such a loss is only recorded."
             )
 
     def on_train_step_end(self, trainer: Trainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
@@ -163,8 +163,8 @@ class EarlyStoppingCallback(MetricWatcher):
         if self.early_stopping_patience_counter < self.early_stopping_patience:
             return None
         return (
-            f"Nothing to train: the run that is resumed has ended, since {self.watch_metric} had not improved for "
-            f"{counted(self.early_stopping_patience_counter, 'epoch')}. Raise early_stopping_patience to go on."
+            f"Nothing to train: the resumed run has already ended, because {self.watch_metric} had not improved for "
+            f"{counted(self.early_stopping_patience_counter, 'epoch')}. Raise early_stopping_patience to continue."
         )
 
     def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -242,10 +242,10 @@ def _is_greater_better(metric: str, given: bool | None, owner: str) -> bool:
         return False
     if direction == "max":
         raise ConfigurationError(
-            f"{owner} watches {metric!r}, of which larger values are better by its name, and without greater_is_better "
-            "it would look for the smallest: say greater_is_better=True, or False if that is meant."
+            f"{owner} watches {metric!r}, and its name says that larger values are better, but the default is to look "
+            "for the smallest: pass greater_is_better=True, or greater_is_better=False if you mean that."
         )
     raise ConfigurationError(
-        f"{owner} watches {metric!r}, a name that does not say whether smaller or larger values are better: say "
+        f"{owner} watches {metric!r}, and this name does not say whether smaller or larger values are better: pass "
         "greater_is_better=True or greater_is_better=False."
     )

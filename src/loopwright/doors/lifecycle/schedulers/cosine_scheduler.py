@@ -42,7 +42,7 @@ class CosineLrScheduler(StatefulSchedulerBase):
         if self.warmup + self.cooldown > self.total:
             raise ConfigurationError(
                 f"CosineLrScheduler: {num_warmup_epochs} epochs of warm-up and {num_cooldown_epochs} of cool-down are "
-                f"more than the {total_num_epochs} there are."
+                f"more than the {total_num_epochs} epochs of the run."
             )
         self.k_decay = k_decay
         self.lr_min, self.min_lr_ratio = lr_min, min_lr_ratio

@@ -21,7 +21,7 @@ class SchedulerBase(ABC):
             if param_group_field not in group:
                 raise ConfigurationError(
                     f"{type(self).__name__} schedules {param_group_field!r}, which this optimizer does not have; "
-                    f"there is: {', '.join(key for key in group if key != 'params')}."
+                    f"available: {', '.join(key for key in group if key != 'params')}."
                 )
             group.setdefault(f"initial_{param_group_field}", group[param_group_field])
 
