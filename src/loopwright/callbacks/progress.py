@@ -142,8 +142,8 @@ class ProgressDisplay(Callback):
                 self._line(line)
 
     def on_train_end(self, trainer: Trainer) -> None:
+        self._close()  # first, since a line above bars draws them again
         self._show_part(trainer)
-        self._close()
         for line in self._last_lines(trainer):
             self._line(line)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.segment import Segment
 from rich.text import Text
 
 from .epoch_table import GAP, count_text, metric_texts
@@ -27,18 +28,7 @@ class TerminalDisplay:
 
     def show(self, moment: Moment, *, draw: bool = True) -> None:
         """Draw the bars of this moment, or have them drawn with the next line."""
-        bars = Table.grid(padding=(0, 2, 0, 0), expand=True)
-        bars.add_column(no_wrap=True)
-        bars.add_column(ratio=1)
-        bars.add_column(no_wrap=True, justify="right")
-        bars.add_column(no_wrap=True)
-        for bar in (moment.epoch, moment.evaluation, moment.run):
-            if bar is not None:
-                bars.add_row(*_cells(bar))
-        speed = [] if moment.speed is None else [f"{moment.speed:,.0f} samples/s"]
-        texts = GAP.join([*metric_texts(moment.metrics, moment.means), *speed])
-        facts = Text(texts, no_wrap=True, overflow="ellipsis")
-        self._live.update(Group(bars, facts) if texts else bars, refresh=draw)
+        self._live.update(_Drawing(moment), refresh=draw)
 
     def add_epoch(self, epoch: EpochFacts, table: EpochTable) -> None:
         """Print an epoch above the bars."""
@@ -52,12 +42,35 @@ class TerminalDisplay:
 
     def close(self) -> None:
         """Remove the bars."""
+        self._live.update("")  # which is drawn once more, to be removed
         self._live.stop()
 
 
-def _cells(bar: Bar) -> tuple[Text, ProgressBar | Text, Text, Text]:
+class _Drawing:
+    """The bars of a moment under each other, and its metrics below; a `Table` of rich takes ten times as long."""
+
+    def __init__(self, moment: Moment) -> None:
+        self._bars = [bar for bar in (moment.epoch, moment.evaluation, moment.run) if bar is not None]
+        speed = [] if moment.speed is None else [f"{moment.speed:,.0f} samples/s"]
+        self._facts = GAP.join([*metric_texts(moment.metrics, moment.means), *speed])
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        rows = [(bar, *_texts(bar)) for bar in self._bars]
+        label_width, count_width, left_width = (max(cell_len(row[at]) for row in rows) for at in (1, 2, 3))
+        width = max(options.max_width - label_width - count_width - left_width - 3 * len(GAP), 1)
+        for bar, label, count, left in rows:
+            yield Segment(label + " " * (label_width - cell_len(label)) + GAP)
+            drawn = list(ProgressBar(bar.total, bar.done, width).__rich_console__(console, options) if bar.total else ())
+            yield from drawn
+            space = width - sum(segment.cell_length for segment in drawn if isinstance(segment, Segment))
+            yield Segment(f"{' ' * space}{GAP}{count:>{count_width}}{GAP}{left:<{left_width}}")
+            yield Segment.line()
+        if self._facts:
+            yield Text(self._facts, no_wrap=True, overflow="ellipsis")
+
+
+def _texts(bar: Bar) -> tuple[str, str, str]:
+    """The label of a bar, how far it is, and the time that is left."""
     is_share = bar.total == 1.0 and bar.label == "run"
     count = f"{bar.done:.0%}" if is_share else count_text(bar)
-    drawn = ProgressBar(total=bar.total, completed=bar.done) if bar.total else Text("")
-    left = "" if bar.left is None else f"{clock_text(bar.left)} left"
-    return Text(bar.label), drawn, Text(count), Text(left)
+    return bar.label, count, "" if bar.left is None else f"{clock_text(bar.left)} left"

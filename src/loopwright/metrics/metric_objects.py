@@ -204,6 +204,8 @@ def load_object_states(
 
 def paths_of(computed: Mapping[str, ComputedMetric], owners: MetricOwners) -> dict[str, str]:
     """The paths of the metrics that an epoch computes, by the names they were logged under."""
+    if not computed:
+        return {}
     paths = {id(metric): path for path, metric in _all(owners).items()}
     return {name: paths[id(metric)] for name, metric in computed.items() if id(metric) in paths}
 
@@ -253,6 +255,8 @@ def _objects(owners: MetricOwners) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for prefix, owner in owners.objects.items():
         for path, value in _attributes(owner):
+            if not hasattr(value, "compute"):  # most are none, and a protocol takes Python 3.11 some microseconds
+                continue
             if isinstance(value, ComputedMetric) and not isinstance(value, type) and id(value) not in known:
                 known.add(id(value))
                 found[f"{prefix}{path}"] = value

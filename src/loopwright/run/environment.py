@@ -114,13 +114,12 @@ def installed_packages() -> dict[str, str]:
     found: dict[str, str] = {}
     for folder in sys.path:
         try:
-            entries = sorted(entry.name for entry in os.scandir(folder or "."))
+            entries = sorted(name for name in os.listdir(folder or ".") if name.endswith(".dist-info"))
         except OSError:
             continue
         for name in entries:
-            if name.endswith(".dist-info"):
-                package, _, version = name.removesuffix(".dist-info").partition("-")
-                found.setdefault(package.replace("_", "-").lower(), version)
+            package, _, version = name.removesuffix(".dist-info").partition("-")
+            found.setdefault(package.replace("_", "-").lower(), version)
     return dict(sorted(found.items()))
 
 
