@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import sys
+import tracemalloc
+from array import array
 
 import pytest
+import torch
 
 from loopwright import ConfigurationError, History, MissingExtraError
 from loopwright.metrics import history as history_module
-from loopwright.metrics.history import HistoryCopy
+from loopwright.metrics.history import HistoryCopy, Series
 from tests.metrics.step_rows import rows_from
 
 
@@ -221,6 +224,47 @@ def test_state_comes_back():
     assert list(other.steps["loss"]) == list(history.steps["loss"])
     assert repr(other) == repr(history) == "History(3 epochs; loss 0.3333, eval_loss 0.6667, accuracy 0.6667)"
     assert repr(History()) == "History(0 epochs; empty)"
+
+
+class Block(array):
+    """An array that counts how often a single number is read from it."""
+
+    num_read = 0
+
+    def __getitem__(self, at):
+        self.num_read += 1
+        return super().__getitem__(at)
+
+    def __iter__(self):
+        self.num_read += len(self)
+        return super().__iter__()
+
+
+def test_the_points_of_a_series_are_saved_and_loaded_in_blocks_not_number_by_number():
+    saved, loaded = Series(), Series()
+    saved.add((step, step / 3) for step in range(20_000))
+    saved.steps, saved.values = Block("q", saved.steps), Block("d", saved.values)
+    state = saved.state_dict()
+    assert (saved.steps.num_read, saved.values.num_read) == (0, 0)
+    tracemalloc.start()
+    try:
+        loaded.load_state_dict(state)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 20_000 * 3 * 8, "two arrays; a list of numbers would take more than three of them"
+    assert (list(loaded.steps), list(loaded.values)) == (list(saved.steps), list(saved.values))
+    saved.steps[0] = 7
+    assert state["steps"][0] == 0, "a state is a copy"
+    loaded.add([(20_000, 1.0)])
+    assert len(state["values"]) == 20_000
+
+
+@pytest.mark.parametrize("steps", [torch.zeros(2), torch.zeros(2, 1, dtype=torch.int64)])
+def test_a_series_of_another_dtype_or_shape_is_refused(steps):
+    state = Series().state_dict() | {"steps": steps}
+    with pytest.raises(TypeError, match=r"in the place of a row of torch\.int64"):
+        Series().load_state_dict(state)
 
 
 def test_a_history_is_iterated_as_a_mapping_of_epoch_metrics():

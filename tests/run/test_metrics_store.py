@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 from loopwright.errors import CheckpointError
 from loopwright.metrics.media import Histogram, Images, Media, Table
 from loopwright.run import MetricsStore, MetricsView, StepRow
+from loopwright.run.metrics_writing import LogPoint, Tables, write_steps
+from loopwright.run.schema import TABLES
 from tests.forked import call_forked
-from tests.metrics.step_rows import rows_of
+from tests.metrics.step_rows import rows_from, rows_of
 from tests.run.run_helpers import read_until, start, write_metrics_forever
 
 
@@ -119,6 +121,31 @@ def test_cutting_back_looks_only_at_the_rows_that_it_removes(store):
         store._open().connection.set_progress_handler(None, 0)
     assert len(store.steps()) == 40_000 - 20
     assert max(costs) <= 40
+
+
+class Texts(sqlite3.Connection):
+    """A connection that notes the texts of its statements."""
+
+    def execute(self, text, *values):
+        self.texts = {*getattr(self, "texts", ()), text}
+        return super().execute(text, *values)
+
+
+def test_there_are_few_statements_however_many_rows_are_written_at_once(tmp_path):
+    """SQLite compiles a statement once, and keeps it: one per number of rows took 200 MB in a long run."""
+    connection = sqlite3.connect(":memory:", isolation_level=None, factory=Texts)
+    for table, columns in TABLES.items():
+        connection.execute(f"CREATE TABLE {table} {columns}")
+    tables, step, connection.texts = Tables(connection, tmp_path), 1, set()
+    for size in [*range(1, 40), 4097]:
+        rows = rows_from(step, [{"loss": step + at + 0.25, "zero": 0.0} for at in range(size)])
+        write_steps(tables, [LogPoint(rows, wall=step)])
+        step += size
+    assert sum("step_values VALUES" in text for text in connection.texts) == 2 * 8  # 1, 2, 4, ... 64, and 4096
+    assert len(connection.texts) < 30, "of 128 that Python's sqlite3 keeps"
+    query = "SELECT step, value FROM step_values v JOIN names n ON v.name = n.id WHERE n.name = 'loss' ORDER BY step"
+    assert connection.execute(query).fetchall() == [(at, at + 0.25) for at in range(1, step)]
+    connection.close()
 
 
 def test_a_batch_that_fails_adds_nothing(store):

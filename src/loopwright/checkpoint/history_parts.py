@@ -163,8 +163,7 @@ def _encoded(added: Addition) -> dict[str, Tensor]:
         "epochs.values": torch.tensor([v for row in added.epochs for v in row.values()], dtype=torch.float64),
     }
     for number, points in enumerate(added.steps.values()):
-        tensors[f"series.{number}.steps"] = torch.tensor(points.steps, dtype=torch.int64)
-        tensors[f"series.{number}.values"] = torch.tensor(points.values, dtype=torch.float64)
+        tensors |= {f"series.{number}.{part}": tensor for part, tensor in points.tensors().items()}
     return tensors
 
 

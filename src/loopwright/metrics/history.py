@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from ..errors import ConfigurationError, MissingExtraError
 from .progress import counted
@@ -77,17 +78,28 @@ class Series:
         return iter(self.values)
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "stride": self.stride,
-            "num_seen": self.num_seen,
-            "steps": torch.tensor(self.steps, dtype=torch.int64),
-            "values": torch.tensor(self.values, dtype=torch.float64),
-        }
+        return {"stride": self.stride, "num_seen": self.num_seen, **self.tensors()}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Copies of the steps and the values, each copied as one block of memory, since there may be a million."""
+        return {"steps": _copied(self.steps, torch.int64), "values": _copied(self.values, torch.float64)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.stride, self.num_seen = state["stride"], state["num_seen"]
-        self.steps = array("q", state["steps"].tolist())
-        self.values = array("d", state["values"].tolist())
+        self.steps = _filled("q", state["steps"], torch.int64)
+        self.values = _filled("d", state["values"], torch.float64)
+
+
+def _copied(numbers: array[Any], dtype: torch.dtype) -> Tensor:
+    return torch.frombuffer(numbers, dtype=dtype).clone() if numbers else torch.empty(0, dtype=dtype)
+
+
+def _filled(code: str, tensor: Tensor, dtype: torch.dtype) -> array[Any]:
+    if tensor.dtype != dtype or tensor.dim() != 1:
+        raise TypeError(f"{tensor.dtype} of shape {tuple(tensor.shape)} in the place of a row of {dtype}")
+    numbers = array(code)
+    numbers.frombytes(tensor.cpu().contiguous().view(torch.uint8).numpy())  # type: ignore[arg-type]  # it takes buffers
+    return numbers
 
 
 @dataclass(frozen=True, slots=True)

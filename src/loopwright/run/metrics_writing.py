@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -23,7 +24,7 @@ from .schema import CLOCK_AT, LEVELS, exact_bytes, summarize
 if TYPE_CHECKING:
     import sqlite3
 
-MOST_VALUES = 32_000  # of one statement; SQLite takes 32,766
+MOST_ROWS = 4096  # of one statement; SQLite takes 32,766 values
 PAUSE_SECONDS = 0.05  # of time that is no training: the clock then notes the step after it too
 REMOVED_EVENTS = ("checkpoint", "best", "evaluation")  # that a run resumed before them has again
 
@@ -60,12 +61,15 @@ class Tables:
             self.ids[name] = int(cursor.lastrowid or 0)
         return self.ids[name]
 
-    def insert(self, start: str, row: str, width: int, values: Sequence[object]) -> None:
-        """Insert rows of `width` values, many by each statement."""
-        most = MOST_VALUES // width * width
-        for first in range(0, len(values), most):
-            part = values[first : first + most]
-            self.connection.execute(start + ",".join([row] * (len(part) // width)), part)
+    def replace(self, table: str, row: str, values: list[object]) -> None:
+        """Insert rows, or replace those of the same key, many by each statement."""
+        width = row.count("?")
+        for first in range(0, len(values), MOST_ROWS * width):
+            part = values[first : first + MOST_ROWS * width]
+            num_rows = len(part) // width
+            num_padded = 1 << (num_rows - 1).bit_length()
+            # A row repeated replaces itself. So there are few different statements, and each is compiled once.
+            self.connection.execute(_replacing(table, row, num_padded), part + part[-width:] * (num_padded - num_rows))
 
     def read_last_step(self) -> int | None:
         """The last step that has metrics."""
@@ -76,6 +80,11 @@ class Tables:
     def count_generation(self) -> None:
         """Note that rows were removed or replaced: who has read them has to read anew."""
         self.connection.execute("UPDATE facts SET value = value + 1 WHERE key = 'generation'")
+
+
+@cache
+def _replacing(table: str, row: str, num_rows: int) -> str:
+    return f"INSERT OR REPLACE INTO {table} VALUES " + ",".join([row] * num_rows)
 
 
 Job: TypeAlias = Callable[[Tables], None]
@@ -103,7 +112,7 @@ def write_steps(tables: Tables, points: Sequence[LogPoint]) -> None:
     _insert_values(tables, "step_values", ((row.step, row.update, row.values) for row in rows))
     summarize(tables.connection, first, last)
     clock = [value for point in points if point.rows for value in _clock(tables, point)]
-    tables.insert("INSERT OR REPLACE INTO clock VALUES ", "(?,?,?,?,?,?)", 6, clock)
+    tables.replace("clock", "(?,?,?,?,?,?)", clock)
 
 
 def _insert_values(tables: Tables, table: str, rows: Iterable[tuple[int, int, Mapping[str, float]]]) -> None:
@@ -118,8 +127,8 @@ def _insert_values(tables: Tables, table: str, rows: Iterable[tuple[int, int, Ma
                 plain += (key, at, update, value)
             else:
                 odd += (key, at, update, value, exact_bytes(value))
-    tables.insert(f"INSERT OR REPLACE INTO {table} VALUES ", "(?,?,?,?,NULL)", 4, plain)
-    tables.insert(f"INSERT OR REPLACE INTO {table} VALUES ", "(?,?,?,?,?)", 5, odd)
+    tables.replace(table, "(?,?,?,?,NULL)", plain)
+    tables.replace(table, "(?,?,?,?,?)", odd)
 
 
 def _clock(tables: Tables, point: LogPoint) -> Iterator[object]:

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 VERSION = 2  # of the file, in `PRAGMA user_version`; the first edition wrote 0
 LEVELS = (1, 2, 3, 4, 5, 6)  # of summaries: a bucket of level L has the values of 8**L steps
-# A statement for each number of rows inserted at once, over a megabyte each: by default sqlite3 would keep 128 of them.
-CACHED_STATEMENTS = 4
 BUSY_SECONDS = 10.0
 
 _PLACE = '"update" INTEGER, step INTEGER, epoch INTEGER, samples INTEGER, seconds REAL, wall REAL'
@@ -136,14 +134,7 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
 def _connect_to(uri: str) -> sqlite3.Connection:
     import sqlite3
 
-    return sqlite3.connect(
-        uri,
-        uri=True,
-        timeout=BUSY_SECONDS,
-        check_same_thread=False,
-        isolation_level=None,
-        cached_statements=CACHED_STATEMENTS,
-    )
+    return sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, check_same_thread=False, isolation_level=None)
 
 
 def version_of(connection: sqlite3.Connection, path: Path) -> int:
