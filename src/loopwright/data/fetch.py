@@ -65,6 +65,7 @@ class Fetcher:
         self._is_arrow = is_default and is_arrow(self._data)
         self._select: tuple[int, Callable[[Any], Any] | None] | None = None  # of an epoch
         self._rng, self._collate_rng = RngTracker(), RngTracker()
+        self._seeds = SampleSeeds(seed)
         self._can_split = True  # until `__getitems__` turns out to return something else than a list of samples
 
     def describe(self) -> dict[str, Any]:
@@ -79,11 +80,11 @@ class Fetcher:
 
     def sample(self, index: Any) -> Any:
         """Return one sample of the first epoch, before collation."""
-        return self._rng.run(lambda: self._fetch(Request(0, [index])))
+        return self._rng.run(self._fetch, Request(0, [index]))
 
     def __getitem__(self, request: Request) -> Batch:
         is_tracked = self._is_random_collate
-        value = self._collate_rng.run(lambda: self._build(request)) if is_tracked else self._build(request)
+        value = self._collate_rng.run(self._build, request) if is_tracked else self._build(request)
         return Batch(value, self._size_of(value, request))
 
     def _build(self, request: Request) -> Any:
@@ -91,7 +92,7 @@ class Fetcher:
         if self._selects and (select := self._columns(request.epoch)) and _are_numbers(request.indices):
             samples, put_together = torch.tensor(request.indices), select
         else:
-            samples = self._rng.run(lambda: self._fetch(request)) if self._is_random else self._fetch(request)
+            samples = self._rng.run(self._fetch, request) if self._is_random else self._fetch(request)
             put_together = self._put_together
         if self._collate_rng:
             self._collate_rng.seed(self._seed_of(request.epoch, COLLATE, request.indices[0]))
@@ -113,7 +114,7 @@ class Fetcher:
         dataset, indices = self._data, request.indices
         if self._is_random and self._rng:
             seed, samples = self._rng.seed, []
-            for index, number in zip(indices, self._seeds_of(request.epoch, indices), strict=True):
+            for index, number in zip(indices, self._seeds.of(request.epoch, indices), strict=True):
                 seed(number)
                 samples.append(dataset[index])
         else:
@@ -134,9 +135,6 @@ class Fetcher:
             return self._data[indices]  # whole columns, which `__getitems__` would cut into samples
         return self._data.__getitems__(indices)
 
-    def _seeds_of(self, epoch: int, indices: list[Any]) -> list[int]:
-        return derive_seeds(self.seed, SAMPLE, epoch, last=[as_number(index) for index in indices])
-
     def _seed_of(self, epoch: int, purpose: int, index: Any) -> int:
         return derive_seed(self.seed, purpose, epoch, as_number(index))
 
@@ -145,6 +143,39 @@ class Fetcher:
             return len(request.indices)
         index = request.indices[0]
         return len(index) if isinstance(index, list | tuple) else batch_size_of(value)
+
+
+class SampleSeeds:
+    """The seeds of samples. Those of indices below `MAX_TABLE` are mixed at once for an epoch, and then looked up."""
+
+    MAX_TABLE = 1 << 16  # such a table takes 2.6 MB
+    MIN_BATCH = 8  # samples, below which a table does not pay
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._epoch = -1
+        self._table: list[int] = []
+
+    def of(self, epoch: int, indices: list[Any]) -> list[int]:
+        """Return the seed of every index, which may be any key, too."""
+        if len(indices) >= self.MIN_BATCH:
+            try:
+                if min(indices) >= 0 and (last := max(indices)) < self.MAX_TABLE:  # -1 has a seed of its own
+                    table = self._table_up_to(last, epoch)
+                    return [table[index] for index in indices]
+            except TypeError:  # keys
+                pass
+        return derive_seeds(self._seed, SAMPLE, epoch, last=[as_number(index) for index in indices])
+
+    def _table_up_to(self, last: int, epoch: int) -> list[int]:
+        if epoch != self._epoch or last >= len(self._table):
+            length = max(len(self._table), 1 << int(last).bit_length())
+            self._table = derive_seeds(self._seed, SAMPLE, epoch, last=range(length))
+            self._epoch = epoch
+        return self._table
+
+    def __reduce__(self) -> Any:
+        return SampleSeeds, (self._seed,)  # a worker makes its own table
 
 
 class BatchSource(Protocol):
